@@ -1,0 +1,1 @@
+"""How maps are made. Tensors only: no model, no tokenizer, no Hugging Face."""

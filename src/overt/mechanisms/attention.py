@@ -1,0 +1,282 @@
+"""Multi-head attention with mechanisms in it, called like `torch.nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt import _check
+from overt.mechanisms.attention_map import AttentionMap, Mechanism
+from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.maps import HIDDEN, causal
+from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePosition2d
+from overt.mechanisms.site import Kind, Site
+
+
+class MultiheadAttention(nn.Module):
+    """Multi-head attention whose map passes through `mechanisms`.
+
+    Arguments, call and parameter names are those of `torch.nn.MultiheadAttention`, whose `state_dict` loads
+    into it; without mechanisms it computes the same. Differences: a query that sees no key gets zeros rather
+    than NaN, returned weights are those before dropout, and `kind="decoder"` hides later keys by itself.
+
+    Args:
+        embed_dim: width of queries and of the output.
+        num_heads: number of heads.
+        dropout: on the weights, in training.
+        bias: whether projections have biases.
+        kdim: width of keys, if another.
+        vdim: width of values, if another.
+        batch_first: (batch, sequence, feature) rather than (sequence, batch, feature).
+        device: of the parameters.
+        dtype: of the parameters.
+        mechanisms: `Evolving`, `Bayesian`, `Synthesizer`, at most one each.
+        kind: "encoder", "decoder" (causal self-attention) or "cross".
+        layer: place in the chain of its kind, from 0.
+        encoder_decoder: whether the model also has the other stack; see `Evolving.decoder_alpha`.
+        num_key_heads: fewer key and value heads than `num_heads` is grouped-query attention.
+        score: "dot" (scaled dot product) or "additive" (Bahdanau).
+        position: a relative position term, added to the logits before mixing (equation 2).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mechanisms: Sequence[Mechanism] = (),
+        kind: Kind = "encoder",
+        layer: int = 0,
+        encoder_decoder: bool = False,
+        num_key_heads: int | None = None,
+        score: Literal["dot", "additive"] = "dot",
+        position: RelativePosition | RelativePosition2d | None = None,
+    ) -> None:
+        super().__init__()
+        _check.whole("embed_dim", embed_dim, 1)
+        _check.whole("num_heads", num_heads, 1)
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads must divide embed_dim ({embed_dim}), got {num_heads}")
+        _check.fraction("dropout", dropout)
+        _check.one_of("score", score, ("dot", "additive"))
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.dropout, self.batch_first = dropout, batch_first
+        self.key_heads = num_heads if num_key_heads is None else num_key_heads
+        site = Site(num_heads, self.head_dim, kind, layer, num_key_heads, encoder_decoder)
+
+        key_width = self.key_heads * self.head_dim
+        kdim, vdim = kdim or embed_dim, vdim or embed_dim
+        self.packed = kdim == vdim == embed_dim and key_width == embed_dim
+        if self.packed:
+            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
+        else:
+            self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim))
+            self.k_proj_weight = nn.Parameter(torch.empty(key_width, kdim))
+            self.v_proj_weight = nn.Parameter(torch.empty(key_width, vdim))
+        self.in_proj_bias = nn.Parameter(torch.empty(embed_dim + 2 * key_width)) if bias else None
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.score = AdditiveScore(num_heads, self.head_dim) if score == "additive" else None
+        self.position = position
+        self.map = AttentionMap(mechanisms, site)
+        self._reset_projections()
+        self.to(device=device, dtype=dtype)
+
+    def _reset_projections(self) -> None:
+        weights = (
+            [self.in_proj_weight]
+            if self.packed
+            else [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        )
+        for weight in weights:
+            nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
+        chain: Chain | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; see `torch.nn.MultiheadAttention.forward` for the arguments they share.
+
+        Args:
+            query: (batch, query, embed_dim), in the order that `batch_first` says, or without a batch.
+            key: (batch, key, kdim).
+            value: (batch, key, vdim).
+            key_padding_mask: (batch, key), True (or −inf) at padding.
+            need_weights: whether to return the weights.
+            attn_mask: (query, key) or (batch·heads, query, key); True hides, floats are added to the logits.
+            average_attn_weights: return the mean over heads, (batch, query, key), or each head's,
+                (batch, heads, query, key).
+            is_causal: hide later keys. Unlike in torch, it needs no `attn_mask` beside it.
+            query_padding_mask: (batch, query), True at padding. None takes it from `key_padding_mask` in
+                self-attention, and means no padding in cross-attention.
+            chain: the forward pass's `Chain`; needed by random weights, and by Evolving above layer 0.
+
+        Returns:
+            output: like `query`.
+            weights: the map used (a sample in training), before dropout; None unless asked for.
+        """
+        batched = self._check(query, key, value)
+        if not batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+            query_padding_mask = None if query_padding_mask is None else query_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        chain = Chain() if chain is None else chain
+
+        q, k, v = self._project(query, key, value)
+        first_row = chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
+        scale = self.head_dim**-0.5
+        shared = k.repeat_interleave(self.num_heads // self.key_heads, dim=1)
+        logits = self.score(q, shared) if self.score is not None else (q * scale) @ shared.mT
+        if self.position is not None:
+            logits = logits + self.position(q, k.shape[-2], first_row)
+        visible, bias, dot = self._masks(
+            q, k, scale, key_padding_mask, query_padding_mask, attn_mask, is_causal
+        )
+        if bias is not None:
+            logits = logits + bias.to(logits.dtype)
+        if self.score is not None or self.position is not None:
+            dot = None
+        weights = self.map(logits, visible, q, k, chain, dot, first_row)
+
+        dropped = F.dropout(weights, self.dropout, self.training).to(v.dtype)
+        mixed = dropped @ v.repeat_interleave(self.num_heads // self.key_heads, dim=1)
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if not batched:
+            output = output.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        if not need_weights:
+            return output, None
+        weights = weights.to(output.dtype)
+        weights = weights.mean(dim=1) if average_attn_weights else weights
+        return output, weights if batched else weights.squeeze(0)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected and split into heads: (batch, heads or key heads, sequence, head_dim)."""
+        widths = [self.embed_dim, self.key_heads * self.head_dim, self.key_heads * self.head_dim]
+        weights = (
+            torch.split(self.in_proj_weight, widths)
+            if self.packed
+            else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        )
+        biases = [None] * 3 if self.in_proj_bias is None else torch.split(self.in_proj_bias, widths)
+        q, k, v = (
+            F.linear(x, weight, bias).view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        )
+        return q, k, v
+
+    def _masks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        scale: float,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor | None, Dot | None]:
+        """Visibility and additive bias of the map, and its description where it is a plain dot product."""
+        batch, heads, queries = q.shape[:3]
+        keys = k.shape[2]
+        is_causal = is_causal or self.map.site.kind == "decoder"
+        if is_causal and keys < queries:
+            raise ValueError(f"a causal map needs at least as many keys as queries, got {keys} and {queries}")
+        key_visible = torch.ones(batch, keys, dtype=torch.bool, device=q.device)
+        key_bias = None
+        if key_padding_mask is not None:
+            _check_shape("key_padding_mask", key_padding_mask, (batch, keys))
+            key_visible, key_bias = _split(key_padding_mask)
+        query_real = torch.ones(batch, queries, dtype=torch.bool, device=q.device)
+        if query_padding_mask is not None:
+            _check_shape("query_padding_mask", query_padding_mask, (batch, queries))
+            query_real = _split(query_padding_mask)[0]
+        elif self.map.site.kind != "cross" and self._has_mechanism and keys >= queries:
+            query_real = key_visible[:, keys - queries :]
+
+        visible = key_visible.view(batch, 1, 1, keys) & query_real.view(batch, 1, queries, 1)
+        bias = None if key_bias is None else key_bias.view(batch, 1, 1, keys)
+        if is_causal:
+            visible = visible & causal(queries, keys, q.device)
+        if attn_mask is None:
+            return visible, bias, Dot(q, k, scale, key_bias, key_visible, query_real, is_causal)
+        if attn_mask.dim() == 3:
+            _check_shape("attn_mask", attn_mask, (batch * heads, queries, keys))
+            attn_mask = attn_mask.view(batch, heads, queries, keys)
+        else:
+            _check_shape("attn_mask", attn_mask, (queries, keys))
+            attn_mask = attn_mask.view(1, 1, queries, keys)
+        shown, more = _split(attn_mask)
+        if more is not None:
+            bias = more if bias is None else bias + more
+        return visible & shown, bias, None
+
+    @property
+    def _has_mechanism(self) -> bool:
+        return self.map.evolving is not None or self.map.bayesian is not None
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Refuse wrong ranks, lengths and dtypes; return whether there is a batch axis."""
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+            raise ValueError(f"query, key and value must all have 3 axes, or 2 without a batch, got {shapes}")
+        if query.shape[-1] != self.embed_dim:
+            raise ValueError(f"query must be {self.embed_dim} wide (embed_dim), got {query.shape[-1]}")
+        if key.shape[:-1] != value.shape[:-1]:
+            shapes = f"{tuple(key.shape)} and {tuple(value.shape)}"
+            raise ValueError(f"key and value must have the same batch and length, got {shapes}")
+        if query.dim() == 3:
+            axis = 0 if self.batch_first else 1
+            if query.shape[axis] != key.shape[axis]:
+                sizes = f"{query.shape[axis]} and {key.shape[axis]}"
+                raise ValueError(f"query and key must have the same batch size, got {sizes}")
+        dtype = self.out_proj.weight.dtype
+        if not torch.is_autocast_enabled(query.device.type):
+            for name, x in (("query", query), ("key", key), ("value", value)):
+                if x.dtype != dtype:
+                    raise TypeError(
+                        f"{name} is {x.dtype} but the module's weights are {dtype}: "
+                        "convert one of them, or use torch.autocast"
+                    )
+        return query.dim() == 3
+
+
+def _check_shape(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(mask.shape)}")
+
+
+def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A mask of torch's, boolean (True hides) or additive (−inf hides), as visibility and finite bias."""
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if not mask.is_floating_point():
+        raise TypeError(f"a mask must be boolean or floating-point, got {mask.dtype}")
+    shown = mask != HIDDEN
+    return shown, mask.masked_fill(~shown, 0.0)

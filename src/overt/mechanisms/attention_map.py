@@ -1,0 +1,85 @@
+"""One site's way from current logits to weights, through whichever mechanisms it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.bayesian.layer import BayesianLayer
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving.config import Evolving
+from overt.mechanisms.evolving.layer import EvolvingLayer
+from overt.mechanisms.maps import check_map, check_visible, softmax
+from overt.mechanisms.scores import Synthesizer, SynthesizerLayer
+from overt.mechanisms.site import Site
+
+T = TypeVar("T")
+Mechanism = Evolving | Bayesian | Synthesizer
+
+
+def find(mechanisms: Sequence[Mechanism], wanted: type[T]) -> T | None:
+    """The mechanism of a type in a list, or None; more than one is an error."""
+    found = [mechanism for mechanism in mechanisms if isinstance(mechanism, wanted)]
+    if len(found) > 1:
+        raise ValueError(f"mechanisms may hold one {wanted.__name__}, got {len(found)}")
+    return found[0] if found else None
+
+
+class AttentionMap(nn.Module):
+    """Logits → weights at one site.
+
+    The order is fixed whatever the order of the list: Synthesizer makes logits, Evolving refines them and
+    carries them on, noise-free, and Bayesian draws weights around the result.
+    """
+
+    def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
+        super().__init__()
+        for mechanism in mechanisms:
+            if not isinstance(mechanism, Mechanism):
+                raise TypeError(
+                    f"mechanisms must be Evolving(…), Bayesian(…) or Synthesizer(…), got {mechanism!r}"
+                )
+        self.site = site
+        synthesizer = find(mechanisms, Synthesizer)
+        evolving = find(mechanisms, Evolving)
+        bayesian = find(mechanisms, Bayesian)
+        self.synthesizer = SynthesizerLayer(synthesizer, site) if synthesizer else None
+        self.evolving = EvolvingLayer(evolving, site) if evolving else None
+        self.bayesian = BayesianLayer(bayesian, site) if bayesian else None
+
+    def forward(
+        self,
+        logits: Tensor,
+        visible: Tensor,
+        query: Tensor,
+        key: Tensor,
+        chain: Chain,
+        dot: Dot | None = None,
+        first_row: int = 0,
+    ) -> Tensor:
+        """Weights of shape (batch, heads, query, key), at least float32; zeros in hidden cells.
+
+        Args:
+            logits: current logits with every position bias in them, (batch, heads, query, key).
+            visible: boolean, broadcasts to `logits`; key may be seen and query is not padding.
+            query: (batch, heads, query, dim).
+            key: (batch, key heads, key, dim).
+            chain: what the layers below left, and where this one leaves its part.
+            dot: given when the logits are a plain dot product.
+            first_row: absolute position of the first query row (`Chain.first_row`).
+        """
+        check_map("logits", logits)
+        check_visible(visible, logits)
+        if logits.shape[1] != self.site.heads:
+            raise ValueError(f"logits must have {self.site.heads} heads, got {logits.shape[1]}")
+        if self.synthesizer is not None:
+            logits, dot = self.synthesizer(logits, query, first_row), None
+        if self.evolving is not None:
+            logits, dot = self.evolving(logits, visible, chain), None
+        if self.bayesian is not None:
+            return self.bayesian(logits, visible, chain, key, dot, first_row)  # type: ignore[no-any-return]
+        return softmax(logits, visible)

@@ -1,0 +1,58 @@
+"""Philox 4×32 as a compiled loop on the CPU; the same integers as `noise.words`, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
+
+_M0, _M1 = np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
+_W0, _W1 = np.uint64(_WEYL[0]), np.uint64(_WEYL[1])
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF_WORD = np.uint64(32)
+_DROPPED = np.uint64(9)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder for the cache can be written: compile once per process instead
+        return numba.njit(nogil=True)(function)
+
+
+@_compiled
+def _philox(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> Any:
+    for _ in range(ROUNDS):
+        p0 = c0 * _M0
+        p1 = c2 * _M1
+        c0, c1, c2, c3 = (p1 >> _HALF_WORD) ^ c1 ^ k0, p1 & _MASK, (p0 >> _HALF_WORD) ^ c3 ^ k1, p0 & _MASK
+        k0 = (k0 + _W0) & _MASK
+        k1 = (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+@_compiled
+def _unit(word: Any) -> Any:
+    return (np.float32(word >> _DROPPED) + np.float32(0.5)) * np.float32(2.0**-23)
+
+
+@_compiled
+def fill_dense(keys: Any, examples: Any, first_row: int, out: Any) -> None:
+    """Fill out (batch, heads, rows, columns) in place; one Philox block serves four columns."""
+    batch, heads, rows, columns = out.shape
+    blocks = (columns + 3) // 4
+    buffer = np.empty((4, blocks), dtype=np.uint64)
+    for b in range(batch):
+        k0, k1, example = np.uint64(keys[b, 0]), np.uint64(keys[b, 1]), np.uint64(examples[b])
+        for h in range(heads):
+            for i in range(rows):
+                # Generate, then scatter: the first loop has no stores that cross lanes, so it vectorises.
+                for block in range(blocks):
+                    four = _philox(k0, k1, np.uint64(block), np.uint64(first_row + i), np.uint64(h), example)
+                    buffer[0, block], buffer[1, block], buffer[2, block], buffer[3, block] = four
+                for j in range(columns):
+                    out[b, h, i, j] = _unit(buffer[j & 3, j >> 2])

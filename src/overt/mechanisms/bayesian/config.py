@@ -1,0 +1,74 @@
+"""Settings of Bayesian Attention Modules (Fan et al. 2020, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from overt import _check
+
+
+@dataclass(frozen=True)
+class Bayesian:
+    """Attention weights are random: normalised Weibull or Lognormal draws, with a prior that depends on keys.
+
+    The variants of the paper are values of these settings: BAM-WC is the default, BAM-WF `prior="fixed"`,
+    BAM-LC and BAM-LF the same with `family="lognormal"`, NO-KL `prior=None`.
+
+    Args:
+        family: distribution of the unnormalised weights S, with mean exp(Φ).
+        k: Weibull shape; the larger, the less noise.
+        sigma: Lognormal spread of the posterior (σ₂ in appendix B).
+        prior: "contextual" learns a prior from the keys, "fixed" has one for all, None leaves out the KL.
+        prior_alpha: shape of the fixed Gamma prior.
+        prior_beta: rate of the Gamma prior.
+        prior_sigma: spread of the Lognormal prior (σ₁ in appendix B).
+        prior_mu: mean of the fixed Lognormal prior.
+        d_mid: hidden width of the contextual prior's network.
+        rho: anneal the KL by λ(t) = sigmoid(rho·t); None means λ = 1.
+        posterior: what exp(Φ) is in the KL. "probabilities" takes the softmax probabilities, as the
+            published results did; "scores" the exponentials of the raw scores, as the paper's text has it.
+            The weights are the same.
+        kl_reduction: "mean" averages over a map's visible entries and heads; "sum" is the literal ELBO.
+        preset: "official" follows the released code where it differs: the contextual Gamma prior is
+            softmax·prior_beta, the contextual Lognormal mean is the log-softmax, and on edge lists the
+            prior's softmax runs over all nodes.
+    """
+
+    family: Literal["weibull", "lognormal"] = "weibull"
+    k: float = 10.0
+    sigma: float = 0.1
+    prior: Literal["contextual", "fixed"] | None = "contextual"
+    prior_alpha: float = 1e-3
+    prior_beta: float = 1e-2
+    prior_sigma: float = 1e3
+    prior_mu: float = 0.0
+    d_mid: int = 5
+    rho: float | None = None
+    posterior: Literal["probabilities", "scores"] = "probabilities"
+    kl_reduction: Literal["mean", "sum"] = "mean"
+    preset: Literal["official"] | None = None
+
+    def __post_init__(self) -> None:
+        _check.one_of("family", self.family, ("weibull", "lognormal"))
+        _check.one_of("prior", self.prior, ("contextual", "fixed", None))
+        _check.one_of("posterior", self.posterior, ("probabilities", "scores"))
+        _check.one_of("kl_reduction", self.kl_reduction, ("mean", "sum"))
+        _check.one_of("preset", self.preset, (None, "official"))
+        for name in ("k", "sigma", "prior_alpha", "prior_beta", "prior_sigma"):
+            _check.positive(name, getattr(self, name))
+        if self.rho is not None:
+            _check.positive("rho", self.rho)
+        _check.finite("prior_mu", self.prior_mu)
+        _check.whole("d_mid", self.d_mid, 1)
+
+    def annealing(self, step: Tensor | None) -> Tensor | float:
+        """λ(t), the weight of the KL at training step t (appendix A)."""
+        if self.rho is None:
+            return 1.0
+        if step is None:
+            raise ValueError("rho needs the training step: pass chain=Chain(step=t)")
+        return torch.sigmoid(self.rho * step.to(torch.float64)).to(torch.float32)

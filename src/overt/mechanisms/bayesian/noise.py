@@ -1,0 +1,173 @@
+"""Noise that is a pure function of where it falls.
+
+A draw depends on (seed, step, layer, sample, example, head, row, column) and on nothing else, so the same
+noise comes back under checkpointing, chunking, another batch size, a resumed run, `torch.compile` and
+another process, and no draw moves anybody else's generator.
+
+The generator is Philox 4×32 (Salmon et al. 2011), seven rounds, the least that they found to pass
+BigCrush. It is used twice: once per attention call, to turn (seed; step, layer, sample, kind) into a key,
+and then per cell, under that key, with the counter (column div 4, row, head, example); word column mod 4
+of the result belongs to the cell. `words` below is the definition; on a CPU the same integers come from a
+compiled loop (`_philox_numba.py`), bit for bit.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+ROUNDS = 7
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low 32-bit halves of x·multiplier, x holding 32-bit words as int64.
+
+    In halves of 16 bits, since the full product would overflow int64.
+    """
+    upper = x * (multiplier >> 16)
+    lower = x * (multiplier & 0xFFFF)
+    high = (upper + (lower >> 16)) >> 16
+    low = (((upper & 0xFFFF) << 16) + lower) & _MASK
+    return high, low
+
+
+def words(
+    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor], rounds: int = ROUNDS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox 4×32: four 32-bit words for each counter under each key, as int64 tensors that broadcast."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(rounds):
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def open_unit(word: Tensor) -> Tensor:
+    """A 32-bit word as a float32 strictly between 0 and 1: (n + ½)·2⁻²³ for its upper 23 bits n."""
+    return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
+
+
+def stream(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
+    """The key of one attention call: two 32-bit words per sample, shape (*sample.shape, 2).
+
+    `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example.
+    """
+    place = (step & _MASK, torch.full_like(step, layer), sample & _MASK, torch.full_like(step, kind))
+    k0, k1, _, _ = words((seed & _MASK, (seed >> 32) & _MASK), place)
+    return torch.stack([k0, k1], dim=-1)
+
+
+def _uniform_definition(
+    keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int
+) -> Tensor:
+    def arange(start: int, count: int) -> Tensor:
+        return torch.arange(start, start + count, device=examples.device)
+
+    blocks = (columns + 3) // 4
+    four = words(
+        (keys[:, 0].view(-1, 1, 1, 1), keys[:, 1].view(-1, 1, 1, 1)),
+        (
+            arange(0, blocks).view(1, 1, 1, -1),
+            arange(first_row, rows).view(1, 1, -1, 1),
+            arange(0, heads).view(1, -1, 1, 1),
+            (examples & _MASK).view(-1, 1, 1, 1),
+        ),
+    )
+    shape = (examples.shape[0], heads, rows, blocks)
+    return open_unit(torch.stack([word.expand(shape) for word in four], dim=-1)).flatten(-2)[..., :columns]
+
+
+@torch.library.custom_op("overt::uniform", mutates_args=())
+def _uniform_cpu(
+    keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int
+) -> Tensor:
+    # An operator of its own, so that the compiled loop is one opaque call to torch.compile.
+    kernels = compiled_kernels()
+    if kernels is None:
+        return _uniform_definition(keys, examples, heads, rows, columns, first_row).contiguous()
+    out = torch.empty(examples.shape[0], heads, rows, columns, dtype=torch.float32)
+    kernels.fill_dense(keys.numpy(), (examples & _MASK).numpy(), first_row, out.numpy())
+    return out
+
+
+@_uniform_cpu.register_fake
+def _(keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int) -> Tensor:
+    del first_row
+    return keys.new_empty(examples.shape[0], heads, rows, columns, dtype=torch.float32)
+
+
+def _uniform_vmap(
+    info: object,
+    in_dims: tuple[int | None, ...],
+    keys: Tensor,
+    examples: Tensor,
+    heads: int,
+    rows: int,
+    columns: int,
+    first_row: int,
+) -> tuple[Tensor, int]:
+    # vmap folds its axis into the example axis: a draw knows its example only by its number.
+    size: int = info.batch_size  # type: ignore[attr-defined]
+    folded = []
+    for tensor, dim in zip((keys, examples), in_dims[:2], strict=True):
+        moved = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        folded.append(moved.flatten(0, 1))
+    out = torch.ops.overt.uniform(*folded, heads, rows, columns, first_row)
+    return out.unflatten(0, (size, -1)), 0
+
+
+torch.library.register_vmap(_uniform_cpu, _uniform_vmap)
+
+
+def compiled_kernels() -> ModuleType | None:
+    """The compiled loops, or None where numba cannot be imported."""
+    try:
+        from overt.mechanisms.bayesian import _philox_numba
+    except ImportError:
+        return None
+    return _philox_numba
+
+
+def uniform(
+    keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int = 0
+) -> Tensor:
+    """Uniform draws on the open unit interval, (batch, heads, rows, columns), float32.
+
+    Args:
+        keys: from `stream`, shape (batch, 2) or (2,).
+        examples: global number of each example, int64 of shape (batch,).
+        heads: number of heads; draws exist for heads 0 … heads − 1.
+        rows: number of query rows, counted from `first_row`.
+        columns: number of key columns, counted from 0.
+        first_row: absolute position of the first query row.
+    """
+    keys = keys.expand(examples.shape[0], 2)
+    form = _uniform_cpu if examples.device.type == "cpu" else _uniform_definition
+    return form(keys, examples, heads, rows, columns, first_row)
+
+
+def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int = 0) -> Tensor:
+    """The same draws on an edge list: (edges, heads), edge e holding cell (rows[e], columns[e]).
+
+    An edge's draw depends on its two ends, not on its place in the list.
+    """
+    arange = torch.arange(heads, device=rows.device)
+    four = words(
+        (keys[0], keys[1]),
+        (
+            (columns >> 2).view(-1, 1),
+            rows.view(-1, 1),
+            arange.view(1, -1),
+            torch.full((), example & _MASK, dtype=torch.int64, device=rows.device),
+        ),
+    )
+    pick = (columns & 3).view(-1, 1).expand(-1, heads)
+    return open_unit(torch.stack(four, dim=-1).gather(-1, pick.unsqueeze(-1)).squeeze(-1))

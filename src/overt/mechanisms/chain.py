@@ -1,0 +1,143 @@
+"""What one forward pass hands from layer to layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from overt import _check
+
+if TYPE_CHECKING:
+    from overt.mechanisms.site import Site
+
+Place = tuple[str, int]
+
+
+class Chain:
+    """The thread that runs through one forward pass: previous maps, kept rows, KL, and the noise's address.
+
+    Make a fresh one for each forward pass and hand it to every attention of the model, which fills it:
+
+    ```python
+    chain = overt.Chain(step=t)
+    loss = task_loss(model(x, chain=chain)) + chain.penalty()
+    ```
+
+    The chains of encoder, decoder-self and cross attention are kept apart inside it.
+
+    Args:
+        step: training step t. It addresses the noise and drives `rho` and `ramp_steps`; anything that needs
+            it and does not find it says so.
+        seed: key of the noise, any 64-bit integer.
+        generator: draws the seed, once, in place of `seed`. The global generator is never touched.
+        sample: which posterior sample to draw, a number or one number per example, in training or
+            evaluation. None draws sample 0 in training mode and uses the mean of the weights in
+            evaluation mode.
+        examples: global number of each example in the batch, or that of the first. Noise follows an example
+            by its number, whatever batch or process it falls into.
+        keep: keep the map rows that the next query rows need, so that rows can be fed in pieces.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int | Tensor | None = None,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
+        sample: int | Tensor | None = None,
+        examples: int | Tensor = 0,
+        keep: bool = False,
+    ) -> None:
+        for name, value in (("step", step), ("sample", sample), ("examples", examples)):
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool):
+                raise TypeError(f"{name} must hold whole numbers, got a {value.dtype} tensor")
+            if isinstance(value, int):
+                _check.whole(name, value, 0)
+        # Kept as tensors: a Python number here would make torch.compile build anew at each step.
+        self.step = None if step is None else torch.as_tensor(step, dtype=torch.int64)
+        if generator is not None:
+            drawn = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=generator.device)
+            self.seed = drawn.cpu()
+        else:
+            wrapped = (seed + 2**63) % 2**64 - 2**63  # any integer, by its low 64 bits
+            self.seed = torch.tensor(wrapped, dtype=torch.int64)
+        self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
+        self.examples = torch.as_tensor(examples, dtype=torch.int64)
+        self.keep = keep
+        self.maps: dict[Place, Tensor] = {}
+        self.rows: dict[Place, Tensor] = {}
+        self.fed: dict[Place, int] = {}
+        self._owners: dict[Place, object] = {}
+        self._kl: dict[Place, tuple[Tensor, Tensor | float]] = {}
+
+    def previous(self, site: Site) -> Tensor:
+        """The evolved logits that the layer below left."""
+        below = self.maps.get((site.kind, site.layer - 1))
+        if below is None:
+            raise ValueError(
+                f"layer {site.layer} of the {site.kind} chain found no map of layer {site.layer - 1}: "
+                "number the attentions layer=0, 1, 2, … and hand them all the same Chain"
+            )
+        return below
+
+    def carry(self, site: Site, evolved: Tensor, owner: object) -> None:
+        """Leave this layer's evolved logits for the layer above."""
+        if self._owners.setdefault(site.place, owner) is not owner:
+            raise ValueError(
+                f"two attentions are both layer {site.layer} of the {site.kind} chain: "
+                "number them layer=0, 1, 2, …"
+            )
+        if _recomputing():
+            made_without_grad = site.place in self.maps and not self.maps[site.place].requires_grad
+            if made_without_grad and evolved.requires_grad:
+                raise RuntimeError(
+                    "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
+                    "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                )
+            return  # the first pass's map is the one that the graph hangs on
+        self.maps[site.place] = evolved
+        if not torch.is_grad_enabled():
+            self.maps.pop((site.kind, site.layer - 1), None)
+
+    def record_kl(self, site: Site, kl: Tensor, weight: Tensor | float) -> None:
+        """Note one layer's KL per example, (batch,), and its annealing weight λ(t)."""
+        if not _recomputing():
+            self._kl[site.place] = (kl, weight)
+
+    def first_row(self, site: Site, queries: int, keys: int) -> int:
+        """Absolute position of the first of these query rows."""
+        if site.kind == "decoder":
+            return keys - queries
+        first = self.fed.get(site.place, 0)
+        if self.keep and not _recomputing():
+            self.fed[site.place] = first + queries
+        return first
+
+    def kl(self, per_example: bool = False) -> Tensor:
+        """KL of the last forward pass, unweighted: summed over layers, averaged over the batch.
+
+        `per_example=True` leaves out the average and gives shape (batch,).
+        """
+        return _total([kl for kl, _ in self._kl.values()], per_example)
+
+    def penalty(self) -> Tensor:
+        """What joins the loss: λ(t)·KL, summed over layers and averaged over the batch."""
+        return _total([kl * weight for kl, weight in self._kl.values()], per_example=False)
+
+
+def _total(parts: list[Tensor], per_example: bool) -> Tensor:
+    if not parts:
+        return torch.zeros(())
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part.to(total.device)
+    return total if per_example else total.mean()
+
+
+def _recomputing() -> bool:
+    """True while a checkpointed block runs again inside the backward pass."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,70 @@
+"""Settings of Evolving Attention (Wang et al. 2021, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from overt import _check
+from overt.mechanisms.site import Site
+
+
+@dataclass(frozen=True)
+class Evolving:
+    """A layer's map starts from the previous layer's and is refined by a convolution over all heads' maps.
+
+    Equation 4: input = α·previous + (1 − α)·current; evolved = β·ReLU(conv(input)) + (1 − β)·input.
+
+    The ablations of the paper are values of these settings: `beta=0` (no convolution's part), `alpha=0` (no
+    skip), `kernel_size=1`, `kernel_size=5`; `Evolving.realformer()` is He et al. 2020.
+
+    Args:
+        alpha: weight of the previous layer's evolved logits.
+        beta: weight of the convolution.
+        kernel_size: width and height of the convolution, odd.
+        decoder_alpha: alpha in decoder self- and cross-attention. None means 0 in an encoder–decoder, where
+            the paper found skips harmful (section 4.3), and `alpha` in a decoder-only model.
+        init: "dirac", the identity kernel with zero bias, hardly moves a pretrained model and trains from
+            the first step; "kaiming" is the choice of the released code.
+        ramp_steps: raise alpha and beta linearly from 0 over this many steps.
+        skip: "mix" is equation 4; "add" adds the previous logits times alpha to the current ones and has no
+            convolution (`realformer`).
+    """
+
+    alpha: float = 0.1
+    beta: float = 0.1
+    kernel_size: int = 3
+    decoder_alpha: float | None = None
+    init: Literal["dirac", "kaiming"] = "dirac"
+    ramp_steps: int = 0
+    skip: Literal["mix", "add"] = "mix"
+
+    def __post_init__(self) -> None:
+        _check.fraction("alpha", self.alpha)
+        _check.fraction("beta", self.beta)
+        if self.decoder_alpha is not None:
+            _check.fraction("decoder_alpha", self.decoder_alpha)
+        _check.whole("kernel_size", self.kernel_size, 1)
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
+        _check.one_of("init", self.init, ("dirac", "kaiming"))
+        _check.one_of("skip", self.skip, ("mix", "add"))
+        _check.whole("ramp_steps", self.ramp_steps, 0)
+        if self.skip == "add" and self.beta != 0.0:
+            raise ValueError(f'beta must be 0 with skip="add", which has no convolution, got {self.beta}')
+
+    @classmethod
+    def realformer(cls, decoder_alpha: float | None = None) -> Evolving:
+        """RealFormer: the previous logits are added, unweighted, and there is no convolution.
+
+        Not the same as `beta=0`, where previous and current logits are averaged.
+        """
+        return cls(alpha=1.0, beta=0.0, decoder_alpha=decoder_alpha, skip="add")
+
+    def alpha_at(self, site: Site) -> float:
+        """The alpha that holds at a site; see `decoder_alpha`."""
+        if site.kind == "encoder":
+            return self.alpha
+        if self.decoder_alpha is not None:
+            return self.decoder_alpha
+        return 0.0 if site.encoder_decoder or site.kind == "cross" else self.alpha

@@ -1,0 +1,83 @@
+"""Evolving Attention at one site of a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving.config import Evolving
+from overt.mechanisms.evolving.naive import continued, join, mix, reach, refine
+from overt.mechanisms.site import Site
+
+
+class EvolvingLayer(nn.Module):
+    """One K→K convolution with bias, and the step from current to evolved logits.
+
+    Layer 0 of a chain has no convolution, hence no parameters.
+    """
+
+    def __init__(self, config: Evolving, site: Site) -> None:
+        super().__init__()
+        self.config, self.site = config, site
+        self.alpha = config.alpha_at(site)
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        if site.layer > 0 and config.skip == "mix":
+            size = config.kernel_size
+            self.weight = nn.Parameter(torch.empty(site.heads, site.heads, size, size))
+            self.bias = nn.Parameter(torch.empty(site.heads))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the convolution as `config.init` says."""
+        if self.weight is None or self.bias is None:
+            return
+        nn.init.zeros_(self.bias)
+        if self.config.init == "kaiming":
+            nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+            return
+        # The identity is the tap that reads the cell itself, which shifted kernels have at an edge.
+        left, _, above, _ = reach(self.site.kind, self.config.kernel_size)
+        with torch.no_grad():
+            self.weight.zero_()
+            self.weight[:, :, above, left] = torch.eye(self.site.heads)
+
+    def forward(self, logits: Tensor, visible: Tensor, chain: Chain) -> Tensor:
+        """Evolved logits, (batch, heads, query, key), −inf in hidden cells; leaves them in the chain."""
+        site, config = self.site, self.config
+        previous = None if site.layer == 0 else continued(logits, chain.previous(site))
+        ramp = self._ramp(chain)
+        alpha = self.alpha if ramp is None else self.alpha * ramp
+        beta = config.beta if ramp is None else config.beta * ramp
+        mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
+        convolution = None
+        if previous is not None and self.weight is not None and self.bias is not None:
+            convolution = (self.weight, self.bias)
+        kept = self._keep(mixed, chain) if chain.keep and convolution is not None else None
+        evolved = refine(mixed, convolution, visible, site.kind, beta, kept)
+        chain.carry(site, evolved, owner=self)
+        return evolved
+
+    def _ramp(self, chain: Chain) -> Tensor | None:
+        if self.config.ramp_steps == 0:
+            return None
+        if chain.step is None:
+            raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
+        return torch.clamp(chain.step / self.config.ramp_steps, max=1.0)
+
+    def _keep(self, mixed: Tensor, chain: Chain) -> Tensor | None:
+        """Rows kept from the call before; leaves in the chain those that the next call will need."""
+        if self.site.kind == "encoder":
+            raise ValueError('rows cannot be fed in pieces to kind="encoder": its windows reach rows below')
+        kept = chain.rows.get(self.site.place)
+        known = join(kept, mixed)
+        first_needed = max(known.shape[-2] - (self.config.kernel_size - 1), 0)
+        chain.rows[self.site.place] = known[..., first_needed:, :]
+        return kept
+
+    def extra_repr(self) -> str:
+        """Effective settings, for `print(model)`."""
+        site, config = self.site, self.config
+        settings = f"alpha={self.alpha}, beta={config.beta}, kernel_size={config.kernel_size}"
+        return f"{site.kind} {site.layer}, {settings}"

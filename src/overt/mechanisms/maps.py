@@ -1,0 +1,60 @@
+"""What every mechanism does with a map: hide cells, and turn logits into weights.
+
+A map has shape (batch, heads, query, key). `visible` is boolean, broadcasts to it, and is True where the key
+may be seen *and* the query is not padding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HIDDEN = float("-inf")
+
+
+def check_map(name: str, logits: Tensor) -> None:
+    """Refuse anything but a floating-point (batch, heads, query, key) tensor."""
+    if logits.dim() != 4:
+        raise ValueError(f"{name} must have shape (batch, heads, query, key), got {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {logits.dtype}")
+
+
+def check_visible(visible: Tensor, logits: Tensor) -> None:
+    """Refuse a mask that is not boolean or does not broadcast to the map."""
+    if visible.dtype != torch.bool:
+        raise TypeError(
+            f"visible must be a boolean tensor, True where a cell takes part, got {visible.dtype}"
+        )
+    shapes = zip(visible.shape, logits.shape, strict=False)
+    if visible.dim() != 4 or any(mask not in (1, size) for mask, size in shapes):
+        raise ValueError(
+            f"visible must broadcast to the map's shape {tuple(logits.shape)}, got {tuple(visible.shape)}"
+        )
+
+
+def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """Visibility (1, 1, queries, keys) where the last query sees every key, the one before all but one, ….
+
+    With fewer queries than keys these are the last rows of the square causal mask, as in cached decoding.
+    """
+    row = torch.arange(keys - queries, keys, device=device).view(-1, 1)
+    return (torch.arange(keys, device=device) <= row).view(1, 1, queries, keys)
+
+
+def softmax(logits: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the visible keys, at least in float32; a query that sees no key gets zeros, not NaN.
+
+    A NaN in a visible cell stays a NaN.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # A finite fill keeps an all-hidden row's gradient finite; exp(lowest − max) is exactly zero elsewhere.
+    lowest = torch.finfo(logits.dtype).min
+    return torch.softmax(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~visible, 0.0)
+
+
+def log_normalizer(logits: Tensor, visible: Tensor) -> Tensor:
+    """log Σ exp over each query's visible keys, (batch, heads, query); 0 for a query that sees no key."""
+    lowest = torch.finfo(logits.dtype).min
+    some = visible.any(dim=-1)
+    return torch.logsumexp(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~some, 0.0)

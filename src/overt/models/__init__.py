@@ -1,0 +1,1 @@
+"""Networks built on the mechanisms."""

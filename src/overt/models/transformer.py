@@ -1,0 +1,174 @@
+"""Encoder and decoder stacks that thread a chain through their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt import _check
+from overt.mechanisms.attention import MultiheadAttention
+from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.site import Kind
+
+
+class Block(nn.Module):
+    """A pre-norm block as in GPT-2: x + attention(norm x), [x + cross(norm x),] x + mlp(norm x)."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanisms: Sequence[Mechanism],
+        kind: Kind,
+        layer: int,
+        cross: bool,
+        hidden: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+
+        def attention(kind: Kind) -> MultiheadAttention:
+            return MultiheadAttention(
+                width,
+                heads,
+                dropout,
+                batch_first=True,
+                mechanisms=mechanisms,
+                kind=kind,
+                layer=layer,
+                encoder_decoder=cross,
+            )
+
+        self.norm = nn.LayerNorm(width)
+        self.attention = attention(kind)
+        self.cross_norm = nn.LayerNorm(width) if cross else None
+        self.cross_attention = attention("cross") if cross else None
+        self.mlp_norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, hidden)
+        self.outer = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        padding: Tensor | None,
+        chain: Chain,
+        memory: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, sequence, width) → the same; `padding` is (batch, sequence), True at padding."""
+        normed = self.norm(x)
+        mixed, _ = self.attention(normed, normed, normed, padding, need_weights=False, chain=chain)
+        x = x + self.dropout(mixed)
+        if self.cross_attention is not None and self.cross_norm is not None:
+            if memory is None:
+                raise ValueError("memory, the encoder's output, is needed by a decoder with cross=True")
+            mixed, _ = self.cross_attention(
+                self.cross_norm(x),
+                memory,
+                memory,
+                memory_padding,
+                need_weights=False,
+                query_padding_mask=padding,
+                chain=chain,
+            )
+            x = x + self.dropout(mixed)
+        hidden = F.gelu(self.inner(self.mlp_norm(x)), approximate="tanh")
+        return x + self.dropout(self.outer(hidden))  # type: ignore[no-any-return]
+
+
+class _Stack(nn.Module):
+    """Blocks and a final norm."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        mechanisms: Sequence[Mechanism],
+        hidden: int | None,
+        dropout: float,
+        kind: Kind,
+        cross: bool,
+    ) -> None:
+        super().__init__()
+        _check.whole("layers", layers, 1)
+        hidden = 4 * width if hidden is None else hidden
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mechanisms, kind, layer, cross, hidden, dropout) for layer in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+
+
+class Encoder(_Stack):
+    """A stack of self-attention blocks.
+
+    Args:
+        width: of the hidden states.
+        heads: attention heads per layer.
+        layers: number of blocks.
+        mechanisms: put into every attention.
+        hidden: width of the feed-forward layers, 4·width by default.
+        dropout: on weights and on each block's two outputs.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        mechanisms: Sequence[Mechanism] = (),
+        hidden: int | None = None,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "encoder", cross=False)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None, chain: Chain | None = None) -> Tensor:
+        """(batch, sequence, width) → the same. `padding` (batch, sequence) is True at padding."""
+        chain = Chain() if chain is None else chain
+        for block in self.blocks:
+            x = block(x, padding, chain)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Decoder(_Stack):
+    """A stack of causal blocks; with `cross=True` each also attends to an encoder's output.
+
+    Args:
+        width: of the hidden states.
+        heads: attention heads per layer.
+        layers: number of blocks.
+        mechanisms: put into every attention, self and cross.
+        hidden: width of the feed-forward layers, 4·width by default.
+        dropout: on weights and on each block's outputs.
+        cross: whether there is an encoder to attend to.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        mechanisms: Sequence[Mechanism] = (),
+        hidden: int | None = None,
+        dropout: float = 0.1,
+        cross: bool = False,
+    ) -> None:
+        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "decoder", cross)
+
+    def forward(
+        self,
+        x: Tensor,
+        padding: Tensor | None = None,
+        chain: Chain | None = None,
+        memory: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, sequence, width) → the same; `memory` is the encoder's output, (batch, source, width)."""
+        chain = Chain() if chain is None else chain
+        for block in self.blocks:
+            x = block(x, padding, chain, memory, memory_padding)
+        return self.norm(x)  # type: ignore[no-any-return]
