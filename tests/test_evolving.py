@@ -128,7 +128,7 @@ def test_later_rows_change_no_earlier_evolved_row(kind: Kind, k: int, row: int, 
     assert not earlier_rows_move(kind, kind, k, row, 8, beta)
 
 
-@given(decoder_kinds, st.sampled_from([3, 5]), st.integers(1, 7), st.floats(0.5, 1.0))
+@given(decoder_kinds, st.sampled_from([3, 5]), st.integers(2, 7), st.floats(0.5, 1.0))
 def test_control_a_centred_kernel_leaks_later_rows(kind: Kind, k: int, row: int, beta: float) -> None:
     assert earlier_rows_move(kind, "encoder", k, row, 8, beta)
 
@@ -318,7 +318,7 @@ def test_control_a_zero_init_under_relu_never_trains() -> None:
 def test_kaiming_init_is_random_with_the_scale_of_its_fan_in() -> None:
     weight = layer(overt.Evolving(init="kaiming"), heads=16).weight
     assert weight is not None
-    assert float(weight.std()) == pytest.approx((2 / (16 * 9)) ** 0.5, rel=0.1)
+    assert float(weight.detach().std()) == pytest.approx((2 / (16 * 9)) ** 0.5, rel=0.1)
 
 
 def test_ramp_raises_alpha_and_beta_linearly_from_zero() -> None:

@@ -1,0 +1,1 @@
+"""Judges of models and of their attention maps: uncertainty, calibration, faithfulness."""

@@ -1,0 +1,295 @@
+"""Measures of a classifier's uncertainty, from samples of its predictive distribution.
+
+`probabilities` always has shape (samples, examples, classes): one predictive distribution per posterior
+sample (or dropout pass, or ensemble member) and example. `mean` has shape (examples, classes). Inputs are
+numpy arrays, torch tensors on any device, or nested lists; the arithmetic is numpy's, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from overt import _check
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import ArrayLike, NDArray
+
+    Values: TypeAlias = ArrayLike | torch.Tensor
+    Floats: TypeAlias = NDArray[np.float64]
+
+_SAMPLED = ("samples", "examples", "classes")
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)  # a generated == would compare arrays and fail on their truth value
+class Predictive:
+    """What posterior samples say about each example. Entropies are in nats.
+
+    mean: (examples, classes), the average of the samples.
+    spread: (examples, classes), the standard deviation over the samples (divided by their number, not by
+        one less, so a single sample has spread 0).
+    entropy: (examples,), entropy of the mean: the total uncertainty.
+    expected_entropy: (examples,), average entropy of the samples: what stays even if the weights were known.
+    mutual_information: (examples,), entropy − expected_entropy, never negative: how much the samples disagree
+        (Houlsby et al. 2011, arXiv:1112.5745, section 2).
+    """
+
+    mean: Floats
+    spread: Floats
+    entropy: Floats
+    expected_entropy: Floats
+    mutual_information: Floats
+
+
+def predictive(probabilities: Values) -> Predictive:
+    """Mean, spread, entropies and mutual information of `probabilities` (samples, examples, classes)."""
+    samples = _distributions("probabilities", probabilities, _SAMPLED)
+    mean = samples.mean(axis=0)
+    entropy = _entropy(mean)
+    expected = _entropy(samples).mean(axis=0)
+    # Entropy is concave, so the difference is below zero only by rounding.
+    information = np.maximum(entropy - expected, 0.0)
+    return Predictive(mean, samples.std(axis=0), entropy, expected, information)
+
+
+def p_values(probabilities: Values) -> Floats:
+    """P-values, (examples,), of a t-test between the two leading classes of each example.
+
+    Fan et al. 2020 (Bayesian Attention Modules, arXiv:2010.10604), appendix B.2.1: of the two classes with
+    the highest posterior mean, the sampled probabilities are compared by Student's two-sample t-test (equal
+    variances, two-sided). Where neither class varies over the samples the statistic is undefined; such an
+    example counts as certain, p = 0. `probabilities` is (samples, examples, classes), with at least two
+    samples and two classes.
+
+    The authors' released code (zhougroup/BAM, GAT/execute_cora.py) runs a paired test, on logits; this
+    function follows the paper.
+    """
+    return _p_values(_distributions("probabilities", probabilities, _SAMPLED))
+
+
+def certain(probabilities: Values, threshold: float) -> NDArray[np.bool_]:
+    """Which examples the model is certain about: `p_values(probabilities) < threshold`, (examples,)."""
+    _check.fraction("threshold", threshold)
+    return p_values(probabilities) < threshold
+
+
+def pavpu(
+    probabilities: Values,
+    targets: Values | None = None,
+    thresholds: Sequence[float] = (0.01, 0.05, 0.1),
+    *,
+    accuracies: Values | None = None,
+) -> dict[float, float]:
+    """Share of examples that are accurate and certain, or inaccurate and uncertain, for each threshold.
+
+    PAvPU = (n_ac + n_iu) / (n_ac + n_au + n_ic + n_iu) (Mukhoti and Gal 2018, arXiv:1811.12709), an example
+    being certain if its `p_values` < threshold (Fan et al. 2020, appendix B.2.1). `probabilities` is
+    (samples, examples, classes). Give exactly one of
+
+    targets: (examples,), integer labels; the prediction is the class of highest posterior mean.
+    accuracies: (examples,), in [0, 1], how right that prediction is, where several answers are partly right
+        (see `vqa_accuracy`). Each example then counts with weight: n_ac = Σ Acc·Cer, n_au = Σ Acc·(1−Cer),
+        n_ic = Σ (1−Acc)·Cer, n_iu = Σ (1−Acc)·(1−Cer).
+
+    The four counts add up to the number of examples, so batches may be averaged, weighted by their sizes.
+    """
+    if (targets is None) == (accuracies is None):
+        raise ValueError(
+            f"targets and accuracies: give exactly one, got {'neither' if targets is None else 'both'}"
+        )
+    _check_sequence("thresholds", thresholds)
+    for threshold in thresholds:
+        _check.fraction("thresholds", threshold)
+    samples = _distributions("probabilities", probabilities, _SAMPLED)
+    _, examples, classes = samples.shape
+    if targets is not None:
+        labels = _labels(targets, examples, classes)
+        accurate = (samples.mean(axis=0).argmax(axis=1) == labels).astype(np.float64)
+    else:
+        accurate = _per_example("accuracies", accuracies, examples)
+        if accurate.min() < 0.0 or accurate.max() > 1.0:
+            raise ValueError(f"accuracies must lie in [0, 1], got {accurate.min():g} to {accurate.max():g}")
+    p = _p_values(samples)
+    scores = {}
+    for threshold in thresholds:
+        agreeing = np.where(p < threshold, accurate, 1.0 - accurate)  # n_ac where certain, n_iu elsewhere
+        scores[threshold] = float(agreeing.mean())
+    return scores
+
+
+def vqa_accuracy(counts: Values) -> Floats:
+    """min(counts / 3, 1), elementwise: how right an answer is that `counts` of the human annotators gave.
+
+    Antol et al. 2015 (VQA, arXiv:1505.00468), section 3; Fan et al. 2020, appendix B.2.1.
+    """
+    humans = _reals("counts", counts)
+    if humans.min() < 0.0:
+        raise ValueError(f"counts must not be negative, got {humans.min():g}")
+    return np.minimum(humans / 3.0, 1.0)
+
+
+def ece(mean: Values, targets: Values, bins: int = 15) -> float:
+    """Expected calibration error: Σ over bins of (share of examples) · |accuracy − mean confidence|.
+
+    Guo et al. 2017 (arXiv:1706.04599), section 2. `mean` is (examples, classes), `targets` (examples,).
+    The bins and the way they are filled are those of torchmetrics' multiclass_calibration_error (norm='l1'):
+    equal widths, each bin holding its lower edge and not its upper, and a confidence of exactly 1 in a bin of
+    its own.
+    """
+    import torch  # here, like scipy below: only this function needs it
+
+    _check.whole("bins", bins, 1)
+    confidence, correct = _judged(mean, targets)
+    # On an edge the last bit decides, and torch.linspace's edges are not always i / bins rounded; so both
+    # sides of the comparison are torchmetrics' own: these edges, and confidences rounded to float32.
+    edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float32, device="cpu").numpy()
+    bin_of = np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1
+    gaps = np.bincount(bin_of, weights=correct - confidence)
+    return float(np.abs(gaps).sum() / len(confidence))
+
+
+def brier(mean: Values, targets: Values) -> float:
+    """Multiclass Brier score, 0 (best) to 2: average over examples of Σ_c (p_c − 1[c = y])².
+
+    Brier 1950. `mean` is (examples, classes), `targets` (examples,).
+    """
+    p = _distributions("mean", mean, ("examples", "classes"))
+    error = p.copy()
+    error[np.arange(len(p)), _labels(targets, *p.shape)] -= 1.0
+    return float((error**2).sum(axis=1).mean())
+
+
+def selective_accuracy(
+    mean: Values,
+    targets: Values,
+    coverage: Sequence[float] = (0.5, 0.8, 1.0),
+    confidence: Values | None = None,
+) -> dict[float, float]:
+    """Accuracy on the most confident ⌈coverage · examples⌉ examples, for each coverage in (0, 1].
+
+    Geifman and El-Yaniv 2017 (arXiv:1705.08500), section 2. `mean` is (examples, classes), `targets`
+    (examples,). `confidence` (examples,) ranks the examples, highest first, and is the highest probability
+    unless given; minus the mutual information is another choice. Of equals, the earlier is kept first.
+    """
+    _check_sequence("coverage", coverage)
+    for share in coverage:
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"coverage must lie in (0, 1], got {share}")
+    highest, correct = _judged(mean, targets)
+    examples = len(correct)
+    rank_by = highest if confidence is None else _per_example("confidence", confidence, examples)
+    ranked = correct[np.argsort(-rank_by, kind="stable")]
+    # 0.07 · 100 is 7.000000000000001 in floats, and must keep 7: shave off more than rounding adds.
+    kept = {share: math.ceil(share * examples * (1.0 - 1e-12)) for share in coverage}
+    return {share: float(ranked[:count].mean()) for share, count in kept.items()}
+
+
+def _entropy(p: Floats) -> Floats:
+    """Entropy over the last axis, in nats, with 0·log 0 = 0."""
+    total: Floats = (p * np.log(np.where(p > 0.0, p, 1.0))).sum(axis=-1)
+    return 0.0 - total  # not -total, which would print a sure example's entropy as -0.0
+
+
+def _p_values(samples: Floats) -> Floats:
+    """`p_values` of checked samples."""
+    # Imported here to keep `import overt` light. The ignore serves a mypy without scipy-stubs.
+    from scipy.stats import ttest_ind_from_stats  # type: ignore[import-untyped, unused-ignore]
+
+    count, examples, classes = samples.shape
+    if count < 2:
+        raise ValueError(f"probabilities must hold at least two samples for a t-test, got {count}")
+    if classes < 2:
+        raise ValueError(f"probabilities must hold at least two classes for a t-test, got {classes}")
+    mean = samples.mean(axis=0)
+    rows = np.arange(examples)
+    first = mean.argmax(axis=1)
+    mean[rows, first] = -1.0  # out of the way: below any probability
+    pair = samples[:, rows, np.stack([first, mean.argmax(axis=1)])]  # (samples, 2, examples)
+    means, spreads = pair.mean(axis=0), pair.std(axis=0, ddof=1)
+    # The same test as ttest_ind, which warns of lost precision where one of the two classes is constant.
+    result = ttest_ind_from_stats(means[0], spreads[0], count, means[1], spreads[1], count)
+    # By range, since the deviation of equal floats from their rounded mean need not be zero.
+    still = (np.ptp(pair, axis=0) == 0.0).all(axis=0)
+    return np.where(still, 0.0, np.asarray(result.pvalue, dtype=np.float64))
+
+
+def _judged(mean: Values, targets: Values) -> tuple[Floats, Floats]:
+    """Highest probability of each example, and 1 where its class is the target, else 0; both (examples,)."""
+    p = _distributions("mean", mean, ("examples", "classes"))
+    correct = p.argmax(axis=1) == _labels(targets, *p.shape)
+    return p.max(axis=1), correct.astype(np.float64)
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    """`value` as a numpy array of real numbers; a tensor is known by `.detach`, so torch is not imported."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.double() if value.is_floating_point() else value).numpy()  # numpy has no bfloat16
+    array: NDArray[Any] = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold real numbers, got dtype {array.dtype}")
+    return array
+
+
+def _reals(name: str, value: object, axes: tuple[str, ...] | None = None) -> Floats:
+    """`value` in float64, neither empty nor with NaN, and with these axes if they are given."""
+    array = _array(name, value)
+    if axes is not None and array.ndim != len(axes):
+        wanted = str(axes).replace("'", "")
+        raise ValueError(f"{name} must have shape {wanted}, got shape {array.shape}")
+    if array.size == 0:
+        raise ValueError(f"{name} must not be empty, got shape {array.shape}")
+    array = array.astype(np.float64, copy=False)
+    if missing := int(np.isnan(array).sum()):
+        raise ValueError(f"{name} must hold no NaN, got {missing} among {array.size} values")
+    return array
+
+
+def _distributions(name: str, value: object, axes: tuple[str, ...]) -> Floats:
+    """`value` in float64, with these axes, each row along the last a probability distribution."""
+    array = _reals(name, value, axes)
+    if array.min() < 0.0:
+        raise ValueError(f"{name} must not be negative, got {array.min():g} (logits need a softmax first)")
+    sums = array.sum(axis=-1)
+    off = np.abs(sums - 1.0)
+    if off.max() > _SUM_TOLERANCE:
+        raise ValueError(
+            f"{name} must sum to one over classes within {_SUM_TOLERANCE:g}, "
+            f"got {sums.flat[off.argmax()]:.6g} at worst"
+        )
+    return array
+
+
+def _per_example(name: str, value: object, examples: int) -> Floats:
+    """`value` in float64, one number for each example."""
+    array = _reals(name, value, ("examples",))
+    if len(array) != examples:
+        raise ValueError(f"{name} must have one value for each of {examples} examples, got {len(array)}")
+    return array
+
+
+def _labels(targets: object, examples: int, classes: int) -> NDArray[np.int64]:
+    """Targets as int64 labels, one for each example."""
+    array = _array("targets", targets)
+    if array.shape != (examples,):
+        raise ValueError(f"targets must have shape ({examples},), one per example, got shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"targets must be integer labels, got dtype {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"targets must lie in 0 to {classes - 1}, a class each, got {low if low < 0 else high}"
+        )
+    return array.astype(np.int64)
+
+
+def _check_sequence(name: str, values: Any) -> None:
+    """Refuse anything but a non-empty, flat sequence."""
+    if np.ndim(values) != 1 or np.size(values) == 0:
+        raise ValueError(f"{name} must be a sequence of one number or more, such as (0.5,), got {values!r}")
