@@ -38,6 +38,8 @@ class AttentionMap(nn.Module):
 
     def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
         super().__init__()
+        if isinstance(mechanisms, Mechanism):
+            raise TypeError(f"mechanisms must be a list, got {mechanisms!r}: write [{mechanisms!r}]")
         for mechanism in mechanisms:
             if not isinstance(mechanism, Mechanism):
                 raise TypeError(

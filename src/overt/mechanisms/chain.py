@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from overt.mechanisms.site import Site
 
 Place = tuple[str, int]
+REENTRANT = (
+    "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
+    "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
 
 
 class Chain:
@@ -75,6 +79,8 @@ class Chain:
     def previous(self, site: Site) -> Tensor:
         """The evolved logits that the layer below left."""
         below = self.maps.get((site.kind, site.layer - 1))
+        if below is None and _recomputing():
+            raise RuntimeError(REENTRANT)
         if below is None:
             raise ValueError(
                 f"layer {site.layer} of the {site.kind} chain found no map of layer {site.layer - 1}: "
@@ -92,10 +98,7 @@ class Chain:
         if _recomputing():
             made_without_grad = site.place in self.maps and not self.maps[site.place].requires_grad
             if made_without_grad and evolved.requires_grad:
-                raise RuntimeError(
-                    "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
-                    "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-                )
+                raise RuntimeError(REENTRANT)
             return  # the first pass's map is the one that the graph hangs on
         self.maps[site.place] = evolved
         if not torch.is_grad_enabled():

@@ -84,6 +84,11 @@ class BayesianLayer(nn.Module):
             chain.record_kl(self.site, kl, self.config.annealing(chain.step))
         if draws_sample(self, chain):
             keys = noise_keys(self.site, chain).to(logits.device)
+            if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
+                raise ValueError(
+                    "sample must be one number or one for each of the batch's "
+                    f"{logits.shape[0]} examples, got {keys.shape[0]}"
+                )
             _, heads, rows, columns = logits.shape
             unit = noise.uniform(keys, _examples(logits, chain), heads, rows, columns, first_row)
             logits = logits + log_noise(unit, self.config)
