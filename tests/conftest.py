@@ -19,7 +19,9 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def live_kernel(heads: int, size: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def live_kernel(
+    heads: int, size: int, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """A random convolution with bias whose ReLU lets much through."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(heads, heads, size, size, generator=generator, dtype=dtype) * 0.5

@@ -1,4 +1,4 @@
-"""The attention module and the stacks: torch's numbers without mechanisms, the mechanisms' promises with them."""
+"""The attention module and the stacks: torch's numbers without mechanisms, their promises with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inputs(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-# --- Without mechanisms it is torch's module ------------------------------------------------------------------------
+# --- Without mechanisms it is torch's module ---
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -57,7 +57,11 @@ def test_without_mechanisms_output_and_weights_are_torchs(
     q, k, v = inputs(3, 5, 8), inputs(3, 7, widths[0] or 8, seed=1), inputs(3, 7, widths[1] or 8, seed=2)
     if not batch_first:
         q, k, v = (x.transpose(0, 1).contiguous() for x in (q, k, v))
-    for got, want in zip(ours(q, k, v, average_attn_weights=average), theirs(q, k, v, average_attn_weights=average), strict=True):
+    for got, want in zip(
+        ours(q, k, v, average_attn_weights=average),
+        theirs(q, k, v, average_attn_weights=average),
+        strict=True,
+    ):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
@@ -104,7 +108,10 @@ def test_unbatched_input_and_no_weights_work_as_in_torch() -> None:
 
 def test_is_causal_and_kind_decoder_need_no_mask_beside_them() -> None:
     x = inputs(2, 5, 8)
-    plain, decoder = overt.MultiheadAttention(8, 2, batch_first=True), overt.MultiheadAttention(8, 2, batch_first=True, kind="decoder")
+    plain, decoder = (
+        overt.MultiheadAttention(8, 2, batch_first=True),
+        overt.MultiheadAttention(8, 2, batch_first=True, kind="decoder"),
+    )
     decoder.load_state_dict(plain.state_dict())
     want = plain(x, x, x, attn_mask=torch.ones(5, 5, dtype=torch.bool).triu(1))[0]
     torch.testing.assert_close(plain(x, x, x, is_causal=True)[0], want)
@@ -128,7 +135,9 @@ def test_grouped_query_heads_equal_full_heads_with_repeated_keys() -> None:
 
 
 def test_additive_scores_are_bahdanaus_under_every_mechanism() -> None:
-    attention = overt.MultiheadAttention(8, 2, batch_first=True, score="additive", mechanisms=[BAYESIAN]).eval()
+    attention = overt.MultiheadAttention(
+        8, 2, batch_first=True, score="additive", mechanisms=[BAYESIAN]
+    ).eval()
     x = inputs(1, 3, 8)
     assert attention.in_proj_bias is not None
     q, k, _ = (x @ attention.in_proj_weight.T + attention.in_proj_bias).view(1, 3, 3, 2, 4).unbind(2)
@@ -137,7 +146,9 @@ def test_additive_scores_are_bahdanaus_under_every_mechanism() -> None:
     assert score is not None
     for h in range(2):
         for i in range(3):
-            row = torch.stack([score.vector[h] @ torch.tanh(q[0, i, h] + k[0, j, h] + score.bias[h]) for j in range(3)])
+            row = torch.stack(
+                [score.vector[h] @ torch.tanh(q[0, i, h] + k[0, j, h] + score.bias[h]) for j in range(3)]
+            )
             torch.testing.assert_close(weights[0, h, i], torch.softmax(row, 0))
     chain = overt.Chain(step=0)
     attention.train()(x, x, x, chain=chain)
@@ -146,16 +157,20 @@ def test_additive_scores_are_bahdanaus_under_every_mechanism() -> None:
     assert score.vector.grad.abs().sum() > 0
 
 
-# --- Evolving and Bayesian together -----------------------------------------------------------------------------------
+# --- Evolving and Bayesian together ---
 
 
 def test_with_both_the_draw_is_around_the_evolved_map_and_the_carried_map_is_noise_free() -> None:
     x, chains, maps = inputs(2, 5, 8), [], []
     for mechanisms in ([EVOLVING], [EVOLVING, overt.Bayesian(k=2.0)], [overt.Bayesian(k=2.0), EVOLVING]):
         torch.manual_seed(0)
-        layers = [overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms, layer=n) for n in range(2)]
+        layers = [
+            overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms, layer=n) for n in range(2)
+        ]
         for layer in layers:  # the same projections whatever parameters the mechanisms drew
-            layer.load_state_dict(nn.MultiheadAttention(8, 2).state_dict() | dict(layer.state_dict()), strict=True)
+            layer.load_state_dict(
+                nn.MultiheadAttention(8, 2).state_dict() | dict(layer.state_dict()), strict=True
+            )
             with torch.no_grad():
                 layer.in_proj_weight.copy_(inputs(24, 8, seed=7))
         chain = overt.Chain(step=3)
@@ -181,7 +196,9 @@ def test_a_model_without_noise_equals_its_plain_twin() -> None:
         padding = torch.zeros(2, 6, dtype=torch.bool)
         padding[1, 4:] = True
         x = inputs(2, 6, 16)
-        torch.testing.assert_close(model(x, padding)[~padding], plain(x, padding)[~padding], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            model(x, padding)[~padding], plain(x, padding)[~padding], rtol=0, atol=1e-6
+        )
 
 
 def test_evolving_changes_a_model_from_layer_1_on() -> None:
@@ -195,7 +212,10 @@ def test_evolving_changes_a_model_from_layer_1_on() -> None:
 
 def test_one_convolution_per_layer_and_attention_and_one_prior_per_layer() -> None:
     def extra(mechanisms: list[overt.Mechanism], **options: bool) -> int:
-        sizes = [sum(p.numel() for p in overt.Decoder(16, 8, 6, m, **options).parameters()) for m in (mechanisms, [])]
+        sizes = [
+            sum(p.numel() for p in overt.Decoder(16, 8, 6, m, **options).parameters())
+            for m in (mechanisms, [])
+        ]
         return sizes[0] - sizes[1]
 
     convolution, prior = 8 * 8 * 9 + 8, (2 * 5 + 5) + 5
@@ -205,11 +225,18 @@ def test_one_convolution_per_layer_and_attention_and_one_prior_per_layer() -> No
     assert extra([EVOLVING, BAYESIAN], cross=True) == 2 * (5 * convolution + 6 * prior)
 
 
-# --- No leak, no padding, through whole networks ------------------------------------------------------------------------
+# --- No leak, no padding, through whole networks ---
 
 
-@given(st.sampled_from(["evolving", "bayesian", "both"]), st.sampled_from([1, 3, 5]), st.integers(1, 6), st.booleans())
-def test_future_target_tokens_cannot_change_earlier_outputs(name: str, k: int, at: int, training: bool) -> None:
+@given(
+    st.sampled_from(["evolving", "bayesian", "both"]),
+    st.sampled_from([1, 3, 5]),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_future_target_tokens_cannot_change_earlier_outputs(
+    name: str, k: int, at: int, training: bool
+) -> None:
     mechanisms = [overt.Evolving(0.3, 0.7, k, 0.3) if m is EVOLVING else m for m in MECHANISMS[name]]
     model = overt.Decoder(16, 2, 3, mechanisms, cross=True, dropout=0.0).train(training)
     enliven(model)
@@ -236,7 +263,9 @@ def test_control_centred_windows_in_a_decoder_leak(site: str) -> None:
 
 
 @given(st.sampled_from(["evolving", "bayesian", "both"]), st.booleans(), st.integers(0, 3), st.integers(0, 3))
-def test_an_example_alone_equals_itself_in_a_padded_batch(name: str, decoder: bool, left: int, right: int) -> None:
+def test_an_example_alone_equals_itself_in_a_padded_batch(
+    name: str, decoder: bool, left: int, right: int
+) -> None:
     model = (overt.Decoder if decoder else overt.Encoder)(16, 2, 3, MECHANISMS[name]).eval()
     enliven(model)
     x, total = inputs(1, 5, 16), left + 5 + right
@@ -264,7 +293,9 @@ def test_padded_examples_have_the_kl_of_the_example_alone() -> None:
 def test_cross_attention_rows_in_pieces_equal_all_at_once() -> None:
     for mechanisms in MECHANISMS["evolving"], MECHANISMS["both"]:
         layers = [
-            overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms, kind="cross", layer=n).double()
+            overt.MultiheadAttention(
+                8, 2, batch_first=True, mechanisms=mechanisms, kind="cross", layer=n
+            ).double()
             for n in range(3)
         ]
         for layer in layers:
@@ -282,7 +313,7 @@ def test_cross_attention_rows_in_pieces_equal_all_at_once() -> None:
         torch.testing.assert_close(pieces, whole)
 
 
-# --- Batches, dtypes, compilers, checkpoints -------------------------------------------------------------------------
+# --- Batches, dtypes, compilers, checkpoints ---
 
 
 def test_noise_follows_an_example_whatever_batch_it_is_in() -> None:
@@ -307,7 +338,9 @@ def test_dropout_masks_do_not_move_when_weights_become_random() -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_every_dtype_trains_and_returns_its_own(mechanisms: list[overt.Mechanism], dtype: torch.dtype) -> None:
+def test_every_dtype_trains_and_returns_its_own(
+    mechanisms: list[overt.Mechanism], dtype: torch.dtype
+) -> None:
     model, chain = overt.Encoder(16, 2, 2, mechanisms).to(dtype), overt.Chain(step=0)
     output = model(inputs(2, 5, 16).to(dtype), chain=chain)
     (output.float().square().mean() + chain.penalty()).backward()
@@ -385,7 +418,9 @@ def test_compiles_as_one_graph_with_the_same_outputs_and_gradients(mechanisms: l
             model.zero_grad()
             loss = run(inputs(2, 5, 16), overt.Chain(step=number))
             loss.backward()
-            results.append([loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]])
+            results.append(
+                [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+            )
         for want, got in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -437,12 +472,14 @@ def test_any_integer_is_a_seed_and_a_generator_chooses_one(seed: int) -> None:
     assert int(first) == int(second) != int(third)
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
+# --- Bad input ---
 
 
 @every_mechanism
 def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients(mechanisms: list[overt.Mechanism]) -> None:
-    layers = [overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms, layer=n) for n in range(2)]
+    layers = [
+        overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms, layer=n) for n in range(2)
+    ]
     hidden = torch.zeros(4, 4, dtype=torch.bool)
     hidden[2] = True
     x, chain = inputs(2, 4, 8).requires_grad_(), overt.Chain(step=0)
@@ -457,7 +494,9 @@ def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients(mechanisms: li
 
 
 @every_mechanism
-def test_an_all_padding_example_gives_zero_weights_and_leaves_the_rest_alone(mechanisms: list[overt.Mechanism]) -> None:
+def test_an_all_padding_example_gives_zero_weights_and_leaves_the_rest_alone(
+    mechanisms: list[overt.Mechanism],
+) -> None:
     attention = overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms)
     padding = torch.tensor([[False] * 4, [True] * 4])
     x, chain = inputs(2, 4, 8).requires_grad_(), overt.Chain(step=0)
@@ -484,13 +523,43 @@ def test_wrong_calls_are_named_in_one_line() -> None:
         ((x[..., :6], x, x), {}, ValueError, r"query must be 8 wide \(embed_dim\), got 6"),
         ((x, x, x[:, :3]), {}, ValueError, "key and value must have the same batch and length"),
         ((x[:1], x, x), {}, ValueError, "query and key must have the same batch size, got 1 and 2"),
-        ((x.double(), x, x), {}, TypeError, "query is torch.float64 but the module's weights are torch.float32"),
+        (
+            (x.double(), x, x),
+            {},
+            TypeError,
+            "query is torch.float64 but the module's weights are torch.float32",
+        ),
         ((x, x.bfloat16(), x), {}, TypeError, "key is torch.bfloat16 but the module's weights"),
-        ((x, x, x, torch.zeros(2, 3)), {}, ValueError, r"key_padding_mask must have shape \(2, 4\), got \(2, 3\)"),
-        ((x, x, x), {"attn_mask": torch.zeros(3, 4)}, ValueError, r"attn_mask must have shape \(4, 4\), got \(3, 4\)"),
-        ((x, x, x), {"attn_mask": torch.zeros(3, 4, 4)}, ValueError, r"attn_mask must have shape \(4, 4, 4\)"),
-        ((x, x, x), {"attn_mask": torch.zeros(4, 4).long()}, TypeError, "a mask must be boolean or floating-point"),
-        ((x, x[:, :3], x[:, :3]), {"is_causal": True}, ValueError, "at least as many keys as queries, got 3 and 4"),
+        (
+            (x, x, x, torch.zeros(2, 3)),
+            {},
+            ValueError,
+            r"key_padding_mask must have shape \(2, 4\), got \(2, 3\)",
+        ),
+        (
+            (x, x, x),
+            {"attn_mask": torch.zeros(3, 4)},
+            ValueError,
+            r"attn_mask must have shape \(4, 4\), got \(3, 4\)",
+        ),
+        (
+            (x, x, x),
+            {"attn_mask": torch.zeros(3, 4, 4)},
+            ValueError,
+            r"attn_mask must have shape \(4, 4, 4\)",
+        ),
+        (
+            (x, x, x),
+            {"attn_mask": torch.zeros(4, 4).long()},
+            TypeError,
+            "a mask must be boolean or floating-point",
+        ),
+        (
+            (x, x[:, :3], x[:, :3]),
+            {"is_causal": True},
+            ValueError,
+            "at least as many keys as queries, got 3 and 4",
+        ),
     ]
     for arguments, options, kind, message in calls:
         with pytest.raises(kind, match=message) as error:
@@ -502,7 +571,11 @@ def test_wrong_constructions_are_named_in_one_line() -> None:
     constructions = [
         ({"num_heads": 3}, ValueError, r"num_heads must divide embed_dim \(8\), got 3"),
         ({"num_heads": 4, "num_key_heads": 3}, ValueError, r"key_heads must divide heads \(4\), got 3"),
-        ({"mechanisms": ["evolving"]}, TypeError, r"mechanisms must be Evolving\(…\), Bayesian\(…\) or Synth.*got 'ev"),
+        (
+            {"mechanisms": ["evolving"]},
+            TypeError,
+            r"mechanisms must be Evolving\(…\), Bayesian\(…\) or Synth.*got 'ev",
+        ),
         ({"mechanisms": [EVOLVING, EVOLVING]}, ValueError, "mechanisms may hold one Evolving, got 2"),
         ({"mechanisms": EVOLVING}, TypeError, "mechanisms must be a list"),
         ({"kind": "self"}, ValueError, "kind must be one of 'encoder', 'decoder', 'cross'; got 'self'"),
@@ -513,7 +586,9 @@ def test_wrong_constructions_are_named_in_one_line() -> None:
     for options, kind, message in constructions:
         with pytest.raises(kind, match=message):
             overt.MultiheadAttention(8, **{"num_heads": 2, **options})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="memory, the encoder's output, is needed by a decoder with cross=True"):
+    with pytest.raises(
+        ValueError, match="memory, the encoder's output, is needed by a decoder with cross=True"
+    ):
         overt.Decoder(8, 2, 1, cross=True)(inputs(1, 3, 8))
     with pytest.raises(ValueError, match="layers must be a whole number of at least 1, got 0"):
         overt.Encoder(8, 2, 0)
@@ -527,5 +602,7 @@ def test_wrong_chains_are_named_in_one_line() -> None:
     attention, x = overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=[BAYESIAN]), inputs(2, 4, 8)
     with pytest.raises(ValueError, match=r"examples must number the batch's 2 examples, got shape \(3,\)"):
         attention(x, x, x, chain=overt.Chain(step=0, examples=torch.arange(3)))
-    with pytest.raises(ValueError, match=r"sample must be one number or one for each of the batch's 2 examples"):
+    with pytest.raises(
+        ValueError, match=r"sample must be one number or one for each of the batch's 2 examples"
+    ):
         attention(x, x, x, chain=overt.Chain(step=0, sample=torch.arange(3)))

@@ -9,12 +9,12 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import torch
-from conftest import random_maps
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
+from conftest import random_maps
 from overt.mechanisms.bayesian import BayesianEdgeLayer, BayesianLayer, noise
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
 from overt.mechanisms.bayesian.edges import edge_log_softmax
@@ -42,7 +42,10 @@ PUBLISHED = {
     "captioning LC": {"family": "lognormal", "prior_sigma": 1e3, "sigma": 0.1, "d_mid": 10, "rho": 1.0},
     "captioning WC": {"k": 10.0, "prior_beta": 1e-6, "d_mid": 10, "rho": 1.0},
     "translation WC": {"k": 5.0, "prior_beta": 1e-6, "d_mid": 5, "rho": 1.0},
-    **{f"albert k={k}": {"k": float(k), "prior_beta": 1e-2, "d_mid": 5} for k in (5, 10, 20, 100, 500, 1000, 2000)},
+    **{
+        f"albert k={k}": {"k": float(k), "prior_beta": 1e-2, "d_mid": 5}
+        for k in (5, 10, 20, 100, 500, 1000, 2000)
+    },
     "no KL": {"prior": None},
 }
 
@@ -51,17 +54,23 @@ def everything(queries: int, keys: int, batch: int = 1) -> Tensor:
     return torch.ones(batch, 1, queries, keys, dtype=torch.bool)
 
 
-def bayesian(config: overt.Bayesian, heads: int = 2, dim: int = 4, key_heads: int | None = None) -> BayesianLayer:
+def bayesian(
+    config: overt.Bayesian, heads: int = 2, dim: int = 4, key_heads: int | None = None
+) -> BayesianLayer:
     return BayesianLayer(config, overt.Site(heads, dim, key_heads=key_heads))
 
 
-# --- The KL against integration -----------------------------------------------------------------------------------
+# --- The KL against integration ---
 
 
 @pytest.mark.parametrize("k", [0.5, 1.0, 5.0, 10.0, 100.0, 1000.0, 2000.0])
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.3, 1e-2), (1e-3, 1e-2), (1e-4, 1e-8), (1e-15, 1e-10)])
+@pytest.mark.parametrize(
+    ("alpha", "beta"), [(1.0, 1.0), (0.3, 1e-2), (1e-3, 1e-2), (1e-4, 1e-8), (1e-15, 1e-10)]
+)
 @pytest.mark.parametrize("mean", [1e-4, 0.2, 1.0])
-def test_weibull_gamma_kl_equals_numerical_integration(k: float, alpha: float, beta: float, mean: float) -> None:
+def test_weibull_gamma_kl_equals_numerical_integration(
+    k: float, alpha: float, beta: float, mean: float
+) -> None:
     scale = mean / math.gamma(1 + 1 / k)
 
     def integrand(t: float) -> float:
@@ -74,7 +83,10 @@ def test_weibull_gamma_kl_equals_numerical_integration(k: float, alpha: float, b
 
     parts = [scipy.integrate.quad(integrand, a, b, limit=200)[0] for a, b in ((0, 1e-3), (1e-3, 1), (1, 60))]
     got = weibull_gamma_kl(
-        torch.tensor(math.log(mean), dtype=torch.float64), k, torch.tensor(math.log(alpha), dtype=torch.float64), beta
+        torch.tensor(math.log(mean), dtype=torch.float64),
+        k,
+        torch.tensor(math.log(alpha), dtype=torch.float64),
+        beta,
     )
     assert float(got) == pytest.approx(sum(parts), rel=1e-5, abs=1e-5)
 
@@ -91,7 +103,12 @@ def test_lognormal_kl_equals_numerical_integration(
         mu = mpmath.log(mpmath.mpf(mean)) - s1**2 / 2
 
         def log_density(x: mpmath.mpf, m: mpmath.mpf, s: mpmath.mpf) -> mpmath.mpf:
-            return -mpmath.log(x) - mpmath.log(s) - mpmath.log(2 * mpmath.pi) / 2 - ((mpmath.log(x) - m) / s) ** 2 / 2
+            return (
+                -mpmath.log(x)
+                - mpmath.log(s)
+                - mpmath.log(2 * mpmath.pi) / 2
+                - ((mpmath.log(x) - m) / s) ** 2 / 2
+            )
 
         def integrand(z: mpmath.mpf) -> mpmath.mpf:
             x = mpmath.exp(mu + s1 * z)
@@ -99,7 +116,10 @@ def test_lognormal_kl_equals_numerical_integration(
 
         want = float(mpmath.quad(integrand, [-12, -4, 0, 4, 12]))
     got = lognormal_kl(
-        torch.tensor(math.log(mean), dtype=torch.float64), sigma, torch.tensor(prior_mu, dtype=torch.float64), prior_sigma
+        torch.tensor(math.log(mean), dtype=torch.float64),
+        sigma,
+        torch.tensor(prior_mu, dtype=torch.float64),
+        prior_sigma,
     )
     assert float(got) == pytest.approx(want, rel=1e-9)
 
@@ -107,14 +127,16 @@ def test_lognormal_kl_equals_numerical_integration(
 def test_both_kls_vanish_where_posterior_and_prior_coincide_and_are_positive_elsewhere() -> None:
     # Weibull(1, λ) and Gamma(1, 1/λ) are the same exponential distribution.
     mean = torch.tensor(0.7, dtype=torch.float64)
-    assert float(weibull_gamma_kl(mean.log(), 1.0, torch.zeros((), dtype=torch.float64), 1 / 0.7)) == pytest.approx(0)
+    assert float(
+        weibull_gamma_kl(mean.log(), 1.0, torch.zeros((), dtype=torch.float64), 1 / 0.7)
+    ) == pytest.approx(0)
     assert float(weibull_gamma_kl(mean.log(), 2.0, torch.zeros((), dtype=torch.float64), 1 / 0.7)) > 1e-3
     mu = mean.log() - 0.3**2 / 2
     assert float(lognormal_kl(mean.log(), 0.3, mu, 0.3)) == pytest.approx(0)
     assert float(lognormal_kl(mean.log(), 0.3, mu, 0.4)) > 1e-3
 
 
-# --- Sampling -------------------------------------------------------------------------------------------------------
+# --- Sampling ---
 
 
 def draws(count: int = 400_000) -> Tensor:
@@ -167,7 +189,11 @@ def test_vanishing_noise_recovers_the_softmax(config: overt.Bayesian) -> None:
 
 
 def test_evaluation_uses_the_plain_softmax_unless_a_sample_is_asked_for() -> None:
-    layer, logits, key = bayesian(overt.Bayesian(k=2.0)).eval(), random_maps(1, 2, 4, 6).float(), torch.randn(1, 2, 6, 4)
+    layer, logits, key = (
+        bayesian(overt.Bayesian(k=2.0)).eval(),
+        random_maps(1, 2, 4, 6).float(),
+        torch.randn(1, 2, 6, 4),
+    )
     visible = everything(4, 6)
     assert torch.equal(layer(logits, visible, overt.Chain(), key), torch.softmax(logits, -1))
     first, again, other = (layer(logits, visible, overt.Chain(step=0, sample=s), key) for s in (0, 0, 1))
@@ -176,7 +202,11 @@ def test_evaluation_uses_the_plain_softmax_unless_a_sample_is_asked_for() -> Non
 
 
 def test_samples_folded_into_the_batch_equal_samples_one_by_one() -> None:
-    layer, logits, key = bayesian(overt.Bayesian(k=2.0)).eval(), random_maps(2, 2, 4, 6), random_maps(2, 2, 6, 4)
+    layer, logits, key = (
+        bayesian(overt.Bayesian(k=2.0)).eval(),
+        random_maps(2, 2, 4, 6),
+        random_maps(2, 2, 6, 4),
+    )
     layer = layer.double()
     folded = overt.Chain(step=0, sample=torch.tensor([0, 0, 5, 5]), examples=torch.tensor([3, 4, 3, 4]))
     both = layer(logits.repeat(2, 1, 1, 1), everything(4, 6), folded, key.repeat(2, 1, 1, 1))
@@ -186,14 +216,20 @@ def test_samples_folded_into_the_batch_equal_samples_one_by_one() -> None:
 
 
 def test_random_weights_without_a_step_say_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"random weights need an address for their noise: pass chain=Chain\(step=t\)"):
-        bayesian(overt.Bayesian())(torch.zeros(1, 2, 3, 3), everything(3, 3), overt.Chain(), torch.zeros(1, 2, 3, 4))
+    with pytest.raises(
+        ValueError, match=r"random weights need an address for their noise: pass chain=Chain\(step=t\)"
+    ):
+        bayesian(overt.Bayesian())(
+            torch.zeros(1, 2, 3, 3), everything(3, 3), overt.Chain(), torch.zeros(1, 2, 3, 4)
+        )
 
 
-# --- Prior ------------------------------------------------------------------------------------------------------------
+# --- Prior ---
 
 
-def kl_of(layer: BayesianLayer, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None = None) -> Tensor:
+def kl_of(
+    layer: BayesianLayer, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None = None
+) -> Tensor:
     chain = overt.Chain(step=0)
     layer(logits, visible, chain, key, dot)
     return chain.kl(per_example=True)
@@ -279,7 +315,7 @@ def test_every_published_setting_runs_and_trains_without_nan(name: str, posterio
         assert tensor.grad.isfinite().all()
 
 
-# --- The KL of a map ------------------------------------------------------------------------------------------------
+# --- The KL of a map ---
 
 
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])
@@ -296,7 +332,9 @@ def test_map_kl_is_the_mean_over_visible_cells_and_heads_per_example(family: str
             for i in range(3):
                 for j in range(4):
                     if visible[b, 0, i, j]:
-                        log_mean = logits[b, h, i, j] if posterior == "scores" else probabilities[b, h, i, j].log()
+                        log_mean = (
+                            logits[b, h, i, j] if posterior == "scores" else probabilities[b, h, i, j].log()
+                        )
                         if family == "weibull":
                             prior = torch.tensor(config.prior_alpha, dtype=torch.float64).log()
                             cells.append(weibull_gamma_kl(log_mean, config.k, prior, config.prior_beta))
@@ -336,12 +374,21 @@ def test_only_the_kl_depends_on_the_posteriors_parameterisation() -> None:
     st.sampled_from(["none", "left", "right", "all"]),
 )
 def test_closed_form_equals_the_dense_one_with_every_gradient(
-    family: str, posterior: str, is_causal: bool, with_bias: bool, group: int, size: tuple[int, int], padding: str
+    family: str,
+    posterior: str,
+    is_causal: bool,
+    with_bias: bool,
+    group: int,
+    size: tuple[int, int],
+    padding: str,
 ) -> None:
     queries, keys = size
     key_heads, batch, dim = 2, 2, 3
     config = overt.Bayesian(family=family, posterior=posterior, kl_reduction="sum", prior_sigma=3.0)  # type: ignore[arg-type]
-    q, k = random_maps(batch, key_heads * group, queries, dim), random_maps(batch, key_heads, keys, dim, seed=1)
+    q, k = (
+        random_maps(batch, key_heads * group, queries, dim),
+        random_maps(batch, key_heads, keys, dim, seed=1),
+    )
     prior = torch.log_softmax(random_maps(batch, key_heads, keys, seed=2), -1)
     bias = random_maps(batch, keys, seed=3) if with_bias else None
     real_keys = torch.ones(batch, keys, dtype=torch.bool)
@@ -431,11 +478,15 @@ def test_gradients_agree_with_finite_differences(family: str, posterior: str) ->
         return weights, chain.kl()
 
     # Noise is drawn in float32, but does not move with the inputs, so differences are still clean.
-    inputs = (random_maps(1, 2, 3, 3).requires_grad_(), random_maps(1, 2, 3, 4, seed=1).requires_grad_(), *parameters)
+    inputs = (
+        random_maps(1, 2, 3, 3).requires_grad_(),
+        random_maps(1, 2, 3, 4, seed=1).requires_grad_(),
+        *parameters,
+    )
     assert torch.autograd.gradcheck(weights_and_kl, inputs)
 
 
-# --- Edge lists -----------------------------------------------------------------------------------------------------
+# --- Edge lists ---
 
 
 def graph() -> tuple[Tensor, Tensor]:
@@ -467,7 +518,9 @@ def test_edge_list_equals_the_dense_map_of_the_same_graph(sampled: bool, family:
     torch.testing.assert_close(a, b)
 
 
-def test_contextual_prior_on_edges_is_a_softmax_over_each_neighbourhood_and_officially_over_all_nodes() -> None:
+def test_contextual_prior_on_edges_is_a_softmax_over_each_neighbourhood_and_officially_over_all_nodes() -> (
+    None
+):
     edges, visible = graph()
     scores, key = random_maps(edges.shape[1], 3), random_maps(5, 3, 4)
     for preset in (None, "official"):
@@ -517,7 +570,7 @@ def test_bad_edges_are_named() -> None:
         layer(torch.zeros(10, 3), edges, 6, overt.Chain(step=0), key)
 
 
-# --- Settings -------------------------------------------------------------------------------------------------------
+# --- Settings ---
 
 
 @pytest.mark.parametrize(
@@ -536,7 +589,8 @@ def test_bad_edges_are_named() -> None:
         ({"prior_mu": float("inf")}, "prior_mu must be finite, got inf"),
     ],
 )
-def test_settings_outside_their_range_are_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+def test_settings_outside_their_range_are_refused_in_one_line(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         overt.Bayesian(**settings)  # type: ignore[arg-type]
-

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import live_kernel, random_maps
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
+from conftest import live_kernel, random_maps
 from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.evolving.naive import convolve, evolve, mix
 from overt.mechanisms.maps import causal
@@ -40,7 +40,7 @@ def loops(
     alpha: float,
     beta: float,
 ) -> np.ndarray:
-    """Equation 4 for one example, cell by cell. `window` lists the row and column offsets that a cell reads."""
+    """Equation 4 for one example, cell by cell; `window` is the row and column offsets that a cell reads."""
     heads, queries, keys = logits.shape
     mixed = np.zeros_like(logits)
     for h in range(heads):
@@ -48,7 +48,9 @@ def loops(
             for j in range(keys):
                 if visible[i, j]:
                     old = previous[h, i, j]
-                    mixed[h, i, j] = logits[h, i, j] if old == NEG else alpha * old + (1 - alpha) * logits[h, i, j]
+                    mixed[h, i, j] = (
+                        logits[h, i, j] if old == NEG else alpha * old + (1 - alpha) * logits[h, i, j]
+                    )
     out = np.full_like(logits, NEG)
     for h in range(heads):
         for i in range(queries):
@@ -104,7 +106,7 @@ def test_number_of_visible_cells_that_a_window_sees_on_the_diagonal(kind: Kind, 
     assert int((gradient != 0).sum()) == expected
 
 
-# --- No query reads a later one ------------------------------------------------------------------------------
+# --- No query reads a later one ---
 
 
 def earlier_rows_move(kind: Kind, windows: Kind, k: int, row: int, size: int, beta: float) -> bool:
@@ -133,7 +135,7 @@ def test_control_a_centred_kernel_leaks_later_rows(kind: Kind, k: int, row: int,
     assert earlier_rows_move(kind, "encoder", k, row, 8, beta)
 
 
-# --- Padding --------------------------------------------------------------------------------------------------
+# --- Padding ---
 
 
 def padded_differs(kind: Kind, k: int, left: int, right: int, hide_queries: bool) -> bool:
@@ -168,7 +170,7 @@ def test_control_unmasked_padding_queries_reach_real_cells(k: int, right: int) -
     assert padded_differs("encoder", k, 0, right, hide_queries=False)
 
 
-# --- Rows in pieces -------------------------------------------------------------------------------------------
+# --- Rows in pieces ---
 
 
 def in_pieces(kind: Kind, k: int, sizes: list[int], forget: bool = False) -> tuple[Tensor, Tensor]:
@@ -220,7 +222,7 @@ def test_an_encoder_refuses_rows_in_pieces() -> None:
         layers[1](torch.zeros(1, 1, 2, 2), everything(2, 2), chain)
 
 
-# --- Chain rules ----------------------------------------------------------------------------------------------
+# --- Chain rules ---
 
 
 def layer(config: overt.Evolving, kind: Kind = "encoder", number: int = 1, heads: int = 2) -> EvolvingLayer:
@@ -283,7 +285,7 @@ def test_alpha_and_beta_zero_give_the_current_logits_through_the_whole_path() ->
     assert torch.equal(evolving.weight.grad, torch.zeros_like(evolving.weight))
 
 
-# --- Settings ---------------------------------------------------------------------------------------------------
+# --- Settings ---
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -345,7 +347,9 @@ def test_realformer_adds_previous_logits_and_is_not_beta_zero() -> None:
     adding = layer(config)
     assert list(adding.parameters()) == []
     torch.testing.assert_close(adding(current, visible, chain), current + previous)
-    assert not torch.allclose(evolve(current, previous, None, visible, "encoder", 1.0, 0.0), current + previous)
+    assert not torch.allclose(
+        evolve(current, previous, None, visible, "encoder", 1.0, 0.0), current + previous
+    )
 
 
 @pytest.mark.parametrize(
@@ -379,7 +383,9 @@ def test_decoder_alpha(kind: Kind, both_stacks: bool, decoder_alpha: float | Non
         ({"skip": "add"}, 'beta must be 0 with skip="add"'),
     ],
 )
-def test_settings_outside_their_range_are_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+def test_settings_outside_their_range_are_refused_in_one_line(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as error:
         overt.Evolving(**settings)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
@@ -405,14 +411,18 @@ def test_gradients_agree_with_finite_differences(kind: Kind) -> None:
     assert torch.autograd.gradcheck(weights, inputs)
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------
+# --- Bad input ---
 
 
 def test_wrong_rank_heads_and_masks_are_named() -> None:
     logits, visible = random_maps(1, 2, 4, 4), everything(4, 4)
-    with pytest.raises(ValueError, match=r"logits must have shape \(batch, heads, query, key\), got \(2, 4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"logits must have shape \(batch, heads, query, key\), got \(2, 4, 4\)"
+    ):
         evolve(logits[0], None, None, visible, "encoder", 0.1, 0.1)
-    with pytest.raises(ValueError, match=r"2 heads' maps needs a weight of shape \(2, 2, k, k\), got \(3, 3, 3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"2 heads' maps needs a weight of shape \(2, 2, k, k\), got \(3, 3, 3, 3\)"
+    ):
         evolve(logits, logits, live_kernel(3, 3), visible, "encoder", 0.1, 0.1)
     with pytest.raises(ValueError, match=r"visible must broadcast to the map's shape \(1, 2, 4, 4\)"):
         evolve(logits, None, None, everything(4, 5), "encoder", 0.1, 0.1)

@@ -26,13 +26,23 @@ word32 = st.integers(0, 2**32 - 1)
 
 
 def philox(
-    counter: list[int], key: list[int], rounds: int, bits: int, multipliers: tuple[int, int], weyl: tuple[int, int]
+    counter: list[int],
+    key: list[int],
+    rounds: int,
+    bits: int,
+    multipliers: tuple[int, int],
+    weyl: tuple[int, int],
 ) -> list[int]:
     """Philox 4×bits in Python integers, after Salmon et al. 2011."""
     mask = (1 << bits) - 1
     for _ in range(rounds):
         p0, p1 = counter[0] * multipliers[0], counter[2] * multipliers[1]
-        counter = [(p1 >> bits) ^ counter[1] ^ key[0], p1 & mask, (p0 >> bits) ^ counter[3] ^ key[1], p0 & mask]
+        counter = [
+            (p1 >> bits) ^ counter[1] ^ key[0],
+            p1 & mask,
+            (p0 >> bits) ^ counter[3] ^ key[1],
+            p0 & mask,
+        ]
         key = [(key[0] + weyl[0]) & mask, (key[1] + weyl[1]) & mask]
     return counter
 
@@ -129,7 +139,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# --- Statistics: thresholds hold for these fixed seeds and would catch a correlation of about 0.01 ---------------
+# --- Statistics: thresholds hold for these fixed seeds and would catch a correlation of about 0.01 ---
 
 
 def test_draws_are_uniform() -> None:
@@ -164,4 +174,7 @@ def test_neighbouring_addresses_give_unrelated_noise(field: str) -> None:
     first, second = (noise.uniform(key(**{field: n}), torch.arange(4), 8, 64, 64).flatten() for n in (0, 1))
     correlation = np.corrcoef(first.numpy(), second.numpy())[0, 1]
     assert abs(correlation) < 4.0 / first.numel() ** 0.5
-    assert scipy.stats.kstest((first - second).double().numpy(), scipy.stats.triang(0.5, -1, 2).cdf).pvalue > 0.001
+    assert (
+        scipy.stats.kstest((first - second).double().numpy(), scipy.stats.triang(0.5, -1, 2).cdf).pvalue
+        > 0.001
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import random_maps
 
 import overt
+from conftest import random_maps
 
 
 def test_relative_logits_are_the_query_times_the_vector_of_the_distance() -> None:
@@ -33,7 +33,9 @@ def test_two_dimensional_relative_logits_follow_equation_3() -> None:
     for i in range(6):
         for j in range(6):
             (hi, wi), (hj, wj) = divmod(i, width), divmod(j, width)
-            want = query[0, 0, i] @ (term.vertical[hj - hi + height - 1] + term.horizontal[wj - wi + width - 1])
+            want = query[0, 0, i] @ (
+                term.vertical[hj - hi + height - 1] + term.horizontal[wj - wi + width - 1]
+            )
             torch.testing.assert_close(got[0, 0, i, j], want)
     with pytest.raises(ValueError, match="a 2 × 3 image has 6 tokens, got 5 queries and 6 keys"):
         term(query[:, :, :5], 6)
@@ -79,7 +81,9 @@ def test_synthesizer_starts_as_the_average_of_its_map_and_the_dot_product(form: 
 
 
 def test_a_random_synthesizer_gives_a_later_row_its_own_row_of_the_map() -> None:
-    layer = overt.mechanisms.scores.SynthesizerLayer(overt.Synthesizer("random", 8), overt.Site(2, 4)).double()
+    layer = overt.mechanisms.scores.SynthesizerLayer(
+        overt.Synthesizer("random", 8), overt.Site(2, 4)
+    ).double()
     logits, query = random_maps(1, 2, 5, 5), random_maps(1, 2, 5, 4)
     piece = layer(logits[:, :, 3:], query[:, :, 3:], first_row=3)
     torch.testing.assert_close(piece, layer(logits, query)[:, :, 3:])

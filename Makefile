@@ -1,0 +1,51 @@
+# Each target makes .venv and installs what it needs when that is missing, and is quick when it is not.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint bench docs clean
+
+help:
+	@echo "make demo    train four small models and print the table (about 4 minutes)"
+	@echo "make test    run the tests"
+	@echo "make lint    style, format and types"
+	@echo "make bench   time the mechanisms against named rivals"
+	@echo "make docs    build the documentation into site/"
+	@echo "make clean   remove .venv, runs/ and site/"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "overt needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing overt[train] into $(VENV) ..."
+	$(PIP) -e '.[train]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing overt[dev] into $(VENV) ..."
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed-train
+	$(BIN)/overt demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/mechanisms.py
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+clean:
+	rm -rf $(VENV) runs site

@@ -1,0 +1,131 @@
+"""The `overt` command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Overt: attention, out in the open. Better attention maps, put into real models, read honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"overt {_package_version('overt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Overt: attention, out in the open. Better attention maps, put into real models, read honestly."""
+
+
+@app.command(rich_help_panel="Start here")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path("runs/demo"),
+    steps: Annotated[int | None, typer.Option(help="Training steps per model.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and noise.", min=0)] = 0,
+    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+) -> None:
+    """Train plain, evolving, Bayesian and combined attention on subject-verb agreement, side by side."""
+    from overt.recipes.demo import STEPS, run
+
+    run(out=out, steps=STEPS if steps is None else steps, seed=seed, fresh=fresh)
+
+
+@app.command(rich_help_panel="Start here")
+def info() -> None:
+    """Print versions, devices, extras, and which fast paths are active."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from overt._extras import EXTRAS, present
+    from overt.mechanisms.bayesian.noise import compiled_kernels
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def section(title: str) -> None:
+        table.add_row("", "")
+        table.add_row(f"[cyan]{title}[/cyan]", "")
+
+    section("Versions")
+    table.add_row("python", platform.python_version())
+    for package in ("overt", "torch", "transformers", "numpy", "scipy", "numba", "safetensors"):
+        table.add_row(package, _package_version(package))
+
+    section("Devices")
+    table.add_row("cpu", f"{torch.get_num_threads()} threads, {platform.machine()}")
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            table.add_row(f"cuda:{number}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    else:
+        table.add_row("cuda", "none")
+    if torch.backends.mps.is_available():
+        table.add_row("mps", "available")
+
+    section("Extras")
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if not present(module)]
+        absent = f"missing {', '.join(missing)}: pip install 'overt\\[{extra}]'"
+        table.add_row(extra, absent if missing else "installed")
+
+    section("Fast paths")
+    kernels = compiled_kernels()
+    noise = (
+        "active (numba)"
+        if kernels
+        else "not active: numba cannot be imported; noise comes from torch operations"
+    )
+    table.add_row("compiled noise, CPU", noise)
+    table.add_row(
+        "closed-form KL",
+        "active for dot-product maps under padding and causal masks; other maps use the dense KL "
+        "(logger 'overt', level DEBUG, says where)",
+    )
+    Console().print(table)
+
+
+def _package_version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        import overt
+
+        return f"{overt.__version__} (from the source tree)" if package == "overt" else "not installed"
+
+
+def main() -> None:
+    """Run the command; a mistake of the user's is one line, unless OVERT_TRACEBACK is set."""
+    if os.environ.get("OVERT_TRACEBACK"):
+        app()
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.secho("overt: interrupted; the same command goes on from the last checkpoint", err=True)
+        sys.exit(130)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        typer.secho(f"overt: {error}", fg="red", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

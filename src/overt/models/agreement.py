@@ -1,0 +1,85 @@
+"""The network of Abnar & Zuidema 2020, section 2: six GPT-2 blocks without masking, a CLS token, a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms.chain import Chain
+from overt.models.transformer import Encoder
+
+
+class AgreementClassifier(nn.Module):
+    """Predicts the number of a verb from the words before it, read off the first token's last hidden state.
+
+    It is called the way the Hugging Face Trainer calls a model. In training mode the KL of random weights joins
+    the loss; `step`, which whoever trains it advances, is saved with the weights.
+
+    Args:
+        vocabulary: number of token ids.
+        mechanisms: put into every attention.
+        layers: number of blocks.
+        heads: attention heads per layer.
+        width: of embeddings and hidden states.
+        max_length: longest input.
+        classes: number of answers.
+        dropout: on embeddings, weights and block outputs.
+    """
+
+    step: Tensor
+
+    def __init__(
+        self,
+        vocabulary: int,
+        mechanisms: Sequence[Mechanism] = (),
+        layers: int = 6,
+        heads: int = 8,
+        width: int = 128,
+        max_length: int = 32,
+        classes: int = 2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(max_length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Encoder(width, heads, layers, mechanisms, dropout=dropout)
+        self.classifier = nn.Linear(width, classes)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        examples: Tensor | None = None,
+        chain: Chain | None = None,
+    ) -> dict[str, Tensor]:
+        """Logits (batch, classes) and, where labels are given, the loss.
+
+        Args:
+            input_ids: (batch, sequence), the CLS token first.
+            attention_mask: (batch, sequence), 0 at padding.
+            labels: (batch,).
+            examples: (batch,), each example's number in the data set, which its noise follows.
+            chain: to ask for posterior samples, or to read the KL.
+        """
+        longest = self.positions.num_embeddings
+        if input_ids.shape[1] > longest:
+            raise ValueError(f"input_ids may be {longest} tokens long (max_length), got {input_ids.shape[1]}")
+        if chain is None:
+            chain = Chain(step=self.step, examples=0 if examples is None else examples)
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.dropout(self.tokens(input_ids) + self.positions(places))
+        hidden = self.encoder(x, attention_mask == 0, chain)
+        output = {"logits": self.classifier(hidden[:, 0])}
+        if labels is not None:
+            loss = F.cross_entropy(output["logits"], labels)
+            output["loss"] = loss + chain.penalty() if self.training else loss
+        return output

@@ -1,0 +1,523 @@
+"""Embedded subject–verb agreement: from a sentence cut off before its main verb, the verb's number.
+
+"the key to the cabinets" goes on with "is", not "are": the verb agrees with "key", the head of the subject,
+not with the nouns in between. The task is that of Linzen, Dupoux and Goldberg (2016), which Abnar and
+Zuidema (2020) read attention maps on. The sentences come from a small grammar of our own, so that the
+position of the subject is known for each one and any number of them can be had from a seed.
+
+Nothing but the nouns shows number. Determiners go with both ("the", "my"), verbs inside the prefix are
+past ("saw") or follow a modal ("could see"), and everything except the nouns' own number is drawn before the
+label is looked at. The one exception is a coordinated subject ("the boy and the girl"), which is plural
+whatever its nouns are; singular subjects have coordination inside their modifiers more often in return, so
+that "and" tells nothing either.
+
+"and" joins subjects only right after the first head ("the boy and the girl near the lamp", plural). After a
+modifier it joins the nouns of the modifier ("the key to the door and the window", singular).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from overt import _check
+
+__all__ = ["CONSTRUCTIONS", "VOCABULARY", "Sentence", "baselines", "encode", "generate", "split"]
+
+_CORES = (
+    "simple",
+    "prepositional",
+    "subject relative",
+    "object relative",
+    "reduced relative",
+    "parenthetical",
+    "coordinated",
+)
+
+CONSTRUCTIONS: tuple[str, ...] = _CORES + tuple(f"fronted {core}" for core in _CORES)
+"""Every label a `Sentence.construction` can have."""
+
+# How sentences are shared out. Row: attractors; column: nouns between subject and verb that agree with the
+# verb; entry: weight. The table is close to symmetric, so that the nouns between the two, counted, lean to
+# neither side: with attractors in excess, the number of most nouns would tell the label by being wrong.
+_NOUNS_BETWEEN = (
+    (11.0, 11.0, 7.0, 4.0, 4.0),
+    (12.0, 7.0, 4.0, 3.0),
+    (7.5, 4.5, 3.0, 1.0),
+    (5.0, 3.5, 1.0),
+    (6.5, 1.0),
+)
+_FRONTED = 0.63  # opens with a phrase before the subject
+_FRONT_COMMA = 0.40
+_FRONT_OPPOSITE = 0.75  # a noun in that phrase has the number the verb has not
+_COORDINATION = 0.25
+_COORDINATED_SUBJECT = 0.60  # of the plural sentences with coordination
+_LONGEST = 20
+
+_DETERMINERS = ("the", "my", "your", "our", "his", "her", "their")
+_DETERMINER_WEIGHTS = (12, 1, 1, 1, 1, 1, 1)
+
+_LEMMAS = {
+    "person": "boy girl man/men woman/women child/children person/people farmer teacher doctor nurse judge lawyer"
+    " pilot sailor baker painter writer singer driver guard clerk student friend neighbor cousin brother sister"
+    " uncle aunt wife/wives thief/thieves fisherman/fishermen king queen knight tourist artist poet soldier lady",
+    "animal": "dog cat horse cow mouse/mice goose/geese wolf/wolves fox bird duck lion monkey rabbit goat pony"
+    " calf/calves ox/oxen bear owl hen",
+    "object": "book letter lamp knife/knives cup bottle picture map coat hat table chair clock toy ladder bell"
+    " mirror pot car boat wagon loaf/loaves leaf/leaves scarf/scarves cake vase",
+    "store": "cabinet box drawer basket bag shelf/shelves chest cage",
+    "access": "key door gate path road bridge",
+    "place": "house garden river church school station market farm hill castle tower village city forest library"
+    " hotel theater museum harbor field barn",
+    "event": "meeting party lesson trip dinner game speech wedding",
+}
+
+_ANIMATE = ("person", "animal")
+_THINGS = ("object", "store", "access")
+_SOLID = (*_ANIMATE, *_THINGS, "place")
+
+# What can follow a noun of each kind: preposition, and the kinds of noun it takes.
+_PREPOSITIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "person": (
+        ("near", _SOLID),
+        ("behind", _SOLID),
+        ("beside", _SOLID),
+        ("with", (*_ANIMATE, "object", "store")),
+        ("from", ("place",)),
+        ("in", ("place",)),
+        ("at", ("place", "event")),
+    ),
+    "animal": (
+        ("near", _SOLID),
+        ("behind", _SOLID),
+        ("beside", _SOLID),
+        ("of", ("person",)),
+        ("from", ("place",)),
+        ("in", ("place", "store")),
+    ),
+    "object": (
+        ("near", _SOLID),
+        ("behind", ("store", "access", "place")),
+        ("under", ("object", "store")),
+        ("of", ("person",)),
+        ("from", ("person", "place")),
+        ("for", ("person", "event")),
+        ("in", ("store", "place")),
+    ),
+    "store": (
+        ("near", _SOLID),
+        ("behind", ("store", "access")),
+        ("of", ("person",)),
+        ("for", ("object", "animal")),
+        ("with", ("object",)),
+        ("in", ("place",)),
+    ),
+    "access": (
+        ("to", ("place", "store", "place")),
+        ("near", ("place", "access")),
+        ("behind", ("place",)),
+        ("beside", ("place", "access")),
+    ),
+    "place": (
+        ("near", ("place", "access")),
+        ("behind", ("place", "access")),
+        ("beside", ("place", "access")),
+        ("of", ("person",)),
+        ("with", ("object", "store", "animal")),
+    ),
+    "event": (
+        ("with", ("person",)),
+        ("for", ("person", "animal")),
+        ("in", ("place",)),
+        ("near", ("place",)),
+        ("after", ("event",)),
+    ),
+}
+_FRONT_PREPOSITIONS = (
+    ("near", _SOLID),
+    ("behind", _SOLID),
+    ("beside", _SOLID),
+    ("under", ("object", "store")),
+    ("in", ("place", "store")),
+    ("at", ("place",)),
+    ("after", ("event",)),
+    ("before", ("event",)),
+    ("during", ("event",)),
+)
+_ADJUNCT_PREPOSITIONS = (
+    ("near", ("place", "access", "object", "animal")),
+    ("behind", ("place", "store")),
+    ("in", ("place",)),
+    ("after", ("event",)),
+    ("before", ("event",)),
+)
+_PARENTHETICAL = (("along", "with"), ("together", "with"), ("like",), ("unlike",))
+_SUBORDINATORS = ("when", "while", "because")
+_FRONT_ADVERBS = ("yesterday", "sometimes", "later")
+_INTRANSITIVE = ("arrived", "slept", "waited", "rested", "laughed")
+
+# Transitive verbs as base/past, by the kind of their object.
+_TRANSITIVE = {
+    "person": "see/saw know/knew meet/met help/helped follow/followed like/liked watch/watched find/found",
+    "animal": "see/saw feed/fed follow/followed like/liked watch/watched find/found hear/heard buy/bought",
+    "object": "see/saw buy/bought find/found lose/lost carry/carried paint/painted like/liked hide/hid",
+    "store": "see/saw buy/bought find/found carry/carried paint/painted like/liked open/opened",
+    "access": "see/saw find/found paint/painted like/liked open/opened know/knew",
+    "place": "see/saw visit/visited like/liked paint/painted find/found know/knew leave/left",
+    "event": "plan/planned enjoy/enjoyed miss/missed remember/remembered like/liked",
+}
+_FOR_ANIMALS = ("see", "follow", "like", "watch", "find", "hear", "know", "carry", "leave")
+_STANDING = {
+    "person": ("stood", "sat", "worked"),
+    "animal": ("stood", "sat", "slept"),
+    "event": ("happened", "started"),
+}
+_STANDING_THING = ("stood", "lay")
+_MODALS = ("could", "would", "might")
+_ADVERBS = ("often", "once", "never", "always", "secretly")
+_ADJECTIVES = {
+    "person": ("young", "old", "happy", "tall", "clever", "tired"),
+    "animal": ("young", "old", "small", "hungry", "tired", "brown"),
+    "object": ("old", "new", "small", "red", "green", "broken"),
+    "store": ("old", "new", "small", "red", "green", "heavy"),
+    "access": ("old", "new", "small", "long", "heavy", "narrow"),
+    "place": ("old", "new", "small", "quiet", "famous", "pretty"),
+    "event": ("long", "boring", "famous", "quiet", "new", "pretty"),
+}
+
+
+def _plural_of(singular: str) -> str:
+    if singular.endswith("y") and singular[-2] not in "aeiou":
+        return singular[:-1] + "ies"
+    return singular + ("es" if singular.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def _forms(entry: str) -> tuple[str, str]:
+    singular, _, plural = entry.partition("/")
+    return singular, plural or _plural_of(singular)
+
+
+_NOUNS = {kind: tuple(_forms(entry) for entry in words.split()) for kind, words in _LEMMAS.items()}
+_VERBS = {
+    kind: tuple((base, past) for base, _, past in (entry.partition("/") for entry in words.split()))
+    for kind, words in _TRANSITIVE.items()
+}
+_KINDS = tuple(_NOUNS)
+_KIND_WEIGHTS = tuple(len(nouns) for nouns in _NOUNS.values())
+
+
+def _vocabulary() -> tuple[str, ...]:
+    words = ["[PAD]", "[CLS]", "[UNK]", ",", "and", "that", "who", "which", "very", *_DETERMINERS]
+    for prepositions in (*_PREPOSITIONS.values(), _FRONT_PREPOSITIONS, _ADJUNCT_PREPOSITIONS):
+        words += [preposition for preposition, _ in prepositions]
+    for group in (*_PARENTHETICAL, _SUBORDINATORS, _FRONT_ADVERBS, _INTRANSITIVE, _MODALS, _ADVERBS):
+        words += group
+    for group in (*_STANDING.values(), _STANDING_THING, *_ADJECTIVES.values()):
+        words += group
+    for pairs in (*_VERBS.values(), *_NOUNS.values()):
+        words += [word for pair in pairs for word in pair]
+    return tuple(dict.fromkeys(words))
+
+
+VOCABULARY: tuple[str, ...] = _vocabulary()
+"""Every token, at the place of its number: "[PAD]" 0, "[CLS]" 1, "[UNK]" 2, then the words."""
+
+_INDEX = {word: index for index, word in enumerate(VOCABULARY)}
+_CLS, _UNK = _INDEX["[CLS]"], _INDEX["[UNK]"]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence up to, and without, its main verb.
+
+    tokens: the words, lower case, punctuation apart.
+    plural: whether the verb to come is plural.
+    attractors: how many nouns between the first head of the subject and the verb have the number that the
+        verb has not (Linzen et al., 2016). The second head of a coordinated subject is no attractor, though
+        singular; the nouns of its modifiers are if they are singular.
+    construction: one of `CONSTRUCTIONS`: what comes after the head of the subject ("simple" for nothing; for
+        several modifiers, the clause or parenthesis before the prepositions; "coordinated" for a coordinated
+        subject, modified or not), with "fronted" before it where something comes before the subject.
+    nouns: (position, whether plural) of each noun, in order.
+    subject: the position of the subject's head; both heads of a coordinated subject.
+    """
+
+    tokens: tuple[str, ...]
+    plural: bool
+    attractors: int
+    construction: str
+    nouns: tuple[tuple[int, bool], ...]
+    subject: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.tokens)
+
+
+class _Draft:
+    """A sentence being written, left to right; its nouns stay without number until the end."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.words: list[str] = []
+        self.nouns: list[tuple[int, tuple[str, str]]] = []  # position, (singular, plural)
+        self.definite = True  # whether the last determiner was "the"
+
+    def noun_phrase(self, kind: str) -> None:
+        rng, words = self.rng, self.words
+        words.append(rng.choices(_DETERMINERS, _DETERMINER_WEIGHTS)[0])
+        self.definite = words[-1] == "the"
+        if rng.random() < 0.12:
+            if rng.random() < 0.2:
+                words.append("very")
+            words.append(rng.choice(_ADJECTIVES[kind]))
+        self.nouns.append((len(words), rng.choice(_NOUNS[kind])))
+        words.append("")  # filled in when the number is known
+
+    def group(self, kind: str, size: int) -> None:
+        """One noun phrase, or two joined by "and"."""
+        self.noun_phrase(kind)
+        if size == 2:
+            self.words.append("and")
+            self.noun_phrase(kind)
+
+    def preposition(self, options: Sequence[tuple[str, tuple[str, ...]]], size: int) -> str:
+        """Preposition and object; returns the kind of the object."""
+        preposition, kinds = self.rng.choice(options)
+        while preposition == "of" and not self.definite:  # "the hen of the boy", not "her hen of the boy"
+            preposition, kinds = self.rng.choice(options)
+        kind = self.rng.choice(kinds)
+        self.words.append(preposition)
+        self.group(kind, size)
+        return kind
+
+    def prepositions(self, kind: str, sizes: Iterable[int]) -> str:
+        """Prepositional phrases, each on the noun before it."""
+        for size in sizes:
+            kind = self.preposition(_PREPOSITIONS[kind], size)
+        return kind
+
+    def verb(self, object_kind: str, subject_kind: str) -> None:
+        rng = self.rng
+        verbs = _VERBS[object_kind]
+        if subject_kind == "animal":
+            verbs = tuple(verb for verb in verbs if verb[0] in _FOR_ANIMALS)
+        base, past = rng.choice(verbs)
+        if rng.random() < 0.2:
+            self.words += [rng.choice(_MODALS), base]
+        else:
+            if rng.random() < 0.12:
+                self.words.append(rng.choice(_ADVERBS))
+            self.words.append(past)
+
+    def subject_relative(self, kind: str, sizes: Sequence[int], pronoun: str = "that") -> None:
+        """ "who fed the horses near the barn", "that stood near the door"."""
+        rng = self.rng
+        self.words.append("who" if kind == "person" else pronoun)
+        if kind in _ANIMATE and rng.random() < 0.7:
+            target = rng.choices(_KINDS, _KIND_WEIGHTS)[0]
+            if kind == "animal" and target == "event":
+                target = "place"
+            self.verb(target, kind)
+            self.group(target, sizes[0])
+        else:
+            self.words.append(rng.choice(_STANDING.get(kind, _STANDING_THING)))
+            target = self.preposition(_ADJUNCT_PREPOSITIONS, sizes[0])
+        self.prepositions(target, sizes[1:])
+
+    def object_relative(self, kind: str, sizes: Sequence[int], marked: bool) -> None:
+        """ "that the boys near the door saw in the garden", with or without "that"."""
+        rng = self.rng
+        if marked:
+            self.words.append("that")
+        subject = "person" if kind == "event" or rng.random() < 0.75 else "animal"
+        self.group(subject, sizes[0])
+        inside = rng.randrange(len(sizes)) if rng.random() < 0.4 else 0
+        self.prepositions(subject, sizes[1 : 1 + inside])
+        self.verb(kind, subject)
+        if len(sizes) > 1 + inside:
+            target = self.preposition(_ADJUNCT_PREPOSITIONS, sizes[1 + inside])
+            self.prepositions(target, sizes[2 + inside :])
+
+    def parenthetical(self, kind: str, sizes: Sequence[int]) -> None:
+        """ ", along with the girls from the village ,", ", who fed the horses ,"."""
+        self.words.append(",")
+        if self.rng.random() < 0.3:
+            self.subject_relative(kind, sizes, "which")
+        else:
+            self.words += self.rng.choice(_PARENTHETICAL)
+            self.group(kind, sizes[0])
+            self.prepositions(kind, sizes[1:])
+        self.words.append(",")
+
+    def front(self, paired: bool) -> None:
+        """What comes before the subject: a prepositional phrase, a clause or an adverb."""
+        rng, words = self.rng, self.words
+        draw = rng.random()
+        if paired or draw < 0.70:
+            sizes = (2,) if paired else (1,) if draw < 0.55 else (1, 1)
+            kind = self.preposition(_FRONT_PREPOSITIONS, sizes[0])
+            self.prepositions(kind, sizes[1:])
+        elif draw < 0.92:
+            words.append(rng.choice(_SUBORDINATORS))
+            self.noun_phrase(rng.choice(_ANIMATE))
+            words.append(rng.choice(_INTRANSITIVE))
+        else:
+            words.append(rng.choice(_FRONT_ADVERBS))
+        if rng.random() < _FRONT_COMMA:
+            words.append(",")
+
+    def modifiers(self, kind: str, sizes: Sequence[int]) -> str:
+        """Everything between the subject and the verb; returns the construction."""
+        if not sizes:
+            return "simple"
+        draw = self.rng.random()
+        if draw < 0.34:
+            self.prepositions(kind, sizes)
+            return "prepositional"
+        if draw < 0.53:
+            self.parenthetical(kind, sizes)
+            return "parenthetical"
+        if len(sizes) > 1 and self.rng.random() < 0.3:  # a preposition first, and the clause on its noun
+            kind = self.prepositions(kind, sizes[:1])
+            sizes = sizes[1:]
+        if draw < 0.69:
+            self.subject_relative(kind, sizes)
+            return "subject relative"
+        marked = draw < 0.85
+        self.object_relative(kind, sizes, marked)
+        return "object relative" if marked else "reduced relative"
+
+
+def _sentence(rng: Random, plural: bool, attractors: int) -> Sentence:
+    """A sentence of that number with that many attractors."""
+    while True:
+        agreeing = rng.choices(range(len(_NOUNS_BETWEEN[attractors])), _NOUNS_BETWEEN[attractors])[0]
+        fronted = rng.random() < _FRONTED
+        pair = ""  # where "and" stands, if anywhere
+        if rng.random() < _COORDINATION:
+            if plural and rng.random() < _COORDINATED_SUBJECT:
+                pair = "subject"
+            elif fronted and rng.random() < 0.4:
+                pair = "front"
+            else:
+                pair = "modifier"
+                agreeing = max(agreeing, 2 - attractors)
+        sizes = [1] * (attractors + agreeing)
+        if pair == "modifier":
+            place = rng.randrange(len(sizes) - 1)
+            sizes[place : place + 2] = [2]
+        heads = 2 if pair == "subject" else 1
+
+        draft = _Draft(rng)
+        if fronted:
+            draft.front(pair == "front")
+        before = len(draft.nouns)
+        kind = rng.choices(_KINDS, _KIND_WEIGHTS)[0]
+        draft.group(kind, heads)
+        construction = draft.modifiers(kind, sizes)
+        # Too long: all is drawn again but number and attractors, so that their shares stay as they are.
+        if len(draft.words) <= _LONGEST:
+            break
+
+    # Only now the numbers, so that no word above can depend on them.
+    opposite = [True] * attractors + [False] * agreeing
+    rng.shuffle(opposite)
+    numbers = [plural != (rng.random() < _FRONT_OPPOSITE) for _ in range(before)]
+    numbers += [rng.random() < 0.35 for _ in range(2)] if heads == 2 else [plural]
+    numbers += [plural != other for other in opposite]
+    for (position, forms), number in zip(draft.nouns, numbers, strict=True):
+        draft.words[position] = forms[number]
+    positions = [position for position, _ in draft.nouns]
+    core = "coordinated" if heads == 2 else construction
+    return Sentence(
+        tokens=tuple(draft.words),
+        plural=plural,
+        attractors=attractors,
+        construction=f"fronted {core}" if fronted else core,
+        nouns=tuple(zip(positions, numbers, strict=True)),
+        subject=tuple(positions[before : before + heads]),
+    )
+
+
+def _draw(
+    rng: Random, count: int, attractors: int | None, avoid: set[tuple[str, ...]], unique: bool
+) -> list[Sentence]:
+    """Sentences in random order, half of them plural, none with the tokens of one in `avoid`."""
+    labels = [index % 2 == 1 for index in range(count)]
+    rng.shuffle(labels)
+    weights = [sum(row) for row in _NOUNS_BETWEEN]
+    sentences = []
+    for plural in labels:
+        many = rng.choices(range(len(weights)), weights)[0] if attractors is None else attractors
+        sentence = _sentence(rng, plural, many)
+        while sentence.tokens in avoid:
+            sentence = _sentence(rng, plural, many)
+        if unique:
+            avoid.add(sentence.tokens)
+        sentences.append(sentence)
+    return sentences
+
+
+def generate(count: int, seed: int, *, attractors: int | None = None) -> list[Sentence]:
+    """Sentences of the grammar: half singular, half plural, with 0 to 4 attractors.
+
+    The same seed gives the same sentences. Some of the short ones may come up more than once.
+
+    count: how many.
+    seed: of the random numbers.
+    attractors: only sentences with exactly that many; None for the mix that `split` has.
+    """
+    _check.whole("count", count, 0)
+    _check.whole("seed", seed, 0)
+    if attractors is not None:
+        _check.one_of("attractors", attractors, range(len(_NOUNS_BETWEEN)))
+    return _draw(Random(seed), count, attractors, set(), unique=False)
+
+
+def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Sentence]]:
+    """Sentences to train on and to test on: (train, test).
+
+    No test sentence comes twice, or among the training sentences; short training sentences may come twice.
+
+    train: how many to train on.
+    test: how many to test on.
+    seed: of the random numbers.
+    """
+    _check.whole("train", train, 0)
+    _check.whole("test", test, 0)
+    _check.whole("seed", seed, 0)
+    rng = Random(seed)
+    seen: set[tuple[str, ...]] = set()
+    held_out = _draw(rng, test, None, seen, unique=True)
+    return _draw(rng, train, None, seen, unique=False), held_out
+
+
+def encode(sentence: Sentence | str) -> list[int]:
+    """The places of the tokens in `VOCABULARY`, with "[CLS]" put first; "[UNK]" for a word it has not.
+
+    sentence: a `Sentence`, or plain text in words and commas, in any case.
+    """
+    words = sentence.replace(",", " , ").lower().split() if isinstance(sentence, str) else sentence.tokens
+    return [_CLS, *(_INDEX.get(word, _UNK) for word in words)]
+
+
+def baselines(train: Sequence[Sentence], test: Sequence[Sentence]) -> dict[str, float]:
+    """Accuracy on `test` of three rules that need no grammar.
+
+    "majority": the commoner number in `train`, singular if both are as common. "first noun": the number of
+    the first noun in the sentence. "nearest noun": that of the noun nearest to the verb, the last one.
+
+    train: sentences to count labels in.
+    test: sentences to guess.
+    """
+    for name, sentences in (("train", train), ("test", test)):
+        if not sentences:
+            raise ValueError(f"{name} must hold at least one sentence, got none")
+    majority = 2 * sum(sentence.plural for sentence in train) > len(train)
+    right = {
+        "majority": sum(sentence.plural == majority for sentence in test),
+        "first noun": sum(sentence.plural == sentence.nouns[0][1] for sentence in test),
+        "nearest noun": sum(sentence.plural == sentence.nouns[-1][1] for sentence in test),
+    }
+    return {name: hits / len(test) for name, hits in right.items()}
