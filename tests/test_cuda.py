@@ -31,7 +31,10 @@ def loss_and_gradients(model: torch.nn.Module, x: Tensor) -> list[Tensor]:
 
 @every_mechanism
 def test_outputs_and_gradients_are_the_cpus(mechanisms: list[overt.Mechanism]) -> None:
-    model, x = overt.Encoder(32, 4, 3, mechanisms, dropout=0.0).double(), inputs(2, 9, 32, dtype=torch.float64)
+    model, x = (
+        overt.Encoder(32, 4, 3, mechanisms, dropout=0.0).double(),
+        inputs(2, 9, 32, dtype=torch.float64),
+    )
     enliven(model)
     want = loss_and_gradients(model, x)
     got = loss_and_gradients(model.cuda(), x.cuda())

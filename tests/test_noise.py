@@ -105,6 +105,12 @@ def test_the_compiled_loop_gives_the_definitions_bits(b: int, h: int, q: int, k:
     assert torch.equal(got, noise._uniform_definition(keys, examples, h, q, k, row))
 
 
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.lists(st.integers(0, 2**33), min_size=1))
+def test_the_compiled_keys_are_the_definitions(seed: int, step: int, samples: list[int]) -> None:
+    arguments = (torch.tensor(seed), torch.tensor(step), 3, torch.tensor(samples), 2)
+    assert torch.equal(noise.stream(*arguments), noise._stream_definition(*arguments))
+
+
 def test_without_numba_the_same_draws_come_from_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     want = noise.uniform(key(), torch.arange(2), 2, 3, 5)
     monkeypatch.setattr(noise, "compiled_kernels", lambda: None)

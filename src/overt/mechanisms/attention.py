@@ -180,6 +180,11 @@ class MultiheadAttention(nn.Module):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads: (batch, heads or key heads, sequence, head_dim)."""
         widths = [self.embed_dim, self.key_heads * self.head_dim, self.key_heads * self.head_dim]
+        if self.packed and query is key and key is value:  # self-attention: one product instead of three
+            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            packed = packed.view(*query.shape[:2], 3, self.num_heads, self.head_dim)
+            q, k, v = packed.transpose(1, 3).unbind(2)
+            return q, k, v
         weights = (
             torch.split(self.in_proj_weight, widths)
             if self.packed

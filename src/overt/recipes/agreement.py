@@ -17,6 +17,7 @@ modifier it joins the nouns of the modifier ("the key to the door and the window
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -38,19 +39,35 @@ _CORES = (
 CONSTRUCTIONS: tuple[str, ...] = _CORES + tuple(f"fronted {core}" for core in _CORES)
 """Every label a `Sentence.construction` can have."""
 
-# How sentences are shared out. Row: attractors; column: nouns between subject and verb that agree with the
-# verb; entry: weight. The table is close to symmetric, so that the nouns between the two, counted, lean to
-# neither side: with attractors in excess, the number of most nouns would tell the label by being wrong.
-_NOUNS_BETWEEN = (
-    (11.0, 11.0, 7.0, 4.0, 4.0),
-    (12.0, 7.0, 4.0, 3.0),
-    (7.5, 4.5, 3.0, 1.0),
-    (5.0, 3.5, 1.0),
-    (6.5, 1.0),
-)
-_FRONTED = 0.63  # opens with a phrase before the subject
-_FRONT_COMMA = 0.40
-_FRONT_OPPOSITE = 0.75  # a noun in that phrase has the number the verb has not
+# Two mixes of sentences: how often each (attractors, agreeing nouns) between subject and verb is drawn.
+# "natural": few nouns, each an attractor or not by chance, so most sentences have none, as in running text.
+_NATURAL = {
+    (opposite, nouns - opposite): share
+    * math.comb(nouns, opposite)
+    * 0.4**opposite
+    * 0.6 ** (nouns - opposite)
+    for nouns, share in enumerate((0.28, 0.30, 0.22, 0.13, 0.07))
+    for opposite in range(nouns + 1)
+}
+# "balanced": enough of each number of attractors to measure at. Close to symmetric, so that the nouns between
+# subject and verb, counted, lean to neither side: with attractors in excess, the number of most nouns would
+# tell the label by being wrong.
+_BALANCED = {
+    (opposite, agreeing): share
+    for opposite, shares in enumerate(
+        (
+            (11.0, 12.0, 7.0, 4.0, 4.0),
+            (13.0, 7.0, 4.0, 3.0),
+            (8.0, 4.5, 3.0, 1.0),
+            (5.5, 3.5, 1.0),
+            (6.5, 1.0),
+        )
+    )
+    for agreeing, share in enumerate(shares)
+}
+_MIXES = {"natural": (_NATURAL, 0.5), "balanced": (_BALANCED, 0.65)}  # and: front nouns opposite to the verb
+_FRONTED = 0.60  # opens with a phrase before the subject
+_FRONT_COMMA = 0.30
 _COORDINATION = 0.25
 _COORDINATED_SUBJECT = 0.60  # of the plural sentences with coordination
 _LONGEST = 20
@@ -59,17 +76,15 @@ _DETERMINERS = ("the", "my", "your", "our", "his", "her", "their")
 _DETERMINER_WEIGHTS = (12, 1, 1, 1, 1, 1, 1)
 
 _LEMMAS = {
-    "person": "boy girl man/men woman/women child/children person/people farmer teacher doctor nurse judge lawyer"
-    " pilot sailor baker painter writer singer driver guard clerk student friend neighbor cousin brother sister"
-    " uncle aunt wife/wives thief/thieves fisherman/fishermen king queen knight tourist artist poet soldier lady",
-    "animal": "dog cat horse cow mouse/mice goose/geese wolf/wolves fox bird duck lion monkey rabbit goat pony"
-    " calf/calves ox/oxen bear owl hen",
-    "object": "book letter lamp knife/knives cup bottle picture map coat hat table chair clock toy ladder bell"
-    " mirror pot car boat wagon loaf/loaves leaf/leaves scarf/scarves cake vase",
+    "person": "boy girl man/men woman/women child/children farmer teacher doctor nurse judge lawyer pilot sailor"
+    " baker painter singer driver guard student friend brother sister wife/wives thief/thieves king queen lady",
+    "animal": "dog cat horse cow mouse/mice goose/geese wolf/wolves fox bird duck lion rabbit goat pony ox/oxen",
+    "object": "book letter lamp knife/knives cup bottle picture map coat table chair clock toy bell mirror car"
+    " boat loaf/loaves leaf/leaves cake",
     "store": "cabinet box drawer basket bag shelf/shelves chest cage",
     "access": "key door gate path road bridge",
     "place": "house garden river church school station market farm hill castle tower village city forest library"
-    " hotel theater museum harbor field barn",
+    " hotel museum barn",
     "event": "meeting party lesson trip dinner game speech wedding",
 }
 
@@ -154,7 +169,6 @@ _ADJUNCT_PREPOSITIONS = (
 )
 _PARENTHETICAL = (("along", "with"), ("together", "with"), ("like",), ("unlike",))
 _SUBORDINATORS = ("when", "while", "because")
-_FRONT_ADVERBS = ("yesterday", "sometimes", "later")
 _INTRANSITIVE = ("arrived", "slept", "waited", "rested", "laughed")
 
 # Transitive verbs as base/past, by the kind of their object.
@@ -211,7 +225,7 @@ def _vocabulary() -> tuple[str, ...]:
     words = ["[PAD]", "[CLS]", "[UNK]", ",", "and", "that", "who", "which", "very", *_DETERMINERS]
     for prepositions in (*_PREPOSITIONS.values(), _FRONT_PREPOSITIONS, _ADJUNCT_PREPOSITIONS):
         words += [preposition for preposition, _ in prepositions]
-    for group in (*_PARENTHETICAL, _SUBORDINATORS, _FRONT_ADVERBS, _INTRANSITIVE, _MODALS, _ADVERBS):
+    for group in (*_PARENTHETICAL, _SUBORDINATORS, _INTRANSITIVE, _MODALS, _ADVERBS):
         words += group
     for group in (*_STANDING.values(), _STANDING_THING, *_ADJECTIVES.values()):
         words += group
@@ -351,19 +365,17 @@ class _Draft:
         self.words.append(",")
 
     def front(self, paired: bool) -> None:
-        """What comes before the subject: a prepositional phrase, a clause or an adverb."""
+        """What comes before the subject: a prepositional phrase or a short clause."""
         rng, words = self.rng, self.words
         draw = rng.random()
-        if paired or draw < 0.70:
-            sizes = (2,) if paired else (1,) if draw < 0.55 else (1, 1)
+        if paired or draw < 0.85:
+            sizes = (2,) if paired else (1,) if draw < 0.60 else (1, 1)
             kind = self.preposition(_FRONT_PREPOSITIONS, sizes[0])
             self.prepositions(kind, sizes[1:])
-        elif draw < 0.92:
+        else:
             words.append(rng.choice(_SUBORDINATORS))
             self.noun_phrase(rng.choice(_ANIMATE))
             words.append(rng.choice(_INTRANSITIVE))
-        else:
-            words.append(rng.choice(_FRONT_ADVERBS))
         if rng.random() < _FRONT_COMMA:
             words.append(",")
 
@@ -389,11 +401,13 @@ class _Draft:
         return "object relative" if marked else "reduced relative"
 
 
-def _sentence(rng: Random, plural: bool, attractors: int) -> Sentence:
-    """A sentence of that number with that many attractors."""
+def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
+    """A sentence of that number."""
+    shares, front_opposite = _MIXES[mix]
+    fronted = rng.random() < _FRONTED
+    attractors, _ = drawn = rng.choices(tuple(shares), tuple(shares.values()))[0]
     while True:
-        agreeing = rng.choices(range(len(_NOUNS_BETWEEN[attractors])), _NOUNS_BETWEEN[attractors])[0]
-        fronted = rng.random() < _FRONTED
+        agreeing = drawn[1]
         pair = ""  # where "and" stands, if anywhere
         if rng.random() < _COORDINATION:
             if plural and rng.random() < _COORDINATED_SUBJECT:
@@ -416,14 +430,14 @@ def _sentence(rng: Random, plural: bool, attractors: int) -> Sentence:
         kind = rng.choices(_KINDS, _KIND_WEIGHTS)[0]
         draft.group(kind, heads)
         construction = draft.modifiers(kind, sizes)
-        # Too long: all is drawn again but number and attractors, so that their shares stay as they are.
+        # Too long: drawn again, but for number, attractors and front, so that their shares stay as they are.
         if len(draft.words) <= _LONGEST:
             break
 
     # Only now the numbers, so that no word above can depend on them.
     opposite = [True] * attractors + [False] * agreeing
     rng.shuffle(opposite)
-    numbers = [plural != (rng.random() < _FRONT_OPPOSITE) for _ in range(before)]
+    numbers = [plural != (rng.random() < front_opposite) for _ in range(before)]
     numbers += [rng.random() < 0.35 for _ in range(2)] if heads == 2 else [plural]
     numbers += [plural != other for other in opposite]
     for (position, forms), number in zip(draft.nouns, numbers, strict=True):
@@ -440,39 +454,27 @@ def _sentence(rng: Random, plural: bool, attractors: int) -> Sentence:
     )
 
 
-def _draw(
-    rng: Random, count: int, attractors: int | None, avoid: set[tuple[str, ...]], unique: bool
-) -> list[Sentence]:
+def _draw(rng: Random, mix: str, count: int, avoid: set[tuple[str, ...]], unique: bool) -> list[Sentence]:
     """Sentences in random order, half of them plural, none with the tokens of one in `avoid`."""
     labels = [index % 2 == 1 for index in range(count)]
     rng.shuffle(labels)
-    weights = [sum(row) for row in _NOUNS_BETWEEN]
     sentences = []
     for plural in labels:
-        many = rng.choices(range(len(weights)), weights)[0] if attractors is None else attractors
-        sentence = _sentence(rng, plural, many)
+        sentence = _sentence(rng, mix, plural)
         while sentence.tokens in avoid:
-            sentence = _sentence(rng, plural, many)
+            sentence = _sentence(rng, mix, plural)
         if unique:
             avoid.add(sentence.tokens)
         sentences.append(sentence)
     return sentences
 
 
-def generate(count: int, seed: int, *, attractors: int | None = None) -> list[Sentence]:
-    """Sentences of the grammar: half singular, half plural, with 0 to 4 attractors.
-
-    The same seed gives the same sentences. Some of the short ones may come up more than once.
-
-    count: how many.
-    seed: of the random numbers.
-    attractors: only sentences with exactly that many; None for the mix that `split` has.
-    """
+def generate(count: int, seed: int, *, mix: str = "balanced") -> list[Sentence]:
+    """Sentences."""
     _check.whole("count", count, 0)
     _check.whole("seed", seed, 0)
-    if attractors is not None:
-        _check.one_of("attractors", attractors, range(len(_NOUNS_BETWEEN)))
-    return _draw(Random(seed), count, attractors, set(), unique=False)
+    _check.one_of("mix", mix, _MIXES)
+    return _draw(Random(seed), mix, count, set(), unique=False)
 
 
 def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Sentence]]:
@@ -489,8 +491,8 @@ def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Senten
     _check.whole("seed", seed, 0)
     rng = Random(seed)
     seen: set[tuple[str, ...]] = set()
-    held_out = _draw(rng, test, None, seen, unique=True)
-    return _draw(rng, train, None, seen, unique=False), held_out
+    held_out = _draw(rng, "balanced", test, seen, unique=True)
+    return _draw(rng, "natural", train, seen, unique=False), held_out
 
 
 def encode(sentence: Sentence | str) -> list[int]:

@@ -56,3 +56,13 @@ def fill_dense(keys: Any, examples: Any, first_row: int, out: Any) -> None:
                     buffer[0, block], buffer[1, block], buffer[2, block], buffer[3, block] = four
                 for j in range(columns):
                     out[b, h, i, j] = _unit(buffer[j & 3, j >> 2])
+
+
+@_compiled
+def fill_keys(seed: int, step: int, layer: int, samples: Any, kind: int, out: Any) -> None:
+    """Fill out (samples, 2) in place with the keys of `noise.stream`."""
+    k0, k1 = np.uint64(seed) & _MASK, (np.uint64(seed) >> _HALF_WORD) & _MASK
+    c0, c1, c3 = np.uint64(step) & _MASK, np.uint64(layer), np.uint64(kind)
+    for i in range(samples.shape[0]):
+        w0, w1, _, _ = _philox(k0, k1, c0, c1, np.uint64(samples[i]) & _MASK, c3)
+        out[i, 0], out[i, 1] = np.int64(w0), np.int64(w1)

@@ -60,9 +60,49 @@ def stream(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) ->
 
     `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example.
     """
+    form = _stream_cpu if sample.device.type == "cpu" else _stream_definition
+    return form(seed, step, layer, sample, kind)
+
+
+def _stream_definition(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
     place = (step & _MASK, torch.full_like(step, layer), sample & _MASK, torch.full_like(step, kind))
     k0, k1, _, _ = words((seed & _MASK, (seed >> 32) & _MASK), place)
     return torch.stack([k0, k1], dim=-1)
+
+
+@torch.library.custom_op("overt::stream", mutates_args=())
+def _stream_cpu(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
+    # Operators of their own, here and below, so that a compiled loop is one opaque call to torch.compile.
+    kernels = compiled_kernels()
+    if kernels is None:
+        return _stream_definition(seed, step, layer, sample, kind)
+    out = torch.empty(*sample.shape, 2, dtype=torch.int64)
+    kernels.fill_keys(int(seed), int(step), layer, sample.reshape(-1).numpy(), kind, out.view(-1, 2).numpy())
+    return out
+
+
+@_stream_cpu.register_fake
+def _(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
+    del seed, step, layer, kind
+    return sample.new_empty(*sample.shape, 2)
+
+
+def _stream_vmap(
+    info: object,
+    in_dims: tuple[int | None, ...],
+    seed: Tensor,
+    step: Tensor,
+    layer: int,
+    sample: Tensor,
+    kind: int,
+) -> tuple[Tensor, int]:
+    del info
+    if in_dims[0] is not None or in_dims[1] is not None or in_dims[3] is None:
+        raise ValueError("vmap may run over sample and examples; seed and step are one for all")
+    return torch.ops.overt.stream(seed, step, layer, sample.movedim(in_dims[3], 0), kind), 0
+
+
+torch.library.register_vmap(_stream_cpu, _stream_vmap)
 
 
 def _uniform_definition(
@@ -89,7 +129,6 @@ def _uniform_definition(
 def _uniform_cpu(
     keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int
 ) -> Tensor:
-    # An operator of its own, so that the compiled loop is one opaque call to torch.compile.
     kernels = compiled_kernels()
     if kernels is None:
         return _uniform_definition(keys, examples, heads, rows, columns, first_row).contiguous()
