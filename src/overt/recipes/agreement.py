@@ -67,7 +67,7 @@ _BALANCED = {
 }
 _MIXES = {"natural": (_NATURAL, 0.5), "balanced": (_BALANCED, 0.65)}  # and: front nouns opposite to the verb
 _FRONTED = 0.60  # opens with a phrase before the subject
-_FRONT_COMMA = 0.30
+_FRONT_COMMA = 0.35
 _COORDINATION = 0.25
 _COORDINATED_SUBJECT = 0.60  # of the plural sentences with coordination
 _LONGEST = 20
@@ -369,7 +369,7 @@ class _Draft:
         rng, words = self.rng, self.words
         draw = rng.random()
         if paired or draw < 0.85:
-            sizes = (2,) if paired else (1,) if draw < 0.60 else (1, 1)
+            sizes = (2,) if paired else (1,) if draw < 0.54 else (1, 1)
             kind = self.preposition(_FRONT_PREPOSITIONS, sizes[0])
             self.prepositions(kind, sizes[1:])
         else:
