@@ -56,7 +56,8 @@ def training_step(model: nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def torch_encoder(width: int, heads: int, layers: int, x: Tensor) -> Callable[[], object]:
-    layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+    options = {"batch_first": True, "norm_first": True}
+    layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", **options)
     model = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def step() -> None:
@@ -94,9 +95,11 @@ def main() -> None:
         "both": [overt.Evolving(), overt.Bayesian()],
     }
     runs = [torch_encoder(width, heads, layers, x)]
-    runs += [training_step(overt.Encoder(width, heads, layers, form, dropout=0.0), x) for form in forms.values()]
+    models = [overt.Encoder(width, heads, layers, form, dropout=0.0) for form in forms.values()]
+    runs += [training_step(model, x) for model in models]
     names = ["nn.TransformerEncoder", *forms]
-    console.print(table_of("Training step, 6 layers × 12 heads × 384, batch 8 × 128", names, milliseconds(*runs), 1))
+    title = "Training step, 6 layers × 12 heads × 384, batch 8 × 128"
+    console.print(table_of(title, names, milliseconds(*runs), rival=1))
 
     key = noise.stream(torch.tensor(0), torch.tensor(0), 0, torch.tensor(0), 0)
     examples, keys = torch.arange(8), key.expand(8, 2)
@@ -120,7 +123,7 @@ def main() -> None:
             value = closed_kl(dot, log_normalizer(logits, visible), prior, config)
         else:
             value = dense_kl(logits, visible, prior, config)
-        value.sum().backward()
+        torch.autograd.backward(value.sum())
 
     names, times = ["dense KL", "closed KL"], milliseconds(lambda: kl(False), lambda: kl(True))
     console.print(table_of("KL of one map, 2 × 8 × 1024 × 1024, with its logits", names, times))

@@ -72,7 +72,7 @@ def masks() -> dict[str, dict[str, Tensor]]:
     additive = torch.zeros(5, 5).masked_fill(causal, float("-inf")) + inputs(5, 5).tril()
     return {
         "padding": {"key_padding_mask": padding},
-        "additive padding": {"key_padding_mask": torch.where(padding, float("-inf"), 0.5)},
+        "additive padding": {"key_padding_mask": torch.where(padding, float("-inf"), inputs(3, 5, seed=9))},
         "boolean": {"attn_mask": causal},
         "additive": {"attn_mask": additive},
         "per head": {"attn_mask": causal.expand(6, 5, 5)},
@@ -487,7 +487,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients(mechanisms: li
     for layer in layers:
         y, weights = layer(y, y, y, attn_mask=hidden, average_attn_weights=False, chain=chain)
         assert not weights[:, :, 2].any()
-        torch.testing.assert_close(y[:, 2], layer.out_proj.bias.expand(2, 8))
+        assert not y[:, 2].any()
     (y.square().sum() + chain.penalty()).backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
@@ -597,7 +597,7 @@ def test_wrong_constructions_are_named_in_one_line() -> None:
 def test_wrong_chains_are_named_in_one_line() -> None:
     with pytest.raises(ValueError, match="step must be a whole number of at least 0, got -1"):
         overt.Chain(step=-1)
-    with pytest.raises(TypeError, match="sample must hold whole numbers, got a torch.float32 tensor"):
+    with pytest.raises(TypeError, match=r"sample must hold whole numbers, got a torch.float32 tensor"):
         overt.Chain(sample=torch.tensor(0.5))
     attention, x = overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=[BAYESIAN]), inputs(2, 4, 8)
     with pytest.raises(ValueError, match=r"examples must number the batch's 2 examples, got shape \(3,\)"):

@@ -423,6 +423,17 @@ def test_dense_kl_does_not_depend_on_how_rows_are_chunked(cells_at_once: int) ->
     torch.testing.assert_close(dense_kl(logits, visible, prior, overt.Bayesian(), cells_at_once), whole)
 
 
+def test_evaluation_needs_no_step_and_computes_the_kl_only_when_asked() -> None:
+    layer = bayesian(overt.Bayesian(rho=0.2)).eval()
+    arguments = torch.randn(2, 2, 3, 3), everything(3, 3)
+    silent, asked = overt.Chain(), overt.Chain(kl=True)
+    layer(*arguments, silent, torch.randn(2, 2, 3, 4))
+    layer(*arguments, asked, torch.randn(2, 2, 3, 4))
+    assert float(silent.kl()) == 0.0
+    assert float(asked.kl()) > 0.0
+    assert asked.kl(per_example=True).shape == (2,)
+
+
 def test_annealing_is_half_at_zero_rises_to_one_and_stays_finite() -> None:
     config = overt.Bayesian(rho=0.2)
     assert float(config.annealing(torch.tensor(0))) == 0.5
@@ -559,6 +570,17 @@ def test_edge_weights_sum_to_one_over_each_neighbourhood() -> None:
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
+def test_two_graphs_draw_different_noise_and_batches_of_numbers_are_refused() -> None:
+    edges, _ = graph()
+    layer = BayesianEdgeLayer(overt.Bayesian(k=1.0), overt.Site(3, 4)).double()
+    arguments = random_maps(edges.shape[1], 3), edges, 5
+    first, other = (layer(*arguments, overt.Chain(step=0, examples=n), random_maps(5, 3, 4)) for n in (0, 7))
+    assert not torch.allclose(first, other)
+    for wrong in ({"sample": torch.arange(4)}, {"examples": torch.arange(4)}):
+        with pytest.raises(ValueError, match="a graph is one example"):
+            layer(*arguments, overt.Chain(step=0, **wrong), random_maps(5, 3, 4))
+
+
 def test_bad_edges_are_named() -> None:
     layer, edges = BayesianEdgeLayer(overt.Bayesian(), overt.Site(3, 4)), graph()[0]
     key = torch.zeros(5, 3, 4)
@@ -566,6 +588,8 @@ def test_bad_edges_are_named() -> None:
         layer(torch.zeros(10, 2), edges, 5, overt.Chain(step=0), key)
     with pytest.raises(ValueError, match=r"edge_index must have shape \(2, 9\), got \(2, 10\)"):
         layer(torch.zeros(9, 3), edges, 5, overt.Chain(step=0), key)
+    with pytest.raises(ValueError, match="edge_index must number nodes from 0 to 3, got 0 … 4"):
+        layer(torch.zeros(10, 3), edges, 4, overt.Chain(step=0), key[:4])
     with pytest.raises(ValueError, match=r"key must have shape \(6, 3, 4\), got \(5, 3, 4\)"):
         layer(torch.zeros(10, 3), edges, 6, overt.Chain(step=0), key)
 

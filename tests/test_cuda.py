@@ -1,14 +1,14 @@
-"""The same claims on a GPU: identical noise, the CPU's numbers, no leak beyond rounding, one graph, bfloat16."""
+"""The same claims on a GPU: the CPU's noise and numbers, no leak beyond rounding, one graph, bfloat16."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from test_attention import MECHANISMS, enliven, inputs
 from torch import Tensor
 
 import overt
 from overt.mechanisms.bayesian import noise
+from test_attention import MECHANISMS, enliven, inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_mechanism = pytest.mark.parametrize("mechanisms", MECHANISMS.values(), ids=MECHANISMS)

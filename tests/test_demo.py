@@ -17,7 +17,7 @@ from overt.recipes.agreement import VOCABULARY
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FORMS", {"plain": (), "both": (overt.Evolving(), overt.Bayesian())})
-    for name, value in {"TRAIN": 200, "TEST": 60, "BATCH": 8, "SAMPLES": 3, "SAMPLED": 20}.items():
+    for name, value in {"TRAIN": 200, "TEST": 100, "BATCH": 8, "SAMPLES": 3, "SAMPLED": 20}.items():
         monkeypatch.setattr(demo, name, value)
 
 
@@ -42,7 +42,7 @@ def test_the_demo_prints_its_table_and_keeps_what_is_done(
 
     model = demo.load(tmp_path / "both")
     assert int(model.step) == 1
-    with pytest.raises(FileNotFoundError, match="no demo model in .*: run `overt demo` first"):
+    with pytest.raises(FileNotFoundError, match=r"no demo model in .*: run `overt demo` first"):
         demo.load(tmp_path / "neither")
 
 
@@ -76,7 +76,19 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 
 def test_a_torn_result_is_not_mistaken_for_a_finished_one(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"a": 1})[:-3])
-    assert demo._finished(tmp_path, {"a": 1}) is None
+    assert demo._finished(tmp_path, {"a": 1}, fresh=False) is None
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "notes.txt").write_text("more of it")
+    with pytest.raises(ValueError, match="holds something else than a demo run: choose another --out"):
+        demo.run(tmp_path, steps=1, fresh=fresh)
+    assert (tmp_path / "thesis.tex").exists()
+    assert (tmp_path / "plain" / "notes.txt").exists()
 
 
 def test_the_classifier_refuses_input_that_is_too_long() -> None:

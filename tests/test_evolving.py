@@ -214,6 +214,16 @@ def test_control_forgetting_the_kept_rows_changes_the_result(kind: Kind) -> None
     assert not torch.allclose(pieces, whole)
 
 
+def test_pieces_out_of_order_or_of_another_sequence_are_refused() -> None:
+    layers = [EvolvingLayer(overt.Evolving(), Site(2, 4, "cross", n)).double() for n in range(2)]
+    chain = overt.Chain(keep=True)
+    for each in layers:
+        each(random_maps(2, 2, 2, 4), everything(2, 4), chain)
+    layers[0](random_maps(3, 2, 2, 4), everything(2, 4), chain)
+    with pytest.raises(ValueError, match="make a fresh Chain for each sequence"):
+        layers[1](random_maps(3, 2, 2, 4), everything(2, 4), chain)
+
+
 def test_an_encoder_refuses_rows_in_pieces() -> None:
     layers = [EvolvingLayer(overt.Evolving(), Site(1, 4, "encoder", layer)) for layer in range(2)]
     chain = overt.Chain(keep=True)
@@ -268,8 +278,6 @@ def test_misnumbered_layers_and_missing_chains_are_named() -> None:
         layer(overt.Evolving())(logits, visible, overt.Chain())
     chain = overt.Chain()
     layer(overt.Evolving(), number=0)(logits, visible, chain)
-    with pytest.raises(ValueError, match="two attentions are both layer 0 of the encoder chain"):
-        layer(overt.Evolving(), number=0)(logits, visible, chain)
     with pytest.raises(ValueError, match="1 examples, these logits 3: make a fresh Chain"):
         layer(overt.Evolving())(random_maps(3, 2, 4, 4), visible, chain)
 
@@ -338,6 +346,10 @@ def test_ramp_raises_alpha_and_beta_linearly_from_zero() -> None:
         torch.testing.assert_close(at(ramped, step), at(overt.Evolving(0.4 * share, 0.6 * share), 0))
     with pytest.raises(ValueError, match=r"ramp_steps needs the training step: pass chain=Chain\(step=t\)"):
         layer(ramped, number=0)(maps[0], visible, overt.Chain())
+    chain = overt.Chain()
+    layer(ramped, number=0).eval()(maps[0], visible, chain)
+    in_use = layer(ramped).eval()(maps[1], visible, chain)
+    torch.testing.assert_close(in_use, at(ramped, 10), msg="a model in use is past its ramp")
 
 
 def test_realformer_adds_previous_logits_and_is_not_beta_zero() -> None:
@@ -430,6 +442,14 @@ def test_wrong_rank_heads_and_masks_are_named() -> None:
         evolve(logits, None, None, visible.float(), "encoder", 0.1, 0.1)
     with pytest.raises(TypeError, match=r"logits must be a floating-point tensor, got torch.int64"):
         evolve(logits.long(), None, None, visible, "encoder", 0.1, 0.1)
+
+
+def test_unknown_kinds_and_even_kernels_are_named() -> None:
+    logits, visible = random_maps(1, 2, 4, 4), everything(4, 4)
+    with pytest.raises(ValueError, match="kind must be one of 'encoder', 'decoder', 'cross'; got 'causal'"):
+        evolve(logits, logits, live_kernel(2, 3), visible, "causal", 0.1, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kernel_size must be odd, got 2"):
+        evolve(logits, logits, live_kernel(2, 2), visible, "encoder", 0.1, 0.1)
 
 
 def test_a_previous_map_of_another_dtype_is_mixed_in_the_current_ones() -> None:

@@ -55,7 +55,9 @@ def imports(path: Path) -> set[str]:
     """First-level rooms of overt that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         found |= {parts[1] for name in names if (parts := name.split("."))[0] == "overt" and len(parts) > 1}
     return found

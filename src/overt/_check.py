@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
+from typing import SupportsFloat
 
 
 def fraction(name: str, value: float) -> None:
     """Refuse a value outside [0, 1]."""
+    number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {value}")
 
 
 def positive(name: str, value: float) -> None:
     """Refuse a value that is not a finite number above zero."""
+    number(name, value)
     if not (value > 0.0 and math.isfinite(value)):
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
-def whole(name: str, value: int, least: int) -> None:
-    """Refuse anything but an int of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def number(name: str, value: object) -> None:
+    """Refuse what is not a real number."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Refuse anything but a whole number of at least `least`."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
@@ -33,5 +47,6 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 def finite(name: str, value: float) -> None:
     """Refuse NaN and the infinities."""
+    number(name, value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")

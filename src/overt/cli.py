@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -45,7 +46,11 @@ def demo(
     """Train plain, evolving, Bayesian and combined attention on subject-verb agreement, side by side."""
     from overt.recipes.demo import STEPS, run
 
-    run(out=out, steps=STEPS if steps is None else steps, seed=seed, fresh=fresh)
+    try:
+        run(out=out, steps=STEPS if steps is None else steps, seed=seed, fresh=fresh)
+    except KeyboardInterrupt:
+        typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
 
 
 @app.command(rich_help_panel="Start here")
@@ -89,12 +94,9 @@ def info() -> None:
         table.add_row(extra, absent if missing else "installed")
 
     section("Fast paths")
-    kernels = compiled_kernels()
-    noise = (
-        "active (numba)"
-        if kernels
-        else "not active: numba cannot be imported; noise comes from torch operations"
-    )
+    noise = "active (numba)"
+    if compiled_kernels() is None:
+        noise = f"not active: numba cannot be imported ({_import_error('numba')}); torch operations are used"
     table.add_row("compiled noise, CPU", noise)
     table.add_row(
         "closed-form KL",
@@ -102,6 +104,14 @@ def info() -> None:
         "(logger 'overt', level DEBUG, says where)",
     )
     Console().print(table)
+
+
+def _import_error(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return str(error)
+    return f"{module} itself imports"
 
 
 def _package_version(package: str) -> str:
@@ -119,9 +129,6 @@ def main() -> None:
         app()
     try:
         app()
-    except KeyboardInterrupt:
-        typer.secho("overt: interrupted; the same command goes on from the last checkpoint", err=True)
-        sys.exit(130)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         typer.secho(f"overt: {error}", fg="red", err=True)
         sys.exit(1)

@@ -13,9 +13,13 @@ from overt import _check
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.maps import HIDDEN, causal
+from overt.mechanisms.maps import causal
 from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePosition2d
 from overt.mechanisms.site import Kind, Site
+
+# Masks often hold a large negative number for −inf: −1e4, −1e9, the lowest of the dtype. Such a number must
+# not enter a convolution or a KL; no bias that means something is as low as this.
+FINITE_HIDDEN = -1e4
 
 
 class MultiheadAttention(nn.Module):
@@ -23,13 +27,16 @@ class MultiheadAttention(nn.Module):
 
     Arguments, call and parameter names are those of `torch.nn.MultiheadAttention`, whose `state_dict` loads
     into it; without mechanisms it computes the same. Differences: a query that sees no key gets zeros rather
-    than NaN, returned weights are those before dropout, and `kind="decoder"` hides later keys by itself.
+    than NaN, returned weights are those before dropout, a finite mask value of −10,000 or less hides a key as
+    −inf does, and `kind="decoder"` hides later keys by itself.
 
     Args:
         embed_dim: width of queries and of the output.
         num_heads: number of heads.
         dropout: on the weights, in training.
         bias: whether projections have biases.
+        add_bias_kv: torch's argument; only False.
+        add_zero_attn: torch's argument; only False.
         kdim: width of keys, if another.
         vdim: width of values, if another.
         batch_first: (batch, sequence, feature) rather than (sequence, batch, feature).
@@ -50,6 +57,8 @@ class MultiheadAttention(nn.Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -65,6 +74,8 @@ class MultiheadAttention(nn.Module):
         position: RelativePosition | RelativePosition2d | None = None,
     ) -> None:
         super().__init__()
+        if add_bias_kv or add_zero_attn:
+            raise ValueError("add_bias_kv and add_zero_attn must be False: extra keys have no place in a map")
         _check.whole("embed_dim", embed_dim, 1)
         _check.whole("num_heads", num_heads, 1)
         if embed_dim % num_heads:
@@ -77,7 +88,7 @@ class MultiheadAttention(nn.Module):
         site = Site(num_heads, self.head_dim, kind, layer, num_key_heads, encoder_decoder)
 
         key_width = self.key_heads * self.head_dim
-        kdim, vdim = kdim or embed_dim, vdim or embed_dim
+        self.kdim, self.vdim = kdim, vdim = kdim or embed_dim, vdim or embed_dim
         self.packed = kdim == vdim == embed_dim and key_width == embed_dim
         if self.packed:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
@@ -131,8 +142,8 @@ class MultiheadAttention(nn.Module):
             average_attn_weights: return the mean over heads, (batch, query, key), or each head's,
                 (batch, heads, query, key).
             is_causal: hide later keys. Unlike in torch, it needs no `attn_mask` beside it.
-            query_padding_mask: (batch, query), True at padding. None takes it from `key_padding_mask` in
-                self-attention, and means no padding in cross-attention.
+            query_padding_mask: boolean (batch, query), True at padding. None takes it from `key_padding_mask`
+                in self-attention, and means no padding with kind="cross".
             chain: the forward pass's `Chain`; needed by random weights, and by Evolving above layer 0.
 
         Returns:
@@ -149,12 +160,15 @@ class MultiheadAttention(nn.Module):
         chain = Chain() if chain is None else chain
 
         q, k, v = self._project(query, key, value)
-        first_row = chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
+        queries, keys = q.shape[-2], k.shape[-2]
+        first_row = chain.first_row(self.map.site, queries, keys)
+        if is_causal and self.map.site.kind != "decoder":
+            first_row = keys - queries
         scale = self.head_dim**-0.5
         shared = k.repeat_interleave(self.num_heads // self.key_heads, dim=1)
         logits = self.score(q, shared) if self.score is not None else (q * scale) @ shared.mT
         if self.position is not None:
-            logits = logits + self.position(q, k.shape[-2], first_row)
+            logits = logits + self.position(q, keys, first_row)
         visible, bias, dot = self._masks(
             q, k, scale, key_padding_mask, query_padding_mask, attn_mask, is_causal
         )
@@ -167,6 +181,8 @@ class MultiheadAttention(nn.Module):
         dropped = F.dropout(weights, self.dropout, self.training).to(v.dtype)
         mixed = dropped @ v.repeat_interleave(self.num_heads // self.key_heads, dim=1)
         output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        blind = ~visible.any(dim=-1).any(dim=1)  # queries that see no key: zeros, not the projection's bias
+        output = output.masked_fill(blind.unsqueeze(-1), 0.0)
         if not batched:
             output = output.squeeze(0)
         elif not self.batch_first:
@@ -210,7 +226,12 @@ class MultiheadAttention(nn.Module):
         """Visibility and additive bias of the map, and its description where it is a plain dot product."""
         batch, heads, queries = q.shape[:3]
         keys = k.shape[2]
-        is_causal = is_causal or self.map.site.kind == "decoder"
+        kind = self.map.site.kind
+        if is_causal and kind != "decoder" and self.map.evolving is not None:
+            raise ValueError(
+                f'is_causal=True with Evolving needs kind="decoder": the windows of {kind!r} look ahead'
+            )
+        is_causal = is_causal or kind == "decoder"
         if is_causal and keys < queries:
             raise ValueError(f"a causal map needs at least as many keys as queries, got {keys} and {queries}")
         key_visible = torch.ones(batch, keys, dtype=torch.bool, device=q.device)
@@ -221,8 +242,15 @@ class MultiheadAttention(nn.Module):
         query_real = torch.ones(batch, queries, dtype=torch.bool, device=q.device)
         if query_padding_mask is not None:
             _check_shape("query_padding_mask", query_padding_mask, (batch, queries))
-            query_real = _split(query_padding_mask)[0]
-        elif self.map.site.kind != "cross" and self._has_mechanism and keys >= queries:
+            if query_padding_mask.dtype != torch.bool:
+                raise TypeError(f"query_padding_mask must be boolean, got {query_padding_mask.dtype}")
+            query_real = ~query_padding_mask
+        elif key_padding_mask is not None and kind != "cross" and self.map.has_mechanism:
+            if queries != keys and kind == "encoder":
+                raise ValueError(
+                    f'kind="encoder" is self-attention, got {queries} queries and {keys} keys: '
+                    'use kind="cross", or give query_padding_mask'
+                )
             query_real = key_visible[:, keys - queries :]
 
         visible = key_visible.view(batch, 1, 1, keys) & query_real.view(batch, 1, queries, 1)
@@ -242,10 +270,6 @@ class MultiheadAttention(nn.Module):
             bias = more if bias is None else bias + more
         return visible & shown, bias, None
 
-    @property
-    def _has_mechanism(self) -> bool:
-        return self.map.evolving is not None or self.map.bayesian is not None
-
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Refuse wrong ranks, lengths and dtypes; return whether there is a batch axis."""
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
@@ -253,6 +277,13 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"query, key and value must all have 3 axes, or 2 without a batch, got {shapes}")
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must be {self.embed_dim} wide (embed_dim), got {query.shape[-1]}")
+        if key.shape[-1] != self.kdim or value.shape[-1] != self.vdim:
+            widths = f"{key.shape[-1]} and {value.shape[-1]}"
+            raise ValueError(
+                f"key and value must be {self.kdim} and {self.vdim} wide (kdim, vdim), got {widths}"
+            )
+        if min(query.shape) == 0 or min(key.shape) == 0:
+            raise ValueError(f"nothing to attend: query is {tuple(query.shape)}, key {tuple(key.shape)}")
         if key.shape[:-1] != value.shape[:-1]:
             shapes = f"{tuple(key.shape)} and {tuple(value.shape)}"
             raise ValueError(f"key and value must have the same batch and length, got {shapes}")
@@ -262,7 +293,7 @@ class MultiheadAttention(nn.Module):
                 sizes = f"{query.shape[axis]} and {key.shape[axis]}"
                 raise ValueError(f"query and key must have the same batch size, got {sizes}")
         dtype = self.out_proj.weight.dtype
-        if not torch.is_autocast_enabled(query.device.type):
+        if query.device.type == "meta" or not torch.is_autocast_enabled(query.device.type):
             for name, x in (("query", query), ("key", key), ("value", value)):
                 if x.dtype != dtype:
                     raise TypeError(
@@ -283,5 +314,5 @@ def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
         return ~mask, None
     if not mask.is_floating_point():
         raise TypeError(f"a mask must be boolean or floating-point, got {mask.dtype}")
-    shown = mask != HIDDEN
+    shown = (mask > FINITE_HIDDEN) | mask.isnan()
     return shown, mask.masked_fill(~shown, 0.0)

@@ -38,8 +38,8 @@ class AttentionMap(nn.Module):
 
     def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
         super().__init__()
-        if isinstance(mechanisms, Mechanism):
-            raise TypeError(f"mechanisms must be a list, got {mechanisms!r}: write [{mechanisms!r}]")
+        if not isinstance(mechanisms, list | tuple):
+            raise TypeError(f"mechanisms must be a list, such as [Evolving()], got {mechanisms!r}")
         for mechanism in mechanisms:
             if not isinstance(mechanism, Mechanism):
                 raise TypeError(
@@ -52,6 +52,11 @@ class AttentionMap(nn.Module):
         self.synthesizer = SynthesizerLayer(synthesizer, site) if synthesizer else None
         self.evolving = EvolvingLayer(evolving, site) if evolving else None
         self.bayesian = BayesianLayer(bayesian, site) if bayesian else None
+
+    @property
+    def has_mechanism(self) -> bool:
+        """Whether anything but a softmax happens here."""
+        return any(part is not None for part in (self.synthesizer, self.evolving, self.bayesian))
 
     def forward(
         self,
@@ -78,6 +83,8 @@ class AttentionMap(nn.Module):
         check_visible(visible, logits)
         if logits.shape[1] != self.site.heads:
             raise ValueError(f"logits must have {self.site.heads} heads, got {logits.shape[1]}")
+        if self.has_mechanism:
+            chain.claim(self.site, self)
         if self.synthesizer is not None:
             logits, dot = self.synthesizer(logits, query, first_row), None
         if self.evolving is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from overt import _check
 
 if TYPE_CHECKING:
+    from overt.mechanisms.bayesian.config import Bayesian
     from overt.mechanisms.site import Site
 
 Place = tuple[str, int]
@@ -41,7 +42,9 @@ class Chain:
             evaluation mode.
         examples: global number of each example in the batch, or that of the first. Noise follows an example
             by its number, whatever batch or process it falls into.
-        keep: keep the map rows that the next query rows need, so that rows can be fed in pieces.
+        keep: keep the map rows that the next query rows need, so that decoder rows can be fed in pieces, in
+            order, one Chain per sequence. No KL is recorded then.
+        kl: whether to compute the KL. None computes it in training mode only.
     """
 
     def __init__(
@@ -53,12 +56,15 @@ class Chain:
         sample: int | Tensor | None = None,
         examples: int | Tensor = 0,
         keep: bool = False,
+        kl: bool | None = None,
     ) -> None:
         for name, value in (("step", step), ("sample", sample), ("examples", examples)):
             if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool):
                 raise TypeError(f"{name} must hold whole numbers, got a {value.dtype} tensor")
-            if isinstance(value, int):
+            if value is not None and not isinstance(value, Tensor):
                 _check.whole(name, value, 0)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be a whole number, got {seed!r}")
         # Kept as tensors: a Python number here would make torch.compile build anew at each step.
         self.step = None if step is None else torch.as_tensor(step, dtype=torch.int64)
         if generator is not None:
@@ -69,18 +75,18 @@ class Chain:
             self.seed = torch.tensor(wrapped, dtype=torch.int64)
         self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
         self.examples = torch.as_tensor(examples, dtype=torch.int64)
-        self.keep = keep
+        self.keep, self.wants_kl = keep, kl
         self.maps: dict[Place, Tensor] = {}
         self.rows: dict[Place, Tensor] = {}
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
-        self._kl: dict[Place, tuple[Tensor, Tensor | float]] = {}
+        self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
 
     def previous(self, site: Site) -> Tensor:
         """The evolved logits that the layer below left."""
         below = self.maps.get((site.kind, site.layer - 1))
-        if below is None and _recomputing():
-            raise RuntimeError(REENTRANT)
+        if below is None and _recomputing() and (site.kind, site.layer - 1) in self._owners:
+            raise RuntimeError(REENTRANT)  # it was there, and was let go of without a gradient to keep it for
         if below is None:
             raise ValueError(
                 f"layer {site.layer} of the {site.kind} chain found no map of layer {site.layer - 1}: "
@@ -88,38 +94,46 @@ class Chain:
             )
         return below
 
-    def carry(self, site: Site, evolved: Tensor, owner: object) -> None:
-        """Leave this layer's evolved logits for the layer above."""
+    def claim(self, site: Site, owner: object) -> None:
+        """Refuse a second attention in a place: they would share noise and overwrite each other."""
         if self._owners.setdefault(site.place, owner) is not owner:
             raise ValueError(
                 f"two attentions are both layer {site.layer} of the {site.kind} chain: "
                 "number them layer=0, 1, 2, …"
             )
-        if _recomputing():
-            made_without_grad = site.place in self.maps and not self.maps[site.place].requires_grad
-            if made_without_grad and evolved.requires_grad:
-                raise RuntimeError(REENTRANT)
+
+    def carry(self, site: Site, evolved: Tensor) -> None:
+        """Leave this layer's evolved logits for the layer above."""
+        if _recomputing() and site.place in self.maps:
+            _refuse_reentrant(self.maps[site.place], evolved)
             return  # the first pass's map is the one that the graph hangs on
         self.maps[site.place] = evolved
         if not torch.is_grad_enabled():
             self.maps.pop((site.kind, site.layer - 1), None)
 
-    def record_kl(self, site: Site, kl: Tensor, weight: Tensor | float) -> None:
-        """Note one layer's KL per example, (batch,), and its annealing weight λ(t)."""
-        if not _recomputing():
-            self._kl[site.place] = (kl, weight)
+    def record_kl(self, site: Site, kl: Tensor, config: Bayesian) -> None:
+        """Note one layer's KL per example, (batch,)."""
+        if _recomputing() and site.place in self._kl:
+            _refuse_reentrant(self._kl[site.place][0], kl)
+            return
+        self._kl[site.place] = (kl, config)
 
     def first_row(self, site: Site, queries: int, keys: int) -> int:
-        """Absolute position of the first of these query rows."""
-        if site.kind == "decoder":
-            return keys - queries
-        first = self.fed.get(site.place, 0)
-        if self.keep and not _recomputing():
-            self.fed[site.place] = first + queries
-        return first
+        """Absolute position of the first of these query rows; counts them when rows are kept."""
+        first = keys - queries if site.kind == "decoder" else 0
+        if not self.keep or _recomputing():
+            return first
+        fed = self.fed.get(site.place, 0)
+        if site.kind == "decoder" and first != fed:
+            raise ValueError(
+                f"after {fed} rows fed in pieces, {queries} more need {fed + queries} keys, got {keys}: "
+                "give every key so far, and make a fresh Chain for each sequence"
+            )
+        self.fed[site.place] = fed + queries
+        return fed
 
     def kl(self, per_example: bool = False) -> Tensor:
-        """KL of the last forward pass, unweighted: summed over layers, averaged over the batch.
+        """KL of the last forward pass, unweighted: sum over layers, mean over the batch; 0 if there is none.
 
         `per_example=True` leaves out the average and gives shape (batch,).
         """
@@ -127,7 +141,8 @@ class Chain:
 
     def penalty(self) -> Tensor:
         """What joins the loss: λ(t)·KL, summed over layers and averaged over the batch."""
-        return _total([kl * weight for kl, weight in self._kl.values()], per_example=False)
+        weighted = [kl * config.annealing(self.step) for kl, config in self._kl.values()]
+        return _total(weighted, per_example=False)
 
 
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:
@@ -137,6 +152,11 @@ def _total(parts: list[Tensor], per_example: bool) -> Tensor:
     for part in parts[1:]:
         total = total + part.to(total.device)
     return total if per_example else total.mean()
+
+
+def _refuse_reentrant(first: Tensor, again: Tensor) -> None:
+    if again.requires_grad and not first.requires_grad:
+        raise RuntimeError(REENTRANT)
 
 
 def _recomputing() -> bool:

@@ -1,4 +1,4 @@
-"""The network of Abnar & Zuidema 2020, section 2: six GPT-2 blocks without masking, a CLS token, a classifier."""
+"""The network of Abnar & Zuidema 2020, section 2: six GPT-2 blocks without masking, read at a CLS token."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from overt.models.transformer import Encoder
 class AgreementClassifier(nn.Module):
     """Predicts the number of a verb from the words before it, read off the first token's last hidden state.
 
-    It is called the way the Hugging Face Trainer calls a model. In training mode the KL of random weights joins
-    the loss; `step`, which whoever trains it advances, is saved with the weights.
+    It is called the way the Hugging Face Trainer calls a model. In training mode the KL of random weights
+    joins the loss. `step` is a buffer, saved with the weights; whoever trains the model has to set it before
+    each step (`model.step.fill_(t)`), or every step draws the same noise.
 
     Args:
         vocabulary: number of token ids.

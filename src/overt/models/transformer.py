@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -59,7 +60,10 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_padding: Tensor | None = None,
     ) -> Tensor:
-        """(batch, sequence, width) → the same; `padding` is (batch, sequence), True at padding."""
+        """(batch, sequence, width) → the same; `padding` is boolean (batch, sequence), True at padding."""
+        for name, mask in (("padding", padding), ("memory_padding", memory_padding)):
+            if mask is not None and mask.dtype != torch.bool:
+                raise TypeError(f"{name} must be boolean, True at padding, got {mask.dtype}")
         normed = self.norm(x)
         mixed, _ = self.attention(normed, normed, normed, padding, need_weights=False, chain=chain)
         x = x + self.dropout(mixed)
@@ -136,6 +140,8 @@ class Encoder(_Stack):
 
 class Decoder(_Stack):
     """A stack of causal blocks; with `cross=True` each also attends to an encoder's output.
+
+    It has no cache of keys and values, so it takes whole sequences, not rows in pieces.
 
     Args:
         width: of the hidden states.

@@ -6,13 +6,16 @@ Zuidema (2020) read attention maps on. The sentences come from a small grammar o
 position of the subject is known for each one and any number of them can be had from a seed.
 
 Nothing but the nouns shows number. Determiners go with both ("the", "my"), verbs inside the prefix are
-past ("saw") or follow a modal ("could see"), and everything except the nouns' own number is drawn before the
-label is looked at. The one exception is a coordinated subject ("the boy and the girl"), which is plural
-whatever its nouns are; singular subjects have coordination inside their modifiers more often in return, so
-that "and" tells nothing either.
+past ("saw") or follow a modal ("could see"), and the words are chosen before the number of any noun. The one
+exception is a coordinated subject ("the boy and the girl"), which is plural whatever its nouns are; singular
+subjects have coordination inside their modifiers more often in return, so that "and" tells nothing either.
 
 "and" joins subjects only right after the first head ("the boy and the girl near the lamp", plural). After a
 modifier it joins the nouns of the modifier ("the key to the door and the window", singular).
+
+What opens a sentence before its subject ("near the cabinets , the key") ends in a comma. A rule that knows
+it, and takes the first noun after such a comma or else the first of all, is nearly always right: what is to
+be learnt here is where the subject stands, not a theory of English.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
+from typing import Literal
 
 from overt import _check
 
@@ -39,58 +44,50 @@ _CORES = (
 CONSTRUCTIONS: tuple[str, ...] = _CORES + tuple(f"fronted {core}" for core in _CORES)
 """Every label a `Sentence.construction` can have."""
 
-# Two mixes of sentences: how often each (attractors, agreeing nouns) between subject and verb is drawn.
+# Two mixes of sentences. Row: attractors between subject and verb; column: nouns there that agree with the
+# verb; entry: weight.
 # "natural": few nouns, each an attractor or not by chance, so most sentences have none, as in running text.
-_NATURAL = {
-    (opposite, nouns - opposite): share
-    * math.comb(nouns, opposite)
-    * 0.4**opposite
-    * 0.6 ** (nouns - opposite)
-    for nouns, share in enumerate((0.28, 0.30, 0.22, 0.13, 0.07))
-    for opposite in range(nouns + 1)
-}
-# "balanced": enough of each number of attractors to measure at. Close to symmetric, so that the nouns between
-# subject and verb, counted, lean to neither side: with attractors in excess, the number of most nouns would
-# tell the label by being wrong.
-_BALANCED = {
-    (opposite, agreeing): share
-    for opposite, shares in enumerate(
-        (
-            (11.0, 12.0, 7.0, 4.0, 4.0),
-            (13.0, 7.0, 4.0, 3.0),
-            (8.0, 4.5, 3.0, 1.0),
-            (5.5, 3.5, 1.0),
-            (6.5, 1.0),
-        )
+_NATURAL = tuple(
+    tuple(
+        share * math.comb(nouns, many) * 0.4**many * 0.6 ** (nouns - many)
+        for nouns, share in enumerate((0.40, 0.33, 0.15, 0.08, 0.04))
+        if nouns >= many
     )
-    for agreeing, share in enumerate(shares)
-}
-_MIXES = {"natural": (_NATURAL, 0.5), "balanced": (_BALANCED, 0.65)}  # and: front nouns opposite to the verb
-_FRONTED = 0.60  # opens with a phrase before the subject
-_FRONT_COMMA = 0.35
-_COORDINATION = 0.25
+    for many in range(5)
+)
+# "balanced": enough of each number of attractors to measure at.
+_BALANCED = (
+    (14.0, 10.0, 3.0),
+    (18.0, 8.0, 2.0),
+    (11.0, 5.0),
+    (8.0, 3.0),
+    (7.0, 1.0),
+)
+_MIXES = {"natural": _NATURAL, "balanced": _BALANCED}
+_FRONTED = 0.45  # opens with a phrase before the subject, set off by a comma
+_FRONT_OPPOSITE = 0.85  # a noun in that phrase has the number the verb has not
+_COORDINATION = 0.10
 _COORDINATED_SUBJECT = 0.60  # of the plural sentences with coordination
-_LONGEST = 20
+_LONGEST = 22
 
 _DETERMINERS = ("the", "my", "your", "our", "his", "her", "their")
 _DETERMINER_WEIGHTS = (12, 1, 1, 1, 1, 1, 1)
 
 _LEMMAS = {
-    "person": "boy girl man/men woman/women child/children farmer teacher doctor nurse judge lawyer pilot sailor"
-    " baker painter singer driver guard student friend brother sister wife/wives thief/thieves king queen lady",
-    "animal": "dog cat horse cow mouse/mice goose/geese wolf/wolves fox bird duck lion rabbit goat pony ox/oxen",
-    "object": "book letter lamp knife/knives cup bottle picture map coat table chair clock toy bell mirror car"
-    " boat loaf/loaves leaf/leaves cake",
-    "store": "cabinet box drawer basket bag shelf/shelves chest cage",
-    "access": "key door gate path road bridge",
-    "place": "house garden river church school station market farm hill castle tower village city forest library"
-    " hotel museum barn",
-    "event": "meeting party lesson trip dinner game speech wedding",
+    "person": "boy girl man/men woman/women child/children farmer teacher doctor judge lawyer sailor baker"
+    " painter king",
+    "animal": "dog cat horse mouse/mice goose/geese wolf/wolves fox bird",
+    "object": "book lamp knife/knives cup bottle picture chair toy boat leaf/leaves",
+    "store": "cabinet box drawer shelf/shelves",
+    "access": "key door gate bridge",
+    "place": "house garden church school market castle village city forest hotel",
+    "event": "meeting party lesson wedding",
 }
 
 _ANIMATE = ("person", "animal")
 _THINGS = ("object", "store", "access")
-_SOLID = (*_ANIMATE, *_THINGS, "place")
+_PLACED = (*_THINGS, "place")
+_SOLID = (*_ANIMATE, *_PLACED)
 
 # What can follow a noun of each kind: preposition, and the kinds of noun it takes.
 _PREPOSITIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -160,13 +157,12 @@ _FRONT_PREPOSITIONS = (
     ("before", ("event",)),
     ("during", ("event",)),
 )
-_ADJUNCT_PREPOSITIONS = (
+_LOCATIVE_PREPOSITIONS = (
     ("near", ("place", "access", "object", "animal")),
     ("behind", ("place", "store")),
     ("in", ("place",)),
-    ("after", ("event",)),
-    ("before", ("event",)),
 )
+_ADJUNCT_PREPOSITIONS = (*_LOCATIVE_PREPOSITIONS, ("after", ("event",)), ("before", ("event",)))
 _PARENTHETICAL = (("along", "with"), ("together", "with"), ("like",), ("unlike",))
 _SUBORDINATORS = ("when", "while", "because")
 _INTRANSITIVE = ("arrived", "slept", "waited", "rested", "laughed")
@@ -225,10 +221,8 @@ def _vocabulary() -> tuple[str, ...]:
     words = ["[PAD]", "[CLS]", "[UNK]", ",", "and", "that", "who", "which", "very", *_DETERMINERS]
     for prepositions in (*_PREPOSITIONS.values(), _FRONT_PREPOSITIONS, _ADJUNCT_PREPOSITIONS):
         words += [preposition for preposition, _ in prepositions]
-    for group in (*_PARENTHETICAL, _SUBORDINATORS, _INTRANSITIVE, _MODALS, _ADVERBS):
-        words += group
-    for group in (*_STANDING.values(), _STANDING_THING, *_ADJECTIVES.values()):
-        words += group
+    words += chain.from_iterable((*_PARENTHETICAL, *_STANDING.values(), *_ADJECTIVES.values()))
+    words += (*_SUBORDINATORS, *_INTRANSITIVE, *_STANDING_THING, *_MODALS, *_ADVERBS)
     for pairs in (*_VERBS.values(), *_NOUNS.values()):
         words += [word for pair in pairs for word in pair]
     return tuple(dict.fromkeys(words))
@@ -245,16 +239,18 @@ _CLS, _UNK = _INDEX["[CLS]"], _INDEX["[UNK]"]
 class Sentence:
     """A sentence up to, and without, its main verb.
 
-    tokens: the words, lower case, punctuation apart.
-    plural: whether the verb to come is plural.
-    attractors: how many nouns between the first head of the subject and the verb have the number that the
-        verb has not (Linzen et al., 2016). The second head of a coordinated subject is no attractor, though
-        singular; the nouns of its modifiers are if they are singular.
-    construction: one of `CONSTRUCTIONS`: what comes after the head of the subject ("simple" for nothing; for
-        several modifiers, the clause or parenthesis before the prepositions; "coordinated" for a coordinated
-        subject, modified or not), with "fronted" before it where something comes before the subject.
-    nouns: (position, whether plural) of each noun, in order.
-    subject: the position of the subject's head; both heads of a coordinated subject.
+    Attributes:
+        tokens: the words, lower case, punctuation apart.
+        plural: whether the verb to come is plural.
+        attractors: how many nouns between the first head of the subject and the verb have the number that
+            the verb has not (Linzen et al., 2016). The second head of a coordinated subject is no attractor,
+            though singular; the nouns of its modifiers are if they are singular.
+        construction: one of `CONSTRUCTIONS`: what comes after the head of the subject ("simple" for nothing;
+            for several modifiers, the clause or parenthesis before the prepositions; "coordinated" for a
+            coordinated subject, modified or not), with "fronted" before it where something comes before the
+            subject.
+        nouns: (position, whether plural) of each noun, in order.
+        subject: the position of the subject's head; both heads of a coordinated subject.
     """
 
     tokens: tuple[str, ...]
@@ -285,7 +281,12 @@ class _Draft:
             if rng.random() < 0.2:
                 words.append("very")
             words.append(rng.choice(_ADJECTIVES[kind]))
-        self.nouns.append((len(words), rng.choice(_NOUNS[kind])))
+        noun = rng.choice(_NOUNS[kind])
+        for _ in range(3):  # a noun seldom comes twice in one sentence
+            if all(noun != other for _, other in self.nouns):
+                break
+            noun = rng.choice(_NOUNS[kind])
+        self.nouns.append((len(words), noun))
         words.append("")  # filled in when the number is known
 
     def group(self, kind: str, size: int) -> None:
@@ -336,7 +337,8 @@ class _Draft:
             self.group(target, sizes[0])
         else:
             self.words.append(rng.choice(_STANDING.get(kind, _STANDING_THING)))
-            target = self.preposition(_ADJUNCT_PREPOSITIONS, sizes[0])
+            options = _LOCATIVE_PREPOSITIONS if kind in _PLACED else _ADJUNCT_PREPOSITIONS
+            target = self.preposition(options, sizes[0])
         self.prepositions(target, sizes[1:])
 
     def object_relative(self, kind: str, sizes: Sequence[int], marked: bool) -> None:
@@ -369,25 +371,22 @@ class _Draft:
         rng, words = self.rng, self.words
         draw = rng.random()
         if paired or draw < 0.85:
-            sizes = (2,) if paired else (1,) if draw < 0.54 else (1, 1)
-            kind = self.preposition(_FRONT_PREPOSITIONS, sizes[0])
-            self.prepositions(kind, sizes[1:])
+            self.preposition(_FRONT_PREPOSITIONS, 2 if paired else 1)
         else:
             words.append(rng.choice(_SUBORDINATORS))
             self.noun_phrase(rng.choice(_ANIMATE))
             words.append(rng.choice(_INTRANSITIVE))
-        if rng.random() < _FRONT_COMMA:
-            words.append(",")
+        words.append(",")
 
     def modifiers(self, kind: str, sizes: Sequence[int]) -> str:
         """Everything between the subject and the verb; returns the construction."""
         if not sizes:
             return "simple"
         draw = self.rng.random()
-        if draw < 0.34:
+        if draw < 0.36:
             self.prepositions(kind, sizes)
             return "prepositional"
-        if draw < 0.53:
+        if draw < 0.40:
             self.parenthetical(kind, sizes)
             return "parenthetical"
         if len(sizes) > 1 and self.rng.random() < 0.3:  # a preposition first, and the clause on its noun
@@ -396,33 +395,35 @@ class _Draft:
         if draw < 0.69:
             self.subject_relative(kind, sizes)
             return "subject relative"
-        marked = draw < 0.85
+        marked = draw < 0.87
         self.object_relative(kind, sizes, marked)
         return "object relative" if marked else "reduced relative"
 
 
 def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
     """A sentence of that number."""
-    shares, front_opposite = _MIXES[mix]
+    shares = _MIXES[mix]
+    attractors = rng.choices(range(len(shares)), [sum(row) for row in shares])[0]
     fronted = rng.random() < _FRONTED
-    attractors, _ = drawn = rng.choices(tuple(shares), tuple(shares.values()))[0]
-    while True:
-        agreeing = drawn[1]
-        pair = ""  # where "and" stands, if anywhere
-        if rng.random() < _COORDINATION:
-            if plural and rng.random() < _COORDINATED_SUBJECT:
-                pair = "subject"
-            elif fronted and rng.random() < 0.4:
-                pair = "front"
-            else:
-                pair = "modifier"
-                agreeing = max(agreeing, 2 - attractors)
+    pair = ""  # where "and" stands, if anywhere
+    if rng.random() < _COORDINATION:
+        if plural and rng.random() < _COORDINATED_SUBJECT:
+            pair = "subject"
+        else:
+            pair = "front" if fronted and rng.random() < 0.4 else "modifier"
+    heads = 2 if pair == "subject" else 1
+
+    # What is too long is drawn again with all of the above kept, so that the shares above stay as they are.
+    # The few that hardly fit (fronted, coordinated and four attractors) take some ten tries.
+    for _ in range(200):
+        row = shares[attractors]
+        agreeing = rng.choices(range(len(row)), row)[0]
+        if pair == "modifier":
+            agreeing = max(agreeing, 2 - attractors)
         sizes = [1] * (attractors + agreeing)
         if pair == "modifier":
             place = rng.randrange(len(sizes) - 1)
             sizes[place : place + 2] = [2]
-        heads = 2 if pair == "subject" else 1
-
         draft = _Draft(rng)
         if fronted:
             draft.front(pair == "front")
@@ -430,14 +431,15 @@ def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
         kind = rng.choices(_KINDS, _KIND_WEIGHTS)[0]
         draft.group(kind, heads)
         construction = draft.modifiers(kind, sizes)
-        # Too long: drawn again, but for number, attractors and front, so that their shares stay as they are.
         if len(draft.words) <= _LONGEST:
             break
+    else:
+        return _sentence(rng, mix, plural)
 
     # Only now the numbers, so that no word above can depend on them.
     opposite = [True] * attractors + [False] * agreeing
     rng.shuffle(opposite)
-    numbers = [plural != (rng.random() < front_opposite) for _ in range(before)]
+    numbers = [plural != (rng.random() < _FRONT_OPPOSITE) for _ in range(before)]
     numbers += [rng.random() < 0.35 for _ in range(2)] if heads == 2 else [plural]
     numbers += [plural != other for other in opposite]
     for (position, forms), number in zip(draft.nouns, numbers, strict=True):
@@ -469,8 +471,17 @@ def _draw(rng: Random, mix: str, count: int, avoid: set[tuple[str, ...]], unique
     return sentences
 
 
-def generate(count: int, seed: int, *, mix: str = "balanced") -> list[Sentence]:
-    """Sentences."""
+def generate(count: int, seed: int, *, mix: Literal["balanced", "natural"] = "balanced") -> list[Sentence]:
+    """Sentences of the grammar, half singular and half plural; the same ones for the same seed.
+
+    Some of the shortest may come up more than once.
+
+    Args:
+        count: how many.
+        seed: of the random numbers.
+        mix: "balanced", to measure with: each of 0 to 4 attractors is frequent. "natural", to
+            learn from: most sentences have no attractor, four are rare.
+    """
     _check.whole("count", count, 0)
     _check.whole("seed", seed, 0)
     _check.one_of("mix", mix, _MIXES)
@@ -478,13 +489,16 @@ def generate(count: int, seed: int, *, mix: str = "balanced") -> list[Sentence]:
 
 
 def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Sentence]]:
-    """Sentences to train on and to test on: (train, test).
+    """Sentences to train on, of the natural mix, and to test on, of the balanced one: (train, test).
 
-    No test sentence comes twice, or among the training sentences; short training sentences may come twice.
+    As in Linzen et al., attractors are rare where a model learns and counted where it is measured, so that
+    what it has learnt shows in how its accuracy holds as they grow in number. No test sentence comes twice,
+    or among the training sentences; short training sentences may come twice. See `generate` for the mixes.
 
-    train: how many to train on.
-    test: how many to test on.
-    seed: of the random numbers.
+    Args:
+        train: how many to train on.
+        test: how many to test on.
+        seed: of the random numbers.
     """
     _check.whole("train", train, 0)
     _check.whole("test", test, 0)
@@ -498,7 +512,8 @@ def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Senten
 def encode(sentence: Sentence | str) -> list[int]:
     """The places of the tokens in `VOCABULARY`, with "[CLS]" put first; "[UNK]" for a word it has not.
 
-    sentence: a `Sentence`, or plain text in words and commas, in any case.
+    Args:
+        sentence: a `Sentence`, or plain text in words and commas, in any case.
     """
     words = sentence.replace(",", " , ").lower().split() if isinstance(sentence, str) else sentence.tokens
     return [_CLS, *(_INDEX.get(word, _UNK) for word in words)]
@@ -510,8 +525,9 @@ def baselines(train: Sequence[Sentence], test: Sequence[Sentence]) -> dict[str, 
     "majority": the commoner number in `train`, singular if both are as common. "first noun": the number of
     the first noun in the sentence. "nearest noun": that of the noun nearest to the verb, the last one.
 
-    train: sentences to count labels in.
-    test: sentences to guess.
+    Args:
+        train: sentences to count labels in.
+        test: sentences to guess.
     """
     for name, sentences in (("train", train), ("test", test)):
         if not sentences:

@@ -1,4 +1,4 @@
-"""The KL of a plain dot-product map in memory linear in its length.
+"""The KL of a plain dot-product map, given its rows' log-sum-exp, in memory linear in its length.
 
 The prior depends on keys alone, so sums over cells fall apart into sums over keys: with φ_ij = Φ_ij − lse_i
 and Φ_ij = scale·q_i·k_j + b_j, for instance Σ_j α_j Φ_ij = scale·q_i·(Σ_j α_j k_j) + Σ_j α_j b_j. A causal
@@ -118,13 +118,18 @@ def _squared_scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     queries, keys = query.shape[3], key.shape[2]
     shift = keys - queries
     outer = key[:, :, :shift].mT @ key[:, :, :shift]
-    blocks = []
-    for start in range(0, queries, BLOCK):
-        rows = query[:, :, :, start : start + BLOCK]
-        near = key[:, :, shift + start : shift + start + BLOCK]
+
+    def squares_of(rows: Tensor, near: Tensor, outer: Tensor) -> Tensor:
         scores = rows @ near.unsqueeze(2).mT
         inside = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         squares = scores.square().masked_fill(~inside, 0.0).sum(dim=-1)
-        blocks.append(squares + ((rows @ outer.unsqueeze(2)) * rows).sum(dim=-1))
+        return squares + ((rows @ outer.unsqueeze(2)) * rows).sum(dim=-1)
+
+    if torch.compiler.is_compiling():  # a loop would be unrolled anew for each length
+        return squares_of(query, key[:, :, shift:], outer)
+    blocks = []
+    for start in range(0, queries, BLOCK):
+        near = key[:, :, shift + start : shift + start + BLOCK]
+        blocks.append(squares_of(query[:, :, :, start : start + BLOCK], near, outer))
         outer = outer + near.mT @ near
     return torch.cat(blocks, dim=-1)

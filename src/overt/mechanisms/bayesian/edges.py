@@ -13,6 +13,7 @@ from overt.mechanisms.bayesian.layer import (
     fixed_parameter,
     noise_keys,
     prior_parameter,
+    wants_kl,
 )
 from overt.mechanisms.bayesian.naive import cell_kl, log_noise, reduce_kl
 from overt.mechanisms.chain import Chain
@@ -54,12 +55,15 @@ class BayesianEdgeLayer(nn.Module):
         self._check(scores, edge_index, key, nodes)
         source, target = edge_index
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.config.prior is not None:
+        chain.claim(self.site, self)
+        if wants_kl(self, self.config, chain):
             kl = self._kl(scores, source, target, nodes, key)
-            chain.record_kl(self.site, kl.unsqueeze(0), self.config.annealing(chain.step))
+            chain.record_kl(self.site, kl.unsqueeze(0), self.config)
         if draws_sample(self, chain):
+            if chain.examples.dim() or (chain.sample is not None and chain.sample.dim()):
+                raise ValueError("a graph is one example: examples and sample must each be one number")
             keys = noise_keys(self.site, chain).to(scores.device)
-            unit = noise.uniform_edges(keys, scores.shape[1], target, source)
+            unit = noise.uniform_edges(keys, scores.shape[1], target, source, int(chain.examples))
             scores = scores + log_noise(unit, self.config)
         return edge_log_softmax(scores, target, nodes).exp()
 
@@ -88,3 +92,6 @@ class BayesianEdgeLayer(nn.Module):
         expected_key = (nodes, self.site.heads, self.site.head_dim)
         if key.shape != expected_key:
             raise ValueError(f"key must have shape {expected_key}, got {tuple(key.shape)}")
+        if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
+            span = f"{int(edge_index.min())} … {int(edge_index.max())}"
+            raise ValueError(f"edge_index must number nodes from 0 to {nodes - 1}, got {span}")

@@ -77,11 +77,8 @@ class BayesianLayer(nn.Module):
             dot: given when Φ is a plain dot product; allows the KL's closed form.
             first_row: absolute position of the first query row.
         """
-        # The KL is a training term; rows fed in pieces are generation, where a prior over the keys
-        # known so far would be another prior at each step.
-        if self.config.prior is not None and not chain.keep:
-            kl = self._kl(logits, visible, key, dot)
-            chain.record_kl(self.site, kl, self.config.annealing(chain.step))
+        if wants_kl(self, self.config, chain):
+            chain.record_kl(self.site, self._kl(logits, visible, key, dot), self.config)
         if draws_sample(self, chain):
             keys = noise_keys(self.site, chain).to(logits.device)
             if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
@@ -121,6 +118,15 @@ class BayesianLayer(nn.Module):
         config = self.config
         shape = f"k={config.k}" if config.family == "weibull" else f"sigma={config.sigma}"
         return f"{self.site.kind} {self.site.layer}, {config.family}, {shape}, prior={config.prior}"
+
+
+def wants_kl(layer: nn.Module, config: Bayesian, chain: Chain) -> bool:
+    """Whether the KL is to be computed.
+
+    Not for rows in pieces: a prior over the keys known so far would be another prior at each step.
+    """
+    asked = layer.training if chain.wants_kl is None else chain.wants_kl
+    return asked and config.prior is not None and not chain.keep
 
 
 def draws_sample(layer: nn.Module, chain: Chain) -> bool:

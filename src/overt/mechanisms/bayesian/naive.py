@@ -15,7 +15,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.maps import log_normalizer
 
 EULER = 0.5772156649015329
-# Cells of a map whose KL is formed at once; bounds the memory of temporaries, not the result.
+# Cells of a map whose KL is formed at once: bounds the forward pass's temporaries, not the result.
 CELLS_AT_ONCE = 2**24
 
 
@@ -71,14 +71,21 @@ def dense_kl(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     visible = visible.expand(logits.shape)
     batch, heads, queries, keys = logits.shape
-    rows = max(1, cells_at_once // max(1, batch * heads * keys))
-    total = logits.new_zeros(batch)
-    for start in range(0, queries, rows):
-        seen = visible[:, :, start : start + rows]
+
+    def total_of(part: Tensor, seen: Tensor) -> Tensor:
         # Hidden logits may be −inf, whose square has no gradient.
-        log_mean = logits[:, :, start : start + rows].masked_fill(~seen, 0.0)
+        log_mean = part.masked_fill(~seen, 0.0)
         if config.posterior == "probabilities":
             log_mean = log_mean - log_normalizer(log_mean, seen).unsqueeze(-1)
         cells = cell_kl(log_mean, prior.unsqueeze(-2), config)
-        total = total + cells.masked_fill(~seen, 0.0).sum(dim=(1, 2, 3))
+        return cells.masked_fill(~seen, 0.0).sum(dim=(1, 2, 3))
+
+    # A compiler fuses the temporaries away by itself, and would unroll the loop anew for each length.
+    if torch.compiler.is_compiling() or logits.numel() <= cells_at_once:
+        total = total_of(logits, visible)
+    else:
+        rows = max(1, cells_at_once // max(1, batch * heads * keys))
+        total = logits.new_zeros(batch)
+        for start in range(0, queries, rows):
+            total = total + total_of(logits[:, :, start : start + rows], visible[:, :, start : start + rows])
     return reduce_kl(total, visible.sum(dim=(1, 2, 3)), config)

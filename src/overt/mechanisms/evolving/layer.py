@@ -56,14 +56,16 @@ class EvolvingLayer(nn.Module):
             convolution = (self.weight, self.bias)
         kept = self._keep(mixed, chain) if chain.keep and convolution is not None else None
         evolved = refine(mixed, convolution, visible, site.kind, beta, kept)
-        chain.carry(site, evolved, owner=self)
+        chain.carry(site, evolved)
         return evolved
 
     def _ramp(self, chain: Chain) -> Tensor | None:
         if self.config.ramp_steps == 0:
             return None
         if chain.step is None:
-            raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
+            if self.training:
+                raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
+            return None  # a model in use is past its ramp
         return torch.clamp(chain.step / self.config.ramp_steps, max=1.0)
 
     def _keep(self, mixed: Tensor, chain: Chain) -> Tensor | None:

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overt import _check
 from overt.mechanisms.maps import HIDDEN, check_map, check_visible
-from overt.mechanisms.site import Kind
+from overt.mechanisms.site import KINDS, Kind
 
 
 def reach(kind: Kind, kernel_size: int) -> tuple[int, int, int, int]:
@@ -21,6 +22,9 @@ def reach(kind: Kind, kernel_size: int) -> tuple[int, int, int, int]:
     decoder self-attention they are shifted right as well, which leaves the paper's 6 visible cells of 9 on
     the diagonal.
     """
+    _check.one_of("kind", kind, KINDS)
+    if kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size must be odd, got {kernel_size}")
     half, whole = kernel_size // 2, kernel_size - 1
     if kind == "encoder":
         return half, half, half, half
@@ -63,6 +67,11 @@ def join(kept: Tensor | None, mixed: Tensor) -> Tensor:
     """Rows kept from an earlier piece on top of these; columns that did not exist then are zero, hidden."""
     if kept is None:
         return mixed
+    if kept.shape[:2] != mixed.shape[:2] or kept.shape[-1] > mixed.shape[-1]:
+        raise ValueError(
+            f"kept rows of shape {tuple(kept.shape)} do not go on top of {tuple(mixed.shape)}: "
+            "make a fresh Chain for each sequence"
+        )
     return torch.cat([F.pad(kept, (0, mixed.shape[-1] - kept.shape[-1])), mixed], dim=-2)
 
 
@@ -74,8 +83,8 @@ def convolve(mixed: Tensor, weight: Tensor, bias: Tensor, kind: Kind, kept: Tens
         weight: (heads, heads, k, k), the first axis for the head that comes out.
         bias: (heads,).
         kind: which windows.
-        kept: (batch, heads, ≤ k − 1, ≤ key), the rows of `mixed` just above these, where rows are fed in
-            pieces.
+        kept: (batch, heads, ≤ k − 1, ≤ key), the rows of `mix`'s result just above these, where rows are fed
+            in pieces.
     """
     if weight.dim() != 4 or weight.shape[:2] != (mixed.shape[1], mixed.shape[1]):
         raise ValueError(
