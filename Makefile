@@ -44,7 +44,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/mechanisms.py
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 clean:

@@ -13,7 +13,7 @@ import overt
 from overt.recipes.agreement import encode
 from overt.recipes.demo import load
 
-SENTENCE = "the key to the cabinets near the windows"
+SENTENCE = "the key to the cabinets near the bridges"
 LAYERS = (0, 2, 4, 5)
 
 
@@ -38,7 +38,7 @@ def main() -> None:
         "evolving": maps(runs / "evolving")[0],
         "Bayesian,\nspread over\n50 samples": maps(runs / "Bayesian", 50).std(dim=0),
     }
-    figure, axes = plt.subplots(len(rows), len(LAYERS), figsize=(9, 7), layout="constrained")
+    figure, axes = plt.subplots(len(rows), len(LAYERS), figsize=(9, 7.5), layout="constrained")
     for row, (name, stack) in zip(axes, rows.items(), strict=True):
         top = float(stack[list(LAYERS)].max())
         for axis, layer in zip(row, LAYERS, strict=True):
@@ -47,7 +47,7 @@ def main() -> None:
             axis.set_yticks(range(len(tokens)), tokens if layer == LAYERS[0] else [], fontsize=7)
             if name == "plain":
                 axis.set_title(f"layer {layer + 1}", fontsize=9)
-            if row is not axes[-1]:
+            if row[0] is not axes[-1][0]:
                 axis.set_xticklabels([])
         row[0].set_ylabel(name, fontsize=9)
         figure.colorbar(image, ax=row, shrink=0.8).ax.tick_params(labelsize=7)

@@ -252,7 +252,7 @@ def _train_and_test(
 
 @torch.no_grad()
 def predict(
-    model: AgreementClassifier, sentences: Sequence[Sentence], samples: int | None = None, batch: int = 250
+    model: AgreementClassifier, sentences: Sequence[Sentence], samples: int | None = None, batch: int = 64
 ) -> Tensor:
     """Probabilities of singular and plural, (sentences, 2); with `samples`, (samples, sentences, 2)."""
     model.eval()
