@@ -13,6 +13,9 @@ settings.register_profile(
 )
 settings.load_profile("overt")
 
+# torch gives most warnings once per process; then which test fails for one would depend on their order.
+torch.set_warn_always(True)
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
