@@ -390,8 +390,9 @@ def test_non_reentrant_checkpointing_gives_identical_gradients(mechanisms: list[
         assert torch.equal(got[name], want[name]), name
 
 
-def test_reentrant_checkpointing_is_refused() -> None:
-    model = overt.Encoder(16, 2, 3, MECHANISMS["evolving"])
+@pytest.mark.parametrize("name", ["evolving", "bayesian"])
+def test_reentrant_checkpointing_is_refused(name: str) -> None:
+    model = overt.Encoder(16, 2, 3, MECHANISMS[name])
 
     def checkpointed(x: Tensor, chain: overt.Chain) -> Tensor:
         for block in model.blocks:

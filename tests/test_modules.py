@@ -208,18 +208,6 @@ def test_a_whole_stack_can_be_checkpointed(name: str) -> None:
     assert gradients(model, lambda x, _: checkpoint(model.eval(), x, use_reentrant=False), x)
 
 
-def test_reentrant_checkpointing_of_random_weights_is_refused() -> None:
-    model = overt.Encoder(16, 2, 3, [BAYESIAN])
-
-    def checkpointed(x: Tensor, chain: overt.Chain) -> Tensor:
-        for block in model.blocks:
-            x = checkpoint(block, x, None, chain, use_reentrant=True)
-        return x
-
-    with pytest.raises(RuntimeError, match="reentrant checkpointing cuts the chain of maps"):
-        gradients(model, checkpointed, inputs(2, 5, 16).requires_grad_())
-
-
 @pytest.mark.parametrize("low", [float("-inf"), torch.finfo(torch.float32).min, -1e9, -1e4])
 def test_every_customary_minus_infinity_hides_a_key(low: float) -> None:
     layers = [
