@@ -1,5 +1,6 @@
 """Overt: attention, out in the open."""
 
+from overt.attach import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian import Bayesian
@@ -20,9 +21,17 @@ __all__ = [
     "Evolving",
     "Mechanism",
     "MultiheadAttention",
+    "Posterior",
     "RelativePosition",
     "RelativePosition2d",
     "Site",
     "Synthesizer",
+    "attach",
+    "describe",
+    "detach",
     "evolve",
+    "kl",
+    "load",
+    "penalty",
+    "posterior",
 ]

@@ -67,6 +67,7 @@ class AttentionMap(nn.Module):
         chain: Chain,
         dot: Dot | None = None,
         first_row: int = 0,
+        site: Site | None = None,
     ) -> Tensor:
         """Weights of shape (batch, heads, query, key), at least float32; zeros in hidden cells.
 
@@ -78,17 +79,20 @@ class AttentionMap(nn.Module):
             chain: what the layers below left, and where this one leaves its part.
             dot: given when the logits are a plain dot product.
             first_row: absolute position of the first query row (`Chain.first_row`).
+            site: where the map is this time, for a module that several layers share; its own otherwise.
         """
+        site = self.site if site is None else site
         check_map("logits", logits)
         check_visible(visible, logits)
         if logits.shape[1] != self.site.heads:
             raise ValueError(f"logits must have {self.site.heads} heads, got {logits.shape[1]}")
         if self.has_mechanism:
-            chain.claim(self.site, self)
+            chain.claim(site, self)
         if self.synthesizer is not None:
             logits, dot = self.synthesizer(logits, query, first_row), None
         if self.evolving is not None:
-            logits, dot = self.evolving(logits, visible, chain), None
+            logits, dot = self.evolving(logits, visible, chain, site), None
         if self.bayesian is not None:
-            return self.bayesian(logits, visible, chain, key, dot, first_row)  # type: ignore[no-any-return]
+            drawn: Tensor = self.bayesian(logits, visible, chain, key, dot, first_row, site)
+            return drawn
         return softmax(logits, visible)

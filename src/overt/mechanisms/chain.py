@@ -43,8 +43,8 @@ class Chain:
         examples: global number of each example in the batch, or that of the first. Noise follows an example
             by its number, whatever batch or process it falls into.
         keep: keep the map rows that the next query rows need, so that decoder rows can be fed in pieces, in
-            order, one Chain per sequence. No KL is recorded then.
-        kl: whether to compute the KL. None computes it in training mode only.
+            order, one Chain per sequence.
+        kl: whether to compute the KL. None computes it in training mode, and not with `keep`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Chain:
     def previous(self, site: Site) -> Tensor:
         """The evolved logits that the layer below left."""
         below = self.maps.get((site.kind, site.layer - 1))
-        if below is None and _recomputing() and (site.kind, site.layer - 1) in self._owners:
+        if below is None and recomputing() and (site.kind, site.layer - 1) in self._owners:
             raise RuntimeError(REENTRANT)  # it was there, and was let go of without a gradient to keep it for
         if below is None:
             raise ValueError(
@@ -104,7 +104,7 @@ class Chain:
 
     def carry(self, site: Site, evolved: Tensor) -> None:
         """Leave this layer's evolved logits for the layer above."""
-        if _recomputing() and site.place in self.maps:
+        if recomputing() and site.place in self.maps:
             _refuse_reentrant(self.maps[site.place], evolved)
             return  # the first pass's map is the one that the graph hangs on
         self.maps[site.place] = evolved
@@ -113,7 +113,7 @@ class Chain:
 
     def record_kl(self, site: Site, kl: Tensor, config: Bayesian) -> None:
         """Note one layer's KL per example, (batch,)."""
-        if _recomputing() and site.place in self._kl:
+        if recomputing() and site.place in self._kl:
             _refuse_reentrant(self._kl[site.place][0], kl)
             return
         self._kl[site.place] = (kl, config)
@@ -121,7 +121,7 @@ class Chain:
     def first_row(self, site: Site, queries: int, keys: int) -> int:
         """Absolute position of the first of these query rows; counts them when rows are kept."""
         first = keys - queries if site.kind == "decoder" else 0
-        if not self.keep or _recomputing():
+        if not self.keep or recomputing():
             return first
         fed = self.fed.get(site.place, 0)
         if site.kind == "decoder" and first != fed:
@@ -139,10 +139,15 @@ class Chain:
         """
         return _total([kl for kl, _ in self._kl.values()], per_example)
 
-    def penalty(self) -> Tensor:
-        """What joins the loss: λ(t)·KL, summed over layers and averaged over the batch."""
-        weighted = [kl * config.annealing(self.step) for kl, config in self._kl.values()]
-        return _total(weighted, per_example=False)
+    def penalty(self, per_example: bool = False) -> Tensor:
+        """What joins the loss: λ(t)·KL, summed over layers and averaged over the batch unless `per_example`."""
+        weighted = [_weighted(kl, config.annealing(self.step)) for kl, config in self._kl.values()]
+        return _total(weighted, per_example)
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether any layer recorded a KL."""
+        return bool(self._kl)
 
 
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:
@@ -154,12 +159,16 @@ def _total(parts: list[Tensor], per_example: bool) -> Tensor:
     return total if per_example else total.mean()
 
 
+def _weighted(kl: Tensor, weight: Tensor | float) -> Tensor:
+    return kl * (weight.to(kl.device) if isinstance(weight, Tensor) else weight)
+
+
 def _refuse_reentrant(first: Tensor, again: Tensor) -> None:
     if again.requires_grad and not first.requires_grad:
         raise RuntimeError(REENTRANT)
 
 
-def _recomputing() -> bool:
+def recomputing() -> bool:
     """True while a checkpointed block runs again inside the backward pass."""
     if torch.compiler.is_compiling():
         return False

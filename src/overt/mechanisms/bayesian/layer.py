@@ -66,6 +66,7 @@ class BayesianLayer(nn.Module):
         key: Tensor,
         dot: Dot | None = None,
         first_row: int = 0,
+        site: Site | None = None,
     ) -> Tensor:
         """Weights, (batch, heads, query, key), at least float32.
 
@@ -76,11 +77,13 @@ class BayesianLayer(nn.Module):
             key: (batch, key heads, key, dim), what the contextual prior looks at.
             dot: given when Φ is a plain dot product; allows the KL's closed form.
             first_row: absolute position of the first query row.
+            site: where the map is this time; the layer's own by default.
         """
+        site = self.site if site is None else site
         if wants_kl(self, self.config, chain):
-            chain.record_kl(self.site, self._kl(logits, visible, key, dot), self.config)
+            chain.record_kl(site, self._kl(logits, visible, key, dot), self.config)
         if draws_sample(self, chain):
-            keys = noise_keys(self.site, chain).to(logits.device)
+            keys = noise_keys(site, chain).to(logits.device)
             if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
                 raise ValueError(
                     "sample must be one number or one for each of the batch's "
@@ -123,10 +126,10 @@ class BayesianLayer(nn.Module):
 def wants_kl(layer: nn.Module, config: Bayesian, chain: Chain) -> bool:
     """Whether the KL is to be computed.
 
-    Not for rows in pieces: a prior over the keys known so far would be another prior at each step.
+    Not for rows in pieces, unless asked: the prior is over the keys known so far, another one at each step.
     """
-    asked = layer.training if chain.wants_kl is None else chain.wants_kl
-    return asked and config.prior is not None and not chain.keep
+    asked = layer.training and not chain.keep if chain.wants_kl is None else chain.wants_kl
+    return asked and config.prior is not None
 
 
 def draws_sample(layer: nn.Module, chain: Chain) -> bool:

@@ -43,39 +43,39 @@ class EvolvingLayer(nn.Module):
             self.weight.zero_()
             self.weight[:, :, above, left] = torch.eye(self.site.heads)
 
-    def forward(self, logits: Tensor, visible: Tensor, chain: Chain) -> Tensor:
+    def forward(self, logits: Tensor, visible: Tensor, chain: Chain, site: Site | None = None) -> Tensor:
         """Evolved logits, (batch, heads, query, key), −inf in hidden cells; leaves them in the chain."""
-        site, config = self.site, self.config
-        previous = None if site.layer == 0 else continued(logits, chain.previous(site))
-        ramp = self._ramp(chain)
+        site, config = self.site if site is None else site, self.config
+        previous = None if site.layer == 0 else continued(logits, chain.previous(site).to(logits.device))
+        ramp = self._ramp(chain, logits.device)
         alpha = self.alpha if ramp is None else self.alpha * ramp
         beta = config.beta if ramp is None else config.beta * ramp
         mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
         convolution = None
         if previous is not None and self.weight is not None and self.bias is not None:
             convolution = (self.weight, self.bias)
-        kept = self._keep(mixed, chain) if chain.keep and convolution is not None else None
+        kept = self._keep(mixed, chain, site) if chain.keep and convolution is not None else None
         evolved = refine(mixed, convolution, visible, site.kind, beta, kept)
         chain.carry(site, evolved)
         return evolved
 
-    def _ramp(self, chain: Chain) -> Tensor | None:
+    def _ramp(self, chain: Chain, device: torch.device) -> Tensor | None:
         if self.config.ramp_steps == 0:
             return None
         if chain.step is None:
             if self.training:
                 raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
             return None  # a model in use is past its ramp
-        return torch.clamp(chain.step / self.config.ramp_steps, max=1.0)
+        return torch.clamp(chain.step.to(device) / self.config.ramp_steps, max=1.0)
 
-    def _keep(self, mixed: Tensor, chain: Chain) -> Tensor | None:
+    def _keep(self, mixed: Tensor, chain: Chain, site: Site) -> Tensor | None:
         """Rows kept from the call before; leaves in the chain those that the next call will need."""
-        if self.site.kind == "encoder":
+        if site.kind == "encoder":
             raise ValueError('rows cannot be fed in pieces to kind="encoder": its windows reach rows below')
-        kept = chain.rows.get(self.site.place)
+        kept = chain.rows.get(site.place)
         known = join(kept, mixed)
         first_needed = max(known.shape[-2] - (self.config.kernel_size - 1), 0)
-        chain.rows[self.site.place] = known[..., first_needed:, :]
+        chain.rows[site.place] = known[..., first_needed:, :].clone()  # a view would hold the whole map
         return kept
 
     def extra_repr(self) -> str:

@@ -1,0 +1,285 @@
+"""Attach mechanisms to a Hugging Face model, take them off again, and ask what is there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt.attach.attention import NAME, AttachedAttention, register
+from overt.attach.find import Found, find, refuse
+from overt.attach.saving import Saving, Uploading
+from overt.attach.state import AttachedState
+from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms.attention_map import find as pick
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.evolving.config import Evolving
+from overt.mechanisms.scores import Synthesizer
+from overt.mechanisms.site import KINDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Where = str | Iterable[str] | Mapping[str, Iterable[int] | None] | None
+
+
+def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: int = 0) -> nn.Module:
+    """Put mechanisms into the attentions of a Hugging Face model, in place.
+
+    Any encoder, decoder or encoder–decoder that dispatches its attention through transformers' attention
+    interface will do; others are refused by name. In training the KL of `Bayesian` joins the model's loss by
+    itself.
+
+    Args:
+        model: a `PreTrainedModel`, or a PEFT model around one.
+        mechanisms: `Evolving(…)`, `Bayesian(…)`, `Synthesizer(…)`, at most one each.
+        where: which attentions. None is all of them; "encoder", "decoder" (its self-attention) or "cross", or
+            a list of these; or a mapping from those names to layer numbers (None for all), such as
+            `{"encoder": [4, 5], "cross": None}`. Negative numbers count from the last layer. A chain of maps
+            starts at the first layer chosen.
+        seed: key of the noise.
+
+    Returns:
+        The model, for convenience.
+    """
+    base = base_of(model)
+    if state_in(base) is not None:
+        raise ValueError("the model already has mechanisms attached: overt.detach(model) takes them off")
+    if not mechanisms:
+        raise ValueError("nothing to attach: give mechanisms, such as overt.attach(model, overt.Evolving())")
+    for kind in (Evolving, Bayesian, Synthesizer):
+        pick(mechanisms, kind)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}")
+    found = find(base)
+    chosen = choose(found, where)
+    _refuse_offloaded(base, found)
+
+    token = uuid.uuid4().hex
+    state = AttachedState(token, mechanisms, _plain_where(where), seed)
+    pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
+    pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
+    chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
+    register()
+    parts: list[tuple[Found, AttachedAttention]] = []
+    for one in found:
+        layer, here = chosen.get(one.path, (0, ()))
+        part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
+        parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
+    _set_implementation(base, found, state)
+    for one, part in parts:
+        one.module.add_module("overt", part.train(one.module.training))
+        convolves = part.map is not None and part.map.evolving is not None
+        if convolves and one.kind != "encoder":
+            state.convolves[one.stack] = True
+    state.to(_device(base))
+    base.add_module("overt_state", state.train(base.training))
+    _hook(base, {one.stack for one in found}, state)
+    saving = Saving(base)
+    base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))
+    return model
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Take off what `attach` put on: parameters, hooks and settings, so that the model is as it was."""
+    base = base_of(model)
+    state = the_state(base)
+    for handle in state.hooks:
+        handle.remove()
+    for module in list(base.modules()):
+        module._modules.pop("overt", None)
+        module.__dict__.pop("overt_stack", None)
+    base._modules.pop("overt_state", None)
+    for name in ("save_pretrained", "_upload_modified_files"):
+        base.__dict__.pop(name, None)
+    for config, implementation in state.implementations:
+        config._attn_implementation_internal = implementation
+    return model
+
+
+def kl(model: nn.Module) -> Tensor:
+    """KL of the last forward pass, unweighted: sum over layers, mean over the batch."""
+    state = the_state(model)
+    state.used()
+    if state.last.kl is None:
+        raise ValueError(
+            "no KL to be had: there was no forward pass yet, or it used a cache, or no Bayesian with a prior "
+            "is attached"
+        )
+    return state.last.kl
+
+
+def penalty(model: nn.Module) -> Tensor:
+    """λ(t)·KL of the last training forward pass, as it joins the loss; for training loops of your own."""
+    state = the_state(model)
+    state.used()
+    if state.last.penalty is None:
+        raise ValueError("no penalty to be had: the last forward was not in training, or found no prior")
+    return state.last.penalty
+
+
+def describe(model: nn.Module) -> None:
+    """Print what is attached where, with the effective alpha and beta and the number of parameters."""
+    base = base_of(model)
+    state = the_state(base)
+    print(f"{type(base).__name__} ({base.config.model_type}), step {int(state.step)}")
+    for mechanism in state.mechanisms:
+        print(f"  {mechanism}")
+    rows = [("attention", "kind", "layer", "heads", "alpha", "beta", "Bayesian", "parameters")]
+    total = 0
+    for path, module in base.named_modules():
+        part = module._modules.get("overt")
+        part = getattr(part, "original_module", part)  # PEFT keeps what it trains in a wrapper
+        if not isinstance(part, AttachedAttention):
+            continue
+        count = sum(parameter.numel() for parameter in part.parameters())
+        total += count
+        rows.append((path, *_row(part), f"{count:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    share = 100.0 * total / max(1, sum(parameter.numel() for parameter in base.parameters()))
+    print(f"  {total:,} parameters of mechanisms, {share:.2f} % of the model's")
+
+
+def _row(part: AttachedAttention) -> tuple[str, str, str, str, str, str]:
+    site, layer = part.site, str(part.site.layer)
+    if part.shared:
+        layer = f"0–{part.layers - 1}"
+    if part.map is None:
+        return site.kind, "–", str(site.heads), "–", "–", "–"
+    alpha = beta = bayesian = "–"
+    if part.map.evolving is not None:
+        first = site.layer == 0 and not part.shared
+        alpha = "start" if first else f"{part.map.evolving.alpha:g}"
+        beta = "start" if first else f"{part.map.evolving.config.beta:g}"
+    if part.map.bayesian is not None:
+        config = part.map.bayesian.config
+        shape = f"k={config.k:g}" if config.family == "weibull" else f"sigma={config.sigma:g}"
+        bayesian = f"{config.family} {shape}, {config.prior or 'no'} prior"
+    return site.kind, layer, str(site.heads), alpha, beta, bayesian
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model itself, out of PEFT, DDP and compiled wrappers."""
+    from transformers import PreTrainedModel
+
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
+        for name in ("_orig_mod", "module", "get_base_model"):
+            part = getattr(inner, name, None)
+            part = part() if name == "get_base_model" and callable(part) else part
+            if isinstance(part, nn.Module):
+                inner = part
+                break
+        else:
+            raise TypeError(f"model must be a Hugging Face PreTrainedModel, got {type(model).__name__}")
+    return inner
+
+
+def state_in(base: nn.Module) -> AttachedState | None:
+    """What is attached to a model, or None."""
+    return next((module for module in base.modules() if isinstance(module, AttachedState)), None)
+
+
+def the_state(model: nn.Module) -> AttachedState:
+    """What is attached to a model, or an error."""
+    state = state_in(model)
+    if state is None:
+        raise ValueError(f"nothing is attached to this {type(model).__name__}: overt.attach(model, …) first")
+    return state
+
+
+def choose(found: list[Found], where: Where) -> dict[str, tuple[int, bool]]:
+    """The attentions that `where` selects: path → (its layer in the chain, True)."""
+    kinds = sorted({one.kind for one in found}, key=KINDS.index)
+    wanted: dict[str, list[int] | None]
+    if where is None:
+        wanted = dict.fromkeys(kinds)
+    elif isinstance(where, str):
+        wanted = {where: None}
+    elif isinstance(where, Mapping):
+        wanted = {kind: None if layers is None else list(layers) for kind, layers in where.items()}
+    else:
+        wanted = dict.fromkeys(where)
+    if not wanted:
+        raise ValueError(f"where selects nothing; this model has {', '.join(kinds)}")
+    for kind in wanted:
+        _check.one_of("where", kind, KINDS)
+        if kind not in kinds:
+            raise ValueError(f"where names {kind!r}, but this model has only {', '.join(kinds)} attention")
+    chosen: dict[str, tuple[int, bool]] = {}
+    for kind, layers in wanted.items():
+        for chain in dict.fromkeys(one.chain for one in found if one.kind == kind):
+            members = [one for one in found if one.kind == kind and one.chain == chain]
+            if layers is None:
+                chosen.update({one.path: (number, True) for number, one in enumerate(members)})
+                continue
+            if members[0].shared:
+                raise ValueError(f"where cannot choose layers of {kind}: they share one module")
+            numbers = sorted({_layer(kind, layer, len(members)) for layer in layers})
+            if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
+                raise ValueError(f"where must choose neighbouring layers, a chain has no gaps; got {numbers}")
+            chosen.update({members[number].path: (place, True) for place, number in enumerate(numbers)})
+    if not chosen:
+        raise ValueError(f"where selects nothing, got {where!r}")
+    return chosen
+
+
+def _layer(kind: str, layer: object, count: int) -> int:
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
+        raise ValueError(f"where names layer {layer!r} of {kind}, which has layers 0 to {count - 1}")
+    return layer % count
+
+
+def _plain_where(where: Where) -> Any:
+    """`where` as it is written into a config file."""
+    if where is None or isinstance(where, str):
+        return where
+    if isinstance(where, Mapping):
+        return {kind: None if layers is None else list(layers) for kind, layers in where.items()}
+    return list(where)
+
+
+def _refuse_offloaded(base: PreTrainedModel, found: list[Found]) -> None:
+    for one in found:
+        for parameter in one.module.parameters():
+            if parameter.device.type == "meta" and hasattr(base, "hf_device_map"):
+                raise refuse(base, f"{one.path} is offloaded to disk or CPU; keep its weights in memory")
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+
+
+def _dtype(base: PreTrainedModel, module: nn.Module) -> torch.dtype:
+    floating = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    return next(floating, base.dtype)
+
+
+def _set_implementation(base: PreTrainedModel, found: list[Found], state: AttachedState) -> None:
+    from transformers import PreTrainedModel
+
+    configs = [module.config for module in base.modules() if isinstance(module, PreTrainedModel)]
+    configs += [config for one in found if (config := getattr(one.module, "config", None)) is not None]
+    unique = {id(config): config for config in configs}
+    state.implementations = [(config, config._attn_implementation) for config in unique.values()]
+    base.set_attn_implementation(NAME)
+    for one in found:
+        config = getattr(one.module, "config", None)
+        if config is not None and config._attn_implementation != NAME:
+            config._attn_implementation_internal = NAME
+
+
+def _hook(base: PreTrainedModel, stacks: set[str], state: AttachedState) -> None:
+    from transformers import PreTrainedModel
+
+    for path, module in base.named_modules():
+        if isinstance(module, PreTrainedModel):
+            state.hook(module)
+            if path in stacks:
+                module.__dict__["overt_stack"] = path

@@ -1,0 +1,237 @@
+"""The attention that transformers dispatches to in an attached model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.attach.find import Found
+from overt.attach.passes import KEYWORD, Pass, running
+from overt.attach.plain import logits_of, mix_values, split_mask
+from overt.mechanisms.attention_map import AttentionMap, Mechanism
+from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.chain import recomputing
+from overt.mechanisms.maps import causal, softmax
+from overt.mechanisms.site import Site
+
+NAME = "overt"
+
+
+class AttachedAttention(nn.Module):
+    """What `attach` puts into an attention, under the name `overt`: its mechanisms and its place."""
+
+    def __init__(
+        self, found: Found, chain: int, mechanisms: tuple[Mechanism, ...], layer: int, token: str, pair: bool
+    ) -> None:
+        super().__init__()
+        self.path, self.stack, self.kind = found.path, found.stack, found.kind
+        self.shared, self.layers, self.token = found.shared, found.layers, token
+        self.chain_name, self.chain_number = found.chain, chain
+        self.decoder = found.kind != "encoder"
+        # A module that several layers share needs a convolution, whichever layer calls it first.
+        place = max(layer, 1) if found.shared else layer
+        self.site = Site(found.heads, found.head_dim, found.kind, place, found.key_heads, pair)
+        self.map = AttentionMap(mechanisms, self.site) if mechanisms else None
+        self.checked = False
+
+    def extra_repr(self) -> str:
+        """Place and size, for `print(model)`."""
+        return f"{self.site.kind} {self.site.layer}, heads={self.site.heads}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        current: Pass,
+        scaling: float,
+        dropout: float,
+        position_bias: Tensor | None,
+        softcap: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend: output (batch, query, heads, dim), and the map used, before dropout.
+
+        Args:
+            query: (batch, heads, query, dim).
+            key: (batch, key heads, key, dim).
+            value: like `key`.
+            mask: additive or boolean, (batch or 1, heads or 1, query or 1, key).
+            current: the pass that this call belongs to.
+            scaling: of the scores.
+            dropout: on the weights, in training.
+            position_bias: added to the logits; broadcasts to them.
+            softcap: limit of the scores, softly.
+        """
+        site = self._site_of_this_call(query, key, current)
+        queries, keys = query.shape[-2], key.shape[-2]
+        logits = logits_of(query, key, scaling, softcap, position_bias)
+        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+        if mask is not None:
+            visible, bias = split_mask(mask[..., :keys])
+            logits = logits if bias is None else logits + bias
+        total = current.past.get(self.stack, 0) + queries if self.kind == "decoder" else keys
+        logits, visible = _absolute(logits, visible, total)
+        visible = self._without_padded_queries(visible, mask, queries, total, current)
+        if self.map is None:
+            weights = softmax(logits, visible)
+        else:
+            if not torch.compiler.is_compiling() and (not self.checked or current.unusual):
+                self._check_mask(visible, queries, total, mask is None, current)
+            chain = current.chain(self.chain_name, self.chain_number, self.stack, self.decoder)
+            first_row = chain.first_row(site, queries, total)
+            dot = None
+            if mask is None and softcap is None and position_bias is None:
+                dot = _plain_dot(query, key, scaling)
+            weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
+        # Back to the cache's columns: a sliding one has dropped the first, a static one has room for more.
+        weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
+        weights = weights.to(query.dtype)
+        return mix_values(F.dropout(weights, dropout, self.training), value), weights
+
+    def _site_of_this_call(self, query: Tensor, key: Tensor, current: Pass) -> Site:
+        batch, heads, queries, width = query.shape
+        site = self.site
+        if (heads, key.shape[1], width) != (site.heads, site.key_heads, site.head_dim):
+            raise ValueError(
+                f"{self.path} was attached for {site.heads} heads, {site.key_heads} key heads of width "
+                f"{site.head_dim}, and attends with {heads}, {key.shape[1]} and {width}"
+            )
+        if self.kind == "encoder" and queries != key.shape[-2]:
+            raise ValueError(
+                f"{self.path} was taken for self-attention; it has {queries} queries and {key.shape[-2]} keys"
+            )
+        again = not torch.compiler.is_compiling() and recomputing()
+        if self.shared:
+            if again:
+                raise RuntimeError(
+                    f"{self.path} is shared by several layers, which gradient checkpointing cannot tell apart"
+                )
+            call = current.calls.get((self.chain_name, self.kind), 0)
+            current.calls[self.chain_name, self.kind] = call + 1
+            site = replace(site, layer=call)
+        elif not again:
+            place = (self.chain_name, site.place)
+            if place in current.done:
+                raise RuntimeError(
+                    f"{self.path} ran twice in one forward pass; its chain has one place for it"
+                )
+            current.done.add(place)
+        current.batch = batch
+        return site
+
+    def _without_padded_queries(
+        self, visible: Tensor, mask: Tensor | None, queries: int, total: int, current: Pass
+    ) -> Tensor:
+        """Hide the rows of padded queries: masks hide keys only, and a convolution would read those rows.
+
+        A query of self-attention is padding if its own key is hidden; cross-attention has the queries of the
+        self-attention before it.
+        """
+        if self.kind == "cross":
+            real = current.real.get(self.stack)
+        elif mask is None:
+            real = None
+        else:
+            square = visible.expand(*visible.shape[:-2], queries, total)
+            real = square.diagonal(total - queries, dim1=-2, dim2=-1).any(dim=1)
+        current.real[self.stack] = real
+        return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
+
+    def _check_mask(self, visible: Tensor, queries: int, total: int, none: bool, current: Pass) -> None:
+        """Refuse a mask that does not fit what the attention was taken for, before it does harm."""
+        self.checked = True
+        if self.kind == "cross" or queries == 1:
+            return
+        square = visible.expand(*visible.shape[:-2], queries, total)
+        ahead = ~causal(queries, total, visible.device)
+        sees_ahead = bool((square & ahead).any())
+        if self.kind == "decoder" and (none or sees_ahead):
+            raise ValueError(
+                f"{self.path} was taken for causal, but its mask lets queries see later keys "
+                "(a prefix, or image tokens): such masks are not supported"
+            )
+        if self.kind == "encoder" and not none and not sees_ahead and bool(square.any(dim=-1).sum() > 1):
+            lengths = square.any(dim=1).any(dim=-1).sum(dim=-1)
+            if bool((lengths > 1).any()):
+                raise ValueError(
+                    f"{self.path} was taken for bidirectional, but its mask is causal: not supported"
+                )
+        if current.unusual and total == queries:
+            own = square.diagonal(dim1=-2, dim2=-1)
+            before = square.diagonal(-1, dim1=-2, dim2=-1)
+            if bool((own[..., 1:] & own[..., :-1] & ~before).any()):
+                raise ValueError(
+                    f"packed sequences ({current.unusual}) are not supported: windows and priors would reach "
+                    "across their borders; pad them instead"
+                )
+
+
+def _plain_dot(query: Tensor, key: Tensor, scaling: float) -> Dot:
+    """Unmasked scaled dot products, for the KL's closed form."""
+    batch, _, queries, _ = query.shape
+    seen = torch.ones(1, 1, dtype=torch.bool, device=query.device)
+    keys, rows = seen.expand(batch, key.shape[-2]), seen.expand(batch, queries)
+    return Dot(query, key, scaling, None, keys, rows, False)
+
+
+def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Columns of the whole sequence, so that rows of maps line up whatever a cache keeps.
+
+    A static cache has room for keys to come, which are cut off; a sliding one has dropped the first keys,
+    whose columns come back hidden.
+    """
+    keys = logits.shape[-1]
+    if keys == total:
+        return logits, visible
+    visible = visible.expand(*visible.shape[:-1], keys)
+    if keys > total:
+        return logits[..., :total], visible[..., :total]
+    return F.pad(logits, (total - keys, 0)), F.pad(visible, (total - keys, 0))
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The function registered with transformers; `module.overt` does the work."""
+    here = getattr(module, "overt", None)
+    if here is None:
+        raise RuntimeError(
+            f"{type(module).__name__} dispatches to overt, but nothing is attached to it: "
+            "overt.attach(model, …) sets the attention implementation by itself"
+        )
+    current = kwargs.get(KEYWORD)
+    if current is None:
+        current = running(here.token)
+    if current is None:
+        raise RuntimeError(
+            f"{here.path} ran outside of a forward pass of its model; call the model, not its layers "
+            "(gradient checkpointing of a family that drops keyword arguments ends here too)"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output: tuple[Tensor, Tensor] = here(
+        query, key, value, attention_mask, current, scaling, dropout, position_bias, softcap
+    )
+    return output
+
+
+def register() -> None:
+    """Make the attention and its masks known to transformers; again does no harm."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)

@@ -1,0 +1,291 @@
+"""Where a Hugging Face model attends: found from the model itself, not from a list of families.
+
+An attention is a module whose code dispatches through transformers' `ALL_ATTENTION_FUNCTIONS`. What the
+family's own eager function computes is compared with ours on random numbers before anything is attached, so
+that a family with a sink, a bias or a mask of its own is refused rather than quietly changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.attach.plain import logits_of, mix_values, split_mask
+from overt.mechanisms.maps import softmax
+from overt.mechanisms.site import Kind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Arguments of a family's eager attention that ours honours; any other argument is something it would ignore.
+HONOURED = {
+    "module",
+    "query",
+    "key",
+    "value",
+    "attention_mask",
+    "scaling",
+    "dropout",
+    "softcap",
+    "position_bias",
+    "sliding_window",  # already in the mask
+    "kwargs",
+}
+CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention")
+CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One attention of a model.
+
+    Attributes:
+        path: its name in the model.
+        module: the attention itself.
+        stack: path of the nearest model around it, which is handed the pass.
+        chain: path of the list of layers it is in; its maps evolve along that list.
+        kind: "encoder", "decoder" or "cross".
+        layer: place among the attentions of its kind in the chain.
+        heads: number of query heads.
+        key_heads: number of key heads.
+        head_dim: width of a head's queries and keys.
+        shared: whether several layers call this one module (ALBERT).
+        layers: how many attentions of its kind the chain has, counting each call.
+    """
+
+    path: str
+    module: nn.Module
+    stack: str
+    chain: str
+    kind: Kind
+    layer: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    shared: bool = False
+    layers: int = 0
+
+
+def name_of(model: nn.Module) -> str:
+    """How errors call a model: its class and family."""
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    return f"{type(model).__name__} ({family})" if family else type(model).__name__
+
+
+def refuse(model: nn.Module, reason: str) -> ValueError:
+    """The error for a model that cannot be attached to."""
+    return ValueError(f"{name_of(model)} cannot be attached to: {reason}")
+
+
+def find(model: PreTrainedModel) -> list[Found]:
+    """Every dispatched attention of a model, in order; or an error that names the family and the reason."""
+    from transformers import PreTrainedModel
+
+    dispatched = {path: module for path, module in model.named_modules() if _dispatches(module)}
+    if not dispatched:
+        raise refuse(
+            model,
+            "its attention is not dispatched through transformers' attention interface "
+            "(ALL_ATTENTION_FUNCTIONS), so there is no place to put a mechanism",
+        )
+    _refuse_undispatched(model, dispatched)
+    models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+    found = []
+    for path, module in dispatched.items():
+        stack = max((p for p in models if _inside(path, p)), key=len)
+        if not models[stack]._can_set_attn_implementation():
+            raise refuse(
+                model, f"{type(models[stack]).__name__} does not let its attention implementation be set"
+            )
+        check_eager(model, module)
+        kind = _kind(path, module, models[stack])
+        heads, key_heads, head_dim = _shape(model, path, module)
+        chain = re.split(r"\.\d+(?:\.|$)", path)[0]
+        found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim))
+    return _numbered(model, found)
+
+
+def _inside(path: str, ancestor: str) -> bool:
+    return ancestor == "" or path == ancestor or path.startswith(ancestor + ".")
+
+
+def _names(function: Callable[..., Any]) -> set[str]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return set(code.co_names) if code is not None else set()
+
+
+def _dispatches(module: nn.Module) -> bool:
+    if type(module).__module__.startswith("torch."):
+        return False
+    return "ALL_ATTENTION_FUNCTIONS" in _names(type(module).forward)
+
+
+def _refuse_undispatched(model: nn.Module, dispatched: dict[str, nn.Module]) -> None:
+    """Refuse a model that has, in its layers, an attention that does not dispatch beside others that do."""
+    for path, module in model.named_modules():
+        named = "attention" in type(module).__name__.lower() and re.search(r"\.\d+(\.|$)", path)
+        if not named or next(module.parameters(), None) is None:
+            continue
+        related = any(_inside(path, other) or _inside(other, path) for other in dispatched)
+        if not related:
+            raise refuse(
+                model,
+                f"{path} ({type(module).__name__}) is not dispatched through transformers' "
+                "attention interface, though other attentions of the model are",
+            )
+
+
+def _kind(path: str, module: nn.Module, stack: nn.Module) -> Kind:
+    names = ".".join([*path.split(".")[-3:], type(module).__name__]).lower()
+    if getattr(module, "is_cross_attention", False) or CROSS.search(names):
+        return "cross"
+    if getattr(module, "is_causal", False):
+        return "decoder"
+    # CLIP's text tower makes a causal mask for attentions that do not call themselves causal.
+    masks = _names(type(stack).forward)
+    causal = bool(masks & CAUSAL_MASKS) and not any("bidirectional" in name for name in masks)
+    return "decoder" if causal else "encoder"
+
+
+def _shape(model: nn.Module, path: str, module: nn.Module) -> tuple[int, int, int]:
+    """Query heads, key heads and head width, from the module or its config."""
+    config = getattr(module, "config", None)
+
+    def look(*names: str) -> int | None:
+        for source in (module, config):
+            for name in names:
+                value = getattr(source, name, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+        return None
+
+    heads = look("num_heads", "num_attention_heads", "n_heads", "n_head")
+    if heads is None:
+        raise refuse(model, f"the number of heads of {path} ({type(module).__name__}) is not to be found")
+    groups = getattr(module, "num_key_value_groups", None)
+    key_heads = heads // groups if isinstance(groups, int) else look("num_key_value_heads") or heads
+    head_dim = look("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+    if head_dim is None:
+        width = look("embed_dim", "dim", "hidden_size", "d_model")
+        if width is None:
+            raise refuse(model, f"the head width of {path} ({type(module).__name__}) is not to be found")
+        head_dim = width // heads
+    return heads, min(key_heads, heads), head_dim
+
+
+def _numbered(model: PreTrainedModel, found: list[Found]) -> list[Found]:
+    """Places in the chains; a chain restarts where the number of heads changes."""
+    groups: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    for one in found:
+        groups[one.chain, one.kind].append(one)
+    placed: dict[str, Found] = {}
+    for (chain, _), members in groups.items():
+        layers = _layers(model, members[0], chain)
+        shared = layers is not None
+        count = layers if layers is not None else len(members)
+        for layer, (one, part) in enumerate(zip(members, _parts(members), strict=True)):
+            first = next(i for i, other in enumerate(_parts(members)) if other == part)
+            name = chain if part == 0 else f"{chain}#{part}"
+            place = layer if shared else layer - first
+            placed[one.path] = replace(one, chain=name, layer=place, shared=shared, layers=count)
+    return [placed[one.path] for one in found]
+
+
+def _parts(members: list[Found]) -> list[int]:
+    """A number for each member that goes up where the heads change."""
+    part, parts = 0, []
+    for before, one in zip([members[0], *members], members, strict=False):
+        part += before.heads != one.heads
+        parts.append(part)
+    return parts
+
+
+def _layers(model: PreTrainedModel, one: Found, chain: str) -> int | None:
+    """How many layers run through a chain whose list is shorter than that, i.e. shared; None if it is not."""
+    try:
+        listed = len(model.get_submodule(chain))  # type: ignore[arg-type]
+    except (AttributeError, TypeError):
+        return None
+    config = getattr(one.module, "config", model.config)
+    names = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+    counts = [value for name in names if isinstance(value := getattr(config, name, None), int)]
+    if not counts or listed in counts or listed > counts[0]:
+        return None
+    return counts[0] * int(getattr(config, "inner_group_num", 1))
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any] | None:
+    """The eager attention of the family that a module belongs to."""
+    eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+    return eager if callable(eager) else None
+
+
+_probed: set[tuple[type, int, bool]] = set()
+
+
+def check_eager(model: nn.Module, module: nn.Module) -> None:
+    """Refuse a family whose own attention is not a softmax of scaled scores, softcap, bias and mask."""
+    eager = eager_of(module)
+    who = type(module).__name__
+    if eager is None:
+        raise refuse(model, f"{who} has no eager attention to compare with")
+    arguments = set(inspect.signature(eager).parameters)
+    if unknown := sorted(arguments - HONOURED):
+        raise refuse(model, f"the attention of {who} takes {', '.join(unknown)}, which is not honoured")
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        return
+    groups = getattr(module, "num_key_value_groups", 1)
+    # A family's attention is one function; what may differ between its modules are a few of their attributes.
+    signature = (type(module), groups, getattr(module, "sinks", None) is not None)
+    if signature in _probed:
+        return
+    for extra in _extras(arguments, groups, device):
+        try:
+            same = _agrees(eager, module, groups, device, extra)
+        except Exception as error:
+            raise refuse(model, f"the attention of {who} could not be compared: {error}") from error
+        if not same:
+            given = f" with {', '.join(extra)}" if extra else ""
+            raise refuse(
+                model,
+                f"the attention of {who}{given} is not a softmax of scaled scores and mask "
+                "(it has a sink, perhaps, or a bias of its own)",
+            )
+    _probed.add(signature)
+
+
+def _extras(arguments: set[str], groups: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    yield {}
+    if "softcap" in arguments:
+        yield {"softcap": 0.7}
+    if "position_bias" in arguments:
+        yield {"position_bias": _random(4, (1, 2 * groups, 3, 5), device)}
+
+
+def _random(seed: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@torch.no_grad()
+def _agrees(
+    eager: Callable[..., Any], module: nn.Module, groups: int, device: torch.device, extra: dict[str, Any]
+) -> bool:
+    query = _random(0, (2, 2 * groups, 3, 4), device)
+    key, value = _random(1, (2, 2, 5, 4), device), _random(2, (2, 2, 5, 4), device)
+    mask = torch.zeros(2, 1, 3, 5, device=device)
+    mask[1, :, :, 3:] = torch.finfo(torch.float32).min
+    theirs, their_weights = eager(module, query, key, value, mask, scaling=0.3, dropout=0.0, **extra)
+    logits = logits_of(query, key, 0.3, extra.get("softcap"), extra.get("position_bias"))
+    visible, _ = split_mask(mask)
+    weights = softmax(logits, visible)
+    ours = mix_values(weights, value)
+    close = torch.allclose(theirs.float(), ours, atol=1e-4)
+    return close and torch.allclose(their_weights.float(), weights, atol=1e-4)

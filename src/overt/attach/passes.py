@@ -1,0 +1,198 @@
+"""One forward pass through an attached model: its chains, and what decoding keeps from step to step.
+
+The pass is made by a hook on the outermost model and travels to the attentions as a keyword argument, which a
+checkpointed layer keeps for its second run. Where a family drops keyword arguments on the way, the attentions
+find the pass as the innermost one that is running.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from overt.mechanisms.chain import Chain, Place
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+KEYWORD = "overt_pass"
+# Chains of one model must not share noise: each takes the next of these steps away from the seed.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+@dataclass
+class Kept:
+    """What decoding keeps beside a cache: the map rows that the next rows' convolutions will read.
+
+    Attributes:
+        rows: chain → place → (batch, heads, rows, key).
+        fed: chain → place → number of rows fed so far.
+        length: number of tokens in the cache.
+    """
+
+    rows: dict[str, dict[Place, Tensor]] = field(default_factory=dict)
+    fed: dict[str, dict[Place, int]] = field(default_factory=dict)
+    length: int = 0
+
+    def chain(self, name: str) -> tuple[dict[Place, Tensor], dict[Place, int]]:
+        """Rows and counts of one chain."""
+        return self.rows.setdefault(name, {}), self.fed.setdefault(name, {})
+
+    def select(self, index: Tensor) -> None:
+        """Take these examples of the batch, as beam search does."""
+        for rows in self.rows.values():
+            for place, kept in rows.items():
+                rows[place] = kept.index_select(0, index.to(kept.device))
+
+    def repeat(self, repeats: int) -> None:
+        """Repeat each example of the batch."""
+        for rows in self.rows.values():
+            for place, kept in rows.items():
+                rows[place] = kept.repeat_interleave(repeats, dim=0)
+
+    def crop(self, length: int) -> None:
+        """Forget tokens from the end; refused where their rows are needed."""
+        if length >= self.length:
+            return
+        if any(self.rows.values()):
+            raise RuntimeError(
+                "a cache with evolving attention cannot be cropped, rows of earlier maps being gone: "
+                "generate without assisted decoding and prompt lookup"
+            )
+        for counts in self.fed.values():
+            for place in counts:
+                counts[place] = length
+        self.length = length
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.rows.clear()
+        self.fed.clear()
+        self.length = 0
+
+
+class Pass:
+    """What one forward pass holds.
+
+    Attributes:
+        token: of the model it belongs to.
+        training: whether the model trains, so that what is drawn and kept is decided once.
+        chains: chain name → Chain.
+        real: stack → (batch, query), which of its queries are not padding; None where all are.
+        past: stack → number of tokens in the cache before this pass.
+        kept: stack → what its cache keeps.
+        calls: chain and kind → how many attentions have run, for modules that layers share.
+        done: places that have run.
+        batch: number of examples, once known.
+    """
+
+    def __init__(
+        self, token: str, training: bool, address: dict[str, Any], seed: int, seen: Tensor | None = None
+    ) -> None:
+        self.token, self.training = token, training
+        self.address, self.seed, self.seen = address, seed, seen
+        self.chains: dict[str, Chain] = {}
+        self.real: dict[str, Tensor | None] = {}
+        self.past: dict[str, int] = {}
+        self.kept: dict[str, Kept] = {}
+        self.wants_kl: dict[str, bool] = {}
+        self.unusual: str | None = None
+        self.calls: dict[tuple[str, str], int] = {}
+        self.done: set[tuple[str, Place]] = set()
+        self.batch: int | None = None
+        self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+    def chain(self, name: str, number: int, stack: str, decoder: bool) -> Chain:
+        """The Chain of this name, made when first asked for."""
+        chain = self.chains.get(name)
+        if chain is not None:
+            return chain
+        keep = decoder and not self.training
+        # Made here and not in a default: the KL of an evaluation is of use, that of cached decoding is not.
+        wants_kl = self.wants_kl.get(stack, True)
+        address = dict(self.address)
+        if self.seen is not None:
+            address["examples"] = first_example(self.seen, self.batch or 0)
+        chain = Chain(seed=self.seed + number * SEED_STRIDE, keep=keep, kl=wants_kl, **address)
+        kept = self.kept.get(stack)
+        if keep and kept is not None:
+            chain.rows, chain.fed = kept.chain(name)
+        self.chains[name] = chain
+        return chain
+
+
+def first_example(seen: Tensor, batch: int) -> Tensor:
+    """Number of this process's first example: batches are dealt to processes in turn, as data loaders do."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return seen
+    return seen * torch.distributed.get_world_size() + torch.distributed.get_rank() * batch
+
+
+_running: list[Pass] = []
+
+
+def push(current: Pass) -> None:
+    """A model begins."""
+    _running.append(current)
+
+
+def pop(current: Pass) -> None:
+    """A model ends; whatever an interrupted one left above it goes too."""
+    while _running:
+        if _running.pop() is current:
+            return
+
+
+def running(token: str) -> Pass | None:
+    """The innermost pass of this model that is running in this thread."""
+    thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+    for current in reversed(_running):
+        if current.token == token and current.thread == thread:
+            return current
+    return None
+
+
+_classes: dict[type, type] = {}
+
+
+def keep_on(cache: Cache, kept: Kept) -> None:
+    """Make `kept` live on a cache: reordered, repeated, cropped, reset and copied with it."""
+    cache.overt_kept = kept  # type: ignore[attr-defined]
+    plain = type(cache)
+    if issubclass(plain, _Keeping):
+        return
+    if plain not in _classes:
+        _classes[plain] = type(plain.__name__, (_Keeping, plain), {"__module__": plain.__module__})
+    cache.__class__ = _classes[plain]
+
+
+class _Keeping:
+    """Mixed into a cache's class, so that kept rows follow what happens to it."""
+
+    overt_kept: Kept
+    # generate() would compile the step for a static cache; the number of kept rows changes with each.
+    is_compileable = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self.overt_kept.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self.overt_kept.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self.overt_kept.repeat(repeats)
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        super().crop(*args, **kwargs)  # type: ignore[misc]
+        self.overt_kept.crop(int(self.get_seq_length()))  # type: ignore[attr-defined]
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.overt_kept.clear()

@@ -1,0 +1,485 @@
+"""The battery: every feature of attach on every family. `docs/support.md` is written from its results."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import families
+import overt
+import reference
+from families import FAMILIES, REFUSED, Family, inputs_of
+
+LIVE = overt.Evolving(alpha=0.3, beta=0.3, decoder_alpha=0.3)
+STILL = overt.Evolving(alpha=0.0, beta=0.0)
+PATHS = {"encoder": "enc", "decoder": "dec", "cross": "cross"}
+
+
+def enliven(model: Any, seed: int = 5) -> Any:
+    """Random kernels that let much through, so that nothing hides behind an identity."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".evolving." in name:
+                drawn = torch.randn(parameter.shape, generator=generator) * 0.3
+                parameter.copy_(drawn + (0.2 if name.endswith("bias") else 0.0))
+    return model
+
+
+def tokens_of(family: Family, model: Any, inputs: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Per-token outputs of each stack, (batch, token, width), with what is real in them, (batch, token)."""
+    output = model(**inputs, output_hidden_states=True)
+    if family.inputs == "image":
+        pairs = [(output.hidden_states[-1], None)]
+    elif family.inputs == "both":
+        text, vision = output.text_model_output, output.vision_model_output
+        pairs = [(text.last_hidden_state, inputs["attention_mask"]), (vision.last_hidden_state, None)]
+    elif family.inputs in ("pair", "sound"):
+        pairs = [
+            (output.encoder_last_hidden_state, inputs.get("attention_mask")),
+            (output.decoder_hidden_states[-1], inputs.get("decoder_attention_mask")),
+        ]
+    else:
+        pairs = [(output.hidden_states[-1], inputs["attention_mask"])]
+    return [(x, torch.ones(x.shape[:2]) if real is None else real) for x, real in pairs]
+
+
+def assert_same(
+    ours: list[tuple[Tensor, Tensor]], theirs: list[tuple[Tensor, Tensor]], tolerance: float = 2e-5
+) -> None:
+    """Equal at positions that are real."""
+    assert len(ours) == len(theirs)
+    for (a, real), (b, _) in zip(ours, theirs, strict=True):
+        picked = real.bool()
+        torch.testing.assert_close(a[picked], b[picked], atol=tolerance, rtol=tolerance)
+
+
+def loss_inputs(family: Family, model: Any) -> dict[str, Any]:
+    """Inputs with which the model returns a loss."""
+    inputs: dict[str, Any] = inputs_of(family, padded=True)
+    if family.inputs == "both":
+        return {**inputs, "return_loss": True}
+    if family.inputs in ("pair", "sound"):
+        target = inputs.pop("decoder_input_ids")
+        return {**inputs, "labels": target.masked_fill(target == families.PAD, -100)}
+    if family.generates:
+        ids = inputs["input_ids"]
+        return {**inputs, "labels": ids.masked_fill(ids == families.PAD, -100)}
+    return {**inputs, "labels": torch.tensor([0, 1, 1]) % model.config.num_labels}
+
+
+def same_as_before(family: Family) -> None:
+    model = family.make()
+    for padded in (False, True):
+        inputs = inputs_of(family, padded)
+        plain = tokens_of(family, model, inputs)
+        for mechanism in (STILL, overt.Bayesian(), overt.Bayesian(family="lognormal", prior="fixed")):
+            overt.attach(model, mechanism)
+            assert_same(tokens_of(family, model, inputs), plain)
+            overt.detach(model)
+
+
+def equals_the_reference(family: Family) -> None:
+    model = family.make()
+    plain = copy.deepcopy(model)
+    enliven(overt.attach(model, LIVE, overt.Bayesian()))
+    plain.set_attn_implementation(reference.NAME)
+    for padded, left in ((False, False), (True, False), (True, True)):
+        if padded and not family.pads:
+            continue
+        inputs = inputs_of(family, padded, left)
+        reference.open_book(book_of(family, model, plain, inputs))
+        slow = tokens_of(family, plain, inputs)
+        reference.open_book(None)
+        still = tokens_of(family, family.make(), inputs)
+        fast = tokens_of(family, model, inputs)
+        assert_same(fast, slow, 1e-4)
+        moved = [
+            (a - b)[real.bool()].abs().max().item() for (a, real), (b, _) in zip(fast, still, strict=True)
+        ]
+        assert max(moved) > 1e-3, "the mechanism does something"
+
+
+def farthest(a: Tensor, b: Tensor, real: Tensor) -> float:
+    return (a - b)[real.bool()].abs().max().item()
+
+
+def all_equal(ours: list[tuple[Tensor, Tensor]], theirs: list[tuple[Tensor, Tensor]]) -> bool:
+    return all(torch.equal(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
+
+
+def book_of(family: Family, attached: Any, plain: Any, inputs: dict[str, Tensor]) -> reference.Book:
+    places = {}
+    for kind in family.attends:
+        for layer, path in enumerate(family.paths(kind)):
+            evolving = attached.get_submodule(path).overt.map.evolving
+            kernel = None if evolving.weight is None else reference.array(evolving.weight)
+            bias = None if evolving.bias is None else reference.array(evolving.bias)
+            tower = path.split(".")[0]
+            place = reference.Place(kind, tower, layer, kernel, bias, family.calls)
+            places[plain.get_submodule(path)] = place
+    real = {}
+    mask, target = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
+    if family.inputs == "pair":
+        real = {"encoder": mask.numpy(), "decoder": target.numpy(), "cross": target.numpy()}
+    elif family.inputs == "both":
+        real = {"decoder": mask.numpy()}
+    elif family.inputs == "text":
+        real = {next(iter(family.attends)): mask.numpy()}
+    return reference.Book(places, real, LIVE.alpha, LIVE.beta)
+
+
+def alone_as_in_a_padded_batch(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE))
+    positions = "position_ids" in inspect.signature(type(model).forward).parameters
+    relative = family.name in ("T5", "Llama", "Mistral", "Qwen 2", "Qwen 3", "Gemma", "Gemma 2", "GPT-NeoX")
+    relative = relative or family.name in ("ModernBERT", "OPT", "RoBERTa", "XLM-R")
+    for left in (False, True):
+        batch = inputs_of(family, padded=True, left=left)
+        if left and positions and not relative and "input_ids" in batch:
+            batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        together = tokens_of(family, model, batch)
+        garbled = dict(batch)
+        # RoBERTa's positions, and where CLIP pools, depend on the tokens themselves.
+        if family.name not in ("RoBERTa", "XLM-R") and family.inputs != "both":
+            hidden = batch["attention_mask"] == 0
+            garbled["input_ids"] = batch["input_ids"].masked_fill(hidden, families.WORDS - 1)
+            assert_same(tokens_of(family, model, garbled), together)
+        if left and not (positions or relative):
+            continue  # its positions count from the left edge, padding or not
+        for row in range(3):
+            alone = {key: cut(value, row, key, batch) for key, value in batch.items()}
+            apart = tokens_of(family, model, alone)
+            for (one, real), (all_, mask) in zip(apart, together, strict=True):
+                assert bool(real.bool().all())
+                torch.testing.assert_close(one[0], all_[row][mask[row].bool()], atol=2e-5, rtol=2e-5)
+
+
+def cut(value: Tensor, row: int, key: str, batch: dict[str, Tensor]) -> Tensor:
+    if key == "pixel_values":
+        return value[row : row + 1]
+    mask = batch["decoder_attention_mask" if key.startswith("decoder") else "attention_mask"][row]
+    return value[row : row + 1, mask.bool()]
+
+
+def returns_the_map_used(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian(k=2.0)))
+    inputs = inputs_of(family, padded=True)
+    used: list[Tensor] = []
+
+    def note(_module: Any, _args: Any, output: tuple[Tensor, Tensor]) -> None:
+        used.append(output[1].detach())
+
+    for module in model.modules():
+        if "overt" in module._modules:
+            module.overt.register_forward_hook(note)
+    for training in (False, True):
+        used.clear()
+        model.train(training)
+        output = model(**inputs, output_attentions=True)
+        maps = []
+        for part in (output, *(getattr(output, f"{t}_model_output", None) for t in ("text", "vision"))):
+            for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
+                maps += list((part.get(name) if part is not None else None) or ())
+        assert len(maps) == len(used) > 0
+        for one in maps:
+            sums = one.sum(dim=-1)
+            assert bool(((sums - 1.0).abs() < 1e-5).logical_or(sums == 0).all()), "before dropout"
+            assert any(torch.equal(one, other) for other in used)
+
+
+def trains_with_its_kl(family: Family) -> None:
+    model = family.make()
+    inputs = loss_inputs(family, model)
+    task = model(**inputs).loss
+    overt.attach(model, STILL, overt.Bayesian())
+    torch.testing.assert_close(
+        model(**inputs).loss, task, atol=1e-4, rtol=1e-4
+    )  # evaluation: the task's alone
+    overt.detach(model)
+    enliven(overt.attach(model, LIVE, overt.Bayesian(k=100.0)))
+    model.train()
+    output = model(**inputs)
+    assert overt.penalty(model).item() > 0.0
+    assert output.loss.requires_grad
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        if ".overt." in name:
+            assert parameter.grad is not None, f"{name} is not used"
+            assert bool(parameter.grad.isfinite().all())
+            assert float(parameter.grad.abs().sum()) > 0.0, f"{name} does not learn"
+
+
+def gradients(family: Family, model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    model.train()
+    model.zero_grad(set_to_none=True)
+    model.overt_state.seen.zero_()  # the same examples of the same step, so the same noise
+    torch.manual_seed(11)
+    outputs = tokens_of(family, model, inputs)
+    loss = sum((x * real.unsqueeze(-1)).square().mean() for x, real in outputs) + overt.penalty(model)
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def checkpointing_changes_nothing(family: Family) -> str | None:
+    if not family.checkpoints:
+        with pytest.raises(ValueError, match="does not support gradient checkpointing"):
+            family.make().gradient_checkpointing_enable()
+        return "the family has no gradient checkpointing"
+    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+    inputs = inputs_of(family, padded=True)
+    expected = gradients(family, model, inputs)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    again = gradients(family, model, inputs)
+    assert again.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(again[name], grad, atol=1e-6, rtol=1e-5, msg=name)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    if family.inputs != "image" and hasattr(model, "enable_input_require_grads"):
+        model.enable_input_require_grads()
+    with pytest.raises(RuntimeError, match="reentrant checkpointing"):
+        gradients(family, model, inputs)
+    return None
+
+
+def prompt_of(family: Family, left: bool) -> dict[str, Tensor]:
+    inputs = inputs_of(family, padded=left, left=left)
+    return {key: value for key, value in inputs.items() if not key.startswith("decoder")}
+
+
+def generate(family: Family, model: Any, **settings: Any) -> Any:
+    torch.manual_seed(3)
+    settings = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, **settings}
+    if family.inputs == "sound":
+        settings["decoder_input_ids"] = torch.tensor([[families.BOS]] * 3)
+        return transformers.GenerationMixin.generate(
+            model, **prompt_of(family, False), **settings, return_dict_in_generate=True, output_logits=True
+        )
+    prompt = prompt_of(family, left=True)
+    return model.generate(**prompt, **settings, return_dict_in_generate=True, output_logits=True)
+
+
+def generation_model(family: Family) -> Any:
+    return enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+
+
+def assert_generates_the_same(family: Family, model: Any, cached: dict[str, Any], **settings: Any) -> None:
+    slow = generate(family, model, use_cache=False, **settings)
+    fast = generate(family, model, **cached, **settings)
+    assert torch.equal(slow.sequences, fast.sequences)
+    for a, b in zip(slow.logits, fast.logits, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    plain = generate(family, family.make(), **cached, **settings)
+    differ = any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(plain.logits, fast.logits, strict=True))
+    assert differ, "the mechanism does something"
+
+
+def generates_with_a_cache(family: Family) -> None:
+    model = generation_model(family)
+    assert_generates_the_same(family, model, {"use_cache": True})
+    assert_generates_the_same(family, model, {"use_cache": True}, do_sample=True, top_k=0, temperature=1.5)
+
+
+def searches_with_beams(family: Family) -> None:
+    assert_generates_the_same(family, generation_model(family), {"use_cache": True}, num_beams=3)
+
+
+def generates_with_a_static_cache(family: Family) -> None:
+    assert_generates_the_same(family, generation_model(family), {"cache_implementation": "static"})
+
+
+def another(family: Family) -> Any:
+    """A model of the family that disagrees with its fellow."""
+    model = family.make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.5)
+    return model
+
+
+def refuses_to_crop(family: Family) -> str:
+    model = generation_model(family)
+    prompt: dict[str, Any] = {key: value[:1] for key, value in prompt_of(family, left=False).items()}
+    prompt |= {"max_new_tokens": 7, "do_sample": False, "assistant_model": another(family)}
+    if family.inputs == "sound":
+        prompt["decoder_input_ids"] = torch.tensor([[families.BOS]])
+    with pytest.raises(RuntimeError, match=r"cannot be cropped.*assisted"):
+        transformers.GenerationMixin.generate(model, **prompt)
+    return "rows of maps before the cut are gone"
+
+
+def saves_and_loads(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian(k=7.0), seed=4))
+    model.overt_state.step += 12
+    inputs = inputs_of(family, padded=True)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = overt.load(folder)
+    assert type(loaded) is type(model)
+    before, after = model.state_dict(), loaded.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert loaded.overt_state.mechanisms == model.overt_state.mechanisms
+    assert (loaded.overt_state.seed, int(loaded.overt_state.step)) == (4, 12)
+    for (a, _), (b, _) in zip(
+        tokens_of(family, model, inputs), tokens_of(family, loaded, inputs), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def detaches_bit_for_bit(family: Family) -> None:
+    model, twin = family.make(), family.make()
+    inputs = inputs_of(family, padded=True)
+    before = tokens_of(family, model, inputs)
+    tokens_of(family, twin, inputs)  # transformers leaves marks of its own
+    overt.attach(model, LIVE, overt.Bayesian())
+    tokens_of(family, model, inputs)
+    overt.detach(model)
+    assert all(
+        torch.equal(a, b) for (a, _), (b, _) in zip(tokens_of(family, model, inputs), before, strict=True)
+    )
+    assert model.config.to_dict() == twin.config.to_dict()
+    assert model.config._attn_implementation == twin.config._attn_implementation
+    assert str(model) == str(twin)
+    for (path, a), (_, b) in zip(model.named_modules(), twin.named_modules(), strict=True):
+        assert a.__dict__.keys() == b.__dict__.keys(), path
+        assert len(a._forward_hooks) == len(b._forward_hooks), path
+        assert len(a._forward_pre_hooks) == len(b._forward_pre_hooks), path
+
+
+def copies_deeply(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+    inputs = inputs_of(family, padded=True)
+    model.train()
+    tokens_of(family, model, inputs)  # leaves a KL with a graph behind
+    model.eval()
+    twin = copy.deepcopy(model)
+    expected = tokens_of(family, model, inputs)
+    assert all_equal(tokens_of(family, twin, inputs), expected)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert all_equal(tokens_of(family, model, inputs), expected)
+    assert twin.overt_state is not model.overt_state
+
+
+def runs_in_bfloat16(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+    inputs = inputs_of(family, padded=True)
+    exact = tokens_of(family, model, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = tokens_of(family, model, inputs)
+        kl = overt.kl(model)
+    assert kl.dtype == torch.float32
+    for (a, real), (b, _) in zip(rough, exact, strict=True):
+        error = ((a.float() - b)[real.bool()].norm() / b[real.bool()].norm()).item()
+        assert error < 0.05, error
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**loss_inputs(family, model))
+    output.loss.backward()
+    assert all(p.grad.isfinite().all() for name, p in model.named_parameters() if ".overt." in name)
+
+
+def sees_no_future(family: Family) -> None:
+    model = enliven(overt.attach(family.make(), LIVE))
+    inputs = inputs_of(family)
+    name = "decoder_input_ids" if family.inputs in ("pair", "sound") else "input_ids"
+    number = 1 if family.inputs in ("pair", "sound") else 0
+    expected = tokens_of(family, model, inputs)[number][0]
+    for last in range(1, inputs[name].shape[1]):
+        changed = inputs[name].clone()
+        changed[:, last:] = (changed[:, last:] + 11) % 40 + 5
+        after = tokens_of(family, model, {**inputs, name: changed})[number][0]
+        assert torch.equal(after[:, :last], expected[:, :last])
+        assert not torch.equal(after[:, last], expected[:, last])
+
+
+Feature = Callable[[Family], str | None]
+FEATURES: dict[str, Feature] = {
+    "same outputs at α = β = 0": same_as_before,
+    "α = β = 0.3 equals the reference": equals_the_reference,
+    "padding": alone_as_in_a_padded_batch,
+    "output_attentions": returns_the_map_used,
+    "training with the KL": trains_with_its_kl,
+    "gradient checkpointing": checkpointing_changes_nothing,
+    "no look ahead": sees_no_future,
+    "cached decoding": generates_with_a_cache,
+    "beam search": searches_with_beams,
+    "static cache": generates_with_a_static_cache,
+    "assisted decoding": refuses_to_crop,
+    "save and load": saves_and_loads,
+    "detach": detaches_bit_for_bit,
+    "deepcopy": copies_deeply,
+    "bfloat16 autocast": runs_in_bfloat16,
+}
+# Features that not every family has.
+NEEDS: dict[str, Callable[[Family], bool]] = {
+    "padding": lambda family: family.pads,
+    "no look ahead": lambda family: "decoder" in family.attends,
+    **dict.fromkeys(
+        ("cached decoding", "beam search", "static cache", "assisted decoding"),
+        lambda family: family.generates,
+    ),
+}
+CASES = [
+    pytest.param(family, feature, id=f"{family.name}-{feature}")
+    for family in FAMILIES
+    for feature in FEATURES
+    if feature not in NEEDS or NEEDS[feature](family)
+]
+
+
+@pytest.mark.parametrize(("family", "feature"), CASES)
+def test_feature(family: Family, feature: str, record_property: Callable[[str, object], None]) -> None:
+    reason = FEATURES[feature](family)
+    record_property("support", (family.name, feature, f"refused: {reason}" if reason else "works"))
+
+
+@pytest.mark.parametrize(("name", "make", "reason"), REFUSED, ids=[name for name, _, _ in REFUSED])
+def test_a_family_that_cannot_be_attached_to_is_refused_by_name(
+    name: str, make: Callable[[], Any], reason: str, record_property: Callable[[str, object], None]
+) -> None:
+    model = make()
+    before = list(model.state_dict())
+    family = model.config.model_type
+    with pytest.raises(
+        ValueError, match=rf"^{type(model).__name__} \({family}\) cannot .*{reason}"
+    ) as caught:
+        overt.attach(model, overt.Evolving())
+    assert list(model.state_dict()) == before
+    record_property("support", (name, "attach", "refused: " + str(caught.value).split(": ", 1)[1]))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_attach_finds_what_the_family_has(family: Family) -> None:
+    model = overt.attach(family.make(), overt.Evolving())
+    found: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        if "overt" in module._modules:
+            found.setdefault(module.overt.kind, []).append(path)
+    assert found == {kind: family.paths(kind) for kind in family.attends}
+
+
+@pytest.fixture(autouse=True)
+def _no_book() -> Iterator[None]:
+    yield
+    reference.open_book(None)
+
+
+def test_the_reference_is_plain_attention_without_kernels() -> None:
+    generator = np.random.default_rng(0)
+    image = generator.normal(size=(1, 2, 4, 4))
+    kernel = np.zeros((2, 2, 3, 3))
+    kernel[0, 0, 1, 1] = kernel[1, 1, 1, 1] = 1.0
+    place = reference.Place("encoder", "", 1, kernel, np.zeros(2))
+    np.testing.assert_allclose(reference.convolve(image, place), np.maximum(image, 0.0))
