@@ -71,11 +71,11 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
     _set_implementation(base, found, state)
+    convolving = {one.stack for one, part in parts if _convolves(part)}
     for one, part in parts:
         one.module.add_module("overt", part.train(one.module.training))
-        convolves = part.map is not None and part.map.evolving is not None
-        if convolves and one.kind != "encoder":
-            state.convolves[one.stack] = True
+        part.keeps = one.stack in convolving
+    state.convolving = convolving
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
     _hook(base, {one.stack for one in found}, state)
@@ -250,6 +250,12 @@ def _refuse_offloaded(base: PreTrainedModel, found: list[Found]) -> None:
         for parameter in one.module.parameters():
             if parameter.device.type == "meta" and hasattr(base, "hf_device_map"):
                 raise refuse(base, f"{one.path} is offloaded to disk or CPU; keep its weights in memory")
+
+
+def _convolves(part: AttachedAttention) -> bool:
+    """Whether a decoder's rows read the rows above them."""
+    evolving = None if part.map is None else part.map.evolving
+    return evolving is not None and part.kind != "encoder" and evolving.config.skip == "mix"
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -31,7 +31,7 @@ class AttachedAttention(nn.Module):
         self.path, self.stack, self.kind = found.path, found.stack, found.kind
         self.shared, self.layers, self.token = found.shared, found.layers, token
         self.chain_name, self.chain_number = found.chain, chain
-        self.decoder = found.kind != "encoder"
+        self.keeps = False  # whether its stack decodes with convolutions, which read earlier rows
         # A module that several layers share needs a convolution, whichever layer calls it first.
         place = max(layer, 1) if found.shared else layer
         self.site = Site(found.heads, found.head_dim, found.kind, place, found.key_heads, pair)
@@ -82,8 +82,9 @@ class AttachedAttention(nn.Module):
         else:
             if not torch.compiler.is_compiling() and (not self.checked or current.unusual):
                 self._check_mask(visible, queries, total, mask is None, current)
-            chain = current.chain(self.chain_name, self.chain_number, self.stack, self.decoder)
-            first_row = chain.first_row(site, queries, total)
+            chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
+            chain.first_row(site, queries, total)  # counts rows where they are kept
+            first_row = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
             dot = None
             if mask is None and softcap is None and position_bias is None:
                 dot = _plain_dot(query, key, scaling)

@@ -106,12 +106,12 @@ class Pass:
         self.batch: int | None = None
         self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
 
-    def chain(self, name: str, number: int, stack: str, decoder: bool) -> Chain:
+    def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
         """The Chain of this name, made when first asked for."""
         chain = self.chains.get(name)
         if chain is not None:
             return chain
-        keep = decoder and not self.training
+        keep = keeps and not self.training
         # Made here and not in a default: the KL of an evaluation is of use, that of cached decoding is not.
         wants_kl = self.wants_kl.get(stack, True)
         address = dict(self.address)

@@ -54,7 +54,7 @@ class AttachedState(nn.Module):
         self.token, self.mechanisms, self.where, self.seed = token, mechanisms, where, seed
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.convolves: dict[str, bool] = {}
+        self.convolving: set[str] = set()  # stacks whose decoding reads rows of earlier maps
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
         self.last = _Last()
@@ -134,29 +134,33 @@ class AttachedState(nn.Module):
         current.wants_kl[stack] = cache is None
         length = 0 if cache is None else int(cache.get_seq_length())
         kept = getattr(cache, "overt_kept", None)
-        if length > 0 and self.convolves.get(stack, False) and (kept is None or current.training):
+        keeps = stack in self.convolving
+        if length > 0 and keeps and (kept is None or current.training):
             raise ValueError(
                 "the cache holds tokens but no rows of their maps, which evolving attention needs: "
                 "fill it with this model, in evaluation mode"
             )
-        if kept is not None and kept.length != length:
+        if keeps and kept is not None and kept.length != length:
             raise ValueError(
                 f"the cache holds {length} tokens, and map rows of {kept.length}: do not change it by hand"
             )
         current.past[stack] = length
+        if not keeps or current.training:
+            return
         if kept is None:
-            kept = Kept(length=length)
-            if cache is not None and not current.training:
+            kept = Kept()
+            if cache is not None:
                 keep_on(cache, kept)
         current.kept[stack] = kept
 
     def _keep_rows(self, stack: str, output: Any, current: Pass) -> None:
-        cache = _cache_in(output)
-        if cache is None:
+        cache, kept = _cache_in(output), current.kept.get(stack)
+        if cache is None or kept is None:
             return
-        kept = current.kept[stack]
         kept.length = int(cache.get_seq_length())
-        if getattr(cache, "overt_kept", None) is not kept:
+        # A compiled graph cannot hang anything on a cache that it makes; without its rows, the cache will be
+        # refused when it comes back.
+        if getattr(cache, "overt_kept", None) is not kept and not torch.compiler.is_compiling():
             keep_on(cache, kept)
 
     def _finish(

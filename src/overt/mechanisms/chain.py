@@ -140,7 +140,7 @@ class Chain:
         return _total([kl for kl, _ in self._kl.values()], per_example)
 
     def penalty(self, per_example: bool = False) -> Tensor:
-        """What joins the loss: λ(t)·KL, summed over layers and averaged over the batch unless `per_example`."""
+        """What joins the loss: λ(t)·KL, summed over layers, averaged over the batch unless `per_example`."""
         weighted = [_weighted(kl, config.annealing(self.step)) for kl, config in self._kl.values()]
         return _total(weighted, per_example)
 
