@@ -116,12 +116,11 @@ class AttachedAttention(nn.Module):
             current.calls[self.chain_name, self.kind] = call + 1
             site = replace(site, layer=call)
         elif not again:
-            place = (self.chain_name, site.place)
-            if place in current.done:
+            if self.path in current.done:
                 raise RuntimeError(
                     f"{self.path} ran twice in one forward pass; its chain has one place for it"
                 )
-            current.done.add(place)
+            current.done.add(self.path)
         current.batch = batch
         return site
 

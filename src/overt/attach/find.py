@@ -36,7 +36,6 @@ HONOURED = {
     "softcap",
     "position_bias",
     "sliding_window",  # already in the mask
-    "kwargs",
 }
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention")
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
@@ -236,7 +235,8 @@ def check_eager(model: nn.Module, module: nn.Module) -> None:
     who = type(module).__name__
     if eager is None:
         raise refuse(model, f"{who} has no eager attention to compare with")
-    arguments = set(inspect.signature(eager).parameters)
+    listed = inspect.signature(eager).parameters.values()
+    arguments = {parameter.name for parameter in listed if parameter.kind is not parameter.VAR_KEYWORD}
     if unknown := sorted(arguments - HONOURED):
         raise refuse(model, f"the attention of {who} takes {', '.join(unknown)}, which is not honoured")
     device = next((p.device for p in module.parameters()), torch.device("cpu"))

@@ -86,7 +86,7 @@ class Pass:
         past: stack → number of tokens in the cache before this pass.
         kept: stack → what its cache keeps.
         calls: chain and kind → how many attentions have run, for modules that layers share.
-        done: places that have run.
+        done: attentions that have run.
         batch: number of examples, once known.
     """
 
@@ -102,7 +102,7 @@ class Pass:
         self.wants_kl: dict[str, bool] = {}
         self.unusual: str | None = None
         self.calls: dict[tuple[str, str], int] = {}
-        self.done: set[tuple[str, Place]] = set()
+        self.done: set[str] = set()
         self.batch: int | None = None
         self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
 

@@ -26,10 +26,8 @@ NOT_JOINED = (
 class _Last:
     """KL and penalty of the last forward. They hang on a graph, which no copy or file can hold."""
 
-    def __init__(self) -> None:
-        self.kl: Tensor | None = None
-        self.penalty: Tensor | None = None
-        self.unused = False
+    def __init__(self, kl: Tensor | None = None, penalty: Tensor | None = None, unused: bool = False) -> None:
+        self.kl, self.penalty, self.unused = kl, penalty, unused
 
     def __deepcopy__(self, memo: object) -> _Last:
         return _Last()
@@ -115,7 +113,7 @@ class AttachedState(nn.Module):
         if not torch.compiler.is_compiling() and (self.model is None or self.model() is None):
             root = module if "overt_state" in module._modules else None
             self.model = None if root is None else weakref.ref(root)
-        if self.last.unused and module.training and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and module.training and self.last.unused:
             self.last.unused = False
             warnings.warn(NOT_JOINED, UserWarning, stacklevel=2)
         address: dict[str, Any] = {"step": self.step.clone()}
@@ -168,8 +166,9 @@ class AttachedState(nn.Module):
     ) -> Any:
         chains = [chain for chain in current.chains.values() if chain.has_kl]
         kls = [chain.kl() for chain in chains]
-        self.last.kl = sum(kl.to(kls[0].device) for kl in kls) if kls else None  # type: ignore[assignment]
-        self.last.penalty, self.last.unused = None, False
+        total = sum((kl.to(kls[0].device) for kl in kls[1:]), kls[0]) if kls else None
+        # A new one each time: a compiled graph would look into the tensors that the old one holds.
+        self.last = _Last(total)
         if not current.training or self.override is not None:
             return output
         if current.batch is not None:
@@ -178,11 +177,9 @@ class AttachedState(nn.Module):
             return output
         given = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
         parts = [joining(chain.penalty(per_example=True), given, module) for chain in chains]
-        penalty = sum(part.to(parts[0].device) for part in parts)
-        assert isinstance(penalty, Tensor)
-        self.last.penalty = penalty
+        penalty = sum((part.to(parts[0].device) for part in parts[1:]), parts[0])
         joined = _add_to_loss(output, given, penalty)
-        self.last.unused = joined is None and torch.is_grad_enabled()
+        self.last = _Last(total, penalty, unused=joined is None and torch.is_grad_enabled())
         return output if joined is None else joined
 
     def used(self) -> None:
