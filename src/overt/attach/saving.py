@@ -89,7 +89,8 @@ class Saving:
         config[MODEL_TYPE] = {
             "format": FORMAT,
             "version": __version__,
-            "model_type": config["model_type"],
+            # Not under "model_type": transformers would take this block for the model's own config.
+            "base_model_type": config["model_type"],
             "mechanisms": [as_dict(mechanism) for mechanism in state.mechanisms],
             "where": state.where,
             "seed": state.seed,
@@ -173,8 +174,8 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
         raise ValueError(f"{name} has format {block.get('format')!r}; this overt reads {FORMAT}")
     try:
         mechanisms = tuple(from_dict(one) for one in block["mechanisms"])
-        settings["model_type"] = block["model_type"]
-        config = CONFIG_MAPPING[block["model_type"]].from_dict(settings)
+        settings["model_type"] = block["base_model_type"]
+        config = CONFIG_MAPPING[block["base_model_type"]].from_dict(settings)
         plain = getattr(transformers, settings["architectures"][0])
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ValueError(f"{name}/config.json does not describe an attached model: {error}") from error

@@ -1,0 +1,235 @@
+"""Attached models under the plain Trainer: the KL's weight, steps, resuming, and several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+import families
+import overt
+from families import FAMILIES, PAD
+from test_attach import attached, without_dropout
+
+BY_NAME = {family.name: family for family in FAMILIES}
+BOTH = (overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0))
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Sixteen sentences of different lengths, padded, with labels for a classifier or a language model."""
+
+    def __init__(self, language: bool, count: int = 16) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows = []
+        for number in range(count):
+            length = 4 + number % 6
+            ids = torch.randint(5, families.WORDS, (10,), generator=generator)
+            mask = (torch.arange(10) < length).long()
+            ids = ids.masked_fill(mask == 0, PAD)
+            labels = ids.masked_fill(mask == 0, -100) if language else ids[0] % 2
+            self.rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.rows[index]
+
+
+class Gradients(TrainerCallback):
+    """Gradients of every parameter just before each optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, state, control
+        named = kwargs["model"].named_parameters()
+        self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    given = {
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 0.0,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "seed": 0,
+        **settings,
+    }
+    return TrainingArguments(output_dir=str(folder), **given)
+
+
+class InOrder(Trainer):
+    """Examples in order, so that runs of different batch sizes see the same ones."""
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def train(folder: Path, name: str, **settings: Any) -> tuple[Any, Gradients]:
+    family = BY_NAME[name]
+    model = without_dropout(attached(family, *BOTH))
+    noted = Gradients()
+    rows = Rows(language=family.generates)
+    InOrder(model, arguments(folder, **settings), train_dataset=rows, callbacks=[noted]).train()
+    return model, noted
+
+
+def prior_gradients(noted: Gradients, step: int = 0) -> dict[str, Tensor]:
+    """The prior's network feels the KL alone."""
+    found = {name: grad for name, grad in noted.steps[step].items() if ".prior." in name}
+    assert len(found) == 3 * families.LAYERS
+    return found
+
+
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
+def test_the_kls_gradient_does_not_depend_on_accumulation(name: str, tmp_path: Path) -> None:
+    _, whole = train(tmp_path, name, per_device_train_batch_size=8)
+    _, parts = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    expected = prior_gradients(whole)
+    assert max(grad.abs().max().item() for grad in expected.values()) > 1e-4
+    for key, grad in prior_gradients(parts).items():
+        torch.testing.assert_close(grad, expected[key], atol=1e-6, rtol=1e-4, msg=key)
+
+
+def test_steps_are_the_trainers_steps(tmp_path: Path) -> None:
+    model, _ = train(
+        tmp_path, "BERT", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3
+    )
+    assert int(model.overt_state.step) == 3
+
+
+def test_evaluation_loss_is_the_tasks_own(tmp_path: Path) -> None:
+    family = BY_NAME["BERT"]
+    rows = Rows(language=False)
+    plain = Trainer(family.make(), arguments(tmp_path), eval_dataset=rows).evaluate()
+    model = overt.attach(family.make(), overt.Bayesian())
+    ours = Trainer(model, arguments(tmp_path), eval_dataset=rows).evaluate()
+    assert ours["eval_loss"] == pytest.approx(plain["eval_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("way", ["label smoothing", "compute_loss_func"])
+def test_a_loss_that_the_model_does_not_make_is_warned_of(way: str, tmp_path: Path) -> None:
+    def own(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs.logits, labels)
+
+    smoothing = 0.1 if way == "label smoothing" else 0.0
+    settings = arguments(tmp_path, label_smoothing_factor=smoothing)
+    model = attached(BY_NAME["BERT"], overt.Bayesian())
+    trainer = Trainer(
+        model,
+        settings,
+        train_dataset=Rows(language=False),
+        compute_loss_func=own if way == "compute_loss_func" else None,
+    )
+    with pytest.warns(UserWarning, match=r"joined no loss: .*label smoothing.*overt\.penalty\(model\)"):
+        trainer.train()
+
+
+def test_a_loss_function_of_ones_own_can_take_the_penalty(tmp_path: Path) -> None:
+    model = attached(BY_NAME["BERT"], overt.Bayesian())
+    noted = Gradients()
+
+    def own(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs.logits, labels) + overt.penalty(model)
+
+    rows = Rows(language=False)
+    settings = arguments(tmp_path)
+    Trainer(model, settings, train_dataset=rows, compute_loss_func=own, callbacks=[noted]).train()
+    assert prior_gradients(noted)
+
+
+def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
+    settings = {"per_device_train_batch_size": 4, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+
+    def run(folder: Path, resume: str | None) -> Any:
+        set_seed(1)
+        model = attached(BY_NAME["BERT"], overt.Evolving(ramp_steps=5), overt.Bayesian(k=5.0, rho=0.3))
+        trainer = Trainer(model, arguments(folder, **settings), train_dataset=Rows(language=False))
+        trainer.train(resume_from_checkpoint=resume)
+        return model
+
+    whole = run(tmp_path, None)
+    again = run(tmp_path, str(tmp_path / "checkpoint-3"))
+    assert int(again.overt_state.step) == 6
+    for key, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value), key
+    loaded = overt.load(tmp_path / "checkpoint-6")
+    for key, value in whole.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value), key
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import torch
+torch.set_num_threads(1)
+from accelerate import PartialState
+from test_attach_training import train
+_, noted = train(Path({folder!r}), {name!r}, per_device_train_batch_size=2, **{settings!r})
+if PartialState().is_main_process:
+    torch.save(noted.steps, {result!r})
+PartialState().wait_for_everyone()
+PartialState().destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
+def test_two_processes_have_the_gradients_of_one(name: str, tmp_path: Path) -> None:
+    # The Trainer, and accelerate under it, take their processes from torchrun.
+    here = Path(__file__).parent
+    result, script = tmp_path / "gradients.pt", tmp_path / "script.py"
+    text = SCRIPT.format(
+        paths=[str(here), str(here.parent / "src")],
+        folder=str(tmp_path / "out"),
+        name=name,
+        settings={"gradient_accumulation_steps": 2},
+        result=str(result),
+    )
+    script.write_text(text)
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
+    done = subprocess.run(launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    pair = torch.load(result, weights_only=True)
+    # Batches of the same size: of a classifier's own loss the Trainer adds up means, so it depends on that.
+    _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    _, whole = train(tmp_path, name, per_device_train_batch_size=8)
+    assert len(pair) == len(one.steps) == 2
+    for step in range(2):
+        assert pair[step].keys() == one.steps[step].keys()
+        for key, grad in pair[step].items():
+            torch.testing.assert_close(grad, one.steps[step][key], atol=1e-6, rtol=1e-4, msg=f"{step} {key}")
+    for key, expected in prior_gradients(whole).items():
+        torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
+
+
+def test_checkpoints_are_whole(tmp_path: Path) -> None:
+    train(tmp_path, "BERT", save_strategy="steps", save_steps=2)
+    config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text())
+    assert config["model_type"] == "overt"
+    assert [one["name"] for one in config["overt"]["mechanisms"]] == ["Evolving", "Bayesian"]
+    assert not list((tmp_path / "checkpoint-2").glob("*.part"))
