@@ -187,6 +187,30 @@ def test_an_unmasked_batch_has_the_kl_of_the_same_batch_masked_with_ones() -> No
     torch.testing.assert_close(closed, overt.kl(model), atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "Llama", "GPT-2", "BART", "OPT", "ViT", "DistilBERT"])
+@pytest.mark.parametrize("config", [overt.Bayesian(), overt.Bayesian(family="lognormal")], ids=["w", "l"])
+def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
+    name: str, config: overt.Bayesian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.attach import attention
+
+    family = BY_NAME[name]
+    model = attached(family, config)
+    for padded, left in ((False, False), (True, False), (True, True)):
+        inputs = inputs_of(family, padded, left)
+        dense: list[str] = []
+        log = type("Log", (), {"debug": lambda _, *words, dense=dense: dense.append(str(words))})()
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr("overt.mechanisms.bayesian.layer.log", log)
+            model(**inputs)
+            closed = overt.kl(model)
+            assert dense == []
+            patch.setattr(attention.AttachedAttention, "_dot", lambda *_: None)
+            model(**inputs)
+        assert dense
+        torch.testing.assert_close(closed, overt.kl(model), atol=1e-4, rtol=1e-5)
+
+
 def test_what_joins_the_loss_is_lambda_times_kl_in_training_only() -> None:
     model = without_dropout(attached(BERT, overt.Bayesian(k=1e4, rho=0.5)))
     inputs = loss_inputs(BERT, model)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.attach.find import Found
+from overt.attach.masks import Made, made_of
+from overt.attach.masks import mask as make_mask
 from overt.attach.passes import KEYWORD, Pass, running
 from overt.attach.plain import logits_of, mix_values, split_mask
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
@@ -85,9 +87,8 @@ class AttachedAttention(nn.Module):
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
             chain.first_row(site, queries, total)  # counts rows where they are kept
             first_row = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
-            dot = None
-            if mask is None and softcap is None and position_bias is None:
-                dot = _plain_dot(query, key, scaling)
+            simple = softcap is None and position_bias is None
+            dot = self._dot(query, key, scaling, mask, current) if simple else None
             weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
         # Back to the cache's columns: a sliding one has dropped the first, a static one has room for more.
         weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
@@ -142,6 +143,20 @@ class AttachedAttention(nn.Module):
         current.real[self.stack] = real
         return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
 
+    def _dot(
+        self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None, current: Pass
+    ) -> Dot | None:
+        """The map as scaled dot products under padding and causality, for the KL's closed form."""
+        made = Made(None, False) if mask is None else made_of(mask)
+        if made is None:
+            return None
+        batch, _, queries, _ = query.shape
+        every = torch.ones(1, 1, dtype=torch.bool, device=query.device)
+        keys = every.expand(batch, key.shape[-2]) if made.keys is None else made.keys.to(query.device)
+        real = current.real.get(self.stack)
+        rows = every.expand(batch, queries) if real is None else real.expand(batch, queries)
+        return Dot(query, key, scaling, None, keys, rows, made.causal)
+
     def _check_mask(self, visible: Tensor, queries: int, total: int, none: bool, current: Pass) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm."""
         self.checked = True
@@ -169,14 +184,6 @@ class AttachedAttention(nn.Module):
                     f"packed sequences ({current.unusual}) are not supported: windows and priors would reach "
                     "across their borders; pad them instead"
                 )
-
-
-def _plain_dot(query: Tensor, key: Tensor, scaling: float) -> Dot:
-    """Unmasked scaled dot products, for the KL's closed form."""
-    batch, _, queries, _ = query.shape
-    seen = torch.ones(1, 1, dtype=torch.bool, device=query.device)
-    keys, rows = seen.expand(batch, key.shape[-2]), seen.expand(batch, queries)
-    return Dot(query, key, scaling, None, keys, rows, False)
 
 
 def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:
@@ -231,7 +238,7 @@ def attention(
 def register() -> None:
     """Make the attention and its masks known to transformers; again does no harm."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, make_mask)
