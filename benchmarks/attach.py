@@ -31,7 +31,8 @@ def build(form: str, device: str, layers: int) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    config = BertConfig(num_hidden_layers=layers, attn_implementation="sdpa" if "sdpa" in form else "eager")
+    settings: dict[str, Any] = {"attn_implementation": "sdpa" if "sdpa" in form else "eager"}
+    config = BertConfig(num_hidden_layers=layers, **settings)
     make: Any = BertForSequenceClassification
     model = make(config).to(device).train()
     return overt.attach(model, *FORMS[form]) if FORMS[form] else model

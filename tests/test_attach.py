@@ -558,6 +558,15 @@ def test_lora_on_top_leaves_the_mechanisms_trainable(order: str, tmp_path: Path)
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
 
 
+def test_a_model_with_offloaded_weights_is_attached_to() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    expected = attached(BERT, LIVE, overt.Bayesian())(**inputs_of(BERT)).logits
+    model = BERT.make()
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    enliven(overt.attach(model, LIVE, overt.Bayesian()))
+    torch.testing.assert_close(model(**inputs_of(BERT)).logits, expected)
+
+
 def test_dropout_falls_on_the_weights_after_they_are_returned() -> None:
     model = attached(BERT, LIVE).train()
     output = model(**inputs_of(BERT), output_attentions=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.attach.attention import NAME, AttachedAttention, register
-from overt.attach.find import Found, find, refuse
+from overt.attach.find import Found, find
 from overt.attach.saving import Saving, Uploading
 from overt.attach.state import AttachedState
 from overt.mechanisms.attention_map import Mechanism
@@ -57,7 +57,6 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         raise TypeError(f"seed must be a whole number, got {seed!r}")
     found = find(base)
     chosen = choose(found, where)
-    _refuse_offloaded(base, found)
 
     token = uuid.uuid4().hex
     state = AttachedState(token, mechanisms, _plain_where(where), seed)
@@ -245,13 +244,6 @@ def _plain_where(where: Where) -> Any:
     return list(where)
 
 
-def _refuse_offloaded(base: PreTrainedModel, found: list[Found]) -> None:
-    for one in found:
-        for parameter in one.module.parameters():
-            if parameter.device.type == "meta" and hasattr(base, "hf_device_map"):
-                raise refuse(base, f"{one.path} is offloaded to disk or CPU; keep its weights in memory")
-
-
 def _convolves(part: AttachedAttention) -> bool:
     """Whether a decoder's rows read the rows above them."""
     evolving = None if part.map is None else part.map.evolving
@@ -259,6 +251,11 @@ def _convolves(part: AttachedAttention) -> bool:
 
 
 def _device(module: nn.Module) -> torch.device:
+    """Where a module computes: where its weights are, or where accelerate brings offloaded ones."""
+    for part in module.modules():
+        place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
+        if place is not None:
+            return torch.device(place)
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 

@@ -239,9 +239,10 @@ def check_eager(model: nn.Module, module: nn.Module) -> None:
     arguments = {parameter.name for parameter in listed if parameter.kind is not parameter.VAR_KEYWORD}
     if unknown := sorted(arguments - HONOURED):
         raise refuse(model, f"the attention of {who} takes {', '.join(unknown)}, which is not honoured")
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    if device.type == "meta":
-        return
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if any(tensor.is_meta for tensor in tensors) or torch.get_default_device().type == "meta":
+        return  # being loaded, or offloaded: there are no numbers to compare yet
+    device = tensors[0].device if tensors else torch.device("cpu")
     groups = getattr(module, "num_key_value_groups", 1)
     # A family's attention is one function; what may differ between its modules are a few of their attributes.
     signature = (type(module), groups, getattr(module, "sinks", None) is not None)
