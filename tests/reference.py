@@ -91,7 +91,9 @@ def attention(
         logits = logits + array(position_bias)
     seen = np.ones((batch, heads, queries, keys), dtype=bool)
     if attention_mask is not None:
-        seen &= array(attention_mask) > -1000.0
+        mask = array(attention_mask)
+        seen &= mask > -1000.0
+        logits = logits + np.where(mask > -1000.0, mask, 0.0)  # some fold their position bias into the mask
     real = book.real.get(place.kind)
     if real is not None:
         seen &= real.astype(bool)[:, None, :, None]

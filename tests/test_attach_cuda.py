@@ -28,7 +28,7 @@ def test_an_attached_model_computes_on_the_gpu_what_it_does_on_the_cpu(name: str
         model.to(device).zero_grad()
         model.overt_state.seen.zero_()
         model(**{key: value.to(device) for key, value in inputs.items()}).loss.backward()
-        grads.append({key: p.grad.cpu() for key, p in model.named_parameters() if p.grad is not None})
+        grads.append({key: p.grad.cpu().clone() for key, p in model.named_parameters() if p.grad is not None})
     for key, grad in grads[0].items():
         torch.testing.assert_close(grads[1][key], grad, atol=2e-4, rtol=2e-3, msg=key)
 

@@ -80,6 +80,8 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     _hook(base, {one.stack for one in found}, state)
     saving = Saving(base)
     base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))
+    # generate() would compile each step for a static cache on a GPU, whose kept rows change with each.
+    base.__dict__["_valid_auto_compile_criteria"] = _never
     return model
 
 
@@ -93,7 +95,7 @@ def detach(model: nn.Module) -> nn.Module:
         module._modules.pop("overt", None)
         module.__dict__.pop("overt_stack", None)
     base._modules.pop("overt_state", None)
-    for name in ("save_pretrained", "_upload_modified_files"):
+    for name in ("save_pretrained", "_upload_modified_files", "_valid_auto_compile_criteria"):
         base.__dict__.pop(name, None)
     for config, implementation in state.implementations:
         config._attn_implementation_internal = implementation
@@ -242,6 +244,11 @@ def _plain_where(where: Where) -> Any:
     if isinstance(where, Mapping):
         return {kind: None if layers is None else list(layers) for kind, layers in where.items()}
     return list(where)
+
+
+def _never(*args: object, **kwargs: object) -> bool:
+    del args, kwargs
+    return False
 
 
 def _convolves(part: AttachedAttention) -> bool:

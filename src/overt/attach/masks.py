@@ -49,10 +49,10 @@ def mask(
     **kwargs: Any,
 ) -> Tensor | None:
     """transformers' additive mask, with a note of how it was made."""
-    from transformers import masking_utils
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask
 
-    function = masking_utils.causal_mask_function if mask_function is None else mask_function
-    result: Tensor | None = masking_utils.eager_mask(
+    function = causal_mask_function if mask_function is None else mask_function
+    result: Tensor | None = eager_mask(
         batch_size,
         q_length,
         kv_length,
@@ -62,8 +62,8 @@ def mask(
         attention_mask=attention_mask,
         **kwargs,
     )
-    causal = function is masking_utils.causal_mask_function
-    simple = causal or function is masking_utils.bidirectional_mask_function
+    causal = function is causal_mask_function
+    simple = causal or function is bidirectional_mask_function
     if result is None or not simple or torch.compiler.is_compiling():
         return result
     plain = isinstance(q_offset, int) and q_offset == kv_offset == 0

@@ -226,7 +226,7 @@ def _loss_shifts(module: nn.Module, counted: bool) -> bool:
 
 
 def _trainer_shifts() -> bool:
-    from transformers import Trainer
+    from transformers.trainer import Trainer
 
     return "_loss_shifts_labels" in inspect.unwrap(Trainer.__init__).__code__.co_names
 
@@ -246,7 +246,7 @@ def _add_to_loss(output: Any, given: dict[str, Any], penalty: Tensor) -> Any:
 
 
 def _cache_in(output: Any) -> Cache | None:
-    from transformers import Cache
+    from transformers.cache_utils import Cache
 
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else ()
     return next((value for value in values if isinstance(value, Cache)), None)

@@ -147,7 +147,7 @@ class Chain:
     @property
     def has_kl(self) -> bool:
         """Whether any layer recorded a KL."""
-        return bool(self._kl)
+        return len(self._kl) > 0
 
 
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:
