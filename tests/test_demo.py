@@ -11,6 +11,7 @@ import torch
 import overt
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import demo
+from overt.recipes._runs import finished
 from overt.recipes.agreement import VOCABULARY
 
 
@@ -76,7 +77,7 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 
 def test_a_torn_result_is_not_mistaken_for_a_finished_one(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"a": 1})[:-3])
-    assert demo._finished(tmp_path, {"a": 1}, fresh=False) is None
+    assert finished(tmp_path, {"a": 1}, fresh=False) is None
 
 
 @pytest.mark.usefixtures("small")

@@ -53,6 +53,37 @@ def demo(
         raise typer.Exit(130) from None
 
 
+@app.command(rich_help_panel="Attach to a pretrained model")
+def sentiment(
+    model: Annotated[str, typer.Option(help="A pretrained encoder: a folder, or a name on the hub.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that holds SST-2 in GLUE's layout; else OVERT_DATA.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path("runs/sentiment"),
+    steps: Annotated[int | None, typer.Option(help="Training steps per form.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of data order, new weights and noise.", min=0)] = 0,
+    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+) -> None:
+    """Fine-tune a pretrained encoder on sentiment with plain, evolving, Bayesian and combined attention."""
+    from overt.recipes.sentiment import STEPS, run
+
+    try:
+        run(model, out, data, STEPS if steps is None else steps, seed, fresh)
+    except KeyboardInterrupt:
+        typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command(rich_help_panel="Attach to a pretrained model")
+def drift(
+    model: Annotated[str, typer.Option(help="A pretrained encoder: a folder, or a name on the hub.")],
+) -> None:
+    """Show how far attaching Evolving moves a pretrained encoder, over alpha, beta and init."""
+    from overt.recipes.drift import run
+
+    run(model)
+
+
 @app.command(rich_help_panel="Start here")
 def info() -> None:
     """Print versions, devices, extras, and which fast paths are active."""

@@ -30,6 +30,7 @@ from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving import Evolving
 from overt.models.agreement import AgreementClassifier
+from overt.recipes._runs import finished, write_whole
 from overt.recipes.agreement import VOCABULARY, Sentence, baselines, encode, split
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False) -> di
     }
     rows = {}
     for form, mechanisms in FORMS.items():
-        row = _finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
+        row = finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
         if row is None:
             row = _train_and_test(console, out / form, mechanisms, train, test, settings)
         else:
@@ -103,31 +104,6 @@ def load(folder: Path) -> AgreementClassifier:
     model = AgreementClassifier(len(VOCABULARY), FORMS[folder.name], dropout=0.0)
     model.load_state_dict(load_file(weights))
     return model.eval()
-
-
-def _finished(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """The result of an earlier run with the same settings; a run with other settings is cleared away."""
-    ours = folder / "settings.json"
-    if folder.exists() and any(folder.iterdir()) and not ours.exists():
-        raise ValueError(f"{folder} holds something else than a demo run: choose another --out")
-    try:
-        kept = json.loads(ours.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        kept = None
-    if fresh or kept != settings:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        _write_whole(ours, json.dumps(settings, indent=1))
-        return None
-    result = folder / "result.json"
-    return json.loads(result.read_text()) if result.exists() else None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, path)
 
 
 def batches(sentences: Sequence[Sentence], seed: int) -> list[list[tuple[int, Sentence]]]:
@@ -245,7 +221,7 @@ def _train_and_test(
     part = folder / "model.part"
     save_file(model.state_dict(), part)
     os.replace(part, folder / "model.safetensors")
-    _write_whole(folder / "result.json", json.dumps(row, indent=1))
+    write_whole(folder / "result.json", json.dumps(row, indent=1))
     shutil.rmtree(checkpoints, ignore_errors=True)
     return row
 

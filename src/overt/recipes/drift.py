@@ -1,0 +1,67 @@
+"""How far attaching moves a pretrained model before it has learned anything, over alpha, beta and init."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.resources import files
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import overt
+from overt.mechanisms.evolving import Evolving
+from overt.recipes.sentiment import read_rows
+
+ALPHAS = (0.0, 0.1, 0.2, 0.5)
+BETAS = (0.0, 0.1, 0.3)
+SENTENCES = 64
+
+
+def sentences(count: int = SENTENCES) -> list[str]:
+    """The first sentences of those that come with the package."""
+    text = (files("overt.recipes") / "sentiment.tsv").read_text(encoding="utf-8")
+    return [sentence for sentence, _ in read_rows(text, "sentiment.tsv")[:count]]
+
+
+@torch.no_grad()
+def states(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Last hidden states of the real tokens, (tokens, width)."""
+    real = inputs["attention_mask"].bool()
+    hidden: Tensor = model(**inputs).last_hidden_state
+    return hidden[real]
+
+
+def run(path: str) -> list[dict[str, Any]]:
+    """Print and return cosines between a model's token states and those it has with Evolving attached."""
+    from rich import box
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+    from transformers import AutoModel, AutoTokenizer
+
+    console = Console()
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModel.from_pretrained(path).eval()
+    inputs = dict(tokenizer(sentences(), padding=True, return_tensors="pt"))
+    plain = states(model, inputs)
+    rows: list[dict[str, Any]] = []
+    inits: tuple[Literal["dirac", "kaiming"], ...] = ("dirac", "kaiming")
+    cases = list(itertools.product(inits, ALPHAS, BETAS))
+    for init, alpha, beta in track(cases, "attaching", console=console, transient=True):
+        if beta == 0.0 and init == "kaiming":
+            continue  # without the convolution's part its init makes no difference
+        torch.manual_seed(0)
+        overt.attach(model, Evolving(alpha=alpha, beta=beta, init=init))
+        cosine = torch.nn.functional.cosine_similarity(states(model, inputs), plain, dim=-1)
+        overt.detach(model)
+        found = {"least": cosine.min().item(), "mean": cosine.mean().item()}
+        rows.append({"init": init, "alpha": alpha, "beta": beta, **found})
+    table = Table(title=f"Cosine of token states to the original's, {SENTENCES} sentences", box=box.SIMPLE)
+    for heading in ("init", "alpha", "beta", "least", "mean"):
+        table.add_column(heading, justify="left" if heading == "init" else "right")
+    for row in rows:
+        cells = f"{row['alpha']:g}", f"{row['beta']:g}", f"{row['least']:.4f}", f"{row['mean']:.4f}"
+        table.add_row(row["init"], *cells)
+    console.print(table)
+    return rows

@@ -1,0 +1,280 @@
+"""Fine-tune a pretrained encoder on sentiment, with plain, evolving, Bayesian and combined attention.
+
+Two lines differ from an ordinary fine-tuning script: `overt.attach`, and `overt.posterior` for the samples.
+SST-2 is read from a folder in GLUE's own layout; without one, 400 sentences that come with the package do.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import statistics
+import time
+from importlib.resources import files
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import overt
+from overt import _check
+from overt._extras import need
+from overt.judge import uncertainty
+from overt.mechanisms.attention_map import Mechanism, find
+from overt.mechanisms.bayesian import Bayesian
+from overt.mechanisms.evolving import Evolving
+from overt.recipes._runs import finished, write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FORMS: dict[str, tuple[Mechanism, ...]] = {
+    "plain": (),
+    "evolving": (Evolving(alpha=0.1, beta=0.1),),
+    "Bayesian": (Bayesian(k=10.0),),
+    "both": (Evolving(alpha=0.1, beta=0.1), Bayesian(k=10.0)),
+}
+STEPS = 300
+BATCH = 32
+LEARNING_RATE = 1e-4
+WARMUP = 30  # steps
+LONGEST = 64  # tokens
+HELD_OUT = 100  # of the sentences that come with the package
+SAMPLES = 20
+CHECKPOINTS = 3  # per form
+
+Rows = list[tuple[str, int]]
+
+
+def read_rows(text: str, name: str) -> Rows:
+    """Sentences and labels of a GLUE table."""
+    rows = list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        return [(row["sentence"].strip(), int(row["label"])) for row in rows]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{name} must be tab-separated with columns sentence and label (0 or 1)") from None
+
+
+def find_sst2(folder: Path) -> dict[str, Path]:
+    """train and dev of SST-2 under a folder, plain or gzipped."""
+    for place in (folder, folder / "SST-2", folder / "glue" / "SST-2"):
+        found = {}
+        for part in ("train", "dev"):
+            for name in (f"{part}.tsv", f"{part}.tsv.gz"):
+                if (place / name).exists():
+                    found[part] = place / name
+                    break
+        if len(found) == 2:
+            return found
+    raise FileNotFoundError(
+        f"{folder} holds no SST-2: train.tsv and dev.tsv, here or in SST-2/ or glue/SST-2/"
+    )
+
+
+def load_rows(data: Path | None, seed: int) -> tuple[Rows, Rows, str]:
+    """Training and test rows, and what they are."""
+    if data is None and os.environ.get("OVERT_DATA"):
+        data = Path(os.environ["OVERT_DATA"])
+    if data is not None:
+        parts = {}
+        for part, path in find_sst2(data).items():
+            content = path.read_bytes()
+            text = gzip.decompress(content) if path.suffix == ".gz" else content
+            parts[part] = read_rows(text.decode("utf-8"), str(path))
+        return parts["train"], parts["dev"], "SST-2"
+    rows = read_rows((files("overt.recipes") / "sentiment.tsv").read_text("utf-8"), "sentiment.tsv")
+    Random(seed).shuffle(rows)
+    test: Rows = []
+    for label in (0, 1):
+        test += [row for row in rows if row[1] == label][: HELD_OUT // 2]
+    return [row for row in rows if row not in test], test, "the 400 sentences of the package"
+
+
+def run(
+    model: str,
+    out: Path,
+    data: Path | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+    fresh: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """Fine-tune and test every form, print the table and return its rows; all is kept under `out`."""
+    from rich.console import Console
+
+    _check.whole("steps", steps, 1)
+    _check.whole("seed", seed, 0)
+    need("accelerate", "train")
+    console = Console()
+    train, test, what = load_rows(data, seed)
+    console.print(f"{what}: {len(train):,} sentences to learn from, {len(test):,} to test on; model {model}")
+    text = "\n".join(f"{sentence}\t{label}" for sentence, label in train + test)
+    settings = {
+        "version": overt.__version__,
+        "model": model,
+        "seed": seed,
+        "steps": steps,
+        "batch": BATCH,
+        "learning_rate": LEARNING_RATE,
+        "data": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    rows = {}
+    for form, mechanisms in FORMS.items():
+        row = finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
+        if row is None:
+            console.print(f"{form} attention")
+            row = _train_and_test(out / form, model, mechanisms, train, test, settings)
+        else:
+            console.print(f"[dim]{form} attention: done before, kept in {out / form}[/dim]")
+        rows[form] = row
+    _show(console, rows, len(test))
+    console.print(f"[dim]seed {seed}, {steps} steps of {BATCH}; models in {out}; --fresh starts over[/dim]")
+    return rows
+
+
+class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
+    """Tokenized sentences with their labels."""
+
+    def __init__(self, rows: Rows, tokenizer: Any) -> None:
+        self.codes = tokenizer([sentence for sentence, _ in rows], truncation=True, max_length=LONGEST)
+        self.labels = [label for _, label in rows]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        codes = {key: values[index] for key, values in self.codes.items()}
+        return {**codes, "labels": self.labels[index]}
+
+
+def _train_and_test(
+    folder: Path,
+    path: str,
+    mechanisms: tuple[Mechanism, ...],
+    train: Rows,
+    test: Rows,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
+    from transformers.trainer_utils import get_last_checkpoint
+
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Takes the time of each step."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            del args, state, control, kwargs
+            self.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            del args, state, control, kwargs
+            seconds.append(time.perf_counter() - self.began)
+
+    steps, seed, checkpoints = settings["steps"], settings["seed"], folder / "checkpoints"
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    set_seed(seed)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
+    if mechanisms:
+        overt.attach(model, *mechanisms, seed=seed)
+    arguments = TrainingArguments(
+        output_dir=str(checkpoints),
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=64,
+        learning_rate=LEARNING_RATE,
+        warmup_steps=min(WARMUP, steps // 2),
+        save_steps=max(1, steps // CHECKPOINTS),
+        save_total_limit=1,
+        logging_steps=max(1, steps // 10),
+        report_to="none",
+        seed=seed,
+        dataloader_pin_memory=False,
+    )
+    collator = DataCollatorWithPadding(tokenizer)
+    tests = Encoded(test, tokenizer)
+    trainer = Trainer(
+        model,
+        arguments,
+        data_collator=collator,
+        train_dataset=Encoded(train, tokenizer),
+        eval_dataset=tests,
+        callbacks=[Clock()],
+    )
+    before = trainer.evaluate()["eval_loss"]
+    checkpoints.mkdir(exist_ok=True)
+    last: str | None = get_last_checkpoint(str(checkpoints))  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=last)
+    row: dict[str, Any] = {"loss_before": before, "loss_after": trainer.evaluate()["eval_loss"]}
+    logits = torch.from_numpy(trainer.predict(tests).predictions)
+    row |= _judged(torch.softmax(logits, dim=-1), test)
+    if find(mechanisms, Bayesian) is not None:
+        samples = _sampled(model, tests, collator)
+        row["sampled"] = _judged(samples.mean(dim=0), test)
+        row["pavpu"] = uncertainty.pavpu(samples, [label for _, label in test])[0.05]
+    row["parameters"] = sum(p.numel() for name, p in model.named_parameters() if ".overt." in name)
+    row["step_ms"] = 1000 * statistics.median(seconds) if seconds else None
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_whole(folder / "result.json", json.dumps(row, indent=1))
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return row
+
+
+def _sampled(model: Any, tests: Encoded, collator: Any, batch: int = 32) -> Tensor:
+    """Predictive samples of every test sentence, (samples, sentences, 2)."""
+    parts = []
+    for start in range(0, len(tests), batch):
+        rows = [tests[index] for index in range(start, min(start + batch, len(tests)))]
+        inputs = {key: value.to(model.device) for key, value in collator(rows).items()}
+        parts.append(overt.posterior(model, inputs, SAMPLES, first=start).samples.cpu())
+    return torch.cat(parts, dim=1)
+
+
+def _judged(mean: Tensor, test: Rows) -> dict[str, float]:
+    targets = [label for _, label in test]
+    accuracy = (mean.argmax(dim=-1) == torch.tensor(targets)).double().mean().item()
+    return {"accuracy": accuracy, "ece": float(uncertainty.ece(mean, targets))}
+
+
+def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None:
+    from rich import box
+    from rich.table import Table
+
+    title = f"{count} test sentences; accuracy, calibration error and PAvPU in %"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
+    table.add_column("", no_wrap=True)
+    headings = ("test loss", "accuracy", "ECE", "sampled", "ECE ", "PAvPU", "added", "ms/step")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for form, row in rows.items():
+        drawn = row.get("sampled")
+        table.add_row(
+            form,
+            f"{row['loss_before']:.3f} → {row['loss_after']:.3f}",
+            f"{100 * row['accuracy']:.1f}",
+            f"{100 * row['ece']:.1f}",
+            f"{100 * drawn['accuracy']:.1f}" if drawn else "–",
+            f"{100 * drawn['ece']:.1f}" if drawn else "–",
+            f"{100 * row['pavpu']:.1f}" if drawn else "–",
+            f"{row['parameters']:,}",
+            f"{row['step_ms']:.0f}" if row["step_ms"] else "–",
+        )
+    console.print(table)
+    console.print(
+        f"sampled: the mean of {SAMPLES} posterior samples; PAvPU at .05; added: the mechanisms' parameters."
+    )
