@@ -65,10 +65,10 @@ def sentiment(
     fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
 ) -> None:
     """Fine-tune a pretrained encoder on sentiment with plain, evolving, Bayesian and combined attention."""
-    from overt.recipes.sentiment import STEPS, run
+    from overt.recipes.sentiment import run
 
     try:
-        run(model, out, data, STEPS if steps is None else steps, seed, fresh)
+        run(model, out, data, steps, seed, fresh)
     except KeyboardInterrupt:
         typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
