@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench support docs clean
 
 help:
 	@echo "make demo    train four small models and print the table (about 4 minutes)"
 	@echo "make test    run the tests"
 	@echo "make lint    style, format and types"
 	@echo "make bench   time the mechanisms against named rivals"
+	@echo "make support  write docs/support.md from the tests of attach"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, runs/ and site/"
 
@@ -42,6 +43,11 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/mechanisms.py
+	$(BIN)/python benchmarks/attach.py
+
+support: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \
+		tests/test_battery.py tests/test_attach.py tests/test_attach_training.py tests/test_attach_cuda.py
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

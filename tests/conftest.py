@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -35,3 +37,36 @@ def live_kernel(
 def random_maps(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal maps that do not depend on the global generator."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+# `pytest --support FILE` writes what the tests recorded of families and features (`make support`).
+_records: list[tuple[int, tuple[str, str, str]]] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--support", type=Path, help="write family × feature, as recorded by the tests, to a file"
+    )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        for name, value in report.user_properties:
+            if name == "support" and isinstance(value, tuple | list):
+                order, *record = value
+                _records.append((int(order), (record[0], record[1], record[2])))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    path = session.config.getoption("--support")
+    if path is None or exitstatus != 0 or hasattr(session.config, "workerinput"):
+        return
+    import transformers
+
+    from support import render
+    from test_battery import DECODING, FEATURES
+
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    features = [feature for feature in FEATURES if feature not in DECODING]
+    records = [record for _, record in sorted(_records)]
+    path.write_text(render(records, features, list(DECODING), versions))

@@ -7,6 +7,7 @@ import gc
 import pickle
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -507,7 +508,9 @@ def test_a_copy_counts_its_own_steps() -> None:
     [(LIVE,), (overt.Bayesian(),), (LIVE, overt.Bayesian())],
     ids=["evolving", "bayesian", "both"],
 )
-def test_compiles_without_a_graph_break(name: str, mechanisms: tuple[Any, ...]) -> None:
+def test_compiles_without_a_graph_break(
+    name: str, mechanisms: tuple[Any, ...], record_property: Callable[[str, object], None]
+) -> None:
     family = BY_NAME[name]
     model = without_dropout(attached(family, *mechanisms))
     inputs = loss_inputs(family, model)
@@ -523,10 +526,14 @@ def test_compiles_without_a_graph_break(name: str, mechanisms: tuple[Any, ...]) 
     compiled(**inputs).loss.backward()
     for key, grad in eager.items():
         torch.testing.assert_close(dict(model.named_parameters())[key].grad, grad, atol=1e-6, rtol=1e-5)
+    if len(mechanisms) == 2:
+        record_property("support", (8000, name, "`torch.compile(fullgraph=True)`, aot_eager", "works"))
 
 
 @pytest.mark.parametrize("order", ["attach first", "LoRA first"])
-def test_lora_on_top_leaves_the_mechanisms_trainable(order: str, tmp_path: Path) -> None:
+def test_lora_on_top_leaves_the_mechanisms_trainable(
+    order: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["overt"], r=2)
     model = BERT.make()
@@ -556,6 +563,7 @@ def test_lora_on_top_leaves_the_mechanisms_trainable(order: str, tmp_path: Path)
         fresh = enliven(overt.attach(BERT.make(), LIVE, overt.Bayesian()), seed=77)
         loaded = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+        record_property("support", (8100, "BERT", "PEFT LoRA, mechanisms trained and saved with it", "works"))
 
 
 def test_a_model_with_offloaded_weights_is_attached_to() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def test_cached_generation_on_the_gpu_is_uncached_generation(name: str, settings
     assert torch.equal(model.generate(**inputs, **limits, **settings), slow)
 
 
-def test_a_model_split_between_gpu_and_cpu_gives_the_same_outputs(tmp_path: Path) -> None:
+def test_a_model_split_between_gpu_and_cpu_gives_the_same_outputs(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     family = FAMILIES["BERT"]
     model = attached(family, overt.Evolving(alpha=0.3, beta=0.3, ramp_steps=4), overt.Bayesian())
     model.overt_state.step += 2
@@ -59,6 +62,7 @@ def test_a_model_split_between_gpu_and_cpu_gives_the_same_outputs(tmp_path: Path
     drawn = overt.posterior(split, inputs, samples=3)
     whole = overt.posterior(model, inputs_of(family), samples=3)
     torch.testing.assert_close(drawn.samples.cpu(), whole.samples, atol=1e-4, rtol=1e-4)
+    record_property("support", (8300, "BERT", "`device_map` split between GPU and CPU", "works"))
 
 
 def test_a_split_model_is_attached_to(tmp_path: Path) -> None:

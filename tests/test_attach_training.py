@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 sys.path[:0] = {paths!r}
 import torch
@@ -191,7 +193,9 @@ PartialState().destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
-def test_two_processes_have_the_gradients_of_one(name: str, tmp_path: Path) -> None:
+def test_two_processes_have_the_gradients_of_one(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     # The Trainer, and accelerate under it, take their processes from torchrun.
     here = Path(__file__).parent
     result, script = tmp_path / "gradients.pt", tmp_path / "script.py"
@@ -225,6 +229,7 @@ def test_two_processes_have_the_gradients_of_one(name: str, tmp_path: Path) -> N
             torch.testing.assert_close(grad, one.steps[step][key], atol=1e-6, rtol=1e-4, msg=f"{step} {key}")
     for key, expected in prior_gradients(whole).items():
         torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
+    record_property("support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works"))
 
 
 def test_checkpoints_are_whole(tmp_path: Path) -> None:

@@ -426,6 +426,7 @@ FEATURES: dict[str, Feature] = {
     "deepcopy": copies_deeply,
     "bfloat16 autocast": runs_in_bfloat16,
 }
+DECODING = ("no look ahead", "cached decoding", "beam search", "static cache", "assisted decoding")
 # Features that not every family has.
 NEEDS: dict[str, Callable[[Family], bool]] = {
     "padding": lambda family: family.pads,
@@ -446,7 +447,8 @@ CASES = [
 @pytest.mark.parametrize(("family", "feature"), CASES)
 def test_feature(family: Family, feature: str, record_property: Callable[[str, object], None]) -> None:
     reason = FEATURES[feature](family)
-    record_property("support", (family.name, feature, f"refused: {reason}" if reason else "works"))
+    order = 100 * FAMILIES.index(family) + list(FEATURES).index(feature)
+    record_property("support", (order, family.name, feature, f"refused: {reason}" if reason else "works"))
 
 
 @pytest.mark.parametrize(("name", "make", "reason"), REFUSED, ids=[name for name, _, _ in REFUSED])
@@ -461,7 +463,7 @@ def test_a_family_that_cannot_be_attached_to_is_refused_by_name(
     ) as caught:
         overt.attach(model, overt.Evolving())
     assert list(model.state_dict()) == before
-    record_property("support", (name, "attach", "refused: " + str(caught.value).split(": ", 1)[1]))
+    record_property("support", (9000, name, "attach", "refused: " + str(caught.value).split(": ", 1)[1]))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -86,7 +86,9 @@ def test_the_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path, fresh: boo
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "notes.txt").write_text("more of it")
-    with pytest.raises(ValueError, match="holds something else than a demo run: choose another --out"):
+    with pytest.raises(
+        ValueError, match="holds something else than a run of this recipe: choose another --out"
+    ):
         demo.run(tmp_path, steps=1, fresh=fresh)
     assert (tmp_path / "thesis.tex").exists()
     assert (tmp_path / "plain" / "notes.txt").exists()

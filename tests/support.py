@@ -1,0 +1,70 @@
+"""`docs/support.md`, written from what the tests recorded: family × feature = works, refused, not tested."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+HEAD = """\
+# What works with which family
+
+Written by `make support` from the results of the tests, and by nothing else: a cell says *works* because the
+battery (`tests/test_battery.py`) ran that feature on that family and it passed. Models are small and random;
+versions: transformers {transformers}, torch {torch}. Families that are not here are not tested: attach
+detects attention generically, so many work, and a family that cannot is refused by name with the reason.
+
+What each feature means is told by the function of its name in `tests/test_battery.py`. An empty cell: the
+family has no such thing.
+"""
+SOME = """
+## Tested on some families only
+
+Everything else is not tested.
+
+| feature | works with |
+|---|---|
+"""
+REFUSED = """
+## Refused
+
+| family | reason |
+|---|---|
+"""
+
+Record = tuple[str, str, str]
+
+
+def render(
+    records: Iterable[Record], features: list[str], decoding: list[str], versions: dict[str, str]
+) -> str:
+    """The page. `features` and `decoding` are the battery's, in order; other records are of single tests."""
+    table: dict[str, dict[str, str]] = defaultdict(dict)
+    single: dict[str, list[str]] = defaultdict(list)
+    refused: list[tuple[str, str]] = []
+    notes: list[str] = []
+    for family, feature, status in records:
+        if feature == "attach":
+            refused.append((family, status.removeprefix("refused: ")))
+        elif feature in features or feature in decoding:
+            table[family][feature] = status
+        else:
+            single[feature].append(family)
+    page = HEAD.format(**versions)
+    for title, columns in (("Every family", features), ("Decoding", decoding)):
+        rows = [name for name in table if any(column in table[name] for column in columns)]
+        page += f"\n## {title}\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
+        for name in rows:
+            cells = []
+            for column in columns:
+                status = table[name].get(column, "")
+                if status.startswith("refused: "):
+                    reason = status.removeprefix("refused: ")
+                    if reason not in notes:
+                        notes.append(reason)
+                    status = f"refused ({notes.index(reason) + 1})"
+                cells.append(status)
+            page += f"| {name} | {' | '.join(cells)} |\n"
+    page += "\n" + "\n".join(f"({number}) {reason}" for number, reason in enumerate(notes, 1)) + "\n"
+    page += SOME + "".join(f"| {feature} | {', '.join(names)} |\n" for feature, names in single.items())
+    page += REFUSED + "".join(f"| {family} | {reason} |\n" for family, reason in refused)
+    return page
