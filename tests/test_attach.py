@@ -380,6 +380,34 @@ def test_threads_do_not_mix_their_passes() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_a_layer_that_is_dropped_in_training_leaves_a_gap(dropped: int) -> None:
+    family = BY_NAME["BART"]
+    model = without_dropout(attached(family, LIVE, overt.Bayesian())).train()
+    inputs = loss_inputs(family, model)
+    model(**inputs).loss.backward()
+    whole = overt.kl(model).item()
+    for stack in (model.model.encoder, model.model.decoder):
+        del stack.layers[dropped]
+    model.overt_state.seen.zero_()
+    model(**inputs).loss.backward()
+    assert overt.kl(model).item() < whole
+    # In evaluation no layer is missing by chance.
+    model.eval()
+    if dropped < 2:
+        with pytest.raises(ValueError, match="found no map of layer"):
+            model(**inputs)
+
+
+def test_layer_drop_trains() -> None:
+    family = BY_NAME["BART"]
+    model = attached(family, LIVE, overt.Bayesian()).train()
+    model.model.encoder.layerdrop = model.model.decoder.layerdrop = 0.5
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model(**loss_inputs(family, model)).loss.backward()
+
+
 def test_a_layer_called_by_itself_is_told_so() -> None:
     model = attached(BERT, LIVE)
     with pytest.raises(RuntimeError, match="call the model, not its layers"):

@@ -117,7 +117,8 @@ class Pass:
         address = dict(self.address)
         if self.seen is not None:
             address["examples"] = first_example(self.seen, self.batch or 0)
-        chain = Chain(seed=self.seed + number * SEED_STRIDE, keep=keep, kl=wants_kl, **address)
+        seed = self.seed + number * SEED_STRIDE
+        chain = Chain(seed=seed, keep=keep, kl=wants_kl, gaps=self.training, **address)
         kept = self.kept.get(stack)
         if keep and kept is not None:
             chain.rows, chain.fed = kept.chain(name)

@@ -45,6 +45,8 @@ class Chain:
         keep: keep the map rows that the next query rows need, so that decoder rows can be fed in pieces, in
             order, one Chain per sequence.
         kl: whether to compute the KL. None computes it in training mode, and not with `keep`.
+        gaps: whether layers may be left out, as layer drop does in training; a map then starts from that of
+            the last layer that ran.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Chain:
         examples: int | Tensor = 0,
         keep: bool = False,
         kl: bool | None = None,
+        gaps: bool = False,
     ) -> None:
         for name, value in (("step", step), ("sample", sample), ("examples", examples)):
             if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool):
@@ -75,16 +78,19 @@ class Chain:
             self.seed = torch.tensor(wrapped, dtype=torch.int64)
         self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
         self.examples = torch.as_tensor(examples, dtype=torch.int64)
-        self.keep, self.wants_kl = keep, kl
+        self.keep, self.wants_kl, self.gaps = keep, kl, gaps
         self.maps: dict[Place, Tensor] = {}
         self.rows: dict[Place, Tensor] = {}
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
         self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
 
-    def previous(self, site: Site) -> Tensor:
-        """The evolved logits that the layer below left."""
+    def previous(self, site: Site) -> Tensor | None:
+        """The evolved logits that the layer below left; None where layers may be left out and all were."""
         below = self.maps.get((site.kind, site.layer - 1))
+        if below is None and self.gaps:
+            layers = [layer for kind, layer in self.maps if kind == site.kind and layer < site.layer]
+            return self.maps[site.kind, max(layers)] if layers else None
         if below is None and recomputing() and (site.kind, site.layer - 1) in self._owners:
             raise RuntimeError(REENTRANT)  # it was there, and was let go of without a gradient to keep it for
         if below is None:

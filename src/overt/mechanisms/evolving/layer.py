@@ -46,7 +46,8 @@ class EvolvingLayer(nn.Module):
     def forward(self, logits: Tensor, visible: Tensor, chain: Chain, site: Site | None = None) -> Tensor:
         """Evolved logits, (batch, heads, query, key), −inf in hidden cells; leaves them in the chain."""
         site, config = self.site if site is None else site, self.config
-        previous = None if site.layer == 0 else continued(logits, chain.previous(site).to(logits.device))
+        below = None if site.layer == 0 else chain.previous(site)
+        previous = None if below is None else continued(logits, below.to(logits.device))
         ramp = self._ramp(chain, logits.device)
         alpha = self.alpha if ramp is None else self.alpha * ramp
         beta = config.beta if ramp is None else config.beta * ramp
