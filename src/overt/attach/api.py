@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     state.convolving = convolving
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
+    state.model, state.watched = weakref.ref(base), list(base.parameters())
     _hook(base, {one.stack for one in found}, state)
     saving = Saving(base)
     base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))

@@ -33,6 +33,9 @@ class AttachedAttention(nn.Module):
         self.path, self.stack, self.kind = found.path, found.stack, found.kind
         self.shared, self.layers, self.token = found.shared, found.layers, token
         self.chain_name, self.chain_number = found.chain, chain
+        self.layer_list = found.chain.split("#")[
+            0
+        ]  # where cross-attention finds its self-attention's padding
         self.keeps = False  # whether its stack decodes with convolutions, which read earlier rows
         # A module that several layers share needs a convolution, whichever layer calls it first.
         place = max(layer, 1) if found.shared else layer
@@ -90,8 +93,9 @@ class AttachedAttention(nn.Module):
             simple = softcap is None and position_bias is None
             dot = self._dot(query, key, scaling, mask, current) if simple else None
             weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
-        # Back to the cache's columns: a sliding one has dropped the first, a static one has room for more.
-        weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
+        if total != keys:
+            # Back to the cache's columns: a sliding one has dropped the first, a static one has more.
+            weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
 
@@ -134,13 +138,13 @@ class AttachedAttention(nn.Module):
         self-attention before it.
         """
         if self.kind == "cross":
-            real = current.real.get(self.stack)
+            real = current.real.get(self.layer_list)
         elif mask is None:
             real = None
         else:
             square = visible.expand(*visible.shape[:-2], queries, total)
             real = square.diagonal(total - queries, dim1=-2, dim2=-1).any(dim=1)
-        current.real[self.stack] = real
+        current.real[self.layer_list] = real
         return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
 
     def _dot(
@@ -153,15 +157,15 @@ class AttachedAttention(nn.Module):
         batch, _, queries, _ = query.shape
         every = torch.ones(1, 1, dtype=torch.bool, device=query.device)
         keys = every.expand(batch, key.shape[-2]) if made.keys is None else made.keys.to(query.device)
-        real = current.real.get(self.stack)
+        real = current.real.get(self.layer_list)
         rows = every.expand(batch, queries) if real is None else real.expand(batch, queries)
         return Dot(query, key, scaling, None, keys, rows, made.causal)
 
     def _check_mask(self, visible: Tensor, queries: int, total: int, none: bool, current: Pass) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm."""
-        self.checked = True
         if self.kind == "cross" or queries == 1:
             return
+        self.checked = True
         square = visible.expand(*visible.shape[:-2], queries, total)
         ahead = ~causal(queries, total, visible.device)
         sees_ahead = bool((square & ahead).any())

@@ -82,7 +82,7 @@ class Pass:
         token: of the model it belongs to.
         training: whether the model trains, so that what is drawn and kept is decided once.
         chains: chain name → Chain.
-        real: stack → (batch, query), which of its queries are not padding; None where all are.
+        real: list of layers → (batch, query), which of its queries are not padding; None where all are.
         past: stack → number of tokens in the cache before this pass.
         kept: stack → what its cache keeps.
         calls: chain and kind → how many attentions have run, for modules that layers share.
@@ -104,7 +104,6 @@ class Pass:
         self.calls: dict[tuple[str, str], int] = {}
         self.done: set[str] = set()
         self.batch: int | None = None
-        self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
         """The Chain of this name, made when first asked for."""
@@ -133,26 +132,30 @@ def first_example(seen: Tensor, batch: int) -> Tensor:
     return seen * torch.distributed.get_world_size() + torch.distributed.get_rank() * batch
 
 
-_running: list[Pass] = []
+_running: dict[int, list[Pass]] = {}  # by thread
+
+
+def _of_this_thread() -> list[Pass]:
+    return _running.setdefault(0 if torch.compiler.is_compiling() else threading.get_ident(), [])
 
 
 def push(current: Pass) -> None:
     """A model begins."""
-    _running.append(current)
+    _of_this_thread().append(current)
 
 
 def pop(current: Pass) -> None:
     """A model ends; whatever an interrupted one left above it goes too."""
-    while _running:
-        if _running.pop() is current:
+    passes = _of_this_thread()
+    while passes:
+        if passes.pop() is current:
             return
 
 
 def running(token: str) -> Pass | None:
     """The innermost pass of this model that is running in this thread."""
-    thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
-    for current in reversed(_running):
-        if current.token == token and current.thread == thread:
+    for current in reversed(_of_this_thread()):
+        if current.token == token:
             return current
     return None
 

@@ -58,6 +58,7 @@ class AttachedState(nn.Module):
         self.last = _Last()
         self.override: dict[str, Any] | None = None
         self.model: weakref.ref[nn.Module] | None = None
+        self.watched: list[nn.Parameter] = []  # the model's, so that a copy knows its own
         self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         _states.add(self)
 
@@ -303,9 +304,9 @@ def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs
 
 def _trains(optimizer: torch.optim.Optimizer, state: AttachedState) -> bool:
     model = None if state.model is None else state.model()
-    if model is None:
-        return False
-    ours = {id(parameter) for parameter in model.parameters()}
+    ours = {id(parameter) for parameter in state.watched}
+    if model is not None:  # it may have got new ones, such as LoRA's
+        ours |= {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
 
 
