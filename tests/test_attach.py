@@ -92,6 +92,19 @@ def test_wrong_calls_are_named() -> None:
         overt.kl(attached(BERT, overt.Bayesian()))
 
 
+def test_where_may_be_a_generator(tmp_path: Path) -> None:
+    model = attached(BERT, overt.Evolving(), where={"encoder": (layer for layer in (1, 2))})
+    model.save_pretrained(tmp_path)
+    assert overt.load(tmp_path).overt_state.where == {"encoder": [1, 2]}
+
+
+def test_a_pruned_model_is_not_taken_for_a_shared_one() -> None:
+    model = BERT.make()
+    model.bert.encoder.layer = model.bert.encoder.layer[:2]
+    overt.attach(model, LIVE)
+    assert [(part.shared, part.site.layer) for part in parts(model).values()] == [(False, 0), (False, 1)]
+
+
 def test_a_refused_attach_leaves_the_model_alone() -> None:
     model = BERT.make()
     before = str(model)
@@ -246,6 +259,55 @@ def test_a_loss_of_ones_own_is_warned_of_unless_the_penalty_was_asked_for() -> N
     model(**inputs)  # it was asked for: no warning, which would be an error here
 
 
+def test_an_evaluation_between_training_steps_does_not_hide_the_warning() -> None:
+    model = attached(BERT, overt.Bayesian())
+    inputs = inputs_of(BERT)
+    model.train()(**inputs)
+    model.eval()(**inputs)
+    with pytest.warns(UserWarning, match="joined no loss"):
+        model.train()(**inputs)
+
+
+def test_an_empty_cache_in_training_does_not_lose_the_kl() -> None:
+    model = without_dropout(attached(LLAMA, overt.Bayesian())).train()
+    inputs = loss_inputs(LLAMA, model)
+    plain = model(**inputs).loss
+    model.overt_state.seen.zero_()
+    cached = model(**inputs, past_key_values=transformers.DynamicCache()).loss
+    torch.testing.assert_close(cached, plain)
+
+
+def test_rows_that_are_one_example_weigh_as_one() -> None:
+    config = transformers.BertConfig(**families.TEXT)
+    model = without_dropout(
+        overt.attach(transformers.BertForMultipleChoice(config), overt.Bayesian())
+    ).train()
+    ids = tokens(batch=8).view(4, 2, 9)
+    labels = torch.tensor([0, 1, 1, 0])
+    count = torch.tensor(4)
+    model(input_ids=ids, labels=labels, num_items_in_batch=count)
+    whole = overt.penalty(model).item()
+    model.overt_state.seen.zero_()
+    parts = 0.0
+    for row in range(4):
+        model(input_ids=ids[row : row + 1], labels=labels[row : row + 1], num_items_in_batch=count)
+        parts += overt.penalty(model).item()
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_any_loss_in_a_tuple_takes_the_penalty() -> None:
+    config = transformers.BertConfig(**families.TEXT)
+    torch.manual_seed(0)
+    model = without_dropout(
+        overt.attach(transformers.BertForQuestionAnswering(config), overt.Bayesian())
+    ).train()
+    spans = {"start_positions": torch.tensor([1, 2, 3]), "end_positions": torch.tensor([2, 3, 4])}
+    inputs = {**inputs_of(BERT), **spans}
+    named = model(**inputs).loss
+    model.overt_state.seen.zero_()
+    torch.testing.assert_close(model(**inputs, return_dict=False)[0], named)
+
+
 def test_a_step_is_an_optimizer_step() -> None:
     model = attached(BERT, overt.Bayesian()).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -270,6 +332,24 @@ def test_steps_of_a_compiled_copy_are_counted() -> None:
     compiled = torch.compile(model, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     compiled(**loss_inputs(BERT, model)).loss.backward()
+    optimizer.step()
+    assert int(model.overt_state.step) == 1
+
+
+def test_a_second_optimizer_goes_on_counting_while_the_first_lives() -> None:
+    model = attached(BERT, overt.Bayesian()).train()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    for optimizer in (first, first, second, second):
+        model(**loss_inputs(BERT, model)).loss.backward()
+        optimizer.step()
+    assert int(model.overt_state.step) == 4
+
+
+def test_steps_of_a_part_of_the_model_count() -> None:
+    model = attached(BERT, overt.Bayesian()).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.bert(**inputs_of(BERT)).last_hidden_state.sum().backward()
+    overt.penalty(model)
     optimizer.step()
     assert int(model.overt_state.step) == 1
 
@@ -370,6 +450,102 @@ def test_a_failed_forward_leaves_no_trace() -> None:
     assert not any(passes._running.values())
 
 
+def test_two_models_in_two_threads_both_join_their_kl() -> None:
+    one, two = (without_dropout(attached(BERT, overt.Bayesian())).train() for _ in range(2))
+    inputs = loss_inputs(BERT, one)
+    expected = one(**inputs).loss.item()
+    one.overt_state.seen.zero_()
+    inside, leave = threading.Event(), threading.Event()
+    losses: dict[str, float] = {}
+
+    def slow(_module: Any, _args: Any) -> None:
+        inside.set()
+        leave.wait(20)
+
+    two.classifier.register_forward_pre_hook(slow)
+    thread = threading.Thread(target=lambda: losses.update(two=two(**inputs).loss.item()))
+    thread.start()
+    inside.wait(20)
+    losses["one"] = one(**inputs).loss.item()
+    leave.set()
+    thread.join()
+    assert losses["one"] == pytest.approx(expected, rel=1e-5)
+    assert losses["two"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_another_attention_implementation_after_attach_is_noticed() -> None:
+    model = attached(BERT, LIVE)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="was its attention implementation set after attach"):
+        model(**inputs_of(BERT))
+
+
+def test_models_that_share_a_config_do_not_disturb_each_other() -> None:
+    config = transformers.BertConfig(**families.TEXT)
+    torch.manual_seed(0)
+    a, b, c = (transformers.BertModel(config).eval() for _ in range(3))
+    inputs = inputs_of(BERT)
+    plain = [model(**inputs).last_hidden_state for model in (a, b, c)]
+    implementation = config._attn_implementation
+    for model in (a, b):
+        enliven(overt.attach(model, LIVE))
+    attached_b = b(**inputs).last_hidden_state
+    torch.testing.assert_close(c(**inputs).last_hidden_state, plain[2], atol=1e-5, rtol=1e-5)
+    overt.detach(a)
+    assert torch.equal(b(**inputs).last_hidden_state, attached_b)
+    torch.testing.assert_close(a(**inputs).last_hidden_state, plain[0], atol=1e-5, rtol=1e-5)
+    overt.detach(b)
+    assert config._attn_implementation == implementation
+    assert torch.equal(b(**inputs).last_hidden_state, plain[1])
+
+
+def test_detach_finds_what_was_attached_to_a_part() -> None:
+    model = BERT.make()
+    overt.attach(model.bert, LIVE)
+    overt.detach(model)
+    assert str(model) == str(BERT.make())
+    assert "save_pretrained" not in model.bert.__dict__
+    overt.attach(model, LIVE)
+
+
+def test_an_argument_that_a_family_adds_to_its_attention_is_refused() -> None:
+    model = attached(BERT, LIVE)
+    attention = model.bert.encoder.layer[1].attention.self
+    forward = attention.forward
+    attention.forward = lambda *args, **kwargs: forward(*args, **kwargs, block_indices=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"hands its attention block_indices, which is not honoured"):
+        model(**inputs_of(BERT))
+
+
+def test_windows_are_refused_for_evolving_and_fine_for_bayesian() -> None:
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[2], num_heads=[2], window_size=4, num_labels=2
+    )
+    model = transformers.SwinForImageClassification(config).eval()
+    pictures = torch.randn(2, 3, 16, 16)
+    plain = model(pictures).logits
+    overt.attach(model, overt.Bayesian())
+    torch.testing.assert_close(model(pictures).logits, plain, atol=1e-5, rtol=1e-5)
+    overt.detach(model)
+    overt.attach(model, LIVE)
+    with pytest.raises(ValueError, match="windows or groups of its 2 inputs"):
+        model(pictures)
+
+
+def test_a_decoder_without_a_causal_mask_runs_in_training_and_evaluation() -> None:
+    config = transformers.Blip2QFormerConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        encoder_hidden_size=32,
+    )
+    model = overt.attach(transformers.Blip2QFormerModel(config), LIVE)
+    inputs = {"query_embeds": torch.randn(2, 5, 32), "encoder_hidden_states": torch.randn(2, 7, 32)}
+    for mode in (True, False):
+        model.train(mode)(**inputs)
+
+
 def test_threads_do_not_mix_their_passes() -> None:
     model = attached(LLAMA, LIVE)
     batches = [{"input_ids": tokens(seed=seed, length=5 + seed)} for seed in range(4)]
@@ -429,7 +605,7 @@ def test_packed_sequences_are_refused() -> None:
     model = attached(LLAMA, LIVE)
     ids = tokens(batch=1, length=8)
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
-    with pytest.raises(ValueError, match=r"packed sequences .position_ids without attention_mask. are not"):
+    with pytest.raises(ValueError, match="packed sequences are not supported"):
         model(input_ids=ids, position_ids=positions, use_cache=False)
     blocks = torch.block_diag(torch.ones(4, 4), torch.ones(4, 4)).tril().bool().view(1, 1, 8, 8)
     with pytest.raises(ValueError, match="packed sequences"):
@@ -437,10 +613,34 @@ def test_packed_sequences_are_refused() -> None:
     model(input_ids=ids, position_ids=torch.arange(8).view(1, -1))  # one sequence
 
 
-def test_a_decoder_that_sees_ahead_is_refused() -> None:
+def test_a_decoder_that_sees_ahead_is_refused_whatever_ran_before() -> None:
     model = attached(LLAMA, LIVE)
+    model(input_ids=tokens(length=1))
+    model(input_ids=tokens())
     with pytest.raises(ValueError, match="taken for causal, but its mask lets queries see later keys"):
         model(input_ids=tokens(), attention_mask=torch.ones(3, 1, 9, 9, dtype=torch.bool))
+
+
+def test_a_mask_function_nobody_knows_is_looked_at_each_time() -> None:
+    # What image tokens do in some decoders: the mask is causal or sees a block ahead.
+    from transformers import masking_utils
+
+    from overt.attach import masks
+
+    def ahead(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+        del batch_idx, head_idx
+        return kv_idx <= q_idx + 1
+
+    either = masking_utils.or_masks(masking_utils.causal_mask_function, ahead)
+    sliding = masking_utils.sliding_window_causal_mask_function(3)
+    made = {}
+    for name, function in {"either": either, "sliding": sliding, "plain": None}.items():
+        mask = masks.mask(2, 5, 5, mask_function=function)
+        assert mask is not None
+        made[name] = masks.made_of(mask)
+    assert made["either"] == (None, False, None)
+    assert made["sliding"] == ("causal", False, None)
+    assert made["plain"] == ("causal", True, None)
 
 
 def test_an_encoder_with_a_causal_mask_is_refused() -> None:
@@ -508,6 +708,24 @@ def test_batches_of_a_cache_are_selected_and_repeated_with_its_rows() -> None:
         last = model(input_ids=after[index], past_key_values=cache).logits[:, -1]
         torch.testing.assert_close(last, whole[index], atol=1e-5, rtol=1e-5)
         cache.reset()
+
+
+def test_a_refused_crop_leaves_the_cache_whole() -> None:
+    model = attached(LLAMA, LIVE)
+    with torch.no_grad():
+        cache = model(input_ids=tokens(), use_cache=True).past_key_values
+        with pytest.raises(RuntimeError, match="cannot be cropped"):
+            cache.crop(-4)
+        assert cache.get_seq_length() == 9
+        model(input_ids=tokens(length=1), past_key_values=pickle.loads(pickle.dumps(cache)))
+
+
+def test_a_cache_of_another_attached_model_is_refused() -> None:
+    one, two = attached(LLAMA, LIVE), attached(LLAMA, LIVE)
+    with torch.no_grad():
+        cache = one(input_ids=tokens(), use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="holds tokens but no rows of their maps"):
+            two(input_ids=tokens(length=1), past_key_values=cache)
 
 
 def test_without_convolutions_assisted_decoding_works() -> None:

@@ -174,6 +174,29 @@ def test_missing_mechanisms_are_named(saved: Path) -> None:
         logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("missing", ["overt_state.step", "bert.encoder.layer.1.attention.self.query.weight"])
+def test_any_missing_tensor_is_named(saved: Path, missing: str) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    del tensors[missing]
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    logging.disable(logging.CRITICAL)
+    try:
+        with pytest.raises(ValueError, match=f"lack .* 1 tensors, such as {missing}"):
+            overt.load(saved)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "AutoModel", "GPT2LMHeadModel", "no_such_thing"])
+def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
+    path = saved / "config.json"
+    config = json.loads(path.read_text())
+    config["architectures"] = [name]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"config.json does not describe an attached model: .*{name}"):
+        overt.load(saved)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

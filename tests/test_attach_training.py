@@ -137,21 +137,39 @@ def test_a_loss_that_the_model_does_not_make_is_warned_of(way: str, tmp_path: Pa
         train_dataset=Rows(language=False),
         compute_loss_func=own if way == "compute_loss_func" else None,
     )
-    with pytest.warns(UserWarning, match=r"joined no loss: .*label smoothing.*overt\.penalty\(model\)"):
+    with pytest.warns(
+        UserWarning, match=r"joined no loss: .*label smoothing.*overt\.penalty\(model, labels\)"
+    ):
         trainer.train()
 
 
 def test_a_loss_function_of_ones_own_can_take_the_penalty(tmp_path: Path) -> None:
-    model = attached(BY_NAME["BERT"], overt.Bayesian())
-    noted = Gradients()
+    found = []
+    for size, accumulated in ((8, 1), (2, 4)):
+        model = without_dropout(attached(BY_NAME["BERT"], *BOTH))
+        noted = Gradients()
 
-    def own(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
-        return torch.nn.functional.cross_entropy(outputs.logits, labels) + overt.penalty(model)
+        def own(outputs: Any, labels: Tensor, num_items_in_batch: Any = None, model: Any = model) -> Tensor:
+            loss = torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum")
+            return loss / num_items_in_batch + overt.penalty(model, labels)
 
-    rows = Rows(language=False)
-    settings = arguments(tmp_path)
-    Trainer(model, settings, train_dataset=rows, compute_loss_func=own, callbacks=[noted]).train()
-    assert prior_gradients(noted)
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        settings, rows = arguments(tmp_path, **cut), Rows(language=False)
+        InOrder(model, settings, train_dataset=rows, compute_loss_func=own, callbacks=[noted]).train()
+        found.append(noted.steps)
+    for step in range(2):
+        for key, grad in found[0][step].items():
+            torch.testing.assert_close(found[1][step][key], grad, atol=1e-6, rtol=1e-3, msg=f"{step} {key}")
+
+
+def test_without_labels_a_share_of_the_trainers_count_is_not_guessed() -> None:
+    model = attached(BY_NAME["BERT"], overt.Bayesian()).train()
+    row = Rows(language=False)[0]
+    inputs = {key: row[key].unsqueeze(0) for key in ("input_ids", "attention_mask")}
+    model(**inputs, num_items_in_batch=torch.tensor(4))
+    with pytest.raises(ValueError, match=r"overt\.penalty\(model, labels\) needs them"):
+        overt.penalty(model)
+    assert overt.penalty(model, row["labels"].unsqueeze(0)).item() > 0.0
 
 
 def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:

@@ -125,6 +125,32 @@ def test_a_model_without_a_head_gives_its_states() -> None:
     assert drawn.entropy is None
 
 
+def test_logits_that_are_no_classes_are_no_probabilities() -> None:
+    import transformers
+
+    from families import TEXT
+
+    torch.manual_seed(0)
+    model = transformers.ElectraForPreTraining(transformers.ElectraConfig(**TEXT, embedding_size=16))
+    overt.attach(model, overt.Bayesian(k=1.0))
+    drawn = overt.posterior(model, inputs_of(BERT), samples=3)  # one logit per token
+    assert drawn.entropy is None
+    with torch.no_grad():
+        plain = model.eval()(**inputs_of(BERT)).logits
+    assert drawn.mean.shape == plain.shape
+
+
+def test_labels_of_an_encoder_decoder_become_its_decoders_inputs() -> None:
+    family = BY_NAME["BART"]
+    model = attached(family, overt.Bayesian(k=1e6))
+    inputs = inputs_of(family)
+    batch = {"input_ids": inputs["input_ids"], "labels": inputs["decoder_input_ids"]}
+    drawn = overt.posterior(model, batch, samples=2)
+    with torch.no_grad():
+        expected = torch.softmax(model(**batch).logits, dim=-1)
+    torch.testing.assert_close(drawn.mean, expected, atol=1e-4, rtol=1e-3)
+
+
 def test_wrong_calls_are_named(model: Any) -> None:
     inputs = inputs_of(BERT)
     with pytest.raises(ValueError, match="posterior needs random weights: attach Bayesian"):
@@ -133,5 +159,7 @@ def test_wrong_calls_are_named(model: Any) -> None:
         overt.posterior(model, inputs, samples=0)
     with pytest.raises(ValueError, match=r"one batch size, got sizes \[2, 3\]"):
         overt.posterior(model, {**inputs, "attention_mask": torch.ones(2, 9)})
+    with pytest.raises(TypeError, match=r"batch\['input_ids'\] must be a tensor, got list"):
+        overt.posterior(model, {"input_ids": [[1, 2]]})
     with pytest.raises(ValueError, match="nothing is attached"):
         overt.posterior(BERT.make(), inputs)

@@ -14,7 +14,7 @@ from overt import _check
 from overt.attach.attention import NAME, AttachedAttention, register
 from overt.attach.find import Found, find
 from overt.attach.saving import Saving, Uploading
-from overt.attach.state import AttachedState
+from overt.attach.state import AttachedState, attached_states, joining
 from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.attention_map import find as pick
 from overt.mechanisms.bayesian.config import Bayesian
@@ -56,11 +56,12 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         pick(mechanisms, kind)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
+    where = _plain_where(where)
     found = find(base)
     chosen = choose(found, where)
 
     token = uuid.uuid4().hex
-    state = AttachedState(token, mechanisms, _plain_where(where), seed)
+    state = AttachedState(token, mechanisms, where, seed)
     pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
     pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
     chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
@@ -71,10 +72,11 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
     _set_implementation(base, found, state)
-    convolving = {one.stack for one, part in parts if _convolves(part)}
+    decoding = {one.stack for one in found if one.kind == "decoder"}
+    convolving = decoding & {one.stack for one, part in parts if _convolves(part)}
     for one, part in parts:
         one.module.add_module("overt", part.train(one.module.training))
-        part.keeps = one.stack in convolving
+        part.keeps = one.stack in convolving and one.kind != "encoder"
     state.convolving = convolving
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
@@ -89,25 +91,24 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
 
 def detach(model: nn.Module) -> nn.Module:
     """Take off what `attach` put on: parameters, hooks and settings, so that the model is as it was."""
-    base = base_of(model)
-    state = the_state(base)
+    state = the_state(base_of(model))
+    owner = next(module for module in model.modules() if module._modules.get("overt_state") is state)
     for handle in state.hooks:
         handle.remove()
-    for module in list(base.modules()):
+    for module in list(owner.modules()):
         module._modules.pop("overt", None)
         module.__dict__.pop("overt_stack", None)
-    base._modules.pop("overt_state", None)
+    owner._modules.pop("overt_state", None)
     for name in ("save_pretrained", "_upload_modified_files", "_valid_auto_compile_criteria"):
-        base.__dict__.pop(name, None)
-    for config, implementation in state.implementations:
-        config._attn_implementation_internal = implementation
+        owner.__dict__.pop(name, None)
+    restore_implementations(state)
     return model
 
 
 def kl(model: nn.Module) -> Tensor:
     """KL of the last forward pass, unweighted: sum over layers, mean over the batch."""
     state = the_state(model)
-    state.used()
+    state.unjoined = False
     if state.last.kl is None:
         raise ValueError(
             "no KL to be had: there was no forward pass yet, or it used a cache, or no Bayesian with a prior "
@@ -116,13 +117,26 @@ def kl(model: nn.Module) -> Tensor:
     return state.last.kl
 
 
-def penalty(model: nn.Module) -> Tensor:
-    """λ(t)·KL of the last training forward pass, as it joins the loss; for training loops of your own."""
+def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
+    """λ(t)·KL of the last training forward pass, as it joins the loss; for a loss of your own.
+
+    Args:
+        model: after a forward pass in training mode.
+        labels: those that your loss sees, when the model does not: examples weigh by their number of labels.
+            The Trainer's `compute_loss_func` needs them, since it divides by the labels of all accumulated
+            batches. Of a causal model they are the shifted ones.
+    """
     state = the_state(model)
-    state.used()
-    if state.last.penalty is None:
+    state.unjoined = False
+    last = state.last
+    if not last.penalties:
         raise ValueError("no penalty to be had: the last forward was not in training, or found no prior")
-    return state.last.penalty
+    if labels is None and last.joined is not None:
+        return last.joined
+    value = joining(last.penalties, labels, last.total)
+    if value is None:
+        raise ValueError("the Trainer counts labels over batches: overt.penalty(model, labels) needs them")
+    return value
 
 
 def describe(model: nn.Module) -> None:
@@ -285,6 +299,21 @@ def _set_implementation(base: PreTrainedModel, found: list[Found], state: Attach
         config = getattr(one.module, "config", None)
         if config is not None and config._attn_implementation != NAME:
             config._attn_implementation_internal = NAME
+
+
+def restore_implementations(state: AttachedState) -> None:
+    """Give configs their attention implementations back, unless another attached model shares them."""
+    mine, state.implementations = state.implementations, []
+    for config, implementation in mine:
+        others = [
+            other for other in attached_states() if any(one is config for one, _ in other.implementations)
+        ]
+        for other in others:
+            other.implementations = [
+                (one, implementation if one is config else was) for one, was in other.implementations
+            ]
+        if not others:
+            config._attn_implementation_internal = implementation
 
 
 def _hook(base: PreTrainedModel, stacks: set[str], state: AttachedState) -> None:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.attach.find import Found
-from overt.attach.masks import Made, made_of
+from overt.attach.find import Found, eager_of
+from overt.attach.masks import Made, Pattern, made_of
 from overt.attach.masks import mask as make_mask
 from overt.attach.passes import KEYWORD, Pass, running
 from overt.attach.plain import logits_of, mix_values, split_mask
@@ -21,6 +21,26 @@ from overt.mechanisms.maps import causal, softmax
 from overt.mechanisms.site import Site
 
 NAME = "overt"
+# Keywords of attention calls that say nothing about what to compute, or what the mask says already.
+HARMLESS = {
+    KEYWORD,
+    "is_causal",
+    "position_ids",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "use_cache",
+    "past_key_values",
+    "sliding_window",
+    "deterministic",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "layer_idx",
+    "num_items_in_batch",
+}
 
 
 class AttachedAttention(nn.Module):
@@ -41,7 +61,6 @@ class AttachedAttention(nn.Module):
         place = max(layer, 1) if found.shared else layer
         self.site = Site(found.heads, found.head_dim, found.kind, place, found.key_heads, pair)
         self.map = AttentionMap(mechanisms, self.site) if mechanisms else None
-        self.checked = False
 
     def extra_repr(self) -> str:
         """Place and size, for `print(model)`."""
@@ -85,13 +104,14 @@ class AttachedAttention(nn.Module):
         if self.map is None:
             weights = softmax(logits, visible)
         else:
-            if not torch.compiler.is_compiling() and (not self.checked or current.unusual):
-                self._check_mask(visible, queries, total, mask is None, current)
+            made = None if torch.compiler.is_compiling() else _made(mask)
+            if not torch.compiler.is_compiling():
+                self._check_mask(visible, queries, total, made)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
             chain.first_row(site, queries, total)  # counts rows where they are kept
             first_row = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
-            simple = softcap is None and position_bias is None
-            dot = self._dot(query, key, scaling, mask, current) if simple else None
+            plain = softcap is None and position_bias is None
+            dot = self._dot(query, key, scaling, made, current) if plain else None
             weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
         if total != keys:
             # Back to the cache's columns: a sliding one has dropped the first, a static one has more.
@@ -120,12 +140,19 @@ class AttachedAttention(nn.Module):
             call = current.calls.get((self.chain_name, self.kind), 0)
             current.calls[self.chain_name, self.kind] = call + 1
             site = replace(site, layer=call)
-        elif not again:
+        elif not again and self.map is not None:
             if self.path in current.done:
                 raise RuntimeError(
                     f"{self.path} ran twice in one forward pass; its chain has one place for it"
                 )
             current.done.add(self.path)
+        if self.map is not None and self.map.evolving is not None:
+            expected = current.sizes.get(self.stack)
+            if expected is not None and expected != batch:
+                raise ValueError(
+                    f"{self.path} attends over {batch} windows or groups of its {expected} inputs; evolving "
+                    "attention would mix maps of different ones"
+                )
         current.batch = batch
         return site
 
@@ -148,46 +175,59 @@ class AttachedAttention(nn.Module):
         return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
 
     def _dot(
-        self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None, current: Pass
+        self, query: Tensor, key: Tensor, scaling: float, made: Made | None, current: Pass
     ) -> Dot | None:
         """The map as scaled dot products under padding and causality, for the KL's closed form."""
-        made = Made(None, False) if mask is None else made_of(mask)
-        if made is None:
+        if made is None or not made.simple:
             return None
         batch, _, queries, _ = query.shape
         every = torch.ones(1, 1, dtype=torch.bool, device=query.device)
         keys = every.expand(batch, key.shape[-2]) if made.keys is None else made.keys.to(query.device)
         real = current.real.get(self.layer_list)
         rows = every.expand(batch, queries) if real is None else real.expand(batch, queries)
-        return Dot(query, key, scaling, None, keys, rows, made.causal)
+        return Dot(query, key, scaling, None, keys, rows, made.pattern == "causal")
 
-    def _check_mask(self, visible: Tensor, queries: int, total: int, none: bool, current: Pass) -> None:
-        """Refuse a mask that does not fit what the attention was taken for, before it does harm."""
+    def _check_mask(self, visible: Tensor, queries: int, total: int, made: Made | None) -> None:
+        """Refuse a mask that does not fit what the attention was taken for, before it does harm.
+
+        What is known of its making is taken at its word; of other masks the values are looked at.
+        """
         if self.kind == "cross" or queries == 1:
             return
-        self.checked = True
-        square = visible.expand(*visible.shape[:-2], queries, total)
-        ahead = ~causal(queries, total, visible.device)
-        sees_ahead = bool((square & ahead).any())
-        if self.kind == "decoder" and (none or sees_ahead):
+        pattern = None if made is None else made.pattern
+        if pattern is None:
+            pattern = self._look_at(visible.expand(*visible.shape[:-2], queries, total))
+        if pattern == "packed":
+            raise ValueError(
+                f"{self.path}: packed sequences are not supported, windows and priors would reach across "
+                "their borders; pad them instead"
+            )
+        if self.kind == "decoder" and pattern == "bidirectional":
             raise ValueError(
                 f"{self.path} was taken for causal, but its mask lets queries see later keys "
                 "(a prefix, or image tokens): such masks are not supported"
             )
-        if self.kind == "encoder" and not none and not sees_ahead and bool(square.any(dim=-1).sum() > 1):
-            lengths = square.any(dim=1).any(dim=-1).sum(dim=-1)
-            if bool((lengths > 1).any()):
-                raise ValueError(
-                    f"{self.path} was taken for bidirectional, but its mask is causal: not supported"
-                )
-        if current.unusual and total == queries:
-            own = square.diagonal(dim1=-2, dim2=-1)
+        if self.kind == "encoder" and pattern == "causal":
+            raise ValueError(
+                f"{self.path} was taken for bidirectional, but its mask is causal: not supported"
+            )
+
+    def _look_at(self, square: Tensor) -> Pattern | None:
+        """What a mask (…, query, key) does, by its values."""
+        queries, total = square.shape[-2:]
+        own = square.diagonal(total - queries, dim1=-2, dim2=-1)
+        if total == queries:
             before = square.diagonal(-1, dim1=-2, dim2=-1)
             if bool((own[..., 1:] & own[..., :-1] & ~before).any()):
-                raise ValueError(
-                    f"packed sequences ({current.unusual}) are not supported: windows and priors would reach "
-                    "across their borders; pad them instead"
-                )
+                return "packed"
+        if bool((square & ~causal(queries, total, square.device)).any()):
+            return "bidirectional"
+        several = bool((own.sum(dim=-1) > 1).any())
+        return "causal" if several else None  # one token sees itself, whatever the mask
+
+
+def _made(mask: Tensor | None) -> Made | None:
+    return Made("bidirectional", True, None) if mask is None else made_of(mask)
 
 
 def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:
@@ -219,11 +259,16 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """The function registered with transformers; `module.overt` does the work."""
     here = getattr(module, "overt", None)
-    if here is None:
-        raise RuntimeError(
-            f"{type(module).__name__} dispatches to overt, but nothing is attached to it: "
-            "overt.attach(model, …) sets the attention implementation by itself"
+    if here is None:  # a plain model that shares its config with an attached one
+        eager = eager_of(module)
+        if eager is None:
+            raise RuntimeError(f"nothing is attached to this {type(module).__name__}: overt.attach does that")
+        more = {"position_bias": position_bias, "softcap": softcap, **kwargs}
+        given = {name: value for name, value in more.items() if value is not None}
+        plain: tuple[Tensor, Tensor] = eager(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
         )
+        return plain
     current = kwargs.get(KEYWORD)
     if current is None:
         current = running(here.token)
@@ -232,6 +277,13 @@ def attention(
             f"{here.path} ran outside of a forward pass of its model; call the model, not its layers "
             "(gradient checkpointing of a family that drops keyword arguments ends here too)"
         )
+    for name, argument in kwargs.items():
+        if argument is not None and name not in HARMLESS and name not in current.passed:
+            raise ValueError(
+                f"{here.path} ({type(module).__name__}) hands its attention {name}, which is not honoured: "
+                "it cannot be attached to"
+            )
+    current.ran = True
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     output: tuple[Tensor, Tensor] = here(
         query, key, value, attention_mask, current, scaling, dropout, position_bias, softcap

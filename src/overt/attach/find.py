@@ -103,9 +103,9 @@ def find(model: PreTrainedModel) -> list[Found]:
             raise refuse(
                 model, f"{type(models[stack]).__name__} does not let its attention implementation be set"
             )
-        check_eager(model, module)
-        kind = _kind(path, module, models[stack])
         heads, key_heads, head_dim = _shape(model, path, module)
+        check_eager(model, module, heads)
+        kind = _kind(path, module, models[stack])
         chain = re.split(r"\.\d+(?:\.|$)", path)[0]
         found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim))
     return _numbered(model, found)
@@ -170,7 +170,7 @@ def _shape(model: nn.Module, path: str, module: nn.Module) -> tuple[int, int, in
         raise refuse(model, f"the number of heads of {path} ({type(module).__name__}) is not to be found")
     groups = getattr(module, "num_key_value_groups", None)
     key_heads = heads // groups if isinstance(groups, int) else look("num_key_value_heads") or heads
-    head_dim = look("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+    head_dim = look("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
     if head_dim is None:
         width = look("embed_dim", "dim", "hidden_size", "d_model")
         if width is None:
@@ -207,17 +207,17 @@ def _parts(members: list[Found]) -> list[int]:
 
 
 def _layers(model: PreTrainedModel, one: Found, chain: str) -> int | None:
-    """How many layers run through a chain whose list is shorter than that, i.e. shared; None if it is not."""
-    try:
-        listed = len(model.get_submodule(chain))  # type: ignore[arg-type]
-    except (AttributeError, TypeError):
-        return None
+    """How many calls run through a chain whose layers share modules, as `num_hidden_groups` says; else None.
+
+    Another family whose layers share modules would run one twice in a pass, which is an error there.
+    """
     config = getattr(one.module, "config", model.config)
-    names = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
-    counts = [value for name in names if isinstance(value := getattr(config, name, None), int)]
-    if not counts or listed in counts or listed > counts[0]:
+    groups, layers = getattr(config, "num_hidden_groups", None), getattr(config, "num_hidden_layers", None)
+    if not isinstance(groups, int) or not isinstance(layers, int) or groups >= layers:
         return None
-    return counts[0] * int(getattr(config, "inner_group_num", 1))
+    if len(model.get_submodule(chain)) != groups:  # type: ignore[arg-type]
+        return None
+    return layers * int(getattr(config, "inner_group_num", 1))
 
 
 def eager_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -226,10 +226,10 @@ def eager_of(module: nn.Module) -> Callable[..., Any] | None:
     return eager if callable(eager) else None
 
 
-_probed: set[tuple[type, int, bool]] = set()
+_probed: set[tuple[type, int, int, bool]] = set()
 
 
-def check_eager(model: nn.Module, module: nn.Module) -> None:
+def check_eager(model: nn.Module, module: nn.Module, heads: int) -> None:
     """Refuse a family whose own attention is not a softmax of scaled scores, softcap, bias and mask."""
     eager = eager_of(module)
     who = type(module).__name__
@@ -245,12 +245,12 @@ def check_eager(model: nn.Module, module: nn.Module) -> None:
     device = tensors[0].device if tensors else torch.device("cpu")
     groups = getattr(module, "num_key_value_groups", 1)
     # A family's attention is one function; what may differ between its modules are a few of their attributes.
-    signature = (type(module), groups, getattr(module, "sinks", None) is not None)
+    signature = (type(module), heads, groups, getattr(module, "sinks", None) is not None)
     if signature in _probed:
         return
-    for extra in _extras(arguments, groups, device):
+    for extra in _extras(arguments, heads, device):
         try:
-            same = _agrees(eager, module, groups, device, extra)
+            same = _agrees(eager, module, heads, heads // groups, device, extra)
         except Exception as error:
             raise refuse(model, f"the attention of {who} could not be compared: {error}") from error
         if not same:
@@ -263,12 +263,12 @@ def check_eager(model: nn.Module, module: nn.Module) -> None:
     _probed.add(signature)
 
 
-def _extras(arguments: set[str], groups: int, device: torch.device) -> Iterator[dict[str, Any]]:
+def _extras(arguments: set[str], heads: int, device: torch.device) -> Iterator[dict[str, Any]]:
     yield {}
     if "softcap" in arguments:
         yield {"softcap": 0.7}
     if "position_bias" in arguments:
-        yield {"position_bias": _random(4, (1, 2 * groups, 3, 5), device)}
+        yield {"position_bias": _random(4, (1, heads, 3, 5), device)}
 
 
 def _random(seed: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -277,10 +277,15 @@ def _random(seed: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def _agrees(
-    eager: Callable[..., Any], module: nn.Module, groups: int, device: torch.device, extra: dict[str, Any]
+    eager: Callable[..., Any],
+    module: nn.Module,
+    heads: int,
+    key_heads: int,
+    device: torch.device,
+    extra: dict[str, Any],
 ) -> bool:
-    query = _random(0, (2, 2 * groups, 3, 4), device)
-    key, value = _random(1, (2, 2, 5, 4), device), _random(2, (2, 2, 5, 4), device)
+    query = _random(0, (2, heads, 3, 4), device)
+    key, value = (_random(seed, (2, key_heads, 5, 4), device) for seed in (1, 2))
     mask = torch.zeros(2, 1, 3, 5, device=device)
     mask[1, :, :, 3:] = torch.finfo(torch.float32).min
     theirs, their_weights = eager(module, query, key, value, mask, scaling=0.3, dropout=0.0, **extra)

@@ -1,41 +1,79 @@
 """Masks for attached models, and what is known of how each was made.
 
-The mask that reaches an attention is a (batch, 1, query, key) tensor, and whether it is no more than padding
-and causality cannot be read from it cheaply. It was known when the mask was made, so that is noted then: it
-is what the KL's closed form asks for.
+The mask that reaches an attention is a (batch, 1, query, key) tensor, and what it is made of (padding,
+causality, a window, something else) cannot be read from it cheaply. It was known when the mask was made, so
+it is noted then: attentions check it against what they were taken for, and the KL's closed form asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+# Names of transformers' mask functions, by what they do. Anything else may do anything.
+CAUSAL = {"causal_mask_function"}
+BIDIRECTIONAL = {"bidirectional_mask_function", "sliding_window_bidirectional_overlay.<locals>.inner_mask"}
+NARROWING = {
+    "sliding_window_overlay.<locals>.inner_mask",
+    "chunked_overlay.<locals>.inner_mask",
+    "padding_mask_function.<locals>.inner_mask",
+}
+PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
+
+
+Pattern = Literal["causal", "bidirectional", "packed"]
+
 
 class Made(NamedTuple):
-    """How a mask was made, when it is only padding and perhaps causal.
+    """How a mask was made.
 
     Attributes:
+        pattern: "causal", "bidirectional", "packed" (several sequences in a row), or None: not known.
+        simple: whether it is no more than `pattern` and padding.
         keys: (batch, key), False at padding; None where there is none.
-        causal: whether later keys are hidden.
     """
 
+    pattern: Pattern | None
+    simple: bool
     keys: Tensor | None
-    causal: bool
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def made_of(mask: Tensor) -> Made | None:
-    """How a mask was made, if it was made here and simply."""
-    if torch.compiler.is_compiling():
-        return None
+    """How a mask was made, if it was made here."""
     made: Made | None = _made.get(mask)  # type: ignore[no-untyped-call]
     return made
+
+
+def _parts(function: Callable[..., Any]) -> Iterator[str]:
+    """Names of the functions that a mask function is the intersection of."""
+    name = getattr(function, "__qualname__", "")
+    if name != "and_masks.<locals>.and_mask":
+        yield name
+        return
+    for cell in function.__closure__ or ():
+        for part in cell.cell_contents if isinstance(cell.cell_contents, tuple) else ():
+            yield from _parts(part)
+
+
+def _pattern(
+    function: Callable[..., Any],
+) -> tuple[Pattern | None, bool]:
+    """Pattern, and whether there is nothing else to it."""
+    parts = set(_parts(function))
+    if PACKED in parts:
+        return "packed", False
+    if parts & CAUSAL and parts <= CAUSAL | NARROWING:
+        return "causal", parts <= CAUSAL
+    if parts & BIDIRECTIONAL and parts <= BIDIRECTIONAL | NARROWING:
+        return "bidirectional", parts <= {"bidirectional_mask_function"}
+    return None, False
 
 
 def mask(
@@ -49,7 +87,7 @@ def mask(
     **kwargs: Any,
 ) -> Tensor | None:
     """transformers' additive mask, with a note of how it was made."""
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask
+    from transformers.masking_utils import causal_mask_function, eager_mask
 
     function = causal_mask_function if mask_function is None else mask_function
     result: Tensor | None = eager_mask(
@@ -62,11 +100,11 @@ def mask(
         attention_mask=attention_mask,
         **kwargs,
     )
-    causal = function is causal_mask_function
-    simple = causal or function is bidirectional_mask_function
-    if result is None or not simple or torch.compiler.is_compiling():
+    if result is None or torch.compiler.is_compiling():
         return result
-    plain = isinstance(q_offset, int) and q_offset == kv_offset == 0
-    if plain and (attention_mask is None or attention_mask.shape == (batch_size, kv_length)):
-        _made[result] = Made(None if attention_mask is None else attention_mask.bool(), causal)
+    pattern, simple = _pattern(function)
+    keys = None if attention_mask is None else attention_mask.bool()
+    whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
+    fits = keys is None or keys.shape == (batch_size, kv_length)
+    _made[result] = Made(pattern, simple and whole and fits, keys)
     return result

@@ -29,11 +29,13 @@ class Kept:
     """What decoding keeps beside a cache: the map rows that the next rows' convolutions will read.
 
     Attributes:
+        token: of the model that filled the cache.
         rows: chain → place → (batch, heads, rows, key).
         fed: chain → place → number of rows fed so far.
         length: number of tokens in the cache.
     """
 
+    token: str = ""
     rows: dict[str, dict[Place, Tensor]] = field(default_factory=dict)
     fed: dict[str, dict[Place, int]] = field(default_factory=dict)
     length: int = 0
@@ -54,15 +56,16 @@ class Kept:
             for place, kept in rows.items():
                 rows[place] = kept.repeat_interleave(repeats, dim=0)
 
-    def crop(self, length: int) -> None:
-        """Forget tokens from the end; refused where their rows are needed."""
-        if length >= self.length:
-            return
+    def refuse_to_crop(self) -> None:
+        """Refuse where rows of the tokens that stay would be needed."""
         if any(self.rows.values()):
             raise RuntimeError(
                 "a cache with evolving attention cannot be cropped, rows of earlier maps being gone: "
                 "generate without assisted decoding and prompt lookup"
             )
+
+    def crop(self, length: int) -> None:
+        """Forget tokens from the end."""
         for counts in self.fed.values():
             for place in counts:
                 counts[place] = length
@@ -85,6 +88,9 @@ class Pass:
         real: list of layers → (batch, query), which of its queries are not padding; None where all are.
         past: stack → number of tokens in the cache before this pass.
         kept: stack → what its cache keeps.
+        sizes: stack → number of inputs it was given.
+        passed: names of the keywords that callers gave, which go all the way down.
+        ran: whether any attached attention has run.
         calls: chain and kind → how many attentions have run, for modules that layers share.
         done: attentions that have run.
         batch: number of examples, once known.
@@ -100,7 +106,9 @@ class Pass:
         self.past: dict[str, int] = {}
         self.kept: dict[str, Kept] = {}
         self.wants_kl: dict[str, bool] = {}
-        self.unusual: str | None = None
+        self.sizes: dict[str, int] = {}
+        self.passed: set[str] = set()
+        self.ran = False
         self.calls: dict[tuple[str, str], int] = {}
         self.done: set[str] = set()
         self.batch: int | None = None
@@ -166,18 +174,33 @@ _classes: dict[type, type] = {}
 def keep_on(cache: Cache, kept: Kept) -> None:
     """Make `kept` live on a cache: reordered, repeated, cropped, reset and copied with it."""
     cache.overt_kept = kept  # type: ignore[attr-defined]
-    plain = type(cache)
-    if issubclass(plain, _Keeping):
-        return
+    if not isinstance(cache, _Keeping):
+        cache.__class__ = _keeping(type(cache))
+
+
+def _keeping(plain: type) -> type:
     if plain not in _classes:
-        _classes[plain] = type(plain.__name__, (_Keeping, plain), {"__module__": plain.__module__})
-    cache.__class__ = _classes[plain]
+        names = {"__module__": plain.__module__, "overt_plain": plain}
+        _classes[plain] = type(plain.__name__, (_Keeping, plain), names)
+    return _classes[plain]
+
+
+def _restored(plain: type, state: dict[str, Any]) -> Any:
+    cache: Any = object.__new__(plain)
+    cache.__dict__.update(state)
+    cache.__class__ = _keeping(plain)
+    return cache
 
 
 class _Keeping:
     """Mixed into a cache's class, so that kept rows follow what happens to it."""
 
     overt_kept: Kept
+    overt_plain: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restored, (self.overt_plain, self.__dict__)
+
     # generate() would compile the step for a static cache; the number of kept rows changes with each.
     is_compileable = False
 
@@ -194,6 +217,8 @@ class _Keeping:
         self.overt_kept.repeat(repeats)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
+        if any(value != 0 for value in (*args, *kwargs.values())):
+            self.overt_kept.refuse_to_crop()
         super().crop(*args, **kwargs)  # type: ignore[misc]
         self.overt_kept.crop(int(self.get_seq_length()))  # type: ignore[attr-defined]
 

@@ -54,8 +54,9 @@ def posterior(
 ) -> Posterior:
     """Predictive distribution of a batch, by drawing the attention weights `samples` times.
 
-    Draws depend on the seed, the sample's number and the example's number alone: the same come back whatever
-    else is in the batch and however many rows run at once.
+    Draws depend on the seed, the model's step count and the numbers of sample, example, row and column alone:
+    the same come back whatever else is in the batch and however many rows run at once. Rows count from the
+    left, so pad on the right if an example is to have the same draws at another length.
 
     Args:
         model: with a `Bayesian` attached; in any mode, which is restored.
@@ -74,7 +75,7 @@ def posterior(
     _check.whole("samples", samples, 1)
     _check.whole("first", first, 0)
     _check.whole("rows", rows, 1)
-    inputs = {key: value for key, value in dict(batch).items() if key not in LEFT_OUT}
+    inputs = _inputs(base, dict(batch))
     sizes = {value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0}
     if len(sizes) != 1:
         raise ValueError(f"batch must hold tensors of one batch size, got sizes {sorted(sizes)}")
@@ -97,6 +98,24 @@ def posterior(
     drawn = torch.cat([values for values, _ in outputs])
     drawn = drawn.view(samples, count, *drawn.shape[1:])
     return _summary(drawn, outputs[0][1])
+
+
+def _inputs(base: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """What the model is given: no targets, but what an encoder–decoder makes of them for its decoder."""
+    inputs = {key: value for key, value in batch.items() if key not in LEFT_OUT}
+    labels = batch.get("labels")
+    if getattr(base.config, "is_encoder_decoder", False) and labels is not None:
+        shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
+        if "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
+            if shift is None:
+                raise ValueError(
+                    "batch must hold decoder_input_ids; they cannot be made from its labels here"
+                )
+            inputs["decoder_input_ids"] = shift(labels=labels)
+    for key, value in inputs.items():
+        if not isinstance(value, Tensor | bool | int | float | str | None):
+            raise TypeError(f"batch[{key!r}] must be a tensor, got {type(value).__name__}")
+    return inputs
 
 
 def _take(value: Any, index: Tensor) -> Any:
@@ -133,11 +152,14 @@ def _prediction(base: Any, output: Any) -> tuple[Tensor, bool]:
             keys = ", ".join(output.keys()) if hasattr(output, "keys") else type(output).__name__
             raise ValueError(f"posterior needs an output with logits or last_hidden_state, got {keys}")
         return hidden.float(), False
-    regression = logits.shape[-1] == 1 or getattr(base.config, "problem_type", None) == "regression"
-    if regression:
-        return logits.float(), False
-    if getattr(base.config, "problem_type", None) == "multi_label_classification":
+    problem = getattr(base.config, "problem_type", None)
+    if problem == "multi_label_classification":
         return torch.sigmoid(logits.float()), False
+    text = getattr(base.config, "get_text_config", lambda: base.config)()
+    classes = {getattr(base.config, "num_labels", None), getattr(text, "vocab_size", None)}
+    # Pixels, or one logit per token, are no distribution over their last axis.
+    if problem == "regression" or logits.shape[-1] < 2 or logits.dim() > 3 or logits.shape[-1] not in classes:
+        return logits.float(), False
     return torch.softmax(logits.float(), dim=-1), True
 
 

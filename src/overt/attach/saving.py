@@ -156,7 +156,7 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     """
     import transformers
     from safetensors import SafetensorError
-    from transformers import CONFIG_MAPPING, PreTrainedConfig
+    from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
     name = os.fspath(path)
     if not os.path.isdir(name) and (os.path.exists(name) or name.startswith((".", os.sep))):
@@ -177,6 +177,10 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
         settings["model_type"] = block["base_model_type"]
         config = CONFIG_MAPPING[block["base_model_type"]].from_dict(settings)
         plain = getattr(transformers, settings["architectures"][0])
+        if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
+            raise ValueError(f"{settings['architectures'][0]} is no model class")
+        if plain.config_class is not None and not isinstance(config, plain.config_class):
+            raise ValueError(f"{plain.__name__} is no model of type {block['base_model_type']}")
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ValueError(f"{name}/config.json does not describe an attached model: {error}") from error
 
@@ -188,7 +192,7 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
         )
     except SafetensorError as error:
         raise ValueError(f"the weights in {name} are damaged or cut short: {error}") from error
-    missing = sorted(key for key in info["missing_keys"] if "overt" in key.split("."))
+    missing = sorted(info["missing_keys"])
     if missing or info["mismatched_keys"]:
         wrong = [*missing, *map(str, info["mismatched_keys"])]
         raise ValueError(f"the weights in {name} lack or do not fit {len(wrong)} tensors, such as {wrong[0]}")
@@ -197,8 +201,9 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     from overt.attach.find import check_eager
 
     for module in list(model.modules()):
-        if isinstance(module._modules.get("overt"), AttachedAttention):
-            check_eager(model, module)
+        part = module._modules.get("overt")
+        if isinstance(part, AttachedAttention):
+            check_eager(model, module, part.site.heads)
     model.overt_state.seen = torch.zeros_like(model.overt_state.step)
     loaded: PreTrainedModel = model
     return loaded

@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 
 NOT_JOINED = (
     "the KL of the last training forward joined no loss: the model returned none (label smoothing and "
-    "compute_loss_func compute their own), so add overt.penalty(model) to yours"
+    "compute_loss_func compute their own), so add overt.penalty(model, labels) to yours"
 )
 
 
 class _Last:
-    """KL and penalty of the last forward. They hang on a graph, which no copy or file can hold."""
+    """KL and penalties of the last forward. They hang on a graph, which no copy or file can hold.
 
-    def __init__(self, kl: Tensor | None = None, penalty: Tensor | None = None, unused: bool = False) -> None:
-        self.kl, self.penalty, self.unused = kl, penalty, unused
+    `penalties` are λ·KL per example, (batch,), one per chain; `total` is the number of labels that the
+    Trainer counted, and `joined` what was added to the loss.
+    """
+
+    def __init__(
+        self,
+        kl: Tensor | None = None,
+        penalties: tuple[Tensor, ...] = (),
+        total: Any = None,
+        joined: Tensor | None = None,
+    ) -> None:
+        self.kl, self.penalties, self.total, self.joined = kl, penalties, total, joined
 
     def __deepcopy__(self, memo: object) -> _Last:
         return _Last()
@@ -56,15 +66,16 @@ class AttachedState(nn.Module):
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
         self.last = _Last()
+        self.unjoined = False  # whether the last training forward's KL joined no loss and was not asked for
+        self.trained = False  # whether there was a training forward since the last optimizer step
         self.override: dict[str, Any] | None = None
         self.model: weakref.ref[nn.Module] | None = None
         self.watched: list[nn.Parameter] = []  # the model's, so that a copy knows its own
-        self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Weak references belong to one model; a copy finds its own at its next forward.
-        return {**self.__dict__, "model": None, "optimizer": None, "override": None}
+        return {**self.__dict__, "model": None, "override": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -99,7 +110,9 @@ class AttachedState(nn.Module):
         if current is None:
             current = running(self.token)
         if current is None:
-            return output
+            raise RuntimeError(
+                f"the pass of this {type(module).__name__} is gone; was it called re-entrantly?"
+            )
         pop(current)
         if output is None:  # the forward failed
             return None
@@ -114,8 +127,8 @@ class AttachedState(nn.Module):
         if not torch.compiler.is_compiling() and (self.model is None or self.model() is None):
             root = module if "overt_state" in module._modules else None
             self.model = None if root is None else weakref.ref(root)
-        if not torch.compiler.is_compiling() and module.training and self.last.unused:
-            self.last.unused = False
+        if not torch.compiler.is_compiling() and module.training and self.unjoined:
+            self.unjoined = False
             warnings.warn(NOT_JOINED, UserWarning, stacklevel=2)
         address: dict[str, Any] = {"step": self.step.clone()}
         if self.override is not None:
@@ -126,13 +139,21 @@ class AttachedState(nn.Module):
     def _look_at_inputs(
         self, module: nn.Module, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass
     ) -> None:
-        """Find the cache that a stack is given, and inputs that may pack several sequences into one."""
+        """Find the cache that a stack is given, and how many inputs."""
         given = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
-        current.unusual = _may_be_packed(given)
+        current.passed.update(kwargs)
+        names = (getattr(module, "main_input_name", "input_ids"), "inputs_embeds", "hidden_states")
+        for value in (*(given.get(name) for name in names), *args):
+            if isinstance(value, Tensor) and value.dim() > 1:
+                current.sizes[stack] = value.shape[0]
+                break
         cache = given.get("past_key_values")
-        current.wants_kl[stack] = cache is None
+        # The KL of an evaluation is of use, that of cached decoding is not.
+        current.wants_kl[stack] = cache is None or current.training
         length = 0 if cache is None else int(cache.get_seq_length())
         kept = getattr(cache, "overt_kept", None)
+        if kept is not None and kept.token != self.token:
+            kept = None  # another model's
         keeps = stack in self.convolving
         if length > 0 and keeps and (kept is None or current.training):
             raise ValueError(
@@ -147,7 +168,7 @@ class AttachedState(nn.Module):
         if not keeps or current.training:
             return
         if kept is None:
-            kept = Kept()
+            kept = Kept(self.token)
             if cache is not None:
                 keep_on(cache, kept)
         current.kept[stack] = kept
@@ -170,50 +191,69 @@ class AttachedState(nn.Module):
         total = sum((kl.to(kls[0].device) for kl in kls[1:]), kls[0]) if kls else None
         # A new one each time: a compiled graph would look into the tensors that the old one holds.
         self.last = _Last(total)
+        if not current.ran:
+            raise RuntimeError(
+                f"no attention of this {type(module).__name__} ran through overt: was its attention "
+                "implementation set after attach, or that of a model that shares its config?"
+            )
         if not current.training or self.override is not None:
             return output
+        self.trained = True
         if current.batch is not None:
             self.seen += current.batch
         if not chains:
             return output
         given = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
-        parts = [joining(chain.penalty(per_example=True), given, module) for chain in chains]
-        penalty = sum((part.to(parts[0].device) for part in parts[1:]), parts[0])
-        joined = _add_to_loss(output, given, penalty)
-        self.last = _Last(total, penalty, unused=joined is None and torch.is_grad_enabled())
+        penalties = tuple(chain.penalty(per_example=True) for chain in chains)
+        counted = given.get("num_items_in_batch")
+        labels = _counted_labels(given, module)
+        penalty = joining(penalties, labels, counted)
+        joined = None if penalty is None else _add_to_loss(output, penalty)
+        self.last = _Last(total, penalties, counted, None if joined is None else penalty)
+        self.unjoined = joined is None and torch.is_grad_enabled()
         return output if joined is None else joined
-
-    def used(self) -> None:
-        """Note that the KL was asked for, and so was not forgotten."""
-        self.last.unused = False
 
     def advance(self) -> None:
         """Count an optimizer step."""
         self.step += 1
         self.seen.zero_()
+        self.trained = False
 
 
-def joining(penalty: Tensor, given: dict[str, Any], module: nn.Module) -> Tensor:
-    """λ·KL per example, (batch,), as it joins the loss.
+def joining(penalties: tuple[Tensor, ...], labels: Tensor | None, total: Any) -> Tensor | None:
+    """λ·KL per example, (batch,) for each chain, as it joins the loss.
 
     Examples weigh by their number of labels, as they do in the loss. Where the Trainer says how many labels
     all accumulated batches of all processes hold, the sum is divided by that number: the parts of one
-    optimizer step then add up to the same average, however they are cut.
+    optimizer step then add up to the same average, however they are cut. Without labels nobody can tell this
+    batch's share of that number: None.
     """
+    parts = []
+    for penalty in penalties:
+        if labels is None or labels.dim() == 0 or penalty.shape[0] % labels.shape[0]:
+            if total is not None:
+                return None
+            parts.append(penalty.mean())
+            continue
+        # Several rows may be one example: the choices of a question, the windows of an image.
+        folded = penalty.view(labels.shape[0], -1).mean(dim=1)
+        items = labels.ne(-100).reshape(labels.shape[0], -1).sum(dim=1).to(folded.device)
+        count = items.sum() if total is None else total
+        if isinstance(count, Tensor):
+            count = count.reshape(-1)[0].to(folded.device)
+        parts.append((folded * items).sum() / torch.as_tensor(count, device=folded.device).clamp(min=1))
+    return sum((part.to(parts[0].device) for part in parts[1:]), parts[0])
+
+
+def _counted_labels(given: dict[str, Any], module: nn.Module) -> Tensor | None:
+    """The labels as the loss counts them."""
     labels = given.get("shift_labels")
-    total = given.get("num_items_in_batch")
     if labels is None:
         labels = given.get("labels")
-        if isinstance(labels, Tensor) and labels.dim() > 1 and _loss_shifts(module, total is not None):
+        counted = given.get("num_items_in_batch") is not None
+        if isinstance(labels, Tensor) and labels.dim() > 1 and _loss_shifts(module, counted):
             labels = labels[..., 1:]
-    if not isinstance(labels, Tensor) or labels.dim() == 0 or labels.shape[0] != penalty.shape[0]:
-        return penalty.mean()
-    items = labels.ne(-100).reshape(labels.shape[0], -1).sum(dim=1).to(penalty.device)
-    if total is None:
-        total = items.sum()
-    elif isinstance(total, Tensor):
-        total = total.reshape(-1)[0].to(penalty.device)
-    return (penalty * items).sum() / torch.as_tensor(total, device=penalty.device).clamp(min=1)
+    return labels if isinstance(labels, Tensor) else None
 
 
 def _loss_shifts(module: nn.Module, counted: bool) -> bool:
@@ -232,11 +272,11 @@ def _trainer_shifts() -> bool:
     return "_loss_shifts_labels" in inspect.unwrap(Trainer.__init__).__code__.co_names
 
 
-def _add_to_loss(output: Any, given: dict[str, Any], penalty: Tensor) -> Any:
+def _add_to_loss(output: Any, penalty: Tensor) -> Any:
     """The output with the penalty in its loss; None if it has no loss."""
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
         first = output[0] if output else None
-        if given.get("labels") is None or not isinstance(first, Tensor) or first.dim() > 0:
+        if not isinstance(first, Tensor) or first.dim() > 0:
             return None
         return (first + penalty.to(first.device, first.dtype), *output[1:])
     loss = output.get("loss") if isinstance(output, dict) else None
@@ -251,19 +291,6 @@ def _cache_in(output: Any) -> Cache | None:
 
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else ()
     return next((value for value in values if isinstance(value, Cache)), None)
-
-
-def _may_be_packed(given: dict[str, Any]) -> str | None:
-    """The input that may pack several sequences into one row, or give a mask of its own making."""
-    for name in ("cu_seq_lens_q", "cu_seqlens", "seq_idx"):
-        if given.get(name) is not None:
-            return name
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() > 2:
-        return "a mask of 3 or 4 axes"
-    if mask is None and given.get("position_ids") is not None:
-        return "position_ids without attention_mask"
-    return None
 
 
 _accepts: dict[type, tuple[list[str], bool]] = {}
@@ -292,13 +319,16 @@ def accepts_keywords(module: nn.Module) -> bool:
 _states: weakref.WeakSet[AttachedState] = weakref.WeakSet()
 
 
+def attached_states() -> list[AttachedState]:
+    """Those of all models that are attached to."""
+    return [state for state in _states if state.implementations]
+
+
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
     for state in list(_states):
-        bound = None if state.optimizer is None else state.optimizer()
-        if bound is None and _trains(optimizer, state):
-            state.optimizer, bound = weakref.ref(optimizer), optimizer
-        if bound is optimizer:
+        # Several optimizers of one model step after the same forward, and count once.
+        if state.trained and _trains(optimizer, state):
             state.advance()
 
 
