@@ -123,9 +123,10 @@ def test_drift_is_none_at_zero_and_grows_with_alpha(pretrained: Path) -> None:
 def test_the_commands_name_what_is_wrong(tmp_path: Path) -> None:
     runner = CliRunner()
     assert "Missing option" in runner.invoke(app, ["sentiment"]).output
-    result = runner.invoke(app, ["drift", "--model", str(tmp_path / "nowhere")])
-    assert result.exit_code != 0
-    assert "nowhere" in str(result.exception)
+    for command in ("drift", "sentiment"):
+        result = runner.invoke(app, [command, "--model", str(tmp_path / "nowhere")])
+        assert isinstance(result.exception, FileNotFoundError)
+        assert "nowhere must be a folder with config.json, or a name on the hub" in str(result.exception)
 
 
 def test_support_page_is_of_these_families_and_features() -> None:

@@ -27,6 +27,12 @@ def finished(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, A
     return json.loads(result.read_text()) if result.exists() else None
 
 
+def check_model(model: str) -> None:
+    """Refuse what looks like a folder and is none, before anybody asks the hub for it."""
+    if model.startswith((".", "~", os.sep)) and not (Path(model) / "config.json").is_file():
+        raise FileNotFoundError(f"--model {model} must be a folder with config.json, or a name on the hub")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     part = path.with_suffix(".part")

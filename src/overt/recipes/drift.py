@@ -11,6 +11,7 @@ from torch import Tensor
 
 import overt
 from overt.mechanisms.evolving import Evolving
+from overt.recipes._runs import check_model
 from overt.recipes.sentiment import read_rows
 
 ALPHAS = (0.0, 0.1, 0.2, 0.5)
@@ -40,6 +41,7 @@ def run(path: str) -> list[dict[str, Any]]:
     from rich.table import Table
     from transformers import AutoModel, AutoTokenizer
 
+    check_model(path)
     console = Console()
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     model: Any = AutoModel.from_pretrained(path).eval()

@@ -30,7 +30,7 @@ from overt.judge import uncertainty
 from overt.mechanisms.attention_map import Mechanism, find
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
-from overt.recipes._runs import finished, write_whole
+from overt.recipes._runs import check_model, finished, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,6 +116,7 @@ def run(
 
     _check.whole("seed", seed, 0)
     need("accelerate", "train")
+    check_model(model)
     console = Console()
     train, test, what = load_rows(data, seed)
     steps = steps if steps is not None else STEPS if what == SST2 else FEW_STEPS
