@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from overt.attach.find import Found, eager_of
 from overt.attach.masks import Made, Pattern, made_of
 from overt.attach.masks import mask as make_mask
-from overt.attach.passes import KEYWORD, Pass, running
+from overt.attach.passes import KEYWORD, Pass, pass_in
 from overt.attach.plain import logits_of, mix_values, split_mask
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian.closed import Dot
@@ -269,9 +269,7 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
         )
         return plain
-    current = kwargs.get(KEYWORD)
-    if current is None:
-        current = running(here.token)
+    current = pass_in(kwargs, here.token)
     if current is None:
         raise RuntimeError(
             f"{here.path} ran outside of a forward pass of its model; call the model, not its layers "

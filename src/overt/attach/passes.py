@@ -160,6 +160,12 @@ def pop(current: Pass) -> None:
             return
 
 
+def pass_in(kwargs: dict[str, Any], token: str) -> Pass | None:
+    """The pass that came as a keyword, or the one of this model that is running."""
+    current: Pass | None = kwargs.get(KEYWORD)
+    return running(token) if current is None else current
+
+
 def running(token: str) -> Pass | None:
     """The innermost pass of this model that is running in this thread."""
     for current in reversed(_of_this_thread()):

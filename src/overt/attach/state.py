@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from overt.attach.passes import KEYWORD, Kept, Pass, keep_on, pop, push, running
+from overt.attach.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
 from overt.mechanisms.attention_map import Mechanism
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class AttachedState(nn.Module):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a model's forward: begin a pass, or join the one that is running."""
         root = "overt_state" in module._modules
-        current = kwargs.get(KEYWORD)
-        if current is None and not root:
-            current = running(self.token)
+        current = kwargs.get(KEYWORD) if root else pass_in(kwargs, self.token)
         if current is None:
             current = self._begin(module)
         push(current)
@@ -106,9 +104,7 @@ class AttachedState(nn.Module):
 
     def close(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """After it: leave kept rows on the cache, and join the KL to the loss."""
-        current = kwargs.get(KEYWORD)
-        if current is None:
-            current = running(self.token)
+        current = pass_in(kwargs, self.token)
         if current is None:
             raise RuntimeError(
                 f"the pass of this {type(module).__name__} is gone; was it called re-entrantly?"
