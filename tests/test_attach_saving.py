@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,23 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without transformers' report of what it could not load."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 def test_auto_classes_fail_naming_overt(saved: Path) -> None:
     with pytest.raises(ValueError, match="model type `overt`"):
         transformers.AutoModelForSequenceClassification.from_pretrained(saved)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_concrete_class_loads_the_plain_weights(saved: Path) -> None:
     plain = BERT.make()
-    logging.disable(logging.CRITICAL)
-    try:
-        loaded = transformers.BertForSequenceClassification.from_pretrained(saved)
-    finally:
-        logging.disable(logging.NOTSET)
+    loaded = transformers.BertForSequenceClassification.from_pretrained(saved)
     assert torch.equal(loaded(**inputs_of(BERT)).logits, plain(**inputs_of(BERT)).logits)
     assert not hasattr(loaded, "overt_state")
 
@@ -161,30 +167,24 @@ def test_garbage_for_weights_is_named(saved: Path) -> None:
         overt.load(saved)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_missing_mechanisms_are_named(saved: Path) -> None:
     tensors = load_file(saved / "model.safetensors")
     kept = {key: value for key, value in tensors.items() if ".evolving." not in key}
     assert len(kept) < len(tensors)
     save_file(kept, saved / "model.safetensors", metadata={"format": "pt"})
-    logging.disable(logging.CRITICAL)
-    try:
-        with pytest.raises(ValueError, match=r"lack .* 2 tensors, such as bert.*overt.map.evolving"):
-            overt.load(saved)
-    finally:
-        logging.disable(logging.NOTSET)
+    with pytest.raises(ValueError, match=r"lack .* 2 tensors, such as bert.*overt.map.evolving"):
+        overt.load(saved)
 
 
 @pytest.mark.parametrize("missing", ["overt_state.step", "bert.encoder.layer.1.attention.self.query.weight"])
+@pytest.mark.usefixtures("quiet")
 def test_any_missing_tensor_is_named(saved: Path, missing: str) -> None:
     tensors = load_file(saved / "model.safetensors")
     del tensors[missing]
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
-    logging.disable(logging.CRITICAL)
-    try:
-        with pytest.raises(ValueError, match=f"lack .* 1 tensors, such as {missing}"):
-            overt.load(saved)
-    finally:
-        logging.disable(logging.NOTSET)
+    with pytest.raises(ValueError, match=f"lack .* 1 tensors, such as {missing}"):
+        overt.load(saved)
 
 
 @pytest.mark.parametrize("name", ["pipeline", "AutoModel", "GPT2LMHeadModel", "no_such_thing"])
