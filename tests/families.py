@@ -318,6 +318,8 @@ FAMILIES = [
     ),
 ]
 
+BY_NAME = {family.name: family for family in FAMILIES}
+
 # Families that must be refused, and what the error must say.
 REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("DeBERTa v2", build(hf.DebertaV2Model, lambda: hf.DebertaV2Config(**TEXT)), "not dispatched"),

@@ -1,5 +1,6 @@
 """Overt: attention, out in the open."""
 
+from overt import judge
 from overt.attach import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
@@ -9,6 +10,7 @@ from overt.mechanisms.evolving import Evolving, evolve
 from overt.mechanisms.scores import RelativePosition, RelativePosition2d, Synthesizer
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
+from overt.trace import Spread, Trace, flow, raw, rollout, trace
 
 __version__ = "0.1.0"
 
@@ -25,13 +27,20 @@ __all__ = [
     "RelativePosition",
     "RelativePosition2d",
     "Site",
+    "Spread",
     "Synthesizer",
+    "Trace",
     "attach",
     "describe",
     "detach",
     "evolve",
+    "flow",
+    "judge",
     "kl",
     "load",
     "penalty",
     "posterior",
+    "raw",
+    "rollout",
+    "trace",
 ]

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -87,28 +87,49 @@ def find(model: PreTrainedModel) -> list[Found]:
     """Every dispatched attention of a model, in order; or an error that names the family and the reason."""
     from transformers import PreTrainedModel
 
-    dispatched = {path: module for path, module in model.named_modules() if _dispatches(module)}
-    if not dispatched:
+    places = dispatched(model)
+    if not places:
         raise refuse(
             model,
             "its attention is not dispatched through transformers' attention interface "
             "(ALL_ATTENTION_FUNCTIONS), so there is no place to put a mechanism",
         )
-    _refuse_undispatched(model, dispatched)
+    _refuse_undispatched(model, {place.path: place.module for place in places})
     models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
     found = []
-    for path, module in dispatched.items():
-        stack = max((p for p in models if _inside(path, p)), key=len)
+    for path, module, stack, chain, kind in places:
         if not models[stack]._can_set_attn_implementation():
             raise refuse(
                 model, f"{type(models[stack]).__name__} does not let its attention implementation be set"
             )
         heads, key_heads, head_dim = _shape(model, path, module)
         check_eager(model, module, heads)
-        kind = _kind(path, module, models[stack])
-        chain = re.split(r"\.\d+(?:\.|$)", path)[0]
         found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim))
     return _numbered(model, found)
+
+
+class Dispatched(NamedTuple):
+    """An attention that transformers dispatches: names and kind as in `Found`."""
+
+    path: str
+    module: nn.Module
+    stack: str
+    chain: str
+    kind: Kind
+
+
+def dispatched(model: PreTrainedModel) -> list[Dispatched]:
+    """Every attention of a model that transformers dispatches, in order; none where it dispatches none."""
+    from transformers import PreTrainedModel
+
+    models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+    out = []
+    for path, module in model.named_modules():
+        if _dispatches(module):
+            stack = max((p for p in models if _inside(path, p)), key=len)
+            chain = re.split(r"\.\d+(?:\.|$)", path)[0]
+            out.append(Dispatched(path, module, stack, chain, _kind(path, module, models[stack])))
+    return out
 
 
 def _inside(path: str, ancestor: str) -> bool:

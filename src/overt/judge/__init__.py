@@ -1,1 +1,5 @@
-"""Judges of models and of their attention maps: uncertainty, calibration, faithfulness."""
+"""Measures of maps and of predictions."""
+
+from overt.judge.correlation import Correlations, Sanity, correlate, randomised, spearman
+
+__all__ = ["Correlations", "Sanity", "correlate", "randomised", "spearman"]

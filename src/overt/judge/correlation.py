@@ -1,0 +1,306 @@
+"""Do maps agree with what the model's inputs matter to it? Rank correlations over a corpus.
+
+As in Abnar & Zuidema 2020, Tables 1–3: for each sentence and layer, Spearman's correlation between a query's
+row of a map and an importance of the tokens; then mean and spread over the sentences.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from overt import _check
+from overt.trace import Trace, trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+    Floats: TypeAlias = NDArray[np.float64]
+
+METHODS = ("raw", "rollout", "flow")
+# Name → the trace's method and its arguments.
+REFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "blankout": ("blankout", {}),
+    "blankout-absolute": ("blankout", {"absolute": True}),
+    "gradients": ("gradients", {}),
+    "gradient-input": ("gradients", {"kind": "input"}),
+    "integrated": ("gradients", {"kind": "integrated"}),
+}
+Pair: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Correlations:
+    """Spearman correlations of methods with references, layer by layer.
+
+    Keys are (method, reference); arrays have shape (layers,). Sentences whose correlation is not defined (one
+    token, or all values equal) count for neither mean nor spread.
+
+    Attributes:
+        values: (sentences, layers), NaN where not defined.
+        mean: over sentences.
+        sd: standard deviation over sentences (divided by their number less one).
+        low: lower end of the mean's 95 % bootstrap interval over sentences.
+        high: upper end.
+        count: sentences, defined or not.
+        defined: sentences with a defined correlation.
+        with_cls: the same with the query's own token among the tokens; None in that one itself.
+    """
+
+    values: dict[Pair, Floats]
+    mean: dict[Pair, Floats]
+    sd: dict[Pair, Floats]
+    low: dict[Pair, Floats]
+    high: dict[Pair, Floats]
+    count: int
+    defined: dict[Pair, NDArray[np.int64]]
+    with_cls: Correlations | None = field(default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the single values, for JSON."""
+        names = ("mean", "sd", "low", "high", "defined")
+        out: dict[str, Any] = {
+            f"{method} ~ {reference}": {
+                name: [_plain(one) for one in getattr(self, name)[method, reference]] for name in names
+            }
+            for method, reference in self.mean
+        }
+        out["count"] = self.count
+        if self.with_cls is not None:
+            out["with_cls"] = self.with_cls.to_dict()
+        return out
+
+    def __str__(self) -> str:
+        layers = len(next(iter(self.mean.values())))
+        lines = ["".ljust(28) + "".join(f"L{layer + 1}".rjust(13) for layer in range(layers))]
+        for method, reference in self.mean:
+            mean, sd = self.mean[method, reference], self.sd[method, reference]
+            cells = "".join(f"{m:.2f} ± {s:.2f}".rjust(13) for m, s in zip(mean, sd, strict=True))
+            lines.append(f"{method} ~ {reference}".ljust(28) + cells)
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> float | int | None:
+    number: float | int = value.item()
+    return None if number != number else number
+
+
+def spearman(scores: Floats, reference: Floats) -> Floats:
+    """Tie-corrected rank correlation of each row of `scores` (rows, tokens) with `reference` (tokens,).
+
+    Pearson's correlation of average ranks; NaN where either is constant.
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
+
+    if scores.shape[-1] < 2:
+        return np.full(scores.shape[0], np.nan)
+    ranks = rankdata(scores, axis=-1) - (scores.shape[-1] + 1) / 2
+    other = rankdata(reference) - (len(reference) + 1) / 2
+    size = np.sqrt((ranks**2).sum(axis=-1) * (other**2).sum())
+    found: Floats = np.divide(ranks @ other, size, out=np.full(len(size), np.nan), where=size > 0)
+    return found
+
+
+def correlate(
+    traces: Trace | Iterable[Trace],
+    targets: Any = None,
+    *,
+    methods: Sequence[str] = METHODS,
+    references: Sequence[str] = ("blankout", "gradients"),
+    query: int = 0,
+    unk: int | None = None,
+    residual: float = 0.5,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Correlations:
+    """Spearman correlation of each method with each reference, per layer, over a corpus.
+
+    Special tokens, padding and the query's own token (CLS) are left out; `with_cls` is the same with the
+    query's own token.
+
+    Args:
+        traces: of batches, which may come from a generator: each is used and let go.
+        targets: one tensor of classes per trace (or one tensor for one trace): what blank-out and gradients
+            explain. None takes each trace's default.
+        methods: of "raw", "rollout", "flow".
+        references: of "blankout", "blankout-absolute", "gradients", "gradient-input", "integrated".
+        query: whose row is read, 0 for a CLS token in front.
+        unk: id of the token that blanks out.
+        residual: of rollout and flow.
+        bootstrap: resamplings of the sentences, for the intervals.
+        seed: of the resampling.
+    """
+    for name, asked, allowed in (("methods", methods, METHODS), ("references", references, REFERENCES)):
+        if isinstance(asked, str) or not asked:
+            raise ValueError(f"{name} must list some of {', '.join(allowed)}, got {asked!r}")
+        for one in asked:
+            _check.one_of(name, one, allowed)
+    _check.whole("bootstrap", bootstrap, 1)
+    if isinstance(traces, Trace):
+        traces, targets = [traces], [targets]
+    pairs = [(method, reference) for reference in references for method in methods]
+    found: dict[bool, dict[Pair, list[Floats]]] = {own: {pair: [] for pair in pairs} for own in (False, True)}
+    goals = None if targets is None else iter(targets)
+    for batch in traces:
+        goal = None if goals is None else next(goals, None)
+        if goals is not None and goal is None and targets != [None]:
+            raise ValueError("targets must have one entry per trace, got fewer")
+        scores, importances = _measured(batch, methods, references, query, goal, unk, residual)
+        place = batch.mask.shape[1] - batch.maps[0].shape[-2] + query % batch.maps[0].shape[-2]
+        for example in range(len(batch)):
+            keep = (batch.mask[example] & ~batch.special[example]).numpy().copy()
+            for own in (False, True):
+                keep[place] = own
+                for method, reference in pairs:
+                    row = spearman(scores[method][example][:, keep], importances[reference][example][keep])
+                    found[own][method, reference].append(row)
+    if not found[False][pairs[0]]:
+        raise ValueError("traces must hold at least one sentence, got none")
+    rng = np.random.default_rng(seed)
+    inner = _summary(found[True], bootstrap, rng, None)
+    return _summary(found[False], bootstrap, rng, inner)
+
+
+def _measured(
+    batch: Trace,
+    methods: Sequence[str],
+    references: Sequence[str],
+    query: int,
+    goal: Any,
+    unk: int | None,
+    residual: float,
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Each method's (batch, layer, token) and each reference's (batch, token)."""
+    scores = {
+        method: getattr(batch, method)(queries=query, residual=residual)[:, :, 0].numpy()
+        for method in methods
+    }
+    importances = {}
+    for reference in references:
+        method, arguments = REFERENCES[reference]
+        given = dict(arguments, queries=query, target=goal, unk=unk)
+        importances[reference] = getattr(batch, method)(**given)[:, 0, 0].numpy()
+    return scores, importances
+
+
+def _summary(
+    rows: Mapping[Pair, list[Floats]], bootstrap: int, rng: np.random.Generator, inner: Correlations | None
+) -> Correlations:
+    values = {pair: np.stack(one) for pair, one in rows.items()}
+    count = len(next(iter(values.values())))
+    draws = rng.integers(0, count, size=(bootstrap, count))
+    weights = np.stack([np.bincount(draw, minlength=count) for draw in draws]).astype(np.float64)
+    mean, sd, low, high, defined = {}, {}, {}, {}, {}
+    for pair, table in values.items():
+        known = ~np.isnan(table)
+        number = known.sum(axis=0)
+        filled = np.where(known, table, 0.0)
+        defined[pair] = number
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean[pair] = filled.sum(axis=0) / number
+            square = np.where(known, (table - mean[pair]) ** 2, 0.0).sum(axis=0)
+            sd[pair] = np.sqrt(square / (number - 1))
+            resampled = (weights @ filled) / (weights @ known)
+        ends = np.full((2, table.shape[1]), np.nan)
+        if (some := number > 0).any():
+            ends[:, some] = np.nanpercentile(resampled[:, some], [2.5, 97.5], axis=0)
+        low[pair], high[pair] = ends
+    return Correlations(values, mean, sd, low, high, count, defined, inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Sanity:
+    """What is left of maps when weights are randomised, from the top layer down.
+
+    Attributes:
+        stages: what has been randomised so far, a layer's path and all above it; at last everything.
+        left: method → (stages,), mean Spearman correlation between the rows of the model as it is and as
+            randomised. A method that shows what the model learnt falls towards zero; one that stays near
+            one shows something else.
+    """
+
+    stages: list[str]
+    left: dict[str, Floats]
+
+    def __str__(self) -> str:
+        lines = ["randomised from".ljust(40) + "".join(method.rjust(9) for method in self.left)]
+        for number, stage in enumerate(self.stages):
+            cells = "".join(f"{values[number]:.2f}".rjust(9) for values in self.left.values())
+            lines.append(stage.ljust(40) + cells)
+        return "\n".join(lines)
+
+
+def randomised(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    methods: Sequence[str] = METHODS,
+    query: int = 0,
+    layer: int = -1,
+    seed: int = 0,
+    **arguments: Any,
+) -> Sanity:
+    """The weight-randomisation check (Adebayo et al. 2018), cascading from the top layer down.
+
+    Parameters are shuffled, each within itself, so that their sizes stay what they were. The model given is
+    not touched.
+
+    Args:
+        model: the model.
+        inputs: a batch, as for `overt.trace`.
+        methods: of "raw", "rollout", "flow".
+        query: whose row is compared.
+        layer: of which layer.
+        seed: of the shuffling.
+        arguments: further ones of `overt.trace`.
+    """
+    import torch
+
+    for method in methods:
+        _check.one_of("methods", method, METHODS)
+    changed = copy.deepcopy(model)
+    before = trace(model, inputs, **arguments)
+    layers = list(dict.fromkeys(_layer(path) for path in before.paths))
+    generator = torch.Generator().manual_seed(seed)
+    done: set[str] = set()
+
+    def rows(traced: Trace) -> dict[str, Floats]:
+        return {
+            method: getattr(traced, method)(queries=query, layers=layer)[:, 0, 0].numpy()
+            for method in methods
+        }
+
+    def shuffle(prefix: str) -> None:
+        with torch.no_grad():
+            for name, parameter in changed.named_parameters():
+                if name not in done and (name + ".").startswith(prefix):
+                    order = torch.randperm(parameter.numel(), generator=generator)
+                    parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
+                    done.add(name)
+
+    original = rows(before)
+    left: dict[str, list[float]] = {method: [] for method in methods}
+    stages = []
+    for stage in [*reversed(layers), ""]:
+        shuffle(f"{stage}." if stage else "")
+        stages.append(stage or "everything")
+        now = rows(trace(changed, inputs, **arguments))
+        for method in methods:
+            kept = [
+                spearman(now[method][i : i + 1, keep], original[method][i, keep])[0]
+                for i, keep in enumerate(before.mask.numpy())
+            ]
+            left[method].append(float(np.nanmean(kept)))
+    return Sanity(stages, {method: np.array(values) for method, values in left.items()})
+
+
+def _layer(path: str) -> str:
+    """The layer that an attention is in: its path up to the first number."""
+    found = re.match(r"(.*?\.\d+)(?:\.|$)", path)
+    return path if found is None else found.group(1)

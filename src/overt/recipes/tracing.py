@@ -1,0 +1,78 @@
+"""Trace one sentence or picture through a pretrained model and print what its attention draws on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import overt
+from overt import _check
+from overt.recipes._runs import check_model
+from overt.trace.trace import METHODS
+from overt.trace.weighted import GRAPHS
+from overt.view.terminal import default_query, table
+
+PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
+
+
+def open_model(name: str) -> Any:
+    """A model of the class that its config names, mechanisms and all."""
+    import transformers
+    from transformers import AutoModel, PreTrainedConfig
+    from transformers.utils import logging
+
+    check_model(name)
+    logging.set_verbosity_error()  # nothing it says of unused heads helps here
+    logging.disable_progress_bar()
+    settings, _ = PreTrainedConfig.get_config_dict(name)
+    if settings.get("model_type") == "overt":
+        return overt.load(name).eval()
+    wanted = (settings.get("architectures") or [""])[0]
+    return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
+
+
+def run(
+    text: str,
+    model: str,
+    methods: Sequence[str],
+    layer: int = -1,
+    query: int | None = None,
+    decoder: str | None = None,
+    residual: float = 0.5,
+    receptive_field: bool = False,
+    graph: Any = "attention",
+    out: Path | None = None,
+) -> overt.Trace:
+    """Trace, print the table, and save the trace if `out` is given."""
+    from rich.console import Console
+
+    for method in methods:
+        _check.one_of("--method", method, METHODS)
+    _check.one_of("--graph", graph, GRAPHS)
+    inputs: Any = text
+    if Path(text).suffix.lower() in PICTURES and Path(text).is_file():
+        from PIL import Image
+
+        inputs = Image.open(text)
+    traced = overt.trace(open_model(model), inputs, decoder=decoder, graph=graph)
+    row = default_query(traced) if query is None else query
+    layers = len(traced.maps)
+    place = traced.mask.shape[1] - traced.maps[0].shape[-2] + row
+    word = traced.tokens[0][place] if -1 < place < len(traced.tokens[0]) else str(row)
+    console = Console()
+    title = f"{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
+    shown = table(
+        traced,
+        methods,
+        query,
+        layer,
+        title,
+        residual=residual,
+        receptive_field=receptive_field,
+    )
+    console.print(shown)
+    if out is not None:
+        traced.save(out)
+        console.print(f"[dim]saved in {out}; overt.Trace.load reads it[/dim]")
+    return traced

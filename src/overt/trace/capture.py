@@ -1,0 +1,407 @@
+"""Watching a model attend: one forward pass, and a call back for every attention that runs in it.
+
+Three kinds of attention are watched: those that transformers dispatches, plain or attached to;
+`torch.nn.MultiheadAttention`; and Overt's own. Whatever is changed for it (hooks, attention implementation,
+torch's fast path, training mode) is put back, also when the forward fails.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.attach.attention import AttachedAttention
+from overt.attach.find import Dispatched, dispatched, eager_of, name_of
+from overt.attach.plain import repeat_heads, split_mask
+from overt.mechanisms.attention import MultiheadAttention
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving.layer import EvolvingLayer
+from overt.mechanisms.evolving.naive import continued, convolve, mix
+from overt.mechanisms.maps import softmax
+from overt.mechanisms.site import Kind
+
+NAME = "overt-trace"
+
+
+@dataclass(eq=False)
+class Call:
+    """One run of one attention.
+
+    Attributes:
+        path: its name in the model.
+        chain: name of the list of layers that it is in.
+        kind: "encoder", "decoder" or "cross".
+        weights: (batch, head, query, key), as used.
+        visible: boolean (batch or 1, query, key), or None for all.
+        value: (batch, head, key, dim), where asked for.
+        output: weight of the projection that follows, (width, head·dim), where asked for.
+        parts: of evolving attention, name → (batch, head, query, key), where asked for.
+    """
+
+    path: str
+    chain: str
+    kind: Kind
+    weights: Tensor
+    visible: Tensor | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+Seen = Callable[[Call], None]
+
+
+@dataclass(eq=False)
+class _Watch:
+    """Who is called back, and what for."""
+
+    seen: Seen
+    values: bool
+    parts: bool
+    waiting: dict[int, Call] = field(default_factory=dict)  # by the storage of its output, until projected
+    evolving: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
+    places: dict[int, Dispatched] = field(default_factory=dict)
+    masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def visible(self, mask: Tensor | None, keys: int) -> Tensor | None:
+        """A mask of transformers' as visibility, made once for the layers that share it."""
+        if mask is None:
+            return None
+        known = self.masks.get(id(mask))
+        if known is None or known[0] is not mask:
+            shown, _ = split_mask(mask.detach()[..., :keys])
+            known = mask, shown.any(dim=1).cpu()
+            self.masks[id(mask)] = known
+        return known[1]
+
+
+_watching = threading.local()
+
+
+def _dispatch(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """The family's own eager attention, with a look at its weights."""
+    watch: _Watch | None = getattr(_watching, "now", None)
+    eager = eager_of(module)
+    if eager is None:
+        raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be seen")
+    output: Tensor
+    output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
+    if watch is not None and id(module) in watch.places:
+        place = watch.places[id(module)]
+        call = Call(place.path, place.chain, place.kind, weights)
+        call.visible = watch.visible(attention_mask, key.shape[-2])
+        if watch.values:
+            output = output.contiguous()  # so that the caller reshapes it in place, and it is known again
+        _projected_later(watch, call, value, output)
+    return output, weights
+
+
+def _projected_later(watch: _Watch, call: Call, value: Tensor, output: Tensor) -> None:
+    """Report a call; where values are wanted, once the projection that takes its output is known."""
+    if not watch.values:
+        watch.seen(call)
+        return
+    call.value = repeat_heads(value, call.weights.shape[1])
+    watch.waiting[output.untyped_storage().data_ptr()] = call
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register(NAME, _dispatch)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
+@contextmanager
+def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False) -> Iterator[None]:
+    """Call `seen` for each attention of a model that runs inside, in evaluation mode.
+
+    Args:
+        model: any module with attentions of the three kinds.
+        seen: is called with each.
+        values: also give values and output projections.
+        parts: also give the parts of evolving attention.
+    """
+    watch = _Watch(seen, values, parts)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        found = _watch_dispatched(model, watch, stack)
+        for path, module in model.named_modules():
+            if isinstance(module, AttachedAttention):
+                _watch_attached(path, module, watch, stack)
+                found = True
+            elif isinstance(module, MultiheadAttention):
+                _watch_own(path, module, watch, stack)
+                found = True
+            elif isinstance(module, nn.MultiheadAttention):
+                _watch_torch(path, module, watch, stack)
+                found = True
+            elif isinstance(module, EvolvingLayer) and parts:
+                stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_parts(watch))))
+            elif values and _is_projection(module):
+                stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_projection(watch))))
+        if not found:
+            raise ValueError(
+                f"{name_of(model)} cannot be traced: its attention is neither dispatched through "
+                "transformers' attention interface nor torch's nor overt's MultiheadAttention (weights from "
+                "elsewhere go into overt.rollout and overt.flow)"
+            )
+        before = getattr(_watching, "now", None)
+        _watching.now = watch
+        try:
+            yield
+        finally:
+            _watching.now = before
+        if watch.waiting:
+            call = next(iter(watch.waiting.values()))
+            raise ValueError(f"what follows {call.path} is no linear projection of its output: not supported")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each module's own mode comes back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _watch_dispatched(model: nn.Module, watch: _Watch, stack: ExitStack) -> bool:
+    from transformers import PreTrainedModel
+
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    outer = [m for m in models if not any(m is not o and _holds(o, m) for o in models)]
+    places: list[Dispatched] = []
+    for root in outer:
+        prefix = next(path for path, module in model.named_modules() if module is root)
+        for place in dispatched(root):
+            path, chain = (f"{prefix}.{name}" if prefix else name for name in (place.path, place.chain))
+            places.append(place._replace(path=path, chain=chain))
+    plain = [place for place in places if "overt" not in place.module._modules]
+    if not plain:
+        return bool(places)
+    watch.places = {id(place.module): place for place in plain}
+    _register()
+    attached = {id(place.module) for place in places} - set(watch.places)
+    if attached:
+        return True  # the attentions of an attached model all have their part
+    configs = {id(c): c for m in (*models, *(p.module for p in plain)) if (c := getattr(m, "config", None))}
+    stack.enter_context(_implementation(list(configs.values())))
+    return True
+
+
+def _holds(outer: nn.Module, inner: nn.Module) -> bool:
+    return any(module is inner for module in outer.modules())
+
+
+@contextmanager
+def _implementation(configs: list[Any]) -> Iterator[None]:
+    """Dispatch to the watching attention; every config gets its own implementation back."""
+    kept = [
+        (c, c._attn_implementation_internal) for c in configs if hasattr(c, "_attn_implementation_internal")
+    ]
+    try:
+        for config, _ in kept:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        for config, implementation in kept:
+            config._attn_implementation_internal = implementation
+
+
+def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: ExitStack) -> None:
+    chain = module.chain_name.split("#")[0]
+
+    def look(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        del module
+        mixed, weights = output
+        call = Call(path.removesuffix(".overt"), chain, kind, weights, parts=watch.evolving)
+        watch.evolving = {}
+        call.visible = watch.visible(args[3], weights.shape[-1])
+        _projected_later(watch, call, args[2], mixed)
+
+    kind = module.kind
+    stack.enter_context(_hooked(module.register_forward_hook(look)))
+
+
+def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: ExitStack) -> None:
+    """Overt's own attention: the map is a module of its own, whose call tells what may be seen."""
+    kind, chain = module.map.site.kind, re.split(r"\.\d+(?:\.|$)", path)[0]
+    inputs: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = ("query", "key", "value")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        inputs[:] = [(given["query"], given["key"], given["value"])]
+        del module
+
+    def look(part: nn.Module, args: tuple[Any, ...], weights: Tensor) -> None:
+        del part
+        visible = args[1].expand(weights.shape).any(dim=1).cpu()
+        call = Call(path, chain, kind, weights, visible, parts=watch.evolving)
+        watch.evolving = {}
+        if watch.values:
+            query, key, value = inputs[0]
+            if query.dim() == 2:
+                query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            elif not module.batch_first:
+                query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+            call.value = repeat_heads(module._project(query, key, value)[2], weights.shape[1])
+            call.output = module.out_proj.weight
+        watch.seen(call)
+
+    stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True)))
+    stack.enter_context(_hooked(module.map.register_forward_hook(look)))
+
+
+def _watch_torch(path: str, module: nn.MultiheadAttention, watch: _Watch, stack: ExitStack) -> None:
+    """torch's attention: ask it for weights, and give its caller what the caller asked for."""
+    if module.add_zero_attn or module.bias_k is not None:
+        raise ValueError(f"{path}: add_bias_kv and add_zero_attn have keys that are no tokens: not supported")
+    chain = re.split(r"\.\d+(?:\.|$)", path)[0]
+    wanted: list[tuple[bool, bool]] = []
+    names = [
+        "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
+        "is_causal",
+    ]  # fmt: skip
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        wanted.append((given.get("need_weights", True), given.get("average_attn_weights", True)))
+        return (), {**given, "need_weights": True, "average_attn_weights": False}
+
+    def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        del args
+        mixed, weights = output
+        need, average = wanted.pop()
+        unbatched = weights.dim() == 3
+        whole = weights.unsqueeze(0) if unbatched else weights
+        query, key = kwargs["query"], kwargs["key"]
+        kind: Kind = "cross" if key is not query and key.shape != query.shape else "encoder"
+        if key is not query and not torch.equal(key, query):
+            kind = "cross"
+        call = Call(path, chain, kind, whole, _visible_of_torch(kwargs, whole))
+        if kind == "encoder" and _is_causal(call.visible):
+            call.kind = "decoder"
+        if watch.values or torch.is_grad_enabled():
+            call.value, call.output = (
+                _value_of_torch(module, kwargs["value"], unbatched),
+                module.out_proj.weight,
+            )
+            # torch returns a view beside the way to its output; the output is made again from it, so that
+            # gradients of the weights exist.
+            joined = (whole @ call.value).transpose(1, 2).flatten(2)
+            again = nn.functional.linear(joined, module.out_proj.weight, module.out_proj.bias)
+            mixed = again[0] if unbatched else again if module.batch_first else again.transpose(0, 1)
+        watch.seen(call)
+        if not need:
+            return mixed, None
+        return mixed, weights.mean(dim=-3) if average else weights
+
+    stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
+    stack.enter_context(_hooked(module.register_forward_hook(look, with_kwargs=True)))
+    stack.enter_context(_slow_path())
+
+
+@contextmanager
+def _slow_path() -> Iterator[None]:
+    """torch's evaluation fast path computes no weights and calls no hooks."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _visible_of_torch(given: Mapping[str, Any], weights: Tensor) -> Tensor | None:
+    batch, heads, queries, keys = weights.shape
+    visible = torch.ones(1, queries, keys, dtype=torch.bool, device=weights.device)
+    mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
+    if mask is None and padding is None:
+        return None
+    if mask is not None:
+        shown = ~mask if mask.dtype == torch.bool else mask != float("-inf")
+        shown = shown.view(batch, heads, queries, keys).any(dim=1) if shown.dim() == 3 else shown
+        visible = visible & shown
+    if padding is not None:
+        hidden = padding if padding.dtype == torch.bool else padding == float("-inf")
+        visible = visible & ~hidden.view(-1, 1, keys)
+    return visible.cpu()
+
+
+def _is_causal(visible: Tensor | None) -> bool:
+    return visible is not None and visible.shape[-1] > 1 and not bool(visible.triu(1).any())
+
+
+def _value_of_torch(module: nn.MultiheadAttention, value: Tensor, unbatched: bool) -> Tensor:
+    width = module.embed_dim
+    packed: Tensor | None = module.in_proj_weight
+    weight = module.v_proj_weight if packed is None else packed[2 * width :]
+    bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * width :]
+    values: Tensor = nn.functional.linear(value, weight, bias)
+    values = values.unsqueeze(0) if unbatched else values if module.batch_first else values.transpose(0, 1)
+    return values.view(*values.shape[:2], module.num_heads, module.head_dim).transpose(1, 2)
+
+
+def _look_at_parts(watch: _Watch) -> Callable[..., None]:
+    def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        """What the layer is about to mix: its own map, and what the convolution makes of the mixture."""
+        assert isinstance(layer, EvolvingLayer)
+        logits, visible, chain = args[:3]
+        site = args[3] if len(args) > 3 and args[3] is not None else layer.site
+        watch.evolving = {"attention": softmax(logits, visible)}
+        assert isinstance(chain, Chain)
+        below = None if site.layer == 0 else chain.previous(site)
+        previous = None if below is None else continued(logits, below.to(logits.device))
+        if previous is None or layer.weight is None or layer.bias is None:
+            return
+        ramp = layer._ramp(chain, logits.device)
+        alpha = layer.alpha if ramp is None else layer.alpha * ramp
+        mixed = mix(logits, previous, visible, alpha)
+        image = convolve(mixed, layer.weight, layer.bias, site.kind)
+        watch.evolving["convolution"] = softmax(image, visible)
+
+    return look
+
+
+def _is_projection(module: nn.Module) -> bool:
+    if isinstance(module, nn.Linear):
+        return True
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _look_at_projection(watch: _Watch) -> Callable[..., None]:
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The first projection that reads what an attention wrote is the one that follows it."""
+        if not args or not isinstance(args[0], Tensor):
+            return
+        call = watch.waiting.pop(args[0].untyped_storage().data_ptr(), None)
+        if call is None:
+            return
+        weight: Any = module.weight
+        call.output = weight if isinstance(module, nn.Linear) else weight.T  # Conv1D keeps it transposed
+        watch.seen(call)
+
+    return look

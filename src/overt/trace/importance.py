@@ -1,0 +1,376 @@
+"""What the model itself says of its inputs: blank-out and gradients, to judge maps against.
+
+The score that they explain is the probability of the target: a class, or a token at a position. A model with
+a single output is explained by that output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt._extras import need
+from overt.trace.capture import evaluating
+from overt.trace.graph import numbers
+from overt.trace.inputs import Inputs, patch_of
+
+Output = Callable[[Any], Tensor]
+Gradient = Literal["norm", "input", "integrated"]
+IDS = ("input_ids", "decoder_input_ids")
+
+
+class Subject:
+    """A model with the batch that was traced.
+
+    Attributes:
+        model: in any mode; it runs in evaluation mode.
+        inputs: the batch.
+        mask: boolean (batch, token).
+        first: the token that is query 0.
+        kind: of the trace.
+        output: takes logits, (batch, classes) or (batch, position, classes), from what the model returns.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, mask: Tensor, first: int, kind: str, output: Output | None
+    ) -> None:
+        self.model, self.inputs, self.mask, self.first, self.kind = model, inputs, mask, first, kind
+        self.output = output
+
+    def logits(self, arguments: dict[str, Any]) -> Tensor:
+        """(batch, position, classes) in float64; one position where the output is one for all."""
+        return self.logits_in(self.model(**arguments))
+
+    def some(self, rows: list[int]) -> Subject:
+        """The same model with some of the examples."""
+        batch, index = self.mask.shape[0], torch.tensor(rows)
+        inputs = replace(
+            self.inputs, arguments={n: take(v, index, batch) for n, v in self.inputs.arguments.items()}
+        )
+        if inputs.labels is not None:
+            inputs.labels = take(inputs.labels, index, batch)
+        return Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
+
+    def logits_in(self, given: Any) -> Tensor:
+        """The logits in what the model returned, as `logits` gives them."""
+        if self.output is not None:
+            logits = self.output(given)
+        elif isinstance(given, Tensor):
+            logits = given
+        else:
+            found = given.get("logits") if isinstance(given, dict) else getattr(given, "logits", None)
+            if found is None:
+                raise ValueError(
+                    f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
+                    "give trace(…, output=…), a function from what it returns to logits"
+                )
+            logits = found
+        if logits.dim() == 2:
+            return logits.double().unsqueeze(1)
+        if logits.dim() != 3 or logits.shape[1] != self.mask.shape[1] - self.first:
+            raise ValueError(
+                "logits must have shape (batch, classes), or one row for each of the "
+                f"{self.mask.shape[1] - self.first} queries, got {tuple(logits.shape)}"
+            )
+        return logits.double()
+
+    def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
+        """Probability of the target, (batch, query); a single output itself."""
+        if logits.shape[-1] == 1:
+            return logits[:, queries, 0]
+        config = getattr(self.model, "config", None)
+        several = getattr(config, "problem_type", None) == "multi_label_classification"
+        p = logits.sigmoid() if several else logits.softmax(dim=-1)
+        return p[:, queries].gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+    def places(self, logits: Tensor, queries: Any) -> list[int]:
+        """Positions of the output to explain; the only one, whatever is asked, where there is one."""
+        return [0] if logits.shape[1] == 1 else numbers("queries", queries, logits.shape[1])
+
+    def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
+        """(batch, query): as given, as labelled, the next token of the input, or what the model predicts."""
+        batch, positions, classes = logits.shape
+        likely = logits.argmax(dim=-1)[:, queries]
+        if target is None and positions == 1 and self.inputs.labels is not None:
+            target = self.inputs.labels
+        if target is None and positions > 1 and self.kind != "encoder":
+            name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
+            ids = self.inputs.arguments.get(name)
+            if isinstance(ids, Tensor):
+                real = self.mask[:, self.first :].to(ids.device)
+                following = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)[:, queries]
+                known = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], dim=1)[:, queries]
+                return torch.where(known, following, likely)
+        if target is None:
+            return likely
+        given = torch.as_tensor(target, device=logits.device)
+        if given.is_floating_point():
+            raise ValueError(f"target must hold classes, got {given.dtype}")
+        if given.dim() == 0:
+            given = given.expand(batch)
+        if given.dim() == 1:
+            given = given.unsqueeze(1).expand(-1, len(queries))
+        if given.shape != (batch, len(queries)):
+            raise ValueError(
+                f"target must be one class, one per example ({batch}) or one per example and query, "
+                f"got shape {tuple(given.shape)}"
+            )
+        if classes > 1 and (int(given.min()) < 0 or int(given.max()) >= classes):
+            raise ValueError(f"target must lie in 0 to {classes - 1}, got {given.flatten().tolist()}"[:120])
+        return given if classes > 1 else torch.zeros_like(given)
+
+
+@torch.no_grad()
+def blankout(
+    subject: Subject,
+    queries: Any = None,
+    target: Any = None,
+    unk: int | None = None,
+    absolute: bool = False,
+    rows: int = 128,
+) -> Tensor:
+    """p(target) − p(target | the token blanked out), (batch, 1, query, token); `absolute` drops the sign.
+
+    All ablations run as rows of a few batches. A token becomes `unk`, the tokenizer's unknown token by
+    default; a patch of an image becomes 0, which is the mean colour after the usual normalisation.
+    """
+    _check.whole("rows", rows, 1)
+    inputs, mask, model = subject.inputs, subject.mask, subject.model
+    with evaluating(model):
+        logits = subject.logits(inputs.arguments)
+        places = subject.places(logits, queries)
+        goal = subject.target(logits, target, places)
+        whole = subject.score(logits, goal, places)
+        cells = _blanks(subject, unk)
+        batch, tokens = mask.shape
+        found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
+        pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if t in cells]
+        for start in range(0, len(pairs), rows):
+            part = pairs[start : start + rows]
+            example = torch.tensor([b for b, _ in part])
+            arguments = {name: take(value, example, batch) for name, value in inputs.arguments.items()}
+            for row, (_, token) in enumerate(part):
+                name, index, filler = cells[token]
+                arguments[name][(row, *index)] = filler
+            device = goal.device
+            score = subject.score(subject.logits(arguments), goal[example.to(device)], places)
+            change = (whole[example.to(device)] - score).cpu()
+            found[example, :, [t for _, t in part]] = change
+    return (found.abs() if absolute else found).unsqueeze(1)
+
+
+def take(value: Any, index: Tensor, batch: int) -> Any:
+    """Rows of an argument that has one per example, as a copy; anything else as it is."""
+    if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
+        return value.index_select(0, index.to(value.device))
+    return value
+
+
+def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any, ...], float]]:
+    """Token → the argument, the cells of a row of it, and what goes there to blank it out."""
+    inputs, source = subject.inputs, subject.first
+    cells: dict[int, tuple[str, tuple[Any, ...], float]] = {}
+    if inputs.grid is not None and inputs.image is not None:
+        patch = patch_of(subject.model)
+        assert patch is not None
+        count = inputs.grid[0] * inputs.grid[1]
+        length = source if subject.kind == "encoder–decoder" else subject.mask.shape[1]
+        for number in range(count):
+            row, column = divmod(number, inputs.grid[1])
+            down = slice(row * patch[0], (row + 1) * patch[0])
+            across = slice(column * patch[1], (column + 1) * patch[1])
+            cells[length - count + number] = ("pixel_values", (slice(None), down, across), 0.0)
+    for name in IDS:
+        ids = inputs.arguments.get(name)
+        if not isinstance(ids, Tensor):
+            continue
+        filler = inputs.unknown if unk is None else unk
+        if filler is None:
+            raise ValueError("blank-out needs the id of an unknown token: give unk=…")
+        start = source if name == "decoder_input_ids" else 0
+        if start == 0 and subject.kind == "encoder–decoder" and ids.shape[1] != source:
+            continue
+        cells |= {start + token: (name, (token,), int(filler)) for token in range(ids.shape[1])}
+    if not cells:
+        raise ValueError(
+            "blank-out needs input_ids or pixel_values to change, "
+            f"the model was given {', '.join(inputs.arguments)}"
+        )
+    return cells
+
+
+def gradients(
+    subject: Subject,
+    queries: Any = None,
+    target: Any = None,
+    kind: Gradient = "norm",
+    unk: int | None = None,
+    steps: int = 50,
+) -> Tensor:
+    """Gradient of p(target) at the embeddings, or at an image's pixels, (batch, 1, query, token).
+
+    Args:
+        subject: model and batch.
+        queries: positions of the output, for models with one output per position.
+        target: what is explained.
+        kind: "norm", the L2 norm over the embedding; "input", gradient × input, signed; "integrated",
+            integrated gradients from a sentence of unknown tokens (captum), signed.
+        unk: id of the unknown token, for "integrated".
+        steps: of the integral.
+    """
+    _check.one_of("kind", kind, ("norm", "input", "integrated"))
+    rows = []
+    with evaluating(subject.model), torch.enable_grad(), _Leaves(subject) as leaves:
+        logits = subject.logits(leaves.arguments)
+        places = subject.places(logits, queries)
+        goal = subject.target(logits.detach(), target, places)
+        score = subject.score(logits, goal, places)
+        for number, place in enumerate(places):
+            if kind == "integrated":
+                products = _integrated(subject, leaves, goal[:, number], place, unk, steps)
+                rows.append(leaves.tokens([product.double() for product in products]))
+                continue
+            again = number + 1 < len(places)
+            found = torch.autograd.grad(score[:, number].sum(), leaves.values, retain_graph=again)
+            if kind == "norm":
+                rows.append(leaves.tokens([gradient.double().square() for gradient in found]).sqrt())
+            else:
+                pairs = zip(found, leaves.values, strict=True)
+                rows.append(leaves.tokens([(gradient * x.detach()).double() for gradient, x in pairs]))
+    found_rows = torch.stack(rows, dim=1)
+    return found_rows.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
+
+
+def _integrated(
+    subject: Subject, leaves: _Leaves, goal: Tensor, place: int, unk: int | None, steps: int
+) -> tuple[Tensor, ...]:
+    """Integrated gradients at each leaf, by captum."""
+    method = need("captum.attr", "interpret").IntegratedGradients
+    unknown = subject.inputs.unknown if unk is None else unk
+    if unknown is None and leaves.modules:
+        raise ValueError("integrated gradients start from unknown tokens: give unk=…")
+    batch = subject.mask.shape[0]
+
+    def score(*values: Tensor) -> Tensor:
+        times = values[0].shape[0] // batch
+        arguments = {
+            name: value.repeat(times, *[1] * (value.dim() - 1))
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
+            else value
+            for name, value in leaves.arguments.items()
+        }
+        with leaves.replaced(values, arguments):
+            logits = subject.logits(arguments)
+        places = [0] if logits.shape[1] == 1 else [place]
+        return subject.score(logits, goal.repeat(times).unsqueeze(1), places).squeeze(1)
+
+    found: tuple[Tensor, ...] = method(score).attribute(
+        tuple(leaves.values), tuple(leaves.blank(unknown)), n_steps=steps, internal_batch_size=max(batch, 64)
+    )
+    return found
+
+
+class _Leaves:
+    """The inputs that gradients are taken at: token embeddings, or the pixels of an image.
+
+    While it is entered, embeddings that read the input ids give leaves of the graph instead of parts of it.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.arguments = dict(subject.inputs.arguments)
+        self.names: list[str] = []
+        self.values: list[Tensor] = []
+        self.modules: list[tuple[nn.Module, int]] = []  # and which of its calls in a forward
+        self.replacing: tuple[Tensor, ...] | None = None
+        self.calls: dict[nn.Module, int] = {}
+        self.handles: list[Any] = []
+        if subject.inputs.grid is not None:
+            pixels = self.arguments["pixel_values"].detach().clone().requires_grad_()
+            self.arguments["pixel_values"] = pixels
+            self.names.append("pixel_values")
+            self.values.append(pixels)
+
+    def __enter__(self) -> _Leaves:
+        for module in self.subject.model.modules():
+            if isinstance(module, nn.Embedding):
+                self.handles.append(module.register_forward_hook(self._look))
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    @contextmanager
+    def replaced(self, values: tuple[Tensor, ...], arguments: dict[str, Any]) -> Iterator[None]:
+        """Let other values stand where the leaves stood."""
+        pictures = len(self.values) - len(self.modules)
+        if pictures:
+            arguments["pixel_values"] = values[0]
+        self.replacing, self.calls = values[pictures:], {}
+        try:
+            yield
+        finally:
+            self.replacing = None
+
+    def _look(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        call = self.calls.get(module, 0)
+        self.calls[module] = call + 1
+        if self.replacing is not None:
+            key = (module, call)
+            return self.replacing[self.modules.index(key)] if key in self.modules else None
+        for name in IDS:
+            own, ids = self.arguments.get(name), args[0] if args else None
+            if name in self.names or not isinstance(own, Tensor) or not isinstance(ids, Tensor):
+                continue
+            if ids.numel() == own.numel() and torch.equal(ids.reshape(own.shape), own):
+                leaf = output.detach().requires_grad_()
+                self.names.append(name)
+                self.values.append(leaf)
+                self.modules.append((module, call))
+                return leaf
+        return None
+
+    def blank(self, unknown: int | None) -> list[Tensor]:
+        """Where an integral starts: unknown tokens, and images of 0."""
+        starts = [torch.zeros_like(value) for value in self.values[: len(self.values) - len(self.modules)]]
+        self.replacing = ()
+        for (module, _), value in zip(self.modules, self.values[len(starts) :], strict=True):
+            token = module(torch.tensor([unknown], device=value.device)).detach()
+            starts.append(token.view(1, 1, -1).expand_as(value).contiguous())
+        self.replacing = None
+        return starts
+
+    def tokens(self, parts: list[Tensor]) -> Tensor:
+        """Values at each leaf, summed for each token: (batch, token)."""
+        if not self.values:
+            given = ", ".join(self.arguments)
+            raise ValueError(f"gradients need input_ids or pixel_values; the model was given {given}")
+        subject = self.subject
+        out = torch.zeros(subject.mask.shape, dtype=torch.float64)
+        for name, part in zip(self.names, parts, strict=True):
+            start = subject.first if name == "decoder_input_ids" else 0
+            if name == "pixel_values":
+                summed = _patches(subject, part)
+                end = subject.first if subject.kind == "encoder–decoder" else out.shape[1]
+                start = end - summed.shape[1]
+            else:
+                summed = part.sum(dim=-1)
+            out[:, start : start + summed.shape[1]] = summed.detach().cpu()
+        return out
+
+
+def _patches(subject: Subject, pixels: Tensor) -> Tensor:
+    """(batch, channel, height, width) summed over each patch: (batch, patch)."""
+    grid, patch = subject.inputs.grid, patch_of(subject.model)
+    assert grid is not None
+    assert patch is not None
+    cut = pixels[..., : grid[0] * patch[0], : grid[1] * patch[1]]
+    cells = cut.reshape(*pixels.shape[:2], grid[0], patch[0], grid[1], patch[1])
+    return cells.sum(dim=(1, 3, 5)).flatten(1)

@@ -1,0 +1,345 @@
+"""What a user gives to trace, as a model's arguments and as tokens to show beside its maps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt.attach.find import name_of
+
+LABELS = ("labels", "start_positions", "end_positions", "return_loss")
+GENERATED = 64  # tokens at most, where an encoder–decoder has to write the target itself
+
+
+@dataclass(eq=False)
+class Inputs:
+    """One batch for a model.
+
+    Attributes:
+        arguments: of its forward.
+        tokens: per example, along the token axis; source, then target in an encoder–decoder.
+        special: boolean (batch, token), which are special; None where nobody knows.
+        offsets: (batch, token, 2), where in the text each token stands; None where nobody knows.
+        mask: boolean (batch, token), False at padding; None where it is to be seen from the maps.
+        grid: rows and columns of patches, of an image.
+        image: height and width in pixels.
+        labels: that came with the inputs.
+        unknown: id of the token that blanks another out.
+    """
+
+    arguments: dict[str, Any]
+    tokens: list[list[str]] | None = None
+    special: Tensor | None = None
+    offsets: Tensor | None = None
+    mask: Tensor | None = None
+    grid: tuple[int, int] | None = None
+    image: tuple[int, int] | None = None
+    labels: Tensor | None = None
+    unknown: int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    decoder: Any = None,
+    tokens: Sequence[Sequence[str]] | None = None,
+) -> Inputs:
+    """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
+    made = _made(model, inputs, tokenizer, processor)
+    if decoder is not None or _is_pair(model):
+        _add_target(model, made, decoder, tokenizer)
+    if tokens is not None:
+        made.tokens = [list(map(str, one)) for one in tokens]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    made.arguments = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in made.arguments.items()
+    }
+    accepted = inspect.signature(model.forward).parameters
+    if "use_cache" in accepted and "use_cache" not in made.arguments and _config(model) is not None:
+        made.arguments["use_cache"] = False
+    return made
+
+
+def _made(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inputs:
+    if isinstance(inputs, str) or (_listed(inputs) and inputs and isinstance(inputs[0], str)):
+        return _from_text(model, [inputs] if isinstance(inputs, str) else list(inputs), tokenizer)
+    if isinstance(inputs, Mapping):
+        return _from_mapping(model, dict(inputs), tokenizer)
+    if _is_picture(inputs) or (_listed(inputs) and inputs and _is_picture(inputs[0])):
+        return _from_pictures(model, [inputs] if _is_picture(inputs) else list(inputs), processor)
+    if isinstance(inputs, np.ndarray):
+        inputs = torch.from_numpy(inputs)
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        return _from_floats(model, inputs)
+    ids = inputs if isinstance(inputs, Tensor) else _ids(inputs)
+    if ids is None or ids.dim() not in (1, 2) or ids.numel() == 0:
+        raise ValueError(
+            "inputs must be text, token ids, images or a mapping of the model's arguments, "
+            f"got {_describe(inputs)}"
+        )
+    return _from_mapping(model, {"input_ids": ids if ids.dim() == 2 else ids.unsqueeze(0)}, tokenizer)
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+def _ids(value: Any) -> Tensor | None:
+    """Nested lists of whole numbers as a tensor; lists of several lengths are no batch."""
+    if not _listed(value):
+        return None
+    try:
+        ids = torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    return ids if ids.numel() and not ids.is_floating_point() else None
+
+
+def _is_picture(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.")
+
+
+def _config(model: nn.Module) -> Any:
+    return getattr(model, "config", None)
+
+
+def _is_pair(model: nn.Module) -> bool:
+    return bool(getattr(_config(model), "is_encoder_decoder", False))
+
+
+def _tokenizer(model: nn.Module, tokenizer: Any, wanted: bool = True) -> Any:
+    """The tokenizer given, or the one that lies beside the model's weights."""
+    if tokenizer is not None:
+        return tokenizer
+    place = getattr(_config(model), "_name_or_path", "")
+    if place:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(place)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            if wanted:
+                raise ValueError(
+                    f"no tokenizer in {place} ({str(error).splitlines()[0][:80]}): give tokenizer=…"
+                ) from None
+            return None
+    if wanted:
+        raise ValueError(f"text for {name_of(model)} needs its tokenizer: give tokenizer=…, or token ids")
+    return None
+
+
+def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
+    tokenizer = _tokenizer(model, tokenizer)
+    offsets = bool(getattr(tokenizer, "is_fast", False))
+    coded = [
+        tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=offsets) for text in texts
+    ]
+    empty = [text for text, code in zip(texts, coded, strict=True) if not code["input_ids"]]
+    if not texts or empty:
+        raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
+    ids = [code["input_ids"] for code in coded]
+    longest = max(map(len, ids))
+    arguments = {"input_ids": _padded(ids, longest, _pad(tokenizer))}
+    arguments["attention_mask"] = _padded([[1] * len(one) for one in ids], longest, 0)
+    kinds = [code.get("token_type_ids") for code in coded]
+    if all(kind is not None for kind in kinds):
+        arguments["token_type_ids"] = _padded(kinds, longest, 0)
+    made = Inputs(arguments, unknown=_unknown(tokenizer))
+    made.tokens = _words(tokenizer, arguments["input_ids"])
+    made.mask = arguments["attention_mask"].bool()
+    made.special = _padded([code["special_tokens_mask"] for code in coded], longest, 1).bool()
+    if offsets:
+        spans = torch.zeros(len(ids), longest, 2, dtype=torch.int64)
+        for number, code in enumerate(coded):
+            spans[number, : len(code["offset_mapping"])] = torch.tensor(code["offset_mapping"])
+        made.offsets = spans
+    made.extra["texts"] = texts
+    return made
+
+
+def _padded(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
+    return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
+
+
+def _pad(tokenizer: Any) -> int:
+    for name in ("pad_token_id", "eos_token_id", "unk_token_id"):
+        value = getattr(tokenizer, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """What stands for a word that is blanked out: unknown, masked, padding or the end, as there is one."""
+    for name in ("unk_token_id", "mask_token_id", "pad_token_id", "eos_token_id"):
+        value = getattr(tokenizer, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
+    """Tokens as a reader knows them: byte-level and sentence pieces decoded, word pieces as they are."""
+    out = []
+    for row in ids.tolist():
+        pieces = tokenizer.convert_ids_to_tokens(row)
+        shown = []
+        for number, piece in zip(row, pieces, strict=True):
+            piece = str(piece)
+            if piece.startswith(("Ġ", "▁", "Ċ")) or not piece.isascii():
+                piece = tokenizer.decode([number], clean_up_tokenization_spaces=False).strip() or piece
+            shown.append(piece)
+        out.append(shown)
+    return out
+
+
+def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -> Inputs:
+    if not arguments:
+        raise ValueError("inputs must hold the model's arguments, got an empty mapping")
+    labels = arguments.get("labels")
+    made = Inputs({name: value for name, value in arguments.items() if name not in LABELS})
+    made.labels = labels if isinstance(labels, Tensor) else None
+    for name, value in made.arguments.items():
+        if isinstance(value, np.ndarray) or (_listed(value) and name in ("input_ids", "attention_mask")):
+            made.arguments[name] = torch.as_tensor(value)
+    ids, mask = made.arguments.get("input_ids"), made.arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        made.mask = mask.bool().cpu()
+    pixels = made.arguments.get("pixel_values")
+    if isinstance(ids, Tensor):
+        if ids.dim() != 2:
+            raise ValueError(f"input_ids must have shape (batch, token), got {tuple(ids.shape)}")
+        known = _tokenizer(model, tokenizer, wanted=False)
+        if known is not None:
+            made.tokens, made.unknown = _words(known, ids), _unknown(known)
+            flags = [
+                known.get_special_tokens_mask(row, already_has_special_tokens=True) for row in ids.tolist()
+            ]
+            made.special = torch.tensor(flags).bool()
+        else:
+            made.tokens = [[str(one) for one in row] for row in ids.tolist()]
+    if isinstance(pixels, Tensor) and pixels.dim() == 4:
+        _add_grid(model, made, pixels)
+    return made
+
+
+def _from_floats(model: nn.Module, values: Tensor) -> Inputs:
+    if "pixel_values" in inspect.signature(model.forward).parameters:
+        if values.dim() not in (3, 4):
+            raise ValueError(
+                f"images must have shape (batch, channel, height, width), got {tuple(values.shape)}"
+            )
+        pixels = values if values.dim() == 4 else values.unsqueeze(0)
+        made = Inputs({"pixel_values": pixels})
+        _add_grid(model, made, pixels)
+        return made
+    first = next(iter(inspect.signature(model.forward).parameters))
+    return Inputs({first: values})
+
+
+def _from_pictures(model: nn.Module, pictures: list[Any], processor: Any) -> Inputs:
+    if processor is None:
+        place = getattr(_config(model), "_name_or_path", "")
+        try:
+            from transformers import AutoImageProcessor
+
+            processor = AutoImageProcessor.from_pretrained(place)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"images for {name_of(model)} need its image processor ({str(error).splitlines()[0][:80]}): "
+                "give processor=…, or pixel_values as a tensor"
+            ) from None
+    made = processor(images=[picture.convert("RGB") for picture in pictures], return_tensors="pt")
+    return _from_mapping(model, {"pixel_values": made["pixel_values"]}, None)
+
+
+def patch_of(model: nn.Module) -> tuple[int, int] | None:
+    """Height and width of a vision model's patches, by its config."""
+    config = _config(model)
+    for source in (config, getattr(config, "vision_config", None), getattr(config, "encoder", None)):
+        size = getattr(source, "patch_size", None)
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, list | tuple) and len(size) == 2:
+            return int(size[0]), int(size[1])
+    return None
+
+
+def _add_grid(model: nn.Module, made: Inputs, pixels: Tensor) -> None:
+    patch = patch_of(model)
+    made.image = int(pixels.shape[-2]), int(pixels.shape[-1])
+    if patch is not None:
+        made.grid = made.image[0] // patch[0], made.image[1] // patch[1]
+
+
+def _add_target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> None:
+    """The decoder's inputs: as given, or what the model itself writes, greedily."""
+    arguments = made.arguments
+    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments:
+        arguments["decoder_input_ids"] = _target(model, made, decoder, tokenizer)
+    elif decoder is not None:
+        raise ValueError("decoder was given twice: as an argument and as decoder_input_ids")
+    ids = arguments.get("decoder_input_ids")
+    mask = arguments.get("decoder_attention_mask")
+    if not isinstance(ids, Tensor):
+        return
+    real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool().cpu()
+    pad = getattr(model.config, "pad_token_id", None)
+    if mask is None and pad is not None and decoder is None and made.extra.get("written"):
+        real[:, 1:] = ids[:, 1:].cpu() != pad  # the first may be the start token, which some models pad with
+    made.extra["target mask"] = real
+    known = _tokenizer(model, tokenizer, wanted=False)
+    words = [[str(one) for one in row] for row in ids.tolist()] if known is None else _words(known, ids.cpu())
+    made.extra["target tokens"] = words
+    if known is not None:
+        flags = [known.get_special_tokens_mask(row, already_has_special_tokens=True) for row in ids.tolist()]
+        made.extra["target special"] = torch.tensor(flags).bool()
+
+
+def _target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
+    if isinstance(decoder, str) or (_listed(decoder) and decoder and isinstance(decoder[0], str)):
+        texts = [decoder] if isinstance(decoder, str) else list(decoder)
+        known = _tokenizer(model, tokenizer)
+        start = getattr(model.config, "decoder_start_token_id", None)
+        start = known.bos_token_id if start is None else start
+        rows = [[start, *known(text_target=text)["input_ids"]] for text in texts]
+        rows = [row[:-1] if row[-1] == known.eos_token_id else row for row in rows]
+        longest = max(map(len, rows))
+        made.arguments["decoder_attention_mask"] = _padded([[1] * len(row) for row in rows], longest, 0)
+        return _padded(rows, longest, _pad(known))
+    if decoder is not None:
+        ids = decoder if isinstance(decoder, Tensor) else _ids(decoder)
+        if ids is None or ids.dim() not in (1, 2):
+            raise ValueError(f"decoder must be text or token ids, got {_describe(decoder)}")
+        return ids if ids.dim() == 2 else ids.unsqueeze(0)
+    if not hasattr(model, "generate"):
+        raise ValueError(f"{name_of(model)} needs the decoder's inputs: give decoder=…, or decoder_input_ids")
+    device = next(model.parameters()).device
+    given = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in made.arguments.items()}
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        written = model.generate(**given, max_new_tokens=GENERATED, do_sample=False, num_beams=1)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    made.extra["written"] = True
+    ended: Tensor = written[:, :-1] if written.shape[1] > 1 else written
+    return ended.cpu()

@@ -1,0 +1,9 @@
+"""Exact attention flow: the maximum flow from any node of an attention graph to every input.
+
+`naive` is the definition; `solve` gives the same numbers many thousand times faster, in compiled code that
+is loaded at its first use.
+"""
+
+from overt.trace.maxflow.solve import Report, estimate, solve
+
+__all__ = ["Report", "estimate", "solve"]

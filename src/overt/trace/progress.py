@@ -1,0 +1,54 @@
+"""A bar and an estimate for flows that take long, and silence for those that do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PATIENCE = 3.0  # seconds; shorter runs show nothing
+
+
+@contextmanager
+def watching(progress: bool | None) -> Iterator[Callable[..., Any]]:
+    """A function that runs the solver, with a bar on standard error where it is worth one.
+
+    Args:
+        progress: True or False; None shows a bar on a terminal where more than a few seconds are left.
+    """
+    shown = sys.stderr.isatty() if progress is None else progress
+    if not shown:
+        yield lambda solve, levels, sources, threads: solve(levels, sources, threads=threads)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True),
+        transient=True,
+    )  # fmt: skip
+    task: Any = None
+
+    def run(solve: Callable[..., Any], levels: Any, sources: Any, threads: int | None) -> Any:
+        from overt.trace.maxflow import estimate
+
+        nonlocal task
+        seconds = estimate(levels, sources, threads) if levels.size * len(sources) > 10**7 else 0.0
+        if seconds > PATIENCE and task is None:
+            bar.console.print(f"attention flow: about {seconds:.0f} s (Ctrl-C stops it)", style="dim")
+            bar.start()
+            task = bar.add_task("attention flow", total=1.0)
+
+        def report(done: int, total: int, left: float | None) -> None:
+            del left
+            if task is not None:
+                bar.update(task, completed=done / max(total, 1))
+
+        return solve(levels, sources, threads=threads, report=report)
+
+    try:
+        yield run
+    finally:
+        if task is not None:
+            bar.stop()

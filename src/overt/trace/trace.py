@@ -1,0 +1,797 @@
+"""A trace: the maps of one forward pass with the tokens they belong to, and the methods that read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt.mechanisms.chain import Chain
+from overt.trace import importance
+from overt.trace.capture import Call, watching
+from overt.trace.graph import Graph, Heads
+from overt.trace.importance import Gradient, Output, Subject
+from overt.trace.inputs import Inputs, prepare
+from overt.trace.methods import Asked, Numbers, ask, finish, flow_of, raw_of, rollout_of, unit_maps
+from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
+
+TraceKind = Literal["encoder", "causal", "encoder–decoder"]
+METHODS = ("raw", "rollout", "flow", "blankout", "gradients")
+FORMAT = "1"
+PARTS = ("attention", "convolution", "fused")
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over posterior samples (divided by their number)."""
+
+    mean: Tensor
+    spread: Tensor
+
+
+@dataclass(eq=False)
+class Draw:
+    """The maps of one posterior sample, as in `Trace`."""
+
+    maps: list[Tensor]
+    encoder_maps: list[Tensor] = field(default_factory=list)
+    cross: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Trace:
+    """What one batch's attention was, layer by layer. `overt.trace` makes it.
+
+    Results of the methods have shape (batch, layer, query, token) in float64, with zeros at padding. Tokens
+    of an encoder–decoder are those of the source, then those of the target; its queries are the target's, and
+    its layers the decoder's (`encoder` is the trace of its encoder alone).
+
+    Attributes:
+        kind: "encoder", "causal" or "encoder–decoder".
+        maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); of an
+            encoder–decoder, the decoder's self-attention. Float32, on the CPU.
+        mask: boolean (batch, token), False at padding.
+        tokens: per example, the token axis in words.
+        special: boolean (batch, token), which tokens are special ([CLS], [SEP], …).
+        offsets: (batch, token, 2), where in the text each token begins and ends; None where unknown.
+        grid: rows and columns of an image's patches, which are the last tokens (of the source); else None.
+        image: height and width of the image in pixels; else None.
+        encoder_maps: the encoder's maps, of an encoder–decoder.
+        cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
+        graph: what the maps hold: "attention", "effective", "gradient" or "norm".
+        parts: of an evolving model traced with `parts=True`: "attention", the layer's own map; "convolution",
+            what the convolution makes of it and the previous map; "fused", the map in use. Each has one map
+            per layer, None where a chain starts and there is no convolution.
+        draws: of a Bayesian model traced with `samples`, the maps of each posterior sample; `maps` are their
+            means then.
+        visible: which cells each map may fill, boolean (batch or 1, query, key) or None for all.
+        paths: names of the attentions, one per map.
+    """
+
+    kind: TraceKind
+    maps: list[Tensor]
+    mask: Tensor
+    tokens: list[list[str]]
+    special: Tensor
+    offsets: Tensor | None = None
+    grid: tuple[int, int] | None = None
+    image: tuple[int, int] | None = None
+    encoder_maps: list[Tensor] = field(default_factory=list)
+    cross: list[Tensor] = field(default_factory=list)
+    graph: GraphKind = "attention"
+    parts: dict[str, list[Tensor | None]] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
+    visible: list[Tensor | None] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    subject: Subject | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        batch, tokens = self.mask.shape
+        heads = f", {self.maps[0].shape[1]} heads" if self.maps[0].dim() == 4 else ""
+        graph = "" if self.graph == "attention" else f", {self.graph} graph"
+        return f"Trace({self.kind}, {batch} × {tokens} tokens, {len(self.maps)} layers{heads}{graph})"
+
+    def __len__(self) -> int:
+        return self.mask.shape[0]
+
+    def __getitem__(self, index: int | slice) -> Trace:
+        """Some of the examples: `t[0]` and `t[2:4]` are traces too; the batch axis stays."""
+        if isinstance(index, slice):
+            rows = list(range(len(self)))[index]
+        else:
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"trace holds {len(self)} examples, got {index}")
+            rows = [index % len(self)]
+        if not rows:
+            raise IndexError(f"trace holds {len(self)} examples, {index} takes none of them")
+
+        def cut(value: Tensor) -> Tensor:
+            return value[rows] if value.shape[0] == len(self) else value
+
+        def some(maps: Sequence[Tensor]) -> list[Tensor]:
+            return [cut(cells) for cells in maps]
+
+        return replace(
+            self,
+            maps=some(self.maps),
+            mask=cut(self.mask),
+            tokens=[self.tokens[row] for row in rows],
+            special=cut(self.special),
+            offsets=None if self.offsets is None else cut(self.offsets),
+            encoder_maps=some(self.encoder_maps),
+            cross=some(self.cross),
+            parts={
+                name: [None if cells is None else cut(cells) for cells in maps]
+                for name, maps in self.parts.items()
+            },
+            draws=[Draw(some(d.maps), some(d.encoder_maps), some(d.cross)) for d in self.draws],
+            visible=[None if seen is None else cut(seen) for seen in self.visible],
+            subject=None if self.subject is None else self.subject.some(rows),
+        )
+
+    @property
+    def encoder(self) -> Trace:
+        """The trace of an encoder–decoder's encoder alone."""
+        if not self.encoder_maps:
+            raise ValueError(f"this trace is of kind {self.kind!r} and has no encoder of its own")
+        source = self._graph().first
+        return Trace(
+            kind="encoder",
+            maps=self.encoder_maps,
+            mask=self.mask[:, :source],
+            tokens=[words[:source] for words in self.tokens],
+            special=self.special[:, :source],
+            offsets=None if self.offsets is None else self.offsets[:, :source],
+            grid=self.grid,
+            image=self.image,
+            graph=self.graph,
+            draws=[Draw(draw.encoder_maps) for draw in self.draws],
+            visible=self.visible[len(self.maps) : len(self.maps) + len(self.encoder_maps)],
+        )
+
+    def draw(self, number: int) -> Trace:
+        """The trace of one posterior sample."""
+        if not self.draws:
+            raise ValueError("no posterior samples were traced: overt.trace(…, samples=20)")
+        if not -len(self.draws) <= number < len(self.draws):
+            raise IndexError(f"trace holds {len(self.draws)} posterior samples, got {number}")
+        drawn = self.draws[number]
+        return replace(
+            self, maps=drawn.maps, encoder_maps=drawn.encoder_maps, cross=drawn.cross, draws=[], parts={}
+        )
+
+    def spread(self, method: str = "raw", **arguments: Any) -> Spread:
+        """Mean and spread of a method's result over the posterior samples.
+
+        The mean of a method over samples is not the method of the mean map: rollout and flow bend.
+
+        Args:
+            method: "raw", "rollout" or "flow".
+            arguments: of the method.
+        """
+        _check.one_of("method", method, ("raw", "rollout", "flow"))
+        if not self.draws:
+            raise ValueError("no posterior samples were traced: overt.trace(…, samples=20)")
+        found = torch.stack(
+            [getattr(self.draw(number), method)(**arguments) for number in range(len(self.draws))]
+        )
+        return Spread(found.mean(dim=0), found.std(dim=0, correction=0))
+
+    def _graph(self) -> Graph:
+        return Graph(
+            self.maps,
+            self.mask,
+            self.encoder_maps,
+            self.cross,
+            self.visible,
+            unit=self.graph in ("gradient", "norm"),
+            signed=self.graph == "effective",
+        )
+
+    def raw(
+        self,
+        queries: Numbers = None,
+        layers: Numbers = None,
+        heads: Heads = "mean",
+        residual: float = 0.5,
+        normalize: bool = False,
+        receptive_field: bool = False,
+    ) -> Tensor:
+        """The maps as they are; `residual` is ignored. Arguments as for `overt.rollout`."""
+        graph = self._graph()
+        asked = ask(graph, queries, layers, heads, residual)
+        mean = Asked(asked.queries, asked.layers, "mean", residual)
+        values = raw_of(graph, asked)
+        return finish(values, graph, normalize, receptive_field, lambda flat: raw_of(unit_maps(flat), mean))
+
+    def rollout(
+        self,
+        queries: Numbers = None,
+        layers: Numbers = None,
+        heads: Heads = "mean",
+        residual: float = 0.5,
+        normalize: bool = False,
+        receptive_field: bool = False,
+    ) -> Tensor:
+        """Attention rollout. Arguments as for `overt.rollout`; effective attention keeps its signs."""
+        graph = self._graph()
+        asked = ask(graph, queries, layers, heads, residual)
+        mean = Asked(asked.queries, asked.layers, "mean", residual)
+        values = rollout_of(graph, asked)
+        return finish(values, graph, normalize, receptive_field, lambda flat: rollout_of(flat, mean))
+
+    def flow(
+        self,
+        queries: Numbers = None,
+        layers: Numbers = None,
+        heads: Heads = "mean",
+        residual: float = 0.5,
+        normalize: bool = False,
+        receptive_field: bool = False,
+        threads: int | None = None,
+        progress: bool | None = None,
+    ) -> Tensor:
+        """Attention flow. Arguments as for `overt.flow`; effective attention is cut at zero, renormalised."""
+        graph = self._graph()
+        asked = ask(graph, queries, layers, heads, residual)
+        mean = Asked(asked.queries, asked.layers, "mean", residual)
+        values = flow_of(graph, asked, threads, progress)
+        return finish(
+            values, graph, normalize, receptive_field, lambda flat: flow_of(flat, mean, threads, progress)
+        )
+
+    def blankout(
+        self,
+        queries: Numbers = None,
+        layers: Numbers = None,
+        heads: Heads = "mean",
+        residual: float = 0.5,
+        normalize: bool = False,
+        *,
+        target: Any = None,
+        unk: int | None = None,
+        absolute: bool = False,
+        rows: int = 128,
+    ) -> Tensor:
+        """p(target) − p(target | token blanked out): (batch, 1, query, token), signed.
+
+        The layer axis has length one, and so has the query axis where the model has one output for all
+        tokens, whatever `queries` says; `layers`, `heads` and `residual` mean nothing here.
+
+        Args:
+            queries: positions of the output, for models with one output per position; all by default.
+            layers: ignored.
+            heads: ignored.
+            residual: ignored.
+            normalize: make the absolute values of each row sum to one.
+            target: class, or one per example, or one per example and query. By default the labels among the
+                inputs; the next token of the input, for causal models and decoders; else the prediction.
+            unk: id of the token that blanks out; the tokenizer's unknown token by default.
+            absolute: drop the sign.
+            rows: how many ablations run at once.
+        """
+        del layers, heads, residual
+        found = importance.blankout(self._subject("blank-out"), queries, target, unk, absolute, rows)
+        return _unit_sizes(found) if normalize else found
+
+    def gradients(
+        self,
+        queries: Numbers = None,
+        layers: Numbers = None,
+        heads: Heads = "mean",
+        residual: float = 0.5,
+        normalize: bool = False,
+        *,
+        target: Any = None,
+        kind: Gradient = "norm",
+        unk: int | None = None,
+        steps: int = 50,
+    ) -> Tensor:
+        """Gradient of p(target) at the input embeddings: (batch, 1, query, token).
+
+        Axes and the other arguments are as for `blankout`.
+
+        Args:
+            queries: positions of the output.
+            layers: ignored.
+            heads: ignored.
+            residual: ignored.
+            normalize: make the absolute values of each row sum to one.
+            target: what is explained.
+            kind: "norm", L2 norm over the embedding; "input", gradient × input, signed; "integrated",
+                integrated gradients from a sentence of unknown tokens, signed (extra `interpret`).
+            unk: id of the unknown token, for "integrated".
+            steps: of the integral.
+        """
+        del layers, heads, residual
+        found = importance.gradients(self._subject("gradients"), queries, target, kind, unk, steps)
+        return _unit_sizes(found) if normalize else found
+
+    def _subject(self, what: str) -> Subject:
+        if self.subject is None:
+            raise ValueError(
+                f"{what} needs the model, which this trace has not (it was loaded, or is a part)"
+            )
+        return self.subject
+
+    def patches(self, values: Tensor) -> Tensor:
+        """(…, token) → (…, row, column), the patches of an image."""
+        if self.grid is None:
+            raise ValueError("this trace is of no image: it has no grid of patches")
+        count = self.grid[0] * self.grid[1]
+        end = values.shape[-1] - (self.maps[0].shape[-1] if self.cross else 0)
+        return values[..., end - count : end].reshape(*values.shape[:-1], *self.grid)
+
+    def pixels(self, values: Tensor, mode: Literal["nearest", "bilinear"] = "nearest") -> Tensor:
+        """(…, token) → (…, height, width), each patch's value at its pixels, or smoothly between them."""
+        _check.one_of("mode", mode, ("nearest", "bilinear"))
+        patches = self.patches(values)
+        assert self.image is not None
+        flat = patches.reshape(-1, 1, *patches.shape[-2:])
+        grown = nn.functional.interpolate(flat, size=self.image, mode=mode)
+        return grown.view(*patches.shape[:-2], *self.image)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace, without its model, as one safetensors file."""
+        from safetensors.torch import save_file
+
+        tensors: dict[str, Tensor] = {"mask": self.mask, "special": self.special}
+        if self.offsets is not None:
+            tensors["offsets"] = self.offsets
+        groups: dict[str, Sequence[Tensor | None]] = {
+            "maps": self.maps,
+            "encoder_maps": self.encoder_maps,
+            "cross": self.cross,
+            **{f"parts.{name}": maps for name, maps in self.parts.items()},
+        }
+        for number, drawn in enumerate(self.draws):
+            groups[f"draws.{number}.maps"] = drawn.maps
+            groups[f"draws.{number}.encoder_maps"] = drawn.encoder_maps
+            groups[f"draws.{number}.cross"] = drawn.cross
+        for name, group in groups.items():
+            tensors |= {f"{name}.{i}": cells for i, cells in enumerate(group) if cells is not None}
+        kept: list[Tensor] = []  # layers share masks, which are written once
+        seen: list[int | None] = []
+        for mask in self.visible:
+            if mask is not None and not any(mask is other for other in kept):
+                kept.append(mask)
+            seen.append(None if mask is None else next(i for i, m in enumerate(kept) if m is mask))
+        tensors |= {f"visible.{i}": mask for i, mask in enumerate(kept)}
+        about = {
+            "kind": self.kind,
+            "graph": self.graph,
+            "tokens": self.tokens,
+            "grid": self.grid,
+            "image": self.image,
+            "paths": self.paths,
+            "visible": seen,
+            "draws": len(self.draws),
+            "layers": len(self.maps),
+        }
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            save_file(
+                {name: value.contiguous() for name, value in tensors.items()},
+                part,
+                {"format": FORMAT, "overt": json.dumps(about)},
+            )
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read what `save` wrote; blank-out and gradients need the model, and so a new trace."""
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no trace at {path}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file: {error}") from None
+        if metadata.get("format") != FORMAT or "overt" not in metadata:
+            raise ValueError(f"{path} holds no trace of this version of overt")
+        about = json.loads(metadata["overt"])
+
+        def group(name: str) -> list[Tensor]:
+            found: list[Tensor] = []
+            while f"{name}.{len(found)}" in tensors:
+                found.append(tensors[f"{name}.{len(found)}"])
+            return found
+
+        layers = int(about["layers"])
+        parts = {
+            name: [tensors.get(f"parts.{name}.{i}") for i in range(layers)]
+            for name in PARTS
+            if f"parts.{name}.{layers - 1}" in tensors
+        }
+        draws = [
+            Draw(group(f"draws.{i}.maps"), group(f"draws.{i}.encoder_maps"), group(f"draws.{i}.cross"))
+            for i in range(int(about["draws"]))
+        ]
+        visible = group("visible")
+        return cls(
+            kind=about["kind"],
+            maps=group("maps"),
+            mask=tensors["mask"],
+            tokens=about["tokens"],
+            special=tensors["special"],
+            offsets=tensors.get("offsets"),
+            grid=None if about["grid"] is None else (about["grid"][0], about["grid"][1]),
+            image=None if about["image"] is None else (about["image"][0], about["image"][1]),
+            encoder_maps=group("encoder_maps"),
+            cross=group("cross"),
+            graph=about["graph"],
+            parts=parts,
+            draws=draws,
+            visible=[None if i is None else visible[i] for i in about["visible"]],
+            paths=about["paths"],
+        )
+
+
+def _unit_sizes(values: Tensor) -> Tensor:
+    """Rows whose absolute values sum to one, signs kept."""
+    total = values.abs().sum(dim=-1, keepdim=True)
+    return values / torch.where(total == 0.0, 1.0, total)
+
+
+class _Collector:
+    """Takes each attention's map as it comes, and keeps no more of it than was asked for."""
+
+    def __init__(self, graph: GraphKind, heads: bool, parts: bool, stack: str | None) -> None:
+        self.graph, self.heads, self.with_parts, self.stack = graph, heads, parts, stack
+        self.calls: list[Call] = []  # without their tensors
+        self.maps: list[Tensor] = []
+        self.live: list[Tensor] = []  # weights that gradients will be asked for
+        self.parts: list[dict[str, Tensor]] = []
+
+    def __call__(self, call: Call) -> None:
+        if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
+            return
+        self.calls.append(Call(call.path, call.chain, call.kind, call.weights[:0], call.visible))
+        if self.graph == "gradient":
+            self.live.append(call.weights)
+            self.maps.append(call.weights[:0])
+        elif self.graph == "norm":
+            self.maps.append(_kept(norm_map(call, self.heads)))
+        elif self.graph == "effective":
+            cells = effective_map(call)
+            self.maps.append(_kept(cells if self.heads else cells.mean(dim=1)))
+        else:
+            self.maps.append(self._reduced(call.weights))
+        if self.with_parts:
+            found = {name: self._reduced(cells) for name, cells in call.parts.items()}
+            self.parts.append({**found, "fused": self.maps[-1]} if found else {})
+
+    def _reduced(self, weights: Tensor) -> Tensor:
+        return _kept(weights if self.heads else weights.mean(dim=1, dtype=torch.float32))
+
+    def take_gradients(self, score: Tensor) -> None:
+        """Replace the live weights by max(0, A ⊙ ∂y/∂A)."""
+        found = torch.autograd.grad(score, self.live, allow_unused=True)
+        for number, (weights, gradient) in enumerate(zip(self.live, found, strict=True)):
+            slope = torch.zeros_like(weights) if gradient is None else gradient
+            self.maps[number] = _kept(gradient_map(weights, slope, self.heads))
+        self.live = []
+
+
+def _kept(cells: Tensor) -> Tensor:
+    # Not a view of something larger, and not the tensor that the model goes on with.
+    return cells.detach().to("cpu", torch.float32, copy=True)
+
+
+def trace(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    decoder: Any = None,
+    tokens: Sequence[Sequence[str]] | None = None,
+    heads: bool = False,
+    graph: GraphKind = "attention",
+    target: Any = None,
+    query: int = -1,
+    parts: bool = False,
+    samples: int = 0,
+    seed: int = 0,
+    stack: str | None = None,
+    output: Output | None = None,
+) -> Trace:
+    """Run a model once, in evaluation mode, and keep its attention maps.
+
+    Any Hugging Face model that dispatches its attention will do, plain or attached to, whatever its attention
+    implementation; models built on `torch.nn.MultiheadAttention`; and Overt's own. The model is left as it
+    was, also when something fails.
+
+    Args:
+        model: the model.
+        inputs: text or a list of texts; token ids; images (PIL, or a float tensor of pixel values); or a
+            mapping of the model's arguments, as tokenizers and collators give it.
+        tokenizer: for text; by default the one that lies beside the model's weights.
+        processor: for PIL images; by default the one that lies beside the weights.
+        decoder: text or token ids that an encoder–decoder's decoder is fed. By default the model writes
+            them itself, greedily.
+        tokens: names of the tokens, per example, where the inputs have none.
+        heads: keep each head's maps, for `heads="each"` and lists of heads; by default only their mean.
+        graph: what the maps are. "attention": the weights. "effective": without the part that changes no
+            output (Brunner et al. 2020); signed in rollout, cut at zero and renormalised in flow.
+            "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient": max(0, A ⊙ ∂y/∂A)
+            with y the target's logit. Rows of these two are made to sum to one before the residual joins.
+        target: of "gradient": class or token, or one per example; by default as for `Trace.blankout`.
+        query: of "gradient", for models with one output per position: which one.
+        parts: keep the parts of an evolving model's maps.
+        samples: number of posterior samples of a Bayesian model; 0 traces the mean of its weights.
+        seed: of the samples' noise.
+        stack: path of the stack to trace, where a model has several, such as "vision_model".
+        output: takes the logits from what the model returns, where it has no `logits`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    _check.one_of("graph", graph, GRAPHS)
+    _check.whole("samples", samples, 0)
+    if samples and graph == "gradient":
+        raise ValueError('samples with graph="gradient" is not supported: trace one or the other')
+    model = _unwrapped(model)
+    given = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
+    collector = _Collector(graph, heads, parts, stack)
+    values = graph in ("effective", "norm")
+    with watching(model, collector, values=values, parts=parts), torch.set_grad_enabled(graph == "gradient"):
+        result = model(**given.arguments)
+    made = _assembled(model, given, collector, output)
+    if graph == "gradient":
+        _by_gradient(made, collector, result, target, query)
+    if samples:
+        _add_draws(model, given, made, collector, samples, seed)
+    return made
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile or data parallelism put around it."""
+    for name in ("_orig_mod", "module"):
+        inner = model._modules.get(name)
+        if inner is not None and type(model).__module__.startswith("torch."):
+            return _unwrapped(inner)
+    return model
+
+
+class _Sorted(NamedTuple):
+    """Numbers of the calls that make up a trace."""
+
+    kind: TraceKind
+    maps: list[int]
+    encoder: list[int]
+    cross: list[int]
+
+
+def _sorted(
+    calls: Sequence[Call], maps: Sequence[Tensor], stack: str | None, live: Sequence[Tensor]
+) -> _Sorted:
+    """Which calls are the encoder's, the decoder's and cross-attention."""
+    if not calls:
+        place = "" if stack is None else f" in {stack!r}"
+        raise ValueError(f"no attention ran{place}: nothing to trace")
+    cross = [number for number, call in enumerate(calls) if call.kind == "cross"]
+    chains = list(dict.fromkeys(call.chain for call in calls if call.kind != "cross"))
+    by_chain = {
+        chain: [n for n, call in enumerate(calls) if call.chain == chain and call.kind != "cross"]
+        for chain in chains
+    }
+    if not cross:
+        if len(chains) > 1:
+            names = ", ".join(repr(chain) for chain in chains)
+            raise ValueError(f"the model attends in several stacks, choose one by stack=…: {names}")
+        own = by_chain[chains[0]]
+        kind: TraceKind = "causal" if all(_causal(calls[number]) for number in own) else "encoder"
+        found = _Sorted(kind, own, [], [])
+    else:
+        across = {calls[number].chain for number in cross}
+        decoder = [n for chain in chains if chain in across for n in by_chain[chain]]
+        others = [chain for chain in chains if chain not in across]
+        if len(across) > 1 or len(others) > 1:
+            names = ", ".join(repr(chain) for chain in chains)
+            raise ValueError(f"the model attends in several stacks, choose one by stack=…: {names}")
+        if len(decoder) != len(cross):
+            raise ValueError(
+                f"the decoder has {len(decoder)} self-attentions and {len(cross)} cross-attentions; "
+                "only one of each per layer is supported"
+            )
+        found = _Sorted("encoder–decoder", decoder, by_chain[others[0]] if others else [], cross)
+    sizes = live or maps
+    for group in (found.maps, found.encoder, found.cross):
+        shapes = {(sizes[n].shape[0], *sizes[n].shape[-2:]) for n in group}
+        if len(shapes) > 1:
+            shown = ", ".join(str(shape) for shape in sorted(shapes))
+            raise ValueError(
+                f"maps must have one size in all layers, got (batch, query, key) {shown}: models that attend "
+                "in windows or shrink their sequence are not supported"
+            )
+    for group in (found.maps, found.encoder):
+        if group and sizes[group[0]].shape[-1] != sizes[group[0]].shape[-2]:
+            rows, columns = sizes[group[0]].shape[-2:]
+            raise ValueError(
+                f"{calls[group[0]].path} has {rows} queries and {columns} keys: trace without a cache"
+            )
+    return found
+
+
+def _causal(call: Call) -> bool:
+    """Whether a map is causal: by its mask where there is one to see, else as its module says."""
+    seen = call.visible
+    if seen is None or seen.shape[-1] != seen.shape[-2] or seen.shape[-1] < 2:
+        return call.kind == "decoder"
+    return not bool(seen.triu(1).any())
+
+
+def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: Output | None) -> Trace:
+    """What was collected, sorted into a trace."""
+    calls, maps = collector.calls, collector.maps
+    found = _sorted(calls, maps, collector.stack, collector.live)
+    sizes = collector.live or maps
+    batch = sizes[found.maps[0]].shape[0]
+    queries = sizes[found.maps[0]].shape[-2]
+    source = sizes[found.cross[0]].shape[-1] if found.cross else 0
+    lowest = calls[(found.encoder or found.cross or found.maps)[0]]
+    pictured = given.grid is not None and _sees_pixels(model, lowest.chain)
+    if not pictured:
+        given.grid = None
+    mask, special, words = _token_axis(given, calls, found, batch, queries, source)
+    total = source + queries
+    offsets = None
+    if given.offsets is not None and given.offsets.shape[1] in (source or total, total):
+        offsets = torch.zeros(batch, total, 2, dtype=torch.int64)
+        offsets[:, : given.offsets.shape[1]] = given.offsets
+    order = [*found.maps, *found.encoder, *found.cross]
+    parts: dict[str, list[Tensor | None]] = {}
+    if collector.with_parts:
+        if not any(collector.parts):
+            raise ValueError("parts=True needs evolving attention, which this model has not")
+        parts = {name: [collector.parts[n].get(name) for n in found.maps] for name in PARTS}
+    return Trace(
+        kind=found.kind,
+        maps=[maps[n] for n in found.maps],
+        mask=mask,
+        tokens=words,
+        special=special,
+        offsets=offsets,
+        grid=given.grid,
+        image=given.image if pictured else None,
+        encoder_maps=[maps[n] for n in found.encoder],
+        cross=[maps[n] for n in found.cross],
+        graph=collector.graph,
+        parts=parts,
+        visible=[calls[n].visible for n in order],
+        paths=[calls[n].path for n in order],
+        subject=Subject(model, given, mask, source, found.kind, output),
+    )
+
+
+def _sees_pixels(model: nn.Module, chain: str) -> bool:
+    """Whether a list of layers reads an image, as the nearest model around it says."""
+    names, module = [getattr(model, "main_input_name", None)], model
+    for part in chain.split("."):
+        module = module._modules.get(part) or module
+        names.append(getattr(module, "main_input_name", None))
+    return next((name for name in reversed(names) if isinstance(name, str)), None) in (None, "pixel_values")
+
+
+def _token_axis(
+    given: Inputs, calls: Sequence[Call], found: _Sorted, batch: int, queries: int, source: int
+) -> tuple[Tensor, Tensor, list[list[str]]]:
+    """Mask, special tokens and names along the token axis."""
+
+    def of(length: int, mask: Tensor | None, words: Any, special: Any, call: Call | None) -> Any:
+        pictured = given.grid is not None and call is not None
+        if mask is None or mask.shape != (batch, length) or pictured:
+            mask = torch.ones(batch, length, dtype=torch.bool)
+            if call is not None and call.visible is not None:
+                # A key that no query sees is padding.
+                mask = mask & call.visible.any(dim=-2)
+        if pictured and given.grid is not None:
+            words, special = _patch_names(batch, length, given.grid)
+        if words is None or len(words) != batch or any(len(one) != length for one in words):
+            words = [[str(number) for number in range(length)] for _ in range(batch)]
+        if special is None or special.shape != (batch, length):
+            special = torch.zeros(batch, length, dtype=torch.bool)
+        return mask, special & mask, words
+
+    if not source:
+        first = calls[found.maps[0]]
+        mask, special, words = of(queries, given.mask, given.tokens, given.special, first)
+        return mask, special, words
+    lowest = calls[found.encoder[0] if found.encoder else found.cross[0]]
+    extra = given.extra
+    before = of(source, given.mask, given.tokens, given.special, lowest)
+    after = of(
+        queries, extra.get("target mask"), extra.get("target tokens"), extra.get("target special"), None
+    )
+    words = [one + other for one, other in zip(before[2], after[2], strict=True)]
+    return torch.cat([before[0], after[0]], dim=1), torch.cat([before[1], after[1]], dim=1), words
+
+
+def _patch_names(batch: int, length: int, grid: tuple[int, int]) -> tuple[Any, Any]:
+    """Patches by row and column; what comes before them is special."""
+    before = length - grid[0] * grid[1]
+    if before < 0:
+        return None, None
+    names = [["[CLS]", *(f"[{n}]" for n in range(1, before))][n] for n in range(before)]
+    names += [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
+    special = torch.zeros(batch, length, dtype=torch.bool)
+    special[:, :before] = True
+    return [names] * batch, special
+
+
+def _by_gradient(made: Trace, collector: _Collector, result: Any, target: Any, query: int) -> None:
+    subject = made.subject
+    assert subject is not None
+    logits = subject.logits_in(result)
+    places = [0] if logits.shape[1] == 1 else [query % logits.shape[1]]
+    goal = subject.target(logits.detach(), target, places)
+    score = logits[:, places].gather(-1, goal.unsqueeze(-1)).sum()
+    collector.take_gradients(score)
+    found = _sorted(collector.calls, collector.maps, collector.stack, [])
+    made.maps = [collector.maps[n] for n in found.maps]
+    made.encoder_maps = [collector.maps[n] for n in found.encoder]
+    made.cross = [collector.maps[n] for n in found.cross]
+
+
+def _add_draws(
+    model: nn.Module, given: Inputs, made: Trace, first: _Collector, samples: int, seed: int
+) -> None:
+    """Trace posterior samples; the trace's own maps become their mean."""
+    values = first.graph in ("effective", "norm")
+    for number in range(samples):
+        collector = _Collector(first.graph, first.heads, False, first.stack)
+        drawing = _sampling(model, given, number, seed)
+        with drawing as arguments, watching(model, collector, values=values), torch.no_grad():
+            model(**arguments)
+        found = _sorted(collector.calls, collector.maps, first.stack, [])
+        groups = ([collector.maps[n] for n in group] for group in (found.maps, found.encoder, found.cross))
+        made.draws.append(Draw(*groups))
+    for name in ("maps", "encoder_maps", "cross"):
+        stacks = zip(*(getattr(draw, name) for draw in made.draws), strict=True)
+        setattr(made, name, [torch.stack(maps).mean(dim=0) for maps in stacks])
+
+
+class _sampling:  # noqa: N801, used like a function
+    """Arguments of a forward that draws posterior sample `number`."""
+
+    def __init__(self, model: nn.Module, given: Inputs, number: int, seed: int) -> None:
+        from overt.attach.state import AttachedState
+
+        self.arguments, self.number, self.seed = dict(given.arguments), number, seed
+        self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)
+        if self.state is None and not _takes_chain(model):
+            raise ValueError(
+                "samples needs random weights: overt.attach a Bayesian(…), or use a model of overt's that "
+                "takes a chain"
+            )
+        if self.state is None:
+            step = getattr(model, "step", 0)
+            self.arguments["chain"] = Chain(step=step, sample=number, seed=seed, kl=False)
+
+    def __enter__(self) -> dict[str, Any]:
+        if self.state is not None:
+            self.kept, self.state.seed = self.state.seed, self.seed
+            self.state.override = {"sample": torch.tensor(self.number), "examples": 0}
+        return self.arguments
+
+    def __exit__(self, *details: object) -> None:
+        if self.state is not None:
+            self.state.override, self.state.seed = None, self.kept
+
+
+def _takes_chain(model: nn.Module) -> bool:
+    import inspect
+
+    return "chain" in inspect.signature(model.forward).parameters

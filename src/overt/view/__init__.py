@@ -1,0 +1,1 @@
+"""Traces shown to a reader."""

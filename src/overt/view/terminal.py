@@ -1,0 +1,90 @@
+"""A trace as a table in the terminal: tokens down, methods across."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from overt.trace import Trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BAR = 12  # characters
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(value: float, largest: float, width: int = BAR) -> str:
+    """A bar of eighths of characters, as long as the value is large."""
+    eighths = 0 if largest <= 0 else round(8 * width * min(max(value, 0.0) / largest, 1.0))
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + BLOCKS[rest]).ljust(width)[:width]
+
+
+def default_query(trace: Trace) -> int:
+    """The row that a reader wants first: CLS, or the last real token where later ones see more."""
+    if trace.kind == "encoder":
+        return 0
+    queries = trace.maps[0].shape[-2]
+    real = trace.mask[0, trace.mask.shape[1] - queries :]
+    return int(real.nonzero()[-1]) if bool(real.any()) else queries - 1
+
+
+def table(
+    trace: Trace,
+    methods: Sequence[str] = ("raw", "rollout", "flow"),
+    query: int | None = None,
+    layer: int = -1,
+    title: str | None = None,
+    mark: Sequence[int] = (),
+    **arguments: Any,
+) -> Table:
+    """One example's tokens with what a query draws from each, by several methods.
+
+    Args:
+        trace: its first example is shown.
+        methods: of the trace; "blankout" and "gradients" come with the model.
+        query: whose row; CLS by default, or the last token of a causal model or decoder.
+        layer: of which layer.
+        title: above the table.
+        mark: tokens to point at.
+        arguments: further ones of raw, rollout and flow.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    query = default_query(trace) if query is None else query
+    columns = {}
+    for method in methods:
+        given = {} if method in ("blankout", "gradients") else {"layers": layer, **arguments}
+        columns[method] = getattr(trace, method)(queries=query, **given)[0, 0, 0]
+    made = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    made.add_column("", justify="right", style="dim")
+    made.add_column("token", no_wrap=True)
+    for method in methods:
+        made.add_column(method, no_wrap=True)
+    source = trace.mask.shape[1] - trace.maps[0].shape[-2]
+    place = source + query % trace.maps[0].shape[-2]
+    for token in torch.nonzero(trace.mask[0]).flatten().tolist():
+        if token == source > 0:
+            made.add_section()
+        word = escape(_shown(trace.tokens[0][token]))
+        word = f"[bold]{word}[/bold]" if token in mark else word
+        word += " [cyan]◂[/cyan]" if token == place else ""
+        cells = [_cell(values, token) for values in columns.values()]
+        made.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
+    return made
+
+
+def _cell(values: torch.Tensor, token: int) -> str:
+    value, largest = float(values[token]), float(values.abs().max())
+    colour = "red" if value < 0 else "green"
+    return f"{value:6.3f} [{colour}]{bar(abs(value), largest)}[/{colour}]"
+
+
+def _shown(word: str) -> str:
+    """A token without characters that would move the cursor."""
+    return "".join(letter if letter.isprintable() else "�" for letter in word) or "·"

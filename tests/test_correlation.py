@@ -1,0 +1,155 @@
+"""Correlations over a corpus, against scipy one sentence at a time; and the randomisation check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import overt
+from families import BY_NAME, tokens
+from overt.judge import correlate, randomised, spearman
+from overt.models.agreement import AgreementClassifier
+
+
+def model_and_batches() -> tuple[AgreementClassifier, list[dict[str, Tensor]], list[Tensor]]:
+    torch.manual_seed(0)
+    model = AgreementClassifier(30, layers=3, width=16, heads=2)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    batches, targets = [], []
+    for seed, lengths in enumerate(([7, 5], [6, 3], [4, 4])):
+        ids = 3 + tokens(2, 7, seed) % 27
+        ids[:, 0] = 1
+        mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+        batches.append({"input_ids": ids * mask, "attention_mask": mask.long()})
+        targets.append(torch.tensor([seed % 2, 1]))
+    return model.eval(), batches, targets
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=12),
+    st.lists(st.integers(0, 4), min_size=12, max_size=12),
+)
+def test_spearman_is_scipys_with_ties(one: list[int], other: list[int]) -> None:
+    x, y = np.array(one, dtype=float), np.array(other[: len(one)], dtype=float)
+    found = spearman(x[None], y)[0]
+    if len(set(one)) == 1 or len(set(y)) == 1:
+        assert np.isnan(found), "nothing to rank"
+        return
+    assert found == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+
+
+def test_correlations_are_those_of_scipy_sentence_by_sentence() -> None:
+    model, batches, targets = model_and_batches()
+    found = correlate((overt.trace(model, batch) for batch in batches), targets, unk=2, bootstrap=50)
+    expected: dict[tuple[str, str], list[list[float]]] = {pair: [] for pair in found.mean}
+    with_cls: list[float] = []
+    for batch, target in zip(batches, targets, strict=True):
+        traced = overt.trace(model, batch)
+        for example in range(2):
+            length = int(batch["attention_mask"][example].sum())
+            for method, reference in expected:
+                importance = (
+                    traced.blankout(target=target, unk=2)
+                    if reference == "blankout"
+                    else traced.gradients(target=target)
+                )[example, 0, 0]
+                rows = getattr(traced, method)(queries=0)[example, :, 0]
+                values = [
+                    float(stats.spearmanr(row[1:length], importance[1:length]).statistic) for row in rows
+                ]
+                expected[method, reference].append(values)
+                if (method, reference) == ("flow", "gradients"):
+                    with_cls.append(float(stats.spearmanr(rows[2, :length], importance[:length]).statistic))
+    for pair, rows in expected.items():
+        np.testing.assert_allclose(found.values[pair], rows, atol=1e-9)
+        np.testing.assert_allclose(found.mean[pair], np.mean(rows, axis=0), atol=1e-9)
+        np.testing.assert_allclose(found.sd[pair], np.std(rows, axis=0, ddof=1), atol=1e-9)
+        assert bool((found.low[pair] <= found.mean[pair]).all())
+        assert bool((found.high[pair] >= found.mean[pair]).all())
+    assert found.count == 6
+    assert found.with_cls is not None
+    np.testing.assert_allclose(found.with_cls.values["flow", "gradients"][:, 2], with_cls, atol=1e-9)
+    told = found.to_dict()
+    assert told["flow ~ gradients"]["mean"] == pytest.approx(list(found.mean["flow", "gradients"]))
+    assert told["with_cls"]["count"] == 6
+    assert "rollout ~ blankout" in str(found)
+
+
+def test_bootstrap_intervals_cover_the_mean_of_normal_data() -> None:
+    from overt.judge.correlation import _summary
+
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        rows = {("raw", "gradients"): list(rng.normal(0.3, 0.2, size=(60, 1)))}
+        found = _summary(rows, 200, rng, None)
+        covered += bool(found.low["raw", "gradients"][0] < 0.3 < found.high["raw", "gradients"][0])
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_sentences_without_a_rank_count_for_nothing() -> None:
+    model, batches, _ = model_and_batches()
+    short = {name: value[:1, :2] for name, value in batches[0].items()}  # CLS and one word
+    found = correlate([overt.trace(model, batches[0]), overt.trace(model, short)], unk=2)
+    assert found.count == 3
+    assert found.defined["raw", "blankout"].tolist() == [2, 2, 2]
+    alone = correlate(overt.trace(model, batches[0]), unk=2)
+    np.testing.assert_allclose(found.mean["raw", "blankout"], alone.mean["raw", "blankout"])
+    assert correlate(overt.trace(model, short), unk=2).to_dict()["raw ~ blankout"]["mean"] == [None] * 3
+
+
+def test_all_references_can_be_asked_for() -> None:
+    pytest.importorskip("captum", reason="needs the extra interpret")
+    model, batches, _ = model_and_batches()
+    references = ["blankout", "blankout-absolute", "gradients", "gradient-input", "integrated"]
+    found = correlate(overt.trace(model, batches[0]), unk=2, methods=["rollout"], references=references)
+    assert {reference for _, reference in found.mean} == set(references)
+
+
+def test_mistakes_are_named_in_one_line() -> None:
+    model, batches, targets = model_and_batches()
+    traced = overt.trace(model, batches[0])
+    with pytest.raises(ValueError, match="methods must be one of 'raw', 'rollout', 'flow'; got 'rolling'"):
+        correlate(traced, unk=2, methods=["rolling"])
+    with pytest.raises(ValueError, match="references must list some of blankout"):
+        correlate(traced, unk=2, references=[])
+    with pytest.raises(ValueError, match="targets must have one entry per trace"):
+        correlate([traced, traced], targets[:1], unk=2)
+    with pytest.raises(ValueError, match="traces must hold at least one sentence"):
+        correlate([], unk=2)
+
+
+def test_a_corpus_streams_through() -> None:
+    model, batches, _ = model_and_batches()
+    alive: list[int] = []
+
+    def stream() -> Iterator[overt.Trace]:
+        for batch in batches:
+            alive.append(1)
+            yield overt.trace(model, batch)
+
+    correlate(stream(), unk=2)
+    assert len(alive) == 3
+
+
+def test_randomised_weights_leave_the_model_alone_and_the_maps_apart() -> None:
+    model = BY_NAME["BERT"].make()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = randomised(model, tokens(3, 9))
+    assert found.stages == [*(f"bert.encoder.layer.{n}" for n in (2, 1, 0)), "everything"]
+    for values in found.left.values():
+        assert values.shape == (4,)
+    # Shuffling the top layer leaves rollout's lower layers, so more of it stays than of raw attention.
+    assert found.left["raw"][0] < 0.9
+    assert found.left["raw"][0] < found.left["rollout"][0]
+    assert abs(found.left["raw"][-1]) < 0.6
+    assert "everything" in str(found)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,314 @@
+"""Blank-out, gradients and the other graphs, against loops, finite differences and linear algebra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import overt
+from families import BY_NAME, TEXT, build, inputs_of, tokens
+from overt.models.agreement import AgreementClassifier
+
+UNK = 3
+
+
+def agreement(seed: int = 0) -> tuple[AgreementClassifier, dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    model = AgreementClassifier(20, layers=2, width=16, heads=2).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    ids = torch.tensor([[1, 4, 5, 6], [1, 7, 0, 0]])
+    return model.eval(), {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+@torch.no_grad()
+def probability(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    return model(**inputs)["logits"].double().softmax(-1)
+
+
+def test_blankout_is_what_a_loop_over_tokens_gives() -> None:
+    model, inputs = agreement()
+    target = torch.tensor([0, 1])
+    found = overt.trace(model, inputs).blankout(target=target, unk=2)
+    assert found.shape == (2, 1, 1, 4)
+    whole = probability(model, inputs)
+    for example, token in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)):
+        ids = inputs["input_ids"].clone()
+        ids[example, token] = 2
+        changed = probability(model, {**inputs, "input_ids": ids})
+        expected = whole[example, target[example]] - changed[example, target[example]]
+        assert float(found[example, 0, 0, token]) == pytest.approx(float(expected), abs=1e-12)
+    assert not found[1, 0, 0, 2:].any(), "padding"
+    traced = overt.trace(model, inputs)
+    few = traced.blankout(target=target, unk=2, rows=1)
+    torch.testing.assert_close(few, found, atol=1e-12, rtol=0)
+    absolute = traced.blankout(target=target, unk=2, absolute=True)
+    assert torch.equal(absolute, found.abs())
+    sizes = traced.blankout(target=target, unk=2, normalize=True)
+    torch.testing.assert_close(sizes.abs().sum(-1), torch.ones(2, 1, 1, dtype=torch.float64))
+    assert torch.equal(sizes.sign(), found.sign())
+
+
+def test_the_default_target_is_the_label_or_else_the_prediction() -> None:
+    model, inputs = agreement()
+    likely = probability(model, inputs).argmax(-1)
+    by_default = overt.trace(model, inputs).blankout(unk=2)
+    torch.testing.assert_close(by_default, overt.trace(model, inputs).blankout(unk=2, target=likely))
+    labelled = overt.trace(model, {**inputs, "labels": 1 - likely}).blankout(unk=2)
+    torch.testing.assert_close(labelled, overt.trace(model, inputs).blankout(unk=2, target=1 - likely))
+    assert not torch.allclose(labelled, by_default)
+
+
+def test_blankout_of_a_causal_model_explains_the_next_token_at_each_position() -> None:
+    family = BY_NAME["GPT-2"]
+    model, inputs = family.make(), {"input_ids": tokens(1, 5)}
+    found = overt.trace(model, inputs).blankout(unk=UNK)
+    assert found.shape == (1, 1, 5, 5)
+    assert not found[0, 0].triu(1).any(), "later tokens change nothing"
+    with torch.no_grad():
+        whole = model(**inputs).logits.double().softmax(-1)
+        ids = inputs["input_ids"].clone()
+        ids[0, 1] = UNK
+        changed = model(input_ids=ids).logits.double().softmax(-1)
+    following = inputs["input_ids"][0, 4]
+    expected = float(whole[0, 3, following] - changed[0, 3, following])
+    assert float(found[0, 0, 3, 1]) == pytest.approx(expected, abs=1e-6)
+    one = overt.trace(model, inputs).blankout(queries=3, unk=UNK)
+    torch.testing.assert_close(one, found[:, :, 3:4])
+
+
+def test_encoder_decoders_blank_source_and_target() -> None:
+    family = BY_NAME["BART"]
+    model, inputs = family.make(), inputs_of(family, padded=True)
+    found = overt.trace(model, inputs).blankout(unk=UNK)
+    assert found.shape == (3, 1, 6, 15)
+    with torch.no_grad():
+        whole = model(**inputs).logits.double().softmax(-1)
+        ids = inputs["decoder_input_ids"].clone()
+        ids[:, 1] = UNK
+        changed = model(**{**inputs, "decoder_input_ids": ids}).logits.double().softmax(-1)
+    following = inputs["decoder_input_ids"][0, 3]
+    assert float(found[0, 0, 2, 9 + 1]) == pytest.approx(
+        float(whole[0, 2, following] - changed[0, 2, following]), abs=1e-6
+    )
+    assert not found[2, 0, :, 4:9].any(), "padding of the source"
+
+
+def test_patches_of_images_are_blanked_to_nought() -> None:
+    family = BY_NAME["ViT"]
+    model, inputs = family.make(), inputs_of(family)
+    traced = overt.trace(model, inputs)
+    found = traced.blankout()
+    assert found.shape == (3, 1, 1, 10)
+    pixels = inputs["pixel_values"].clone()
+    pixels[:, :, 8:16, 16:24] = 0.0  # row 1, column 2
+    whole, changed = probability(model, inputs), probability(model, {"pixel_values": pixels})
+    target = whole.argmax(-1, keepdim=True)
+    expected = (whole - changed).gather(1, target).squeeze(1)
+    torch.testing.assert_close(found[:, 0, 0, 1 + 5], expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(traced.patches(found)[:, 0, 0, 1, 2], found[:, 0, 0, 6])
+    slopes = traced.patches(traced.gradients())
+    assert slopes.shape == (3, 1, 1, 3, 3)
+    assert bool((slopes > 0).all())
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model, inputs = agreement()
+    target = torch.tensor([0, 1])
+    traced = overt.trace(model, inputs)
+    norms, products = traced.gradients(target=target), traced.gradients(target=target, kind="input")
+    table, step = model.tokens.weight.data, 1e-6
+    for example, token, word in ((0, 2, 5), (1, 1, 7)):
+        slopes = []
+        for column in range(table.shape[1]):
+            sides = []
+            for sign in (1, -1):
+                table[word, column] += sign * step
+                sides.append(probability(model, inputs)[example, target[example]])
+                table[word, column] -= sign * step
+            slopes.append(float(sides[0] - sides[1]) / (2 * step))
+        slope = torch.tensor(slopes, dtype=torch.float64)
+        assert float(norms[example, 0, 0, token]) == pytest.approx(float(slope.norm()), rel=1e-5)
+        expected = float((slope * table[word]).sum())
+        assert float(products[example, 0, 0, token]) == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert not norms[1, 0, 0, 2:].any()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_integrated_gradients_add_up_to_the_change_from_a_blank_sentence() -> None:
+    pytest.importorskip("captum", reason="needs the extra interpret")
+    model, inputs = agreement()
+    target = torch.tensor([0, 1])
+    found = overt.trace(model, inputs).gradients(target=target, kind="integrated", unk=2, steps=200)
+    blank = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 1, 2)
+    change = probability(model, inputs) - probability(model, {**inputs, "input_ids": blank})
+    expected = change.gather(1, target.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(found.sum(dim=-1).flatten(), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["BERT", "ALBERT", "Llama", "T5", "BART", "DistilBERT"])
+def test_gradients_reach_the_words_of_every_kind_of_model(name: str) -> None:
+    family = BY_NAME[name]
+    inputs = inputs_of(family, padded=True)
+    model = family.make()
+    traced = overt.trace(model, inputs)
+    last = {"queries": 2} if name in ("Llama", "T5", "BART") else {}
+    found = traced.gradients(**last)[:, 0, 0]
+    real = traced.mask.clone()
+    if name == "Llama":
+        real[:, 3:] = False
+    if traced.cross:
+        real[:, 9 + 3 :] = False
+    assert bool((found[real] > 0).all())
+    assert not found[~real].any()
+
+
+def test_models_without_logits_are_told_so() -> None:
+    model = build(hf.BertModel, lambda: hf.BertConfig(**TEXT))()
+    traced = overt.trace(model, tokens())
+    for method in (traced.blankout, traced.gradients):
+        with pytest.raises(ValueError, match="returns no logits to explain"):
+            method(unk=UNK)
+    chosen = overt.trace(model, tokens(), output=lambda output: output.pooler_output)
+    assert chosen.blankout(unk=UNK).shape == (3, 1, 1, 9)
+    with pytest.raises(ValueError, match="blank-out needs the id of an unknown token"):
+        chosen.blankout()
+    with pytest.raises(ValueError, match="target must lie in 0 to 31"):
+        chosen.blankout(unk=UNK, target=32)
+    with pytest.raises(ValueError, match="one per example"):
+        chosen.blankout(unk=UNK, target=torch.tensor([1, 2]))
+
+
+def bert_vectors(model: Any, layer: int, x: Tensor) -> Tensor:
+    """W_O W_V x of a BERT layer by hand: (batch, head, key, width)."""
+    block = model.bert.encoder.layer[layer].attention
+    value = block.self.value(x).unflatten(-1, (4, 8)).transpose(1, 2)
+    weight = block.output.dense.weight  # (width, head·dim)
+    return torch.stack([value[:, head] @ weight[:, 8 * head : 8 * head + 8].T for head in range(4)], dim=1)
+
+
+@torch.no_grad()
+def test_norm_maps_are_sizes_of_what_is_added() -> None:
+    family = BY_NAME["BERT"]
+    model, inputs = family.make(), inputs_of(family)
+    x = model(**inputs, output_hidden_states=True).hidden_states[1]
+    vectors = bert_vectors(model, 1, x)
+    weights = overt.trace(model, inputs, heads=True).maps[1]
+    each = overt.trace(model, inputs, heads=True, graph="norm").maps[1]
+    both = overt.trace(model, inputs, graph="norm").maps[1]
+    added = weights.unsqueeze(-1) * vectors.unsqueeze(2)  # (batch, head, query, key, width)
+    torch.testing.assert_close(each, added.norm(dim=-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(both, added.sum(dim=1).norm(dim=-1), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_effective_attention_gives_the_same_output_and_no_more() -> None:
+    config = {**TEXT, "num_attention_heads": 8}  # heads of width 4, shorter than the sentence
+    model = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**config))()
+    inputs = {"input_ids": tokens(2, 9)}
+    plain = overt.trace(model, inputs, heads=True).maps[0].double()
+    effective = overt.trace(model, inputs, heads=True, graph="effective").maps[0].double()
+    assert (plain - effective).abs().max() > 1e-3
+    hidden = model.bert.embeddings(**inputs)
+    value = model.bert.encoder.layer[0].attention.self.value(hidden).unflatten(-1, (8, 4)).transpose(1, 2)
+    torch.testing.assert_close(effective @ value.double(), plain @ value.double(), atol=1e-5, rtol=1e-4)
+    assert bool((effective.norm(dim=-1) <= plain.norm(dim=-1) + 1e-6).all()), "the shortest such rows"
+    short = {"input_ids": tokens(2, 4)}
+    same = overt.trace(model, short, heads=True, graph="effective").maps[0]
+    torch.testing.assert_close(same, overt.trace(model, short, heads=True).maps[0], atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_effective_attention_of_causal_models_stays_causal() -> None:
+    family = BY_NAME["Llama"]
+    traced = overt.trace(family.make(), tokens(1, 12), graph="effective", heads=True)
+    assert not traced.maps[0].triu(1).any()
+    signed = traced.rollout()
+    assert bool(torch.isfinite(signed).all())
+    flowed = traced.flow(queries=-1)
+    assert bool((flowed >= 0).all())
+    assert float(flowed.max()) <= 1 + 1e-12
+
+
+def test_gradient_maps_are_those_of_finite_differences() -> None:
+    model, inputs = agreement()
+    target = torch.tensor([0, 1])
+    traced = overt.trace(model, inputs, graph="gradient", heads=True, target=target)
+    weights = overt.trace(model, inputs, heads=True).maps[0].double()
+    step = 1e-6
+    for cell in ((0, 1, 0, 2), (0, 0, 3, 1), (1, 1, 0, 1)):
+        sides = []
+        for sign in (1.0, -1.0):
+
+            def nudge(
+                _: nn.Module, args: Any, output: Tensor, sign: float = sign, cell: Any = cell
+            ) -> Tensor:
+                del args
+                changed = output.clone()
+                changed[cell] += sign * step
+                return changed
+
+            handle = model.encoder.blocks[0].attention.map.register_forward_hook(nudge)
+            with torch.no_grad():
+                sides.append(model(**inputs)["logits"][cell[0], target[cell[0]]])
+            handle.remove()
+        slope = float(sides[0] - sides[1]) / (2 * step)
+        expected = max(0.0, float(weights[cell]) * slope)
+        assert float(traced.maps[0][cell]) == pytest.approx(expected, rel=1e-4, abs=1e-8)
+    mean = overt.trace(model, inputs, graph="gradient", target=target).maps[0]
+    torch.testing.assert_close(mean, traced.maps[0].mean(dim=1))
+
+
+@pytest.mark.parametrize("graph", ["gradient", "norm", "effective"])
+@pytest.mark.parametrize("name", ["BERT", "ALBERT", "GPT-2", "Llama", "T5", "ViT", "Gemma 2", "Whisper"])
+def test_other_graphs_serve_rollout_and_flow_in_every_kind_of_family(name: str, graph: Any) -> None:
+    family = BY_NAME[name]
+    for attached in (False, True):
+        model = family.make()
+        if attached:
+            overt.attach(model, overt.Bayesian())
+        traced = overt.trace(model, inputs_of(family, padded=family.pads), graph=graph)
+        for method in (traced.rollout, traced.flow):
+            found = method(layers=-1, queries=0)
+            assert bool(torch.isfinite(found).all())
+            if method == traced.flow or graph != "effective":
+                assert bool((found >= 0).all())
+            assert float(found.abs().max()) > 0.0
+
+
+@pytest.mark.parametrize("graph", ["gradient", "norm", "effective"])
+def test_torch_and_own_attention_have_the_other_graphs_too(graph: Any) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 16)
+    traced = overt.trace(model, {"src": x}, graph=graph, output=lambda states: states[:, 0])
+    assert bool(traced.maps[0].abs().sum() > 0)
+    with torch.no_grad():
+        torch.testing.assert_close(traced.rollout().shape, torch.Size([2, 2, 5, 5]))
+    own, inputs = agreement()
+    assert overt.trace(own, inputs, graph=graph).flow().shape == (2, 2, 4, 4)
+
+
+def test_norms_of_torch_attention_are_those_by_hand() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    x = torch.randn(1, 4, 8)
+    traced = overt.trace(Holder(), {"x": x}, graph="norm", heads=True)
+    weights = attention(x, x, x, average_attn_weights=False)[1]
+    value = (x @ attention.in_proj_weight[16:].T + attention.in_proj_bias[16:]).unflatten(-1, (2, 4))
+    for head in range(2):
+        added = value[0, :, head] @ attention.out_proj.weight[:, 4 * head : 4 * head + 4].T
+        expected = weights[0, head] * added.norm(dim=-1)
+        torch.testing.assert_close(traced.maps[0][0, head], expected.detach())
