@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: help demo test lint bench support docs clean
 
 help:
-	@echo "make demo    train four small models and print the table (about 4 minutes)"
+	@echo "make demo    train four small models, print the table and trace their attention (about 5 minutes)"
 	@echo "make test    run the tests"
 	@echo "make lint    style, format and types"
-	@echo "make bench   time the mechanisms against named rivals"
+	@echo "make bench   time the mechanisms and attention flow against named rivals"
 	@echo "make support  write docs/support.md from the tests of attach"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, runs/ and site/"
@@ -30,6 +30,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing overt[dev,bench] into $(VENV) ..."
+	$(PIP) -e '.[dev,bench]'
+	@touch $@
+
 demo: $(VENV)/.installed-train
 	$(BIN)/overt demo
 
@@ -41,9 +46,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
+	$(BIN)/python benchmarks/flow.py
 
 support: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \

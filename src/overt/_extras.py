@@ -12,6 +12,7 @@ EXTRAS = {
     "train": ("accelerate", "datasets"),
     "view": ("matplotlib",),
     "interpret": ("captum", "lime"),
+    "bench": ("ortools", "igraph"),
 }
 
 

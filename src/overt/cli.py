@@ -84,6 +84,74 @@ def drift(
     run(model)
 
 
+@app.command(
+    rich_help_panel="Measure again what a paper reports",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a recipe's own options
+)
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="The recipe; without one, all are listed.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else OVERT_DATA.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    model: Annotated[str | None, typer.Option(help="A pretrained model: a folder, or a hub name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run, runs/… by default.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("results"),
+    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List recipes and their own options.")] = False,
+) -> None:
+    """Measure a table or figure of a paper again, and write it down beside the published numbers."""
+    from overt.recipes.reproduce import run, show_list
+
+    if name is None or listed:
+        show_list()
+        return
+    try:
+        run(name, data, seeds, device, model, out, results, fresh, context.args)
+    except KeyboardInterrupt:
+        typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command(rich_help_panel="Read attention")
+def trace(
+    text: Annotated[str, typer.Argument(help="A sentence, or the path of an image.")],
+    model: Annotated[str, typer.Option(help="A folder with weights and tokenizer, or a name on the hub.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="raw, rollout, flow, blankout or gradients; may be given several times."),
+    ] = None,
+    layer: Annotated[int, typer.Option(help="Which layer; −1 is the last.")] = -1,
+    query: Annotated[
+        int | None, typer.Option(help="Whose row: a position. CLS, or the last token of a causal model.")
+    ] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="What the decoder is fed; by default the model writes it.")
+    ] = None,
+    residual: Annotated[float, typer.Option(help="Weight of the residual connection.")] = 0.5,
+    receptive_field: Annotated[
+        bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
+    ] = False,
+    graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
+    out: Annotated[Path | None, typer.Option(help="Also save the trace, as safetensors.")] = None,
+) -> None:
+    """Show which tokens a model's attention draws on: raw attention, rollout and flow, side by side."""
+    from overt.recipes.tracing import run
+
+    run(
+        text,
+        model,
+        methods=method or ["raw", "rollout", "flow"],
+        layer=layer,
+        query=query,
+        decoder=decoder,
+        residual=residual,
+        receptive_field=receptive_field,
+        graph=graph,
+        out=out,
+    )
+
+
 @app.command(rich_help_panel="Start here")
 def info() -> None:
     """Print versions, devices, extras, and which fast paths are active."""

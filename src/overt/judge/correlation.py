@@ -181,9 +181,12 @@ def _measured(
         method: getattr(batch, method)(queries=query, residual=residual)[:, :, 0].numpy()
         for method in methods
     }
-    importances = {}
+    importances: dict[str, Floats] = {}
     for reference in references:
         method, arguments = REFERENCES[reference]
+        if arguments.get("absolute") and method in importances:  # no need to blank everything out twice
+            importances[reference] = np.abs(importances[method])
+            continue
         given = dict(arguments, queries=query, target=goal, unk=unk)
         importances[reference] = getattr(batch, method)(**given)[:, 0, 0].numpy()
     return scores, importances

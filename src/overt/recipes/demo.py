@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +23,11 @@ from overt._extras import need
 from overt.judge import uncertainty
 from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.bayesian import Bayesian
-from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving import Evolving
 from overt.models.agreement import AgreementClassifier
+from overt.recipes import flow_demo
 from overt.recipes._runs import finished, write_whole
+from overt.recipes._training import hits, padded, predict, save_weights, share, train_classifier
 from overt.recipes.agreement import VOCABULARY, Sentence, baselines, encode, split
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ STEPS = 280
 BATCH = 32
 LEARNING_RATE = 2e-3
 WARMUP = 40  # steps
-SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence, and test sentences that they are drawn for
+SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence; test sentences that are sampled, and traced
 CHECKPOINTS = 4  # per form
 
 
@@ -87,6 +84,8 @@ def run(out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False) -> di
             console.print(f"[dim]{form} attention: done before, kept in {out / form}[/dim]")
         rows[form] = row
     _show(console, rows, train, test)
+    models = {form: (out / form, load(out / form)) for form in FORMS}
+    flow_demo.end(console, models, test[:SAMPLED], collate)
     console.print(
         f"[dim]seed {seed}, {steps} steps of {BATCH} sentences, {torch.get_num_threads()} CPU threads; "
         f"models and numbers in {out}; --fresh starts over[/dim]"
@@ -106,30 +105,9 @@ def load(folder: Path) -> AgreementClassifier:
     return model.eval()
 
 
-def batches(sentences: Sequence[Sentence], seed: int) -> list[list[tuple[int, Sentence]]]:
-    """Numbered sentences in batches of similar length, so that little of a batch is padding."""
-    numbered = list(enumerate(sentences))
-    Random(seed).shuffle(numbered)
-    pool = 16 * BATCH
-    out = []
-    for start in range(0, len(numbered), pool):
-        near = sorted(numbered[start : start + pool], key=lambda item: len(item[1].tokens))
-        out += [near[first : first + BATCH] for first in range(0, len(near), BATCH)]
-    return out
-
-
 def collate(items: Sequence[tuple[int, Sentence]]) -> dict[str, Tensor]:
     """Numbered sentences as a padded batch for `AgreementClassifier`."""
-    codes = [encode(sentence) for _, sentence in items]
-    longest = max(map(len, codes))
-    padded = [code + [0] * (longest - len(code)) for code in codes]
-    seen = [[1] * len(code) + [0] * (longest - len(code)) for code in codes]
-    return {
-        "input_ids": torch.tensor(padded),
-        "attention_mask": torch.tensor(seen),
-        "labels": torch.tensor([int(sentence.plural) for _, sentence in items]),
-        "examples": torch.tensor([number for number, _ in items]),
-    }
+    return padded(items, encode)
 
 
 def _train_and_test(
@@ -140,140 +118,49 @@ def _train_and_test(
     test: Sequence[Sentence],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from safetensors.torch import load_file, save_file
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
-    from transformers.trainer_utils import get_last_checkpoint
+    from transformers import set_seed
 
     steps, seed = settings["steps"], settings["seed"]
-    checkpoints = folder / "checkpoints"
-    seconds: list[float] = []
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    task = progress.add_task(folder.name, total=steps)
-
-    class Clock(TrainerCallback):
-        """Tells the model which step it is, takes the time of each, and shows progress."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            del args, control, kwargs
-            progress.update(task, completed=state.global_step)
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            del args, control, kwargs
-            model.step.fill_(state.global_step)
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            del args, control, kwargs
-            seconds.append(time.perf_counter() - self.began)
-            progress.update(task, completed=state.global_step)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            del args, state, control, kwargs
-            if logs and "loss" in logs:
-                progress.update(task, description=f"{folder.name}, loss {float(logs['loss']):.3f}")
-
     set_seed(seed)
     model = AgreementClassifier(len(VOCABULARY), mechanisms, dropout=0.0)
-    arguments = TrainingArguments(
-        output_dir=str(checkpoints),
-        max_steps=steps,
-        per_device_train_batch_size=1,  # one ready-made batch
+    size = train_classifier(
+        model,
+        folder,
+        train,
+        collate,
+        batch=BATCH,
+        seed=seed,
+        steps=steps,
+        checkpoints=CHECKPOINTS,
+        console=console,
+        name=folder.name,
         learning_rate=LEARNING_RATE,
         warmup_steps=min(WARMUP, steps // 2),
-        lr_scheduler_type="cosine",
-        adam_beta2=0.98,
-        weight_decay=0.01,
-        save_steps=max(1, steps // CHECKPOINTS),
-        save_total_limit=1,
-        logging_steps=max(1, steps // 7),
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        seed=seed,
-        dataloader_pin_memory=False,
     )
-    trainer = Trainer(
-        model,
-        arguments,
-        data_collator=lambda ready: collate(ready[0]),
-        train_dataset=batches(train, seed),
-        callbacks=[Clock()],
-    )
-    trainer.remove_callback(PrinterCallback)
-    checkpoints.mkdir(exist_ok=True)
-    last: str | None = get_last_checkpoint(str(checkpoints))  # type: ignore[no-untyped-call]
-    if last is not None and int(last.rsplit("-", 1)[1]) >= steps:  # trained, but not tested
-        model.load_state_dict(load_file(Path(last) / "model.safetensors"))
-    else:
-        with progress:
-            trainer.train(resume_from_checkpoint=last)
-    model.cpu()
-    row = _test(model, mechanisms, test)
-    row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    row["step_ms"] = 1000 * statistics.median(seconds) if seconds else None
-    part = folder / "model.part"
-    save_file(model.state_dict(), part)
-    os.replace(part, folder / "model.safetensors")
+    row = _test(model, mechanisms, test) | size
+    save_weights(model, folder)
     write_whole(folder / "result.json", json.dumps(row, indent=1))
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return row
-
-
-@torch.no_grad()
-def predict(
-    model: AgreementClassifier, sentences: Sequence[Sentence], samples: int | None = None, batch: int = 64
-) -> Tensor:
-    """Probabilities of singular and plural, (sentences, 2); with `samples`, (samples, sentences, 2)."""
-    model.eval()
-    device = model.step.device
-    parts = []
-    numbered = sorted(enumerate(sentences), key=lambda item: len(item[1].tokens))  # little padding
-    for start in range(0, len(numbered), batch):
-        items = {name: value.to(device) for name, value in collate(numbered[start : start + batch]).items()}
-        draws = [None] if samples is None else range(samples)
-        logits = [
-            model(
-                items["input_ids"],
-                items["attention_mask"],
-                chain=Chain(step=model.step, sample=draw, examples=items["examples"]),
-            )["logits"]
-            for draw in draws
-        ]
-        parts.append(torch.softmax(torch.stack(logits).double(), dim=-1))
-    probabilities = torch.cat(parts, dim=1).cpu()
-    # back to the order that they came in
-    probabilities = probabilities[:, torch.tensor([number for number, _ in numbered]).argsort()]
-    return probabilities[0] if samples is None else probabilities
 
 
 def _test(
     model: AgreementClassifier, mechanisms: tuple[Mechanism, ...], test: Sequence[Sentence]
 ) -> dict[str, Any]:
-    targets = torch.tensor([int(sentence.plural) for sentence in test])
-    mean = predict(model, test)
-    hits = (mean.argmax(dim=-1) == targets).tolist()
-    row: dict[str, Any] = {"accuracy": _share(hits), "by_attractors": _by_attractors(test, hits)}
+    right = hits(predict(model, test, collate), test)
+    row: dict[str, Any] = {"accuracy": share(right), "by_attractors": _by_attractors(test, right)}
     if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
-        samples = predict(model, test[:SAMPLED], SAMPLES)
-        row["pavpu"] = {str(p): value for p, value in uncertainty.pavpu(samples, targets[:SAMPLED]).items()}
+        few = test[:SAMPLED]
+        samples = predict(model, few, collate, SAMPLES)
+        found = uncertainty.pavpu(samples, [int(sentence.plural) for sentence in few])
+        row["pavpu"] = {str(p): value for p, value in found.items()}
     return row
 
 
-def _by_attractors(test: Sequence[Sentence], hits: Sequence[bool]) -> dict[str, float]:
+def _by_attractors(test: Sequence[Sentence], right: Sequence[bool]) -> dict[str, float]:
     counts = sorted({sentence.attractors for sentence in test})
-    pairs = list(zip(test, hits, strict=True))
-    return {str(n): _share([hit for sentence, hit in pairs if sentence.attractors == n]) for n in counts}
-
-
-def _share(hits: Sequence[bool]) -> float:
-    return sum(hits) / len(hits)
+    pairs = list(zip(test, right, strict=True))
+    return {str(n): share([hit for sentence, hit in pairs if sentence.attractors == n]) for n in counts}
 
 
 def _show(
@@ -300,7 +187,7 @@ def _show(
             *by,
             pavpu,
             f"{row['parameters']:,}",
-            f"{row['step_ms']:.0f}",
+            f"{row['step_ms']:.0f}" if row["step_ms"] else "–",
         ]
         table.add_row(form, *cells)
     table.add_section()

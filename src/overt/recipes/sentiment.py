@@ -7,14 +7,10 @@ SST-2 is read from a folder in GLUE's own layout; without one, 400 sentences tha
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
 import json
-import os
 import shutil
-import statistics
-import time
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -30,7 +26,9 @@ from overt.judge import uncertainty
 from overt.mechanisms.attention_map import Mechanism, find
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
+from overt.recipes._data import data_folder, find_file, read_text
 from overt.recipes._runs import check_model, finished, write_whole
+from overt.recipes._training import Run, hardware
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,14 +69,10 @@ def read_rows(text: str, name: str) -> Rows:
 def find_sst2(folder: Path) -> dict[str, Path]:
     """train and dev of SST-2 under a folder, plain or gzipped."""
     for place in (folder, folder / "SST-2", folder / "glue" / "SST-2"):
-        found = {}
-        for part in ("train", "dev"):
-            for name in (f"{part}.tsv", f"{part}.tsv.gz"):
-                if (place / name).exists():
-                    found[part] = place / name
-                    break
-        if len(found) == 2:
-            return found
+        found = {part: find_file(place, f"{part}.tsv") for part in ("train", "dev")}
+        paths = {part: path for part, path in found.items() if path is not None}
+        if len(paths) == 2:
+            return paths
     raise FileNotFoundError(
         f"{folder} holds no SST-2: train.tsv and dev.tsv, here or in SST-2/ or glue/SST-2/"
     )
@@ -86,14 +80,9 @@ def find_sst2(folder: Path) -> dict[str, Path]:
 
 def load_rows(data: Path | None, seed: int) -> tuple[Rows, Rows, str]:
     """Training and test rows, and what they are."""
-    if data is None and os.environ.get("OVERT_DATA"):
-        data = Path(os.environ["OVERT_DATA"])
+    data = data_folder(data)
     if data is not None:
-        parts = {}
-        for part, path in find_sst2(data).items():
-            content = path.read_bytes()
-            text = gzip.decompress(content) if path.suffix == ".gz" else content
-            parts[part] = read_rows(text.decode("utf-8"), str(path))
+        parts = {part: read_rows(read_text(path), str(path)) for part, path in find_sst2(data).items()}
         return parts["train"], parts["dev"], SST2
     rows = read_rows((files("overt.recipes") / "sentiment.tsv").read_text("utf-8"), "sentiment.tsv")
     Random(seed).shuffle(rows)
@@ -122,28 +111,34 @@ def run(
     steps = steps if steps is not None else STEPS if what == SST2 else FEW_STEPS
     _check.whole("steps", steps, 1)
     console.print(f"{what}: {len(train):,} sentences to learn from, {len(test):,} to test on; model {model}")
-    text = "\n".join(f"{sentence}\t{label}" for sentence, label in train + test)
-    settings = {
-        "version": overt.__version__,
-        "model": model,
-        "seed": seed,
-        "steps": steps,
-        "batch": BATCH,
-        "learning_rate": LEARNING_RATE,
-        "data": hashlib.sha256(text.encode()).hexdigest(),
-    }
+    settings = settings_of(model, seed, steps, LEARNING_RATE, train, test)
     rows = {}
     for form, mechanisms in FORMS.items():
         row = finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
         if row is None:
-            console.print(f"{form} attention")
-            row = _train_and_test(out / form, model, mechanisms, train, test, settings)
+            row = fine_tune(console, out / form, model, mechanisms, train, test, settings)
         else:
             console.print(f"[dim]{form} attention: done before, kept in {out / form}[/dim]")
         rows[form] = row
     _show(console, rows, len(test))
     console.print(f"[dim]seed {seed}, {steps} steps of {BATCH}; models in {out}; --fresh starts over[/dim]")
     return rows
+
+
+def settings_of(
+    model: str, seed: int, steps: int, learning_rate: float, train: Rows, test: Rows
+) -> dict[str, Any]:
+    """What a run of `fine_tune` depends on."""
+    text = "\n".join(f"{sentence}\t{label}" for sentence, label in train + test)
+    return {
+        "version": overt.__version__,
+        "model": model,
+        "seed": seed,
+        "steps": steps,
+        "batch": BATCH,
+        "learning_rate": learning_rate,
+        "data": hashlib.sha256(text.encode()).hexdigest(),
+    }
 
 
 class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
@@ -161,72 +156,52 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         return {**codes, "labels": self.labels[index]}
 
 
-def _train_and_test(
+def fine_tune(
+    console: Console,
     folder: Path,
     path: str,
     mechanisms: tuple[Mechanism, ...],
     train: Rows,
     test: Rows,
     settings: dict[str, Any],
+    device: str = "auto",
 ) -> dict[str, Any]:
+    """Fine-tune and test one form; its numbers, which are kept in `folder` with the model and tokenizer."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
         DataCollatorWithPadding,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
         set_seed,
     )
-    from transformers.trainer_utils import get_last_checkpoint
 
-    seconds: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Takes the time of each step."""
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            del args, state, control, kwargs
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            del args, state, control, kwargs
-            seconds.append(time.perf_counter() - self.began)
-
-    steps, seed, checkpoints = settings["steps"], settings["seed"], folder / "checkpoints"
+    steps, seed = settings["steps"], settings["seed"]
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     set_seed(seed)
     model: Any = AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
     if mechanisms:
         overt.attach(model, *mechanisms, seed=seed)
-    arguments = TrainingArguments(
-        output_dir=str(checkpoints),
-        max_steps=steps,
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=64,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=min(WARMUP, steps // 2),
-        save_steps=max(1, steps // CHECKPOINTS),
-        save_total_limit=1,
-        logging_steps=max(1, steps // 10),
-        report_to="none",
-        seed=seed,
-        dataloader_pin_memory=False,
-    )
     collator = DataCollatorWithPadding(tokenizer)
     tests = Encoded(test, tokenizer)
-    trainer = Trainer(
+    run = Run(
         model,
-        arguments,
-        data_collator=collator,
-        train_dataset=Encoded(train, tokenizer),
-        eval_dataset=tests,
-        callbacks=[Clock()],
+        folder,
+        steps=steps,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Encoded(train, tokenizer),
+        collate=collator,
+        console=console,
+        name=folder.name,
+        device=device,
+        evaluation=tests,
+        per_device_train_batch_size=settings["batch"],
+        per_device_eval_batch_size=64,
+        learning_rate=settings["learning_rate"],
+        warmup_steps=min(WARMUP, steps // 2),
     )
+    trainer = run.trainer
     before = trainer.evaluate()["eval_loss"]
-    checkpoints.mkdir(exist_ok=True)
-    last: str | None = get_last_checkpoint(str(checkpoints))  # type: ignore[no-untyped-call]
-    trainer.train(resume_from_checkpoint=last)
+    run.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     row: dict[str, Any] = {"loss_before": before, "loss_after": trainer.evaluate()["eval_loss"]}
     row["train_first"], row["train_last"] = losses[0], losses[-1]
@@ -237,11 +212,11 @@ def _train_and_test(
         row["sampled"] = _judged(samples.mean(dim=0), test)
         row["pavpu"] = uncertainty.pavpu(samples, [label for _, label in test])[0.05]
     row["parameters"] = sum(p.numel() for name, p in model.named_parameters() if ".overt." in name)
-    row["step_ms"] = 1000 * statistics.median(seconds) if seconds else None
+    row["step_ms"], row["hardware"] = run.step_ms, hardware(device)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     write_whole(folder / "result.json", json.dumps(row, indent=1))
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return row
 
 

@@ -23,11 +23,12 @@ def open_model(name: str) -> Any:
     from transformers.utils import logging
 
     check_model(name)
-    logging.set_verbosity_error()  # nothing it says of unused heads helps here
-    logging.disable_progress_bar()
+    # What it says of unused heads does not help here.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings, _ = PreTrainedConfig.get_config_dict(name)
     if settings.get("model_type") == "overt":
-        return overt.load(name).eval()
+        return overt.load(name)
     wanted = (settings.get("architectures") or [""])[0]
     return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
 

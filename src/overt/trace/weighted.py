@@ -26,14 +26,16 @@ def projected(call: Call) -> Tensor:
             "make another number: not supported"
         )
     by_head: Tensor = output.T.reshape(heads, dim, -1)
-    return torch.einsum("bhkd,hdw->bhkw", value, by_head)
+    found: Tensor = torch.einsum("bhkd,hdw->bhkw", value, by_head)
+    return found
 
 
 def norm_map(call: Call, each: bool) -> Tensor:
     """‖α_ij f(x_j)‖ (Kobayashi et al. 2020): of each head, or of what all heads add together."""
     weights, vectors = call.weights.double(), projected(call)
     if each:
-        return weights * vectors.norm(dim=-1).unsqueeze(-2)
+        sizes: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+        return weights * sizes.unsqueeze(-2)
     # ‖Σ_h α_h f_h‖² by the heads' inner products at each key: no (query, key, width) tensor is made.
     gram = torch.einsum("bhkd,bgkd->bkhg", vectors, vectors)
     square = torch.einsum("bkhg,bhqk,bgqk->bqk", gram, weights, weights)

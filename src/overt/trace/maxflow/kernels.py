@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.extending import intrinsic
 
 BITS = 64
@@ -31,7 +31,7 @@ STATE = 8
 BY_SOURCE, BY_SINK, BY_SOURCE_COLUMN, BY_SINK_COLUMN = 0, 1, 2, 3
 # Rollout supplies are tried on these levels; no more once, after a few tries, most have failed.
 ROLLOUT_LEVELS = (3, 4)
-_PATIENCE = 8
+_PATIENCE = 4
 
 
 class Layout(NamedTuple):
@@ -82,18 +82,22 @@ class Workspace(NamedTuple):
     flow: Any  # record: flow
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Functions that only other compiled ones call need no door to Python: half of the time to compile it.
+def _compiled(function: Callable[..., Any]) -> Any:
+    # Functions that only other compiled ones call need no entry from Python.
     inner = function.__name__.startswith("_")
-    options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": inner, "no_cfunc_wrapper": True}
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "no_cpython_wrapper": inner,
+        "no_cfunc_wrapper": True,
+    }
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder for the cache can be written: compile once per process instead
         return numba.njit(**options)(function)
 
 
-@intrinsic
-def _lowest_bit(typing_context: Any, word: Any) -> Any:
+def _lowest_bit_of(typing_context: Any, word: Any) -> Any:
     """Number of the lowest set bit of an int64 that is not zero: one instruction, which numba lacks."""
     del typing_context
 
@@ -102,6 +106,9 @@ def _lowest_bit(typing_context: Any, word: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return numba.types.int64(word), generate
+
+
+_lowest_bit: Any = intrinsic(_lowest_bit_of)
 
 
 @_compiled
@@ -149,7 +156,7 @@ def pack(capacity: Any, depth: int, n: int, words: int, tiny: float, bits: Any) 
     for node in range(2 * n, (depth + 1) * n):
         edges = (node - n) * n
         for w in range(words):
-            word = 0
+            word = np.int64(0)
             for m in range(w * BITS, min(n, (w + 1) * BITS)):
                 word |= np.int64(capacity[edges + m] > tiny) << (m & 63)
             bits[node * words + w] = word
@@ -180,7 +187,7 @@ def _reach(space: Any, at: Any, capacity: Any, top: int, sink: int, tiny: float)
 
 
 @_compiled
-def _down_columns(space: Any, at: Any, top: int, sink: int, most: float, tiny: float) -> float:
+def _down_columns(space: Any, at: Any, top: int, sink: int, most: float, tiny: float) -> Any:
     """Send what goes straight: down its own column, and at some level over to the column of the sink.
 
     With residual connections this is much of the flow, and it takes a few passes over vectors. All columns
@@ -260,7 +267,7 @@ def _down_columns(space: Any, at: Any, top: int, sink: int, most: float, tiny: f
 @_compiled
 def _first_phase(
     space: Any, at: Any, capacity: Any, stop: Any, top: int, own: int, sink: int, bound: float, tiny: float
-) -> float:
+) -> Any:
     """The first phase of a solve, where the label of a node is its level and no flow can be sent back.
 
     Most solves end here. Each node works through its arcs once, in order: the one into the column of the
@@ -490,7 +497,7 @@ def _open_records(space: Any, at: Any, capacity: Any, top: int, sink: int, tiny:
     for node in range(2 * n, nodes):
         for kind in range(3):
             carried = reals[at.carried + kind * nodes + node]
-            if carried > 0.0:
+            if carried > tiny:  # so never an arc that is not open, which undoing would open
                 child = sink if kind == 0 else (node % n if kind == 1 else ints[at.cursor + node])
                 edge_of[record] = (node - n) * n + child
                 flow[record] = carried
@@ -511,7 +518,7 @@ def _open_records(space: Any, at: Any, capacity: Any, top: int, sink: int, tiny:
 
 
 @_compiled
-def _label(space: Any, at: Any, top: int, tiny: float) -> int:
+def _label(space: Any, at: Any, top: int, tiny: float) -> Any:
     """Set the labels of a phase by a search backwards from the sink.
 
     Returns the distance of the nearest top nodes with supply, 0 where there are none.
@@ -582,7 +589,7 @@ def _label(space: Any, at: Any, top: int, tiny: float) -> int:
 @_compiled
 def _send(
     space: Any, at: Any, capacity: Any, top: int, far: int, start: int, sink: int, want: float, tiny: float
-) -> float:
+) -> Any:
     """Send up to `want` from a node of the top level to the sink along labels that fall by one each step.
 
     Amounts travel, not paths: a node hands on what it got to one arc after the other. `far` is the label of
@@ -711,8 +718,12 @@ def _send(
 @_compiled
 def _flow(
     space: Any, at: Any, capacity: Any, stop: Any, top: int, own: int, sink: int, bound: float, tiny: float
-) -> float:
-    """Maximum flow from the supply at level `top` ≥ 2 to the sink, or `bound` as soon as it is reached."""
+) -> Any:
+    """Maximum flow from the supply at level `top` ≥ 2 to the sink, or `bound` as soon as it is reached.
+
+    `own` is the source's own column, or −1 for a rollout supply. That is an attempt to reach the bound
+    cheaply, and the answer is only what the first phase brings.
+    """
     ints, reals = space.ints, space.reals
     n, words = at.n, at.words
     _reach(space, at, capacity, top, sink, tiny)
@@ -723,7 +734,7 @@ def _flow(
     value = _first_phase(space, at, capacity, stop, top, own, sink, bound, tiny)
     if stop[0] != 0:
         ints[STATUS] = STOPPED
-    if value >= bound - tiny or value == 0.0 or ints[STATUS] != FINISHED:
+    if value >= bound - tiny or value == 0.0 or ints[STATUS] != FINISHED or own < 0:
         return value
     _open_records(space, at, capacity, top, sink, tiny)
     if ints[STATUS] != FINISHED:
@@ -773,7 +784,7 @@ def _flow(
 
 
 @_compiled
-def _through_one(capacity: Any, row: int, other: Any, start: int, n: int) -> float:
+def _through_one(capacity: Any, row: int, other: Any, start: int, n: int) -> Any:
     """Σ min over two vectors: what comes through one level when each node has a limit of its own."""
     total = 0.0
     for k in range(n):
@@ -782,7 +793,7 @@ def _through_one(capacity: Any, row: int, other: Any, start: int, n: int) -> flo
 
 
 @_compiled
-def _bound(bounds: Any, capacity: Any, n: int, level: int, i: int, sink: int) -> float:
+def _bound(bounds: Any, capacity: Any, n: int, level: int, i: int, sink: int) -> Any:
     """The least of the closed-form cuts between (level, i) and the sink, level ≥ 2."""
     by_one = min(bounds[BY_SOURCE, level, i], bounds[BY_SINK, level, sink])
     by_source_column = bounds[BY_SOURCE_COLUMN, level, i] + capacity[i * n + sink]
@@ -803,7 +814,7 @@ def _pair(
     bound: float,
     tiny: float,
     near: float,
-) -> float:
+) -> Any:
     """Maximum flow from (level, i), level ≥ 3, to the sink, or its bound where that is nearly reached.
 
     `rollouts[r]` holds flows that the source can surely bring to level ROLLOUT_LEVELS[r] all at once: when
@@ -852,7 +863,7 @@ def by_source(
     first: int,
     last: int,
     out: Any,
-) -> int:
+) -> Any:
     """Fill out[s, sink] for sinks first … last − 1, each pair on its own; returns the next sink to do."""
     ints, reals = space.ints, space.reals
     n = at.n
@@ -894,7 +905,7 @@ def by_sink(
     first: int,
     last: int,
     out: Any,
-) -> int:
+) -> Any:
     """Fill out[rows[level − 1, i], sink] for sinks first … last − 1, all nodes, level by level upwards.
 
     The values of the level below settle many nodes: node k of it can bring `below[k]` to the sink, so at most

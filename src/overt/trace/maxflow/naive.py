@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import networkx as nx
+import networkx as nx  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 

@@ -24,6 +24,8 @@ _SHORT_SECONDS = 0.02
 # An estimate samples at most this many sinks, and stops after this time.
 _SAMPLES = 24
 _SAMPLE_SECONDS = 1.0
+# Records of arcs with flow that a workspace has at first; it grows when it must.
+_RECORDS_PER_NODE = 16
 
 
 class _Problem(NamedTuple):
@@ -116,7 +118,7 @@ def _rollouts(levels: Any, row_sums: Any, sources: Any) -> NDArray[np.float64]:
 
 def _infinite(levels: Any) -> NDArray[np.bool_]:
     """Whether a path of unlimited arcs leads from (level, i) to input j, as (depth, n, n)."""
-    paths = np.isinf(levels)
+    paths: NDArray[np.bool_] = np.isinf(levels)
     for level in range(1, len(paths)):
         paths[level] = paths[level].astype(np.float32) @ paths[level - 1].astype(np.float32) > 0
     return paths
@@ -168,6 +170,8 @@ def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Probl
     # No finite flow exceeds the largest of these by much; what is tiny beside it is rounding.
     columns = np.minimum(sums[2, 0], bounds[kernels.BY_SOURCE, level, node].max())
     scale = float(np.max(columns, initial=0.0, where=np.isfinite(columns)))
+    if not np.isfinite(columns).all():
+        scale = max(scale, float(np.max(levels, initial=0.0, where=np.isfinite(levels))))
     tiny, near = 1e-15 * scale, 1e-13 * scale
 
     layout, ints_size, reals_size = _layout(depth, n)
@@ -216,7 +220,7 @@ def _workspace(problem: _Problem) -> Workspace:
     reals = np.zeros(size)
     reals[: len(start)] = start
     record_of = np.zeros(max(depth - 1, 1) * n * n, dtype=np.int32)
-    records = 16 * depth * n + 64
+    records = _RECORDS_PER_NODE * depth * n + 64
     edge_of, left, flow = np.empty(records, dtype=np.int64), np.empty(records), np.empty(records)
     return kernels.Workspace(ints, reals, record_of, edge_of, left, flow)
 
@@ -318,18 +322,21 @@ def solve(
     distinct, inverse = np.unique(sources, axis=0, return_inverse=True)
     problem = _prepared(levels, distinct)
     count = _thread_count(threads, problem)
-    if count == 1 and _guess(problem) < _SHORT_SECONDS:
+    if problem.tiny == 0.0:
+        pass  # nothing flows: a source or all inputs without arcs
+    elif count == 1 and _guess(problem) < _SHORT_SECONDS:
         _run(problem, _workspace(problem), 0, problem.n)
     else:
         _run_threads(problem, count, report)
     if report is not None:
         report(problem.out.size, problem.out.size, 0.0)
-    return problem.out[inverse.reshape(-1)]
+    flows: NDArray[np.float64] = problem.out[inverse.reshape(-1)]
+    return flows
 
 
 def _spread(count: int) -> NDArray[np.float64]:
     """Numbers in [0, 1) that cover it evenly, however many of them are used."""
-    return np.arange(1, count + 1) * 0.6180339887498949 % 1.0
+    return np.arange(1.0, count + 1.0) * 0.6180339887498949 % 1.0
 
 
 def _mean_seconds(problems: list[_Problem]) -> float | None:
@@ -354,7 +361,7 @@ def _mean_seconds(problems: list[_Problem]) -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def estimate(levels: Any, sources: Any, *, threads: int | None = None) -> float:
+def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
     """Seconds that `solve` will take, from a sample of its work spread over sinks, levels and nodes.
 
     Takes a second or two itself, at most, and less where all the work is short; compiling is not counted.
@@ -368,6 +375,8 @@ def estimate(levels: Any, sources: Any, *, threads: int | None = None) -> float:
     problem = _prepared(levels, distinct)
     prepared = time.perf_counter() - start
     count = _thread_count(threads, problem)
+    if problem.tiny == 0.0:
+        return prepared
     seconds = None
     if problem.sweep:
         solve(np.ones((3, 1, 1)), [[1, 0], [2, 0], [3, 0]], threads=1)

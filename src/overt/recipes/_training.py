@@ -1,0 +1,302 @@
+"""Training for every recipe: the Hugging Face Trainer with checkpoints, a clock and a progress bar."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from overt.mechanisms.chain import Chain
+from overt.models.agreement import AgreementClassifier
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import Trainer
+
+
+class Example(Protocol):
+    """What the recipes on agreement learn from: words, and whether the verb to come is plural."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The words."""
+
+    @property
+    def plural(self) -> bool:
+        """The answer."""
+
+
+E = TypeVar("E", bound=Example)
+Collate = Callable[[Sequence[tuple[int, E]]], dict[str, Tensor]]
+
+
+def batches(examples: Sequence[E], size: int, seed: int) -> list[list[tuple[int, E]]]:
+    """Numbered examples in batches of similar length, so that little of a batch is padding."""
+    numbered = list(enumerate(examples))
+    Random(seed).shuffle(numbered)
+    pool = 16 * size
+    out = []
+    for start in range(0, len(numbered), pool):
+        near = sorted(numbered[start : start + pool], key=lambda item: len(item[1].tokens))
+        out += [near[first : first + size] for first in range(0, len(near), size)]
+    return out
+
+
+def padded(items: Sequence[tuple[int, E]], encode: Callable[[E], list[int]]) -> dict[str, Tensor]:
+    """Numbered examples as a batch for `AgreementClassifier`, padded with 0."""
+    codes = [encode(example) for _, example in items]
+    longest = max(map(len, codes))
+    return {
+        "input_ids": torch.tensor([code + [0] * (longest - len(code)) for code in codes]),
+        "attention_mask": torch.tensor([[1] * len(code) + [0] * (longest - len(code)) for code in codes]),
+        "labels": torch.tensor([int(example.plural) for _, example in items]),
+        "examples": torch.tensor([number for number, _ in items]),
+    }
+
+
+@torch.no_grad()
+def predict(
+    model: AgreementClassifier,
+    examples: Sequence[E],
+    collate: Collate[E],
+    samples: int | None = None,
+    batch: int = 64,
+) -> Tensor:
+    """Probabilities of singular and plural, (examples, 2); with `samples`, (samples, examples, 2)."""
+    model.eval()
+    device = model.step.device
+    parts = []
+    numbered = sorted(enumerate(examples), key=lambda item: len(item[1].tokens))  # little padding
+    for start in range(0, len(numbered), batch):
+        items = {name: value.to(device) for name, value in collate(numbered[start : start + batch]).items()}
+        draws = [None] if samples is None else range(samples)
+        logits = [
+            model(
+                items["input_ids"],
+                items["attention_mask"],
+                chain=Chain(step=model.step, sample=draw, examples=items["examples"]),
+            )["logits"]
+            for draw in draws
+        ]
+        parts.append(torch.softmax(torch.stack(logits).double(), dim=-1))
+    probabilities = torch.cat(parts, dim=1).cpu()
+    # back to the order that they came in
+    probabilities = probabilities[:, torch.tensor([number for number, _ in numbered]).argsort()]
+    return probabilities[0] if samples is None else probabilities
+
+
+def hits(probabilities: Tensor, examples: Sequence[Example]) -> list[bool]:
+    """Which examples are answered rightly, from (examples, 2)."""
+    targets = torch.tensor([int(example.plural) for example in examples])
+    return [bool(hit) for hit in probabilities.argmax(dim=-1) == targets]
+
+
+def share(found: Sequence[bool]) -> float:
+    """How much of a list is true."""
+    return sum(found) / len(found)
+
+
+def torch_device(name: str) -> torch.device:
+    """The device that "cpu", "cuda" or "auto" means here."""
+    if name not in ("cpu", "cuda", "auto"):
+        raise ValueError(f"--device must be cpu, cuda or auto, got {name}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda needs a GPU that torch can see, and it sees none: cpu or auto would do"
+        )
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def hardware(device: str) -> str:
+    """What a run on that device computes on, in words."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass  # not Linux
+    cpu = f"CPU {cpu}, {torch.get_num_threads()} threads"
+    return f"{torch.cuda.get_device_name()}; {cpu}" if torch_device(device).type == "cuda" else cpu
+
+
+class Run:
+    """One model's training under `folder`/checkpoints, which goes on where an earlier run was interrupted.
+
+    Args:
+        model: to train.
+        folder: of the run; a folder of checkpoints is kept in it while training lasts.
+        steps: of the optimizer.
+        checkpoints: how many to write on the way; an interruption loses at most the way since the last.
+        seed: of the order of batches, and of dropout.
+        data: examples to train on.
+        collate: makes a batch of them.
+        console: to show progress on.
+        name: to show it under.
+        on_step: called before each step with its number.
+        device: "cpu", "cuda" or "auto", the GPU where there is one.
+        evaluation: examples for `trainer.evaluate`.
+        arguments: further ones of the Hugging Face `TrainingArguments`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path,
+        *,
+        steps: int,
+        checkpoints: int,
+        seed: int,
+        data: Any,
+        collate: Callable[[Any], Any],
+        console: Console,
+        name: str,
+        on_step: Callable[[int], object] | None = None,
+        device: str = "auto",
+        evaluation: Any = None,
+        **arguments: Any,
+    ) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+        self.model, self.steps = model, steps
+        self.checkpoints = folder / "checkpoints"
+        self.seconds: list[float] = []
+        self.progress = progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        task = progress.add_task(name, total=steps)
+        seconds = self.seconds
+
+        class Clock(TrainerCallback):
+            """Tells whoever asks which step it is, takes the time of each, and shows progress."""
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                del args, control, kwargs
+                progress.update(task, completed=state.global_step)
+
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                del args, control, kwargs
+                if on_step is not None:
+                    on_step(state.global_step)
+                self.began = time.perf_counter()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                del args, control, kwargs
+                seconds.append(time.perf_counter() - self.began)
+                progress.update(task, completed=state.global_step)
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+                del args, state, control, kwargs
+                if logs and "loss" in logs:
+                    progress.update(task, description=f"{name}, loss {float(logs['loss']):.3f}")
+
+        wanted = TrainingArguments(
+            output_dir=str(self.checkpoints),
+            max_steps=steps,
+            save_steps=max(1, steps // checkpoints),
+            save_total_limit=1,
+            logging_steps=max(1, steps // 10),
+            logging_nan_inf_filter=False,  # it would wait for the GPU at every step
+            report_to="none",
+            disable_tqdm=True,
+            seed=seed,
+            use_cpu=torch_device(device).type == "cpu",
+            dataloader_pin_memory=False,
+            **arguments,
+        )
+        self.trainer: Trainer = Trainer(
+            model,
+            wanted,
+            data_collator=collate,
+            train_dataset=data,
+            eval_dataset=evaluation,
+            callbacks=[Clock()],
+        )
+        self.trainer.remove_callback(PrinterCallback)
+
+    def train(self) -> None:
+        """Train to the end, from the last checkpoint where there is one."""
+        from safetensors.torch import load_model
+        from transformers.trainer_utils import get_last_checkpoint
+
+        self.checkpoints.mkdir(exist_ok=True)
+        for folder in self.checkpoints.iterdir():
+            if not _whole(folder / "trainer_state.json"):
+                shutil.rmtree(folder)  # it was being written when the run was killed; the one before is there
+        last: str | None = get_last_checkpoint(str(self.checkpoints))  # type: ignore[no-untyped-call]
+        if last is not None and int(last.rsplit("-", 1)[1]) >= self.steps:  # trained, but not tested
+            load_model(self.model, Path(last) / "model.safetensors")
+            self.trainer.state = self.trainer.state.load_from_json(str(Path(last) / "trainer_state.json"))
+        else:
+            with self.progress:
+                self.trainer.train(resume_from_checkpoint=last)
+
+    @property
+    def step_ms(self) -> float | None:
+        """Milliseconds per step, the median; none where every step was taken earlier."""
+        return 1000 * statistics.median(self.seconds) if self.seconds else None
+
+
+def _whole(path: Path) -> bool:
+    """Whether a checkpoint was written to its end: its state is the last file of it."""
+    try:
+        json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
+
+
+def train_classifier(
+    model: AgreementClassifier,
+    folder: Path,
+    examples: Sequence[E],
+    collate: Collate[E],
+    *,
+    batch: int,
+    seed: int,
+    **run: Any,
+) -> dict[str, Any]:
+    """Train on examples in batches of similar length, put the model on the CPU; its size and its pace."""
+    trained = Run(
+        model,
+        folder,
+        seed=seed,
+        data=batches(examples, batch, seed),
+        collate=lambda ready: collate(ready[0]),
+        on_step=lambda step: model.step.fill_(step),
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        lr_scheduler_type="cosine",
+        adam_beta2=0.98,
+        weight_decay=0.01,
+        **run,
+    )
+    trained.train()
+    model.cpu()
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "step_ms": trained.step_ms,
+    }
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Write `folder`/model.safetensors whole or not at all."""
+    from safetensors.torch import save_file
+
+    part = folder / "model.part"
+    save_file(model.state_dict(), part)
+    os.replace(part, folder / "model.safetensors")

@@ -1,0 +1,299 @@
+"""Figure 4 of Abnar & Zuidema 2020: which name does a masked pronoun look back to?
+
+A pronoun is masked, a masked language model says how likely "he" and "she" are in its place, and raw
+attention, rollout and flow of the masked position tell which of two names it reads. The paper shows two
+sentences; here are two of our own, and the GAP sentences, whose names are marked (Webster et al. 2018).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+import overt
+from overt.recipes import flow_measure
+from overt.recipes._data import data_folder, find_file, read_text
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, finite, kept
+from overt.recipes._runs import check_model, write_whole
+from overt.recipes._training import torch_device
+from overt.recipes.flow_measure import METHODS, layers
+
+HIS, HER = ("he", "him", "his"), ("she", "her", "hers")
+EXAMPLES = 500  # GAP sentences
+LONGEST = 256  # tokens; longer texts are left out, and counted
+FILES = ("gap-development.tsv", "gap-validation.tsv")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A text with a pronoun, and two names it may stand for.
+
+    Attributes:
+        text: as written.
+        pronoun: where the pronoun begins and ends.
+        names: where the two names do.
+        right: which of the names it stands for.
+    """
+
+    text: str
+    pronoun: tuple[int, int]
+    names: tuple[tuple[int, int], tuple[int, int]]
+    right: int | None = None
+
+    @property
+    def feminine(self) -> bool:
+        """Whether the pronoun is."""
+        return self.text[slice(*self.pronoun)].lower() in HER
+
+
+def _own(text: str, pronoun: str, his: str, her: str) -> Case:
+    """A sentence of ours; the first name goes with "his", the second with "her"."""
+
+    def place(word: str) -> tuple[int, int]:
+        start = text.index(word)
+        return start, start + len(word)
+
+    return Case(text, place(pronoun), (place(his), place(her)))
+
+
+# Like the paper's two: a noun without a gender and a woman's name; a woman's name and a man's.
+OWN = {
+    "The pilot wrote to Emma about [?] journey.": _own(
+        "The pilot wrote to Emma about her journey.", "her", "pilot", "Emma"
+    ),
+    "Laura reminded David of [?] promise.": _own(
+        "Laura reminded David of his promise.", "his", "David", "Laura"
+    ),
+}
+
+
+def run(request: Request) -> Outcome:
+    """Trace every masked pronoun; one pass, no training, and so no seeds."""
+    if request.model is None:
+        raise ValueError("flow-figure-4 awaits weights: name an English masked language model with --model")
+    if request.seeds != 1:
+        raise ValueError(
+            f"flow-figure-4 trains nothing and has one seed: --seeds must be 1, got {request.seeds}"
+        )
+    check_model(request.model)
+    folder = data_folder(request.data)
+    cases = [] if folder is None else read_gap(folder)
+    Random(0).shuffle(cases)
+    cases = cases[: request.options["examples"]]
+    settings = {
+        "version": overt.__version__,
+        "model": request.model,
+        "gap": len(cases),
+        "longest": LONGEST,
+        "cases": hashlib.sha256(repr([cases, OWN]).encode()).hexdigest(),
+    }
+    row = kept(request.out, settings, request.fresh)
+    if row is None:
+        row = finite(_measure(request, cases))
+        write_whole(request.out / "result.json", json.dumps(row, indent=1))
+    config = settings | {"model": Path(request.model).name, "his": list(HIS), "her": list(HER)}
+    notes = [
+        "Of our own sentences: the share of attention, of what goes to both names, that the masked position "
+        'gives to the one that "his" would mean, beside the model\'s share of "he", "him" and "his".',
+        "A name of several tokens counts with their mean. On GAP, right is the annotators' choice; the "
+        "model's is the name whose masking lowers the probability of the true pronoun's gender more.",
+    ]
+    notes.append(
+        "No --data with GAP was given: our own sentences alone."
+        if folder is None
+        else f"GAP: {len(cases)} texts drawn from its development and validation sets, of which "
+        f"{row['left_out']} were left out as longer than {LONGEST} tokens or with a name without tokens."
+    )
+    return Outcome(config, {0: row}, _grids, notes)
+
+
+def read_gap(folder: Path) -> list[Case]:
+    """The GAP texts in which the pronoun stands for exactly one of the names."""
+    found = [find_file(place, name) for place in (folder, folder / "gap") for name in FILES]
+    paths = [path for path in found if path is not None]
+    if not paths:
+        raise FileNotFoundError(f"{folder} holds no GAP: {' or '.join(FILES)}, here or in gap/")
+    cases = []
+    for path in paths:
+        rows = csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
+        for number, row in enumerate(rows, 2):
+            try:
+                cases.append(_case(row))
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{path}, line {number} must have the columns of GAP") from None
+    return [case for case in cases if case is not None]
+
+
+def _case(row: dict[str, str]) -> Case | None:
+    true = [row[f"{name}-coref"].upper() == "TRUE" for name in "AB"]
+    if sum(true) != 1 or row["Pronoun"].lower() not in HIS + HER:
+        return None
+
+    def place(name: str) -> tuple[int, int]:
+        start = int(row[f"{name}-offset"])
+        return start, start + len(row[name])
+
+    return Case(row["Text"], place("Pronoun"), (place("A"), place("B")), true.index(True))
+
+
+def load_model(path: str) -> tuple[Any, Any]:
+    """A masked language model with its own head, and its tokenizer."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    refusal = f"--model {path} must be a masked language model with its own head and a fast tokenizer"
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        model, info = AutoModelForMaskedLM.from_pretrained(path, output_loading_info=True)
+    except (ValueError, KeyError):
+        raise ValueError(refusal) from None
+    # A head that was not in the weights has just been made up, and would answer all the same.
+    if info["missing_keys"] or tokenizer.mask_token is None or not tokenizer.is_fast:
+        raise ValueError(refusal)
+    return model.eval(), tokenizer
+
+
+def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
+    """Our own sentences one by one, GAP in numbers."""
+    from rich.progress import track
+
+    model, tokenizer = load_model(request.model or "")
+    reader = Reader(model.to(torch_device(request.device)), tokenizer)
+    own = {sentence: reader.read(case) for sentence, case in OWN.items()}
+    for sentence, found in own.items():
+        if found is None:
+            raise ValueError(f"--model {request.model} must read English: its tokenizer loses {sentence!r}")
+    row: dict[str, Any] = {"own": own, "left_out": 0}
+    if not cases:
+        return row
+    readings = [(case, reader.read(case)) for case in track(cases, "tracing GAP", console=request.console)]
+    known = [(case, found) for case, found in readings if found is not None]
+    row["left_out"] = len(readings) - len(known)
+    if not known:
+        return row
+
+    def agreement(method: str, other: list[int]) -> list[float]:
+        """How often a method prefers the name that `other` does, by layer."""
+        shares = torch.tensor([found["first"][method] for _, found in known])  # (texts, layer)
+        return ((shares < 0.5).int() == torch.tensor(other)[:, None]).double().mean(dim=0).tolist()
+
+    right = [case.right or 0 for case, _ in known]
+    blanked = [found["blanked"] for _, found in known]
+    row["gap"] = {
+        "texts": len(known),
+        "pronoun": sum((found["his"] < 0.5) == case.feminine for case, found in known) / len(known),
+        "first_name_is_right": right.count(0) / len(known),
+        "model_is_right": sum(a == b for a, b in zip(right, blanked, strict=True)) / len(known),
+        "right": {method: agreement(method, right) for method in METHODS},
+        "model": {method: agreement(method, blanked) for method in METHODS},
+    }
+    return row
+
+
+class Reader:
+    """Reads masked pronouns with one model."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        vocabulary = tokenizer.get_vocab()
+        lead = "" if "his" in vocabulary else "Ġ"  # byte-level tokenizers keep the space before a word
+
+        def codes(words: tuple[str, ...]) -> list[int]:
+            return [vocabulary[lead + word] for word in words if lead + word in vocabulary]
+
+        self.his, self.her = codes(HIS), codes(HER)
+        if not self.his or not self.her:
+            raise ValueError("--model must have he, him or his, and she, her or hers as tokens of their own")
+
+    def read(self, case: Case) -> dict[str, Any] | None:
+        """Of one case: p(his) of p(his or her), each method's share of the first name, the model's name.
+
+        None where the text is too long or a name has no tokens of its own.
+        """
+        start, end = case.pronoun
+        mask = self.tokenizer.mask_token
+        text = case.text[:start] + mask + case.text[end:]
+        coded = self.tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
+        offsets = coded.pop("offset_mapping")[0].tolist()
+        inputs = {name: value.to(self.model.device) for name, value in coded.items()}
+        ids = inputs["input_ids"][0]
+        if len(ids) > LONGEST:
+            return None
+        masked = (ids == self.tokenizer.mask_token_id).nonzero().flatten().tolist()
+        shift = len(mask) - (end - start)
+        names = []
+        for first, last in case.names:
+            moved = shift if first >= end else 0
+            names.append(_tokens(offsets, first + moved, last + moved))
+        if len(masked) != 1 or not all(names):
+            return None
+        trace = overt.trace(self.model, inputs, tokenizer=self.tokenizer)
+        first_share = {}
+        for method in METHODS:
+            weights = getattr(trace, method)(queries=masked[0])[0, :, 0]  # (layer, token)
+            one, two = (weights[:, places].mean(dim=-1) for places in names)
+            first_share[method] = (one / (one + two)).tolist()
+        his = self._his(inputs, masked[0])
+        # which name's masking lowers the probability of the true gender more
+        drops = []
+        for places in names:
+            blank = inputs["input_ids"].clone()
+            blank[0, places] = self.tokenizer.mask_token_id
+            fall = his - self._his(inputs | {"input_ids": blank}, masked[0])
+            drops.append(-fall if case.feminine else fall)
+        return {"his": his, "first": first_share, "blanked": int(drops[1] > drops[0])}
+
+    @torch.no_grad()
+    def _his(self, inputs: dict[str, Any], place: int) -> float:
+        """p(his), of p(his or her)."""
+        likely = torch.softmax(self.model(**inputs).logits[0, place].double(), dim=-1)
+        his, her = likely[self.his].sum(), likely[self.her].sum()
+        return float(his / (his + her))
+
+
+def _tokens(offsets: list[list[int]], start: int, end: int) -> list[int]:
+    """Tokens that have characters in common with a stretch of text."""
+    return [place for place, (first, last) in enumerate(offsets) if first < end and start < last]
+
+
+def _grids(found: dict[str, Any], _: dict[str, Any]) -> list[Grid]:
+    grids = []
+    for sentence, reading in found["own"].items():
+        columns = layers(len(reading["first"]["raw"]))
+        rows = [(method, [cell(value) for value in reading["first"][method]]) for method in METHODS]
+        rows.append(("model: his", [cell(reading["his"])] + [""] * (len(columns) - 1)))
+        grids.append(Grid(f"{sentence} Share of the name that goes with his", columns, rows))
+    if "gap" not in found:
+        return grids
+    gap = found["gap"]
+    columns = layers(len(gap["right"]["raw"]))
+    for key, title in (("right", "the right name"), ("model", "the name that the model needs")):
+        rows = [(method, [cell(value) for value in gap[key][method]]) for method in METHODS]
+        grids.append(
+            Grid(f"GAP, {int(gap['texts'])} texts: how often attention prefers {title}", columns, rows)
+        )
+    rules = [
+        ("pronoun's gender predicted", [cell(gap["pronoun"])]),
+        ("the model's name is right", [cell(gap["model_is_right"])]),
+        ("the first name is right", [cell(gap["first_name_is_right"])]),
+    ]
+    return [*grids, Grid("GAP, for comparison", ["share"], rules)]
+
+
+FIGURE_4 = Recipe(
+    name="flow-figure-4",
+    title="Which name a masked pronoun looks back to",
+    paper=f"{flow_measure.PAPER}, Figure 4",
+    published={"figure": "bars and maps of two sentences, without numbers"},
+    run=run,
+    seeds=1,
+    folder="flow-pronouns",
+    options={"examples": Option("GAP texts, where --data holds them", EXAMPLES, least=1)},
+)

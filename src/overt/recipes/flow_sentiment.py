@@ -1,0 +1,158 @@
+"""Table 3 of Abnar & Zuidema 2020: attention against input gradients in a BERT fine-tuned on SST-2.
+
+The paper's model is DistilBERT; whatever encoder is named stands in for it, and the result says so.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from overt._extras import need
+from overt.recipes import flow_measure, sentiment
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept, once
+from overt.recipes._runs import check_model
+from overt.recipes._training import torch_device
+from overt.recipes.flow_measure import METHODS, Batch, compared, correlated, layers
+
+STEPS = 2_100  # of sentiment.BATCH sentences: about one epoch of SST-2
+LEARNING_RATE = 5e-5
+FEW = 100  # dev sentences, as many as the paper took of the test set, whose labels are not public
+TRACED = 32  # sentences at once
+
+PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {  # mean and standard deviation over 100 sentences
+    "raw": {"L1": (0.12, 0.21), "L3": (0.09, 0.21), "L5": (0.08, 0.20), "L6": (0.09, 0.21)},
+    "rollout": {"L1": (0.11, 0.19), "L3": (0.12, 0.21), "L5": (0.13, 0.21), "L6": (0.13, 0.20)},
+    "flow": {"L1": (0.11, 0.19), "L3": (0.11, 0.21), "L5": (0.12, 0.22), "L6": (0.14, 0.21)},
+}
+
+
+def run(request: Request) -> Outcome:
+    """Fine-tune once per seed, and measure on a hundred and on all of the dev sentences."""
+    need("accelerate", "train")
+    if request.model is None:
+        raise ValueError(
+            "flow-table-3 fine-tunes a pretrained BERT: name one with --model, a folder or a hub name"
+        )
+    check_model(request.model)
+    train, test, what = sentiment.load_rows(request.data, seed=0)
+    steps = request.options["steps"]
+    if steps is None:
+        steps = STEPS if what == sentiment.SST2 else sentiment.FEW_STEPS
+    order = list(range(len(test)))
+    Random(0).shuffle(order)
+    parts = {"few": order[: request.options["examples"]], "all": order}
+    per_seed = {}
+    for seed in range(request.seeds):
+        folder, name = request.out / f"seed-{seed}", f"seed {seed}"
+        settings = sentiment.settings_of(request.model, seed, steps, LEARNING_RATE, train, test)
+        row = kept(folder, settings, request.fresh)
+        if row is None:
+            row = sentiment.fine_tune(
+                request.console, folder, request.model, (), train, test, settings, request.device
+            )
+        else:
+            request.console.print(f"[dim]{name}: fine-tuned before, kept in {folder}[/dim]")
+        rows = {part: [test[place] for place in places] for part, places in parts.items()}
+        file = folder / f"spearman-{len(rows['few'])}.json"
+        per_seed[seed] = {**row, "spearman": once(file, partial(_measured, request, folder, name, rows))}
+    kind, count = _kind(request.out / "seed-0" / "model")
+    notes = [
+        f"The model is {Path(request.model).name} ({kind}), which stands in for the paper's DistilBERT; "
+        f"data: {what}.",
+        f"Measured on {len(parts['few'])} dev sentences (the paper: {FEW} of the test set) and on all "
+        f"{len(test)}; input gradients alone are the reference, as in the paper.",
+    ]
+    config = {
+        "model": Path(request.model).name,
+        "kind": kind,
+        "layers": count,
+        "steps": steps,
+        "batch": sentiment.BATCH,
+        "learning_rate": LEARNING_RATE,
+        "warmup": sentiment.WARMUP,
+        "data": what,
+        "trained_on": sorted({row["hardware"] for row in per_seed.values()}),
+        "sentences": {"train": len(train), "dev": len(test), "few": len(parts["few"])},
+    }
+    return Outcome(config, per_seed, _grids, notes)
+
+
+def _kind(folder: Path) -> tuple[str, int]:
+    """A model's class and number of layers, from its config."""
+    config = json.loads((folder / "config.json").read_text())
+    found = config.get("num_hidden_layers", config.get("n_layers"))
+    return f"{config['architectures'][0]}, {found} layers", found
+
+
+def _measured(request: Request, folder: Path, name: str, parts: dict[str, sentiment.Rows]) -> dict[str, Any]:
+    """Correlations with input gradients on each part."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    return {
+        part: correlated(
+            model,
+            _batches(rows, tokenizer),
+            request.console,
+            f"{name}, {len(rows)} sentences",
+            ["gradients"],
+            tokenizer=tokenizer,
+            device=torch_device(request.device),
+        )
+        for part, rows in parts.items()
+    }
+
+
+def _batches(rows: sentiment.Rows, tokenizer: Any) -> list[Batch]:
+    """Padded batches of sentences of similar length."""
+    import torch
+
+    near = sorted(rows, key=lambda row: len(row[0]))
+    ready = []
+    for start in range(0, len(near), TRACED):
+        some = near[start : start + TRACED]
+        texts = [sentence for sentence, _ in some]
+        codes = tokenizer(
+            texts, padding=True, truncation=True, max_length=sentiment.LONGEST, return_tensors="pt"
+        )
+        ready.append((dict(codes), torch.tensor([label for _, label in some])))
+    return ready
+
+
+def _grids(found: dict[str, Any], deviation: dict[str, Any]) -> list[Grid]:
+    grids = []
+    for part in ("few", "all"):
+        ours, between = (numbers["spearman"][part] for numbers in (found, deviation))
+        columns = layers(len(ours["gradients"]["raw"]["mean"]))
+        grids.append(
+            compared(
+                f"Spearman correlation with input gradients, {int(ours['count'])} sentences",
+                columns,
+                {method: [PUBLISHED[method].get(layer) for layer in columns] for method in METHODS},
+                ours["gradients"],
+                between["gradients"],
+                ours["with_cls"]["gradients"] if "with_cls" in ours else None,
+            )
+        )
+    accuracy = [cell(found["accuracy"], deviation["accuracy"], digits=3)]
+    return [*grids, Grid("Accuracy on dev, mean±sd of the seeds", ["dev"], [("measured", accuracy)])]
+
+
+TABLE_3 = Recipe(
+    name="flow-table-3",
+    title="Attention against input gradients, sentiment",
+    paper=f"{flow_measure.PAPER}, Table 3",
+    published={"spearman": PUBLISHED},
+    run=run,
+    seeds=3,
+    folder="flow-sentiment",
+    options={
+        "examples": Option("dev sentences of the smaller measurement", FEW, least=2),
+        "steps": Option(f"training steps; {STEPS} on SST-2 by default", least=1),
+    },
+)

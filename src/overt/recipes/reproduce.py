@@ -1,0 +1,222 @@
+"""`overt reproduce`: tables and figures of papers, measured again, with the published numbers beside them.
+
+A recipe is one entry of `RECIPES`. The runner gives it a folder, seeds and a device, and records what it
+measured: `results/NAME.json`, and RESULTS.md, which is written anew from all such files after every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import overt
+from overt import _check
+from overt.recipes import flow_pronouns, flow_sentiment, flow_tables
+from overt.recipes._recipe import Option, Recipe, Request, finite, mean, over_seeds, spread
+from overt.recipes._runs import write_whole
+from overt.recipes._tables import show
+from overt.recipes._training import hardware, torch_device
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (flow_tables.TABLE_1, flow_tables.TABLE_2, flow_sentiment.TABLE_3, flow_pronouns.FIGURE_4)
+}
+FORMAT = "overt reproduce 1"  # of result files; RESULTS.md is written from those that have it
+
+
+def run(
+    name: str,
+    data: Path | None = None,
+    seeds: int | None = None,
+    device: str = "auto",
+    model: str | None = None,
+    out: Path | None = None,
+    results: Path = Path("results"),
+    fresh: bool = False,
+    extra: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run a recipe, print its tables, write its result file and RESULTS.md, and return the result.
+
+    Args:
+        name: of the recipe.
+        data: folder with data sets, else OVERT_DATA.
+        seeds: how many; as many as the recipe wants where None.
+        device: "cpu", "cuda" or "auto".
+        model: a pretrained model, where the recipe needs one.
+        out: folder of the run, runs/… where None.
+        results: folder of the result files; RESULTS.md is written beside it.
+        fresh: forget an earlier run in `out`.
+        extra: the recipe's own options, as on the command line.
+    """
+    from rich.console import Console
+
+    recipe = find(name)
+    torch_device(device)
+    seeds = recipe.seeds if seeds is None else seeds
+    _check.whole("--seeds", seeds, 1)
+    console = Console()
+    request = Request(
+        out=Path("runs") / recipe.folder if out is None else out,
+        data=data,
+        model=model,
+        seeds=seeds,
+        device=device,
+        fresh=fresh,
+        options=read_options(recipe, extra),
+        console=console,
+    )
+    console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
+    outcome = recipe.run(request)
+    per_seed = list(outcome.per_seed.values())
+    found, deviation = over_seeds(per_seed, mean), over_seeds(per_seed, spread)
+    grids = outcome.grids(found, deviation)
+    result = {
+        "format": FORMAT,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "paper": recipe.paper,
+        "command": command(recipe, request),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(device),
+        "versions": versions(),
+        "config": outcome.config,
+        "seeds": list(outcome.per_seed),
+        "published": recipe.published,
+        "per_seed": {str(seed): numbers for seed, numbers in outcome.per_seed.items()},
+        "mean": found,
+        "spread": deviation,
+        "tables": [asdict(grid) for grid in grids],
+        "notes": outcome.notes,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"{recipe.name}.json"
+    write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
+    page = render(results)
+    for grid in grids:
+        show(console, grid)
+    for note in outcome.notes:
+        console.print(f"[dim]{note}[/dim]")
+    console.print(f"[dim]models and numbers of each seed in {request.out}; {path}; {page}[/dim]")
+    return result
+
+
+def find(name: str) -> Recipe:
+    """A recipe by its name."""
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe {name!r}: it must be one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
+    """A recipe's own options from `--name value` or `--name=value`, the rest at their defaults."""
+    values: dict[str, Any] = {name: option.default for name, option in recipe.options.items()}
+    known = ", ".join(f"--{name}" for name in recipe.options) or "none"
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        name, given, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in recipe.options:
+            raise ValueError(f"{recipe.name} has no option {word}; of its own it has {known}")
+        if not given:
+            if not words:
+                raise ValueError(f"--{name} needs a value: {recipe.options[name].help}")
+            text = words.pop(0)
+        values[name] = recipe.options[name].read(name, text)
+    return values
+
+
+def command(recipe: Recipe, request: Request) -> str:
+    """The command of a run. Folders outside are this machine's business: DIR stands for them."""
+    words = ["overt", "reproduce", recipe.name]
+    if request.data is not None or os.environ.get("OVERT_DATA"):
+        words += ["--data", "DIR"]
+    if request.model is not None:
+        outside = Path(request.model).is_absolute()
+        words += ["--model", f"DIR/{Path(request.model).name}" if outside else request.model]
+    words += ["--seeds", str(request.seeds)]
+    for name, value in request.options.items():
+        if value is not None and value != recipe.options[name].default:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that can move a number."""
+    packages = ("torch", "transformers", "accelerate", "numpy", "scipy")
+    found = {"python": platform.python_version(), "overt": overt.__version__}
+    return found | {package: version(package) for package in packages}
+
+
+def render(results: Path) -> Path:
+    """Write RESULTS.md beside `results` from every result file in it, with the remarks kept there."""
+    found = []
+    for path in sorted(results.glob("*.json")):
+        try:
+            result = json.loads(path.read_text())
+        except json.JSONDecodeError:
+            continue
+        if isinstance(result, dict) and result.get("format") == FORMAT:
+            found.append((path, result))
+    lines = [
+        "# Results",
+        "",
+        "Tables and figures of papers, measured again by `overt reproduce` and written by it from "
+        f"`{results.name}/*.json`, which hold every seed and setting. Do not edit: a remark on a recipe goes "
+        f"into `{results.name}/NAME.remark.md`, and is taken over here.",
+        "",
+    ]
+    for path, result in found:
+        lines += _section(result)
+        remark = path.with_suffix(".remark.md")
+        if remark.exists():
+            lines += [remark.read_text().strip(), ""]
+    others = [path.name for path in sorted(results.glob("*.md")) if not path.name.endswith(".remark.md")]
+    if others:
+        links = ", ".join(f"[{name.removesuffix('.md')}]({results.name}/{name})" for name in others)
+        lines += ["## Other measurements", "", links]
+    page = results.resolve().parent / "RESULTS.md"
+    write_whole(page, "\n".join(lines).rstrip() + "\n")
+    return page
+
+
+def _section(result: dict[str, Any]) -> list[str]:
+    """One result as Markdown."""
+    seeds = result["seeds"]
+    used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
+    lines = [
+        f"## {result['title']}",
+        "",
+        f"{result['paper']}. `{result['command']}`, {len(seeds)} seed{'s' if len(seeds) > 1 else ''} "
+        f"({', '.join(map(str, seeds))}), {result['hardware']}, {result['date']}; {used}.",
+        "",
+    ]
+    for table in result["tables"]:
+        lines += [f"{table['title']}:", "", f"| | {' | '.join(table['columns'])} |"]
+        lines += ["|---" * (1 + len(table["columns"])) + "|"]
+        lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table["rows"]]
+        lines.append("")
+    lines += [f"- {note}" for note in result["notes"]]
+    return [*lines, ""] if result["notes"] else lines
+
+
+def show_list() -> None:
+    """Print every recipe, with what it measures and its own options."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for recipe in RECIPES.values():
+        console.print(f"[bold]{recipe.name}[/bold]  {recipe.title} [dim]({recipe.paper})[/dim]")
+        for name, option in recipe.options.items():
+            console.print(f"    --{name}  {_described(option)}")
+
+
+def _described(option: Option) -> str:
+    return option.help if option.default is None else f"{option.help} ({option.default})"

@@ -1,0 +1,314 @@
+"""Attention flow by compiled code: the same numbers as the definition, on all sorts of maps.
+
+`python tests/test_maxflow.py 5000` compares on that many more maps and prints the worst difference.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from overt.trace import maxflow
+from overt.trace.maxflow import naive, solver
+
+Maps = NDArray[np.float64]
+
+
+def softmax(scores: Maps) -> Maps:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def with_residual(maps: Maps) -> Maps:
+    return 0.5 * maps + 0.5 * np.eye(maps.shape[-1])
+
+
+def random_maps(rng: np.random.Generator, depth: int, n: int, sharp: float = 1.0) -> Maps:
+    return softmax(sharp * rng.standard_normal((depth, n, n)))
+
+
+def causal(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    scores = rng.standard_normal((depth, n, n))
+    return softmax(np.where(np.tril(np.ones((n, n), dtype=bool)), scores, -np.inf))
+
+
+def one_hot(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    return np.eye(n)[rng.integers(0, n, (depth, n))]
+
+
+def sparse(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    return rng.random((depth, n, n)) * (rng.random((depth, n, n)) < 0.35)
+
+
+def zero_rows(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    return random_maps(rng, depth, n) * (rng.random((depth, n, 1)) < 0.7)
+
+
+def any_sums(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    return rng.exponential(1.0, (depth, n, n)) * 10.0 ** rng.integers(-3, 4, (depth, n, 1))
+
+
+def whole_numbers(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    return rng.integers(0, 4, (depth, n, n)).astype(np.float64)
+
+
+def endless_arcs(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    maps = random_maps(rng, depth, n)
+    maps[rng.random(maps.shape) < 0.2] = np.inf
+    return maps
+
+
+def encoder_decoder(rng: np.random.Generator, depth: int, n: int) -> Maps:
+    """Source tokens, then target tokens; each kind passes unchanged through the levels of the other."""
+    source = n // 2
+    maps = np.zeros((depth, n, n))
+    for level in range(depth):
+        encoder = level < depth // 2
+        rows = slice(0, source) if encoder else slice(source, n)
+        columns = slice(0, source) if encoder else slice(0, n)
+        others = range(source, n) if encoder else range(source)
+        size = columns.stop - columns.start
+        if rows.stop > rows.start:
+            maps[level, rows, columns] = softmax(rng.standard_normal((rows.stop - rows.start, size)))
+        for k in others:
+            maps[level, k, k] = np.inf
+    return maps
+
+
+SORTS: dict[str, Callable[[np.random.Generator, int, int], Maps]] = {
+    "random": random_maps,
+    "random with residual": lambda rng, depth, n: with_residual(random_maps(rng, depth, n)),
+    "sharp": lambda rng, depth, n: random_maps(rng, depth, n, 6.0),
+    "sharp with residual": lambda rng, depth, n: with_residual(random_maps(rng, depth, n, 6.0)),
+    "uniform": lambda rng, depth, n: random_maps(rng, depth, n, 0.0),
+    "uniform with residual": lambda rng, depth, n: with_residual(random_maps(rng, depth, n, 0.0)),
+    "causal": causal,
+    "causal with residual": lambda rng, depth, n: with_residual(causal(rng, depth, n)),
+    "one-hot": one_hot,
+    "one-hot with residual": lambda rng, depth, n: with_residual(one_hot(rng, depth, n)),
+    "sparse": sparse,
+    "zero rows": zero_rows,
+    "any sums": any_sums,
+    "whole numbers": whole_numbers,
+    "endless arcs": endless_arcs,
+    "encoder and decoder": encoder_decoder,
+}
+
+
+def all_nodes(maps: Maps) -> NDArray[np.int64]:
+    depth, n, _ = maps.shape
+    return np.array([(level, node) for level in range(1, depth + 1) for node in range(n)])
+
+
+def difference(left: Maps, right: Maps) -> float:
+    """The largest, with infinities in the same places, as part of the largest finite flow (or of 1)."""
+    assert np.array_equal(np.isinf(left), np.isinf(right))
+    finite = np.isfinite(right)
+    scale = max(1.0, float(right[finite].max(initial=0.0)))
+    return float(np.abs(left[finite] - right[finite]).max(initial=0.0)) / scale
+
+
+def worst_on(sort: str, depth: int, n: int, seed: int) -> float:
+    """Against networkx: all nodes at once, a few of the top, and one alone, which take different ways."""
+    rng = np.random.default_rng(seed)
+    maps = SORTS[sort](rng, depth, n)
+    sources = all_nodes(maps)
+    top = sources[-min(n, 2) :]
+    expected = naive.solve(maps, top)
+    every = maxflow.solve(maps, sources)
+    few = maxflow.solve(maps, top)
+    one = maxflow.solve(maps, top[:1])
+    lower = rng.integers(0, len(sources), 2)
+    expected_lower = naive.solve(maps, sources[lower])
+    return max(
+        difference(every[-len(top) :], expected),
+        difference(few, expected),
+        difference(one, expected[:1]),
+        difference(every[lower], expected_lower),
+        difference(maxflow.solve(maps, sources[lower]), expected_lower),
+    )
+
+
+@pytest.mark.parametrize("sort", list(SORTS))
+@settings(max_examples=12, deadline=None)
+@given(depth=st.integers(1, 6), n=st.integers(1, 7), seed=st.integers(0, 2**32 - 1))
+def test_flows_are_those_of_the_definition(sort: str, depth: int, n: int, seed: int) -> None:
+    assert worst_on(sort, depth, n, seed) < 1e-12
+
+
+@pytest.mark.parametrize("sort", list(SORTS))
+def test_all_nodes_at_once_and_one_by_one_agree_across_words_of_bits(sort: str) -> None:
+    rng = np.random.default_rng(0)
+    maps = SORTS[sort](rng, 5, 66)
+    sources = all_nodes(maps)
+    every = maxflow.solve(maps, sources)
+    picked = rng.choice(len(sources), 12, replace=False)
+    alone = np.concatenate([maxflow.solve(maps, sources[s : s + 1]) for s in picked])
+    assert difference(every[picked], alone) < 1e-12
+
+
+def test_one_level_is_the_map_itself() -> None:
+    maps = random_maps(np.random.default_rng(0), 1, 5)
+    assert np.array_equal(maxflow.solve(maps, all_nodes(maps)), maps[0])
+
+
+def test_two_levels_are_a_sum_of_minima() -> None:
+    maps = random_maps(np.random.default_rng(0), 2, 9)
+    expected = np.minimum(maps[1][:, :, None], maps[0][None]).sum(1)
+    assert np.allclose(maxflow.solve(maps, [(2, i) for i in range(9)]), expected, rtol=0, atol=1e-15)
+
+
+def test_a_single_token_gets_the_narrowest_arc() -> None:
+    maps = np.array([0.5, 0.2, 0.9, 0.7]).reshape(4, 1, 1)
+    assert maxflow.solve(maps, [(4, 0), (1, 0)]).tolist() == [[0.2], [0.5]]
+
+
+def test_tiny_and_huge_capacities_keep_their_digits() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 5, 9))
+    flows = maxflow.solve(maps, all_nodes(maps))
+    for scale in (1e-30, 1e30):
+        assert np.allclose(maxflow.solve(maps * scale, all_nodes(maps)) / scale, flows, rtol=1e-12, atol=0)
+
+
+def test_order_and_repetition_of_sources_do_not_matter() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 4, 6))
+    sources = all_nodes(maps)
+    flows = maxflow.solve(maps, sources)
+    mixed = np.random.default_rng(1).integers(0, len(sources), 40)
+    assert np.array_equal(maxflow.solve(maps, sources[mixed]), flows[mixed])
+    assert maxflow.solve(maps, []).shape == (0, 6)
+
+
+def test_one_thread_and_two_give_the_same_numbers() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 6, 40, 3.0))
+    for sources in (all_nodes(maps), all_nodes(maps)[-3:]):
+        one, two = (maxflow.solve(maps, sources, threads=threads) for threads in (1, 2))
+        assert np.array_equal(one, two)
+
+
+def test_a_few_records_are_enough_to_start_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 6, 40, 3.0))
+    flows = maxflow.solve(maps, all_nodes(maps))
+    monkeypatch.setattr(solver, "_RECORDS_PER_NODE", 0)
+    assert np.array_equal(maxflow.solve(maps, all_nodes(maps)), flows)
+
+
+def test_progress_is_reported_from_the_calling_thread() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 8, 96, 3.0))
+    seen = []
+
+    def report(done: int, total: int, seconds: float | None) -> None:
+        seen.append((done, total, seconds, threading.get_ident()))
+
+    maxflow.solve(maps, all_nodes(maps), report=report)
+    total = 8 * 96 * 96
+    assert len(seen) >= 2
+    assert seen[-1][:3] == (total, total, 0.0)
+    assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
+    assert {ident for *_, ident in seen} == {threading.get_ident()}
+
+
+def test_an_interruption_stops_the_work_and_leaves_the_solver_usable() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 10, 160, 3.0))
+    before = threading.active_count()
+
+    def report(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        maxflow.solve(maps, all_nodes(maps), report=report)
+    assert time.monotonic() - start < 2
+    assert threading.active_count() == before
+    small = with_residual(random_maps(np.random.default_rng(0), 4, 6))
+    assert difference(maxflow.solve(small, [(4, 0)]), naive.solve(small, [(4, 0)])) < 1e-12
+
+
+def test_an_estimate_is_near_the_time_it_takes() -> None:
+    maps = with_residual(random_maps(np.random.default_rng(0), 6, 64, 3.0))
+    sources = all_nodes(maps)
+    expected = maxflow.estimate(maps, sources, threads=1)
+    start = time.perf_counter()
+    maxflow.solve(maps, sources, threads=1)
+    taken = time.perf_counter() - start
+    assert taken / 6 < expected < 6 * taken  # other people's work on the same machine included
+    assert maxflow.estimate(maps, [], threads=1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda maps: maps[0], r"levels must have shape \(depth, n, n\), got \(5, 5\)"),
+        (lambda maps: maps[:, :4], r"levels must have shape \(depth, n, n\), got \(3, 4, 5\)"),
+        (lambda maps: maps[:0], r"levels must have shape \(depth, n, n\), got \(0, 5, 5\)"),
+        (lambda maps: maps + 1j, "levels must be real numbers, got complex128"),
+        (lambda maps: np.where(maps == maps[1, 2, 3], -0.5, maps), r"got -0.5 at levels\[1, 2, 3\]"),
+        (lambda maps: np.where(maps == maps[1, 2, 3], np.nan, maps), r"got nan at levels\[1, 2, 3\]"),
+    ],
+)
+def test_bad_levels_are_refused_by_name(change: Callable[[Maps], Maps], message: str) -> None:
+    maps = random_maps(np.random.default_rng(0), 3, 5)
+    with pytest.raises(ValueError, match=message):
+        maxflow.solve(change(maps), [(3, 0)])
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([(4, 0)], r"source \(level 4, node 0\) is not among levels 1 … 3 and nodes 0 … 4"),
+        ([(1, 0), (0, 2)], r"source \(level 0, node 2\)"),
+        ([(1, 5)], r"source \(level 1, node 5\)"),
+        ([(1, -1)], r"source \(level 1, node -1\)"),
+        ([1, 2], r"sources must be integers of shape \(count, 2\), got int64 of shape \(2,\)"),
+        ([(1.0, 2.0)], r"sources must be integers of shape \(count, 2\), got float64 of shape \(1, 2\)"),
+    ],
+)
+def test_bad_sources_are_refused_by_name(sources: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        maxflow.solve(random_maps(np.random.default_rng(0), 3, 5), sources)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        maxflow.solve(np.ones((3, 2, 2)), [(3, 0)], threads=0)
+
+
+def test_importing_loads_no_compiler() -> None:
+    code = "import sys; import overt.trace.maxflow; sys.exit('numba' in sys.modules)"
+    folder = str(Path(maxflow.__file__).parents[3])
+    # The package alone, without what its parents import.
+    stubs = "import sys, types\n" + "".join(
+        f"m = types.ModuleType({name!r}); m.__path__ = [{folder + '/' + name.replace('.', '/')!r}]\n"
+        f"sys.modules[{name!r}] = m\n"
+        for name in ("overt", "overt.trace")
+    )
+    subprocess.run([sys.executable, "-c", stubs + code], check=True, env={**os.environ})
+
+
+def main() -> None:
+    worst: dict[str, float] = dict.fromkeys(SORTS, 0.0)
+    rng = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    for count in range(int(sys.argv[1])):
+        sort = list(SORTS)[count % len(SORTS)]
+        depth, n = int(rng.integers(1, 8)), int(rng.integers(1, 13))
+        seed = int(rng.integers(2**32))
+        found = worst_on(sort, depth, n, seed)
+        if found > 1e-12:
+            print(f"{found:.1e} on {sort}, depth {depth}, n {n}, seed {seed}")
+        worst[sort] = max(worst[sort], found)
+    for sort, value in worst.items():
+        print(f"{sort}: {value:.1e}")
+    print(f"worst of {sys.argv[1]} maps: {max(worst.values()):.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""`overt reproduce`: honest splits, runs that go on after an interruption, results that are written down."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from typer.testing import CliRunner
+
+import overt
+from families import TEXT
+from overt.cli import app
+from overt.recipes import agreement, demo, flow_pronouns, flow_tables, linzen, reproduce, sentiment
+from overt.recipes._recipe import mean, over_seeds, spread
+
+FILES = ("val", "test.1", "test.2")
+
+
+def lines(count: int, seed: int, marked: str = "") -> list[str]:
+    """Lines of a data file; `marked` puts a word of its own into each, twice, so that it could be learnt."""
+    out = []
+    for number, sentence in enumerate(agreement.generate(count, seed)):
+        own = f" {marked}{number} {marked}{number}" if marked else ""
+        out.append(f"{'VBP' if sentence.plural else 'VBZ'}\t{sentence}{own}")
+    return out
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Like the published folder without its training file; some prefixes come twice, or in two files."""
+    place = tmp_path / "data" / "agreement"
+    place.mkdir(parents=True)
+    files = {name: lines(60, seed, f"{name}-") for seed, name in enumerate(FILES)}
+    files["val"] += files["val"][:20]
+    files["test.1"] += files["val"][:30]
+    files["test.2"] += files["test.1"][:10]
+    for name, text in files.items():
+        content = "".join(f"{line}\n" for line in text).encode()
+        zipped = name != "test.2"
+        path = place / f"numpred.{name}{'.gz' if zipped else ''}"
+        path.write_bytes(gzip.compress(content) if zipped else content)
+    return tmp_path / "data"
+
+
+def test_no_prefix_is_in_two_parts_and_the_vocabulary_is_of_the_training_part(folder: Path) -> None:
+    corpus = linzen.load(folder)
+    parts = [corpus.train, corpus.validation, corpus.test]
+    sets = [{prefix.tokens for prefix in part} for part in parts]
+    assert all(sets)
+    for number, part in enumerate(sets):
+        for other in sets[number + 1 :]:
+            assert not part & other
+    assert len(set().union(*sets)) == 180, "nothing is lost"
+    assert corpus.overlap == 0
+    for part in parts[1:]:
+        assert len(part) == len({prefix.tokens for prefix in part}), "each counts once"
+        own = {word for prefix in part for word in prefix.tokens if "-" in word}
+        assert own
+        assert not own & set(corpus.vocabulary)
+    assert {word for prefix in corpus.train for word in prefix.tokens if "-" in word} < set(corpus.vocabulary)
+    assert corpus.vocabulary[:3] == ("[PAD]", "[CLS]", "[UNK]")
+    assert corpus.by_attractors.keys() == {1, 2}
+    assert corpus.test == linzen.load(folder / "agreement").test, "the split is the same every time"
+    by_file = [corpus.natural, *corpus.by_attractors.values()]
+    assert sorted(map(len, by_file)) == [7, 7, 7], "the same share of every file"
+    assert {p.tokens for part in by_file for p in part} == sets[2]
+
+
+def test_published_parts_are_used_as_published(folder: Path) -> None:
+    place = folder / "agreement"
+    (place / "numpred.train").write_text("\n".join(lines(40, 7)))
+    (place / "numpred.test.0").write_text("\n".join(lines(40, 7)[:3] + lines(20, 8)))
+    corpus = linzen.load(folder)
+    assert [len(corpus.train), len(corpus.validation), len(corpus.test)] == [40, 80, 23 + 90 + 70]
+    assert corpus.overlap >= 3
+    assert corpus.describe()["test_prefixes_also_trained_on"] == corpus.overlap
+
+
+def test_long_prefixes_keep_their_end(folder: Path) -> None:
+    words = " ".join(f"w{number}" for number in range(linzen.LONGEST + 3))
+    with (folder / "agreement" / "numpred.test.2").open("a") as file:
+        file.write(f"VBZ\t{words}\n")
+    corpus = linzen.load(folder)
+    assert corpus.shortened == 1
+    everywhere = corpus.train + corpus.by_attractors[2]
+    assert max(len(prefix.tokens) for prefix in everywhere) == linzen.LONGEST
+    assert any(prefix.tokens[-1] == f"w{linzen.LONGEST + 2}" for prefix in everywhere)
+
+
+def test_wrong_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no agreement data: numpred.val and numpred.test"):
+        linzen.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere must be a folder"):
+        linzen.load(tmp_path / "nowhere")
+    for name in FILES:
+        (tmp_path / f"numpred.{name}").write_text("VBZ\tthe key\nVBX\tthe keys\n")
+    with pytest.raises(ValueError, match=r"numpred.val, line 2 must be VBZ or VBP, a tab and words, got"):
+        linzen.load(tmp_path)
+
+
+def test_without_data_the_grammar_says_so() -> None:
+    corpus = linzen.load(None)
+    assert corpus.name.startswith("no data: sentences of the package's own grammar")
+    assert corpus.overlap == 0
+    assert not {p.tokens for p in corpus.validation} & {p.tokens for p in corpus.train + corpus.test}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = {"plain": (), "both": (overt.Evolving(), overt.Bayesian())}
+    monkeypatch.setattr(demo, "FORMS", forms)
+    monkeypatch.setattr(flow_tables, "FORMS", forms)
+    for name, value in {"HEADS": 2, "WIDTH": 8, "BATCH": 8, "CHECKPOINTS": 3, "WARMUP": 2}.items():
+        monkeypatch.setattr(flow_tables, name, value)
+
+
+def run(name: str, place: Path, *extra: str, **options: Any) -> dict[str, Any]:
+    return reproduce.run(
+        name, out=place / "run", results=place / "results", device="cpu", extra=extra, **options
+    )
+
+
+SHORT = ("--steps", "6", "--examples", "12")
+
+
+def numbers(value: Any) -> list[float]:
+    """Every number of a result but the clock's."""
+    if isinstance(value, dict):
+        return [n for key, entry in value.items() if key != "step_ms" for n in numbers(entry)]
+    if isinstance(value, list):
+        return [n for entry in value for n in numbers(entry)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_an_interrupted_run_goes_on_and_ends_where_an_uninterrupted_one_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"data": folder, "seeds": 1}
+    whole = run("flow-table-1", tmp_path / "whole", *SHORT, **options)
+    real, calls = transformers.Trainer.training_step, 0
+
+    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (6 + 5, 6 + 5 + 2):  # in the second form, after its checkpoint of step 4; then once more
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", failing)
+    with pytest.raises(KeyboardInterrupt):
+        run("flow-table-1", tmp_path / "cut", *SHORT, **options)
+    cut = tmp_path / "cut" / "run"
+    assert (cut / "plain" / "seed-0" / "result.json").exists(), "what is done is kept"
+    assert not (cut / "both" / "seed-0" / "result.json").exists()
+    torn = cut / "both" / "seed-0" / "checkpoints" / "checkpoint-5"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half of")
+    with pytest.raises(KeyboardInterrupt):
+        run("flow-table-1", tmp_path / "cut", *SHORT, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(flow_tables, "hits", stop)  # trained, but not tested
+        with pytest.raises(KeyboardInterrupt):
+            run("flow-table-1", tmp_path / "cut", *SHORT, **options)
+    again = run("flow-table-1", tmp_path / "cut", *SHORT, **options)
+    assert calls == 6 + 5 + 2 + 2, "no more than the steps since the last checkpoint are taken again"
+    found, expected = (numbers(result["per_seed"]) for result in (again, whole))
+    assert len(expected) > 50
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert not list(tmp_path.rglob("checkpoints"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_results_hold_what_they_must_and_render_published_beside_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVERT_DATA", str(folder))
+    run("flow-table-1", tmp_path, *SHORT, seeds=2)
+    result = json.loads((tmp_path / "results" / "flow-table-1.json").read_text())
+    assert result["command"] == ("overt reproduce flow-table-1 --data DIR --seeds 2 --examples 12 --steps 6")
+    assert result["seeds"] == [0, 1]
+    assert {"python", "torch", "transformers", "overt", "numpy"} <= result["versions"].keys()
+    assert result["hardware"].startswith("CPU ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+    assert result["config"]["steps"] == 6
+    parts = result["config"]["data"]["parts"]
+    assert parts["test"]["prefixes"] == 21
+    assert 0 < parts["train"]["plural"] < 1
+    assert "numpred.train is not in the folder" in result["config"]["data"]["split"]
+    first, second = (result["per_seed"][seed]["plain"]["test"] for seed in "01")
+    assert result["mean"]["plain"]["test"] == pytest.approx((first + second) / 2)
+    assert result["spread"]["plain"]["test"] == pytest.approx(abs(first - second) / 2**0.5)
+    assert result["published"]["spearman"]["flow"][2] == [0.70, 0.25]
+    measured = result["mean"]["plain"]["spearman"]["blankout"]["rollout"]
+    for low, value, high in zip(*(measured[key] for key in ("low", "mean", "high")), strict=True):
+        assert low <= value <= high
+
+    page = (tmp_path / "RESULTS.md").read_text()
+    rows = {line.split(" | ")[0]: line for line in page.splitlines() if line.startswith("| ")}
+    assert rows["| raw, published"].startswith("| raw, published | 0.69±0.27 | 0.10±0.43 | −0.11±0.49 |")
+    cells = rows["| rollout, measured"].split(" | ")[1:]
+    assert cells[0].startswith(f"{measured['mean'][0]:.2f}".replace("-", "−"))
+    assert "0.96" in rows["| published (plain)"]
+    assert result["command"] in page
+
+    # the second table is measured on the same models
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    (tmp_path / "results" / "flow-table-1.remark.md").write_text("The layers differ, *honestly*.\n")
+    (tmp_path / "results" / "other.json").write_text('{"format": "something else"}')
+    (tmp_path / "results" / "bench.md").write_text("Times.\n")
+    monkeypatch.setattr(flow_tables, "train_classifier", refuse)
+    run("flow-table-2", tmp_path, *SHORT, seeds=2)
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert page.index("Table 1") < page.index("The layers differ, *honestly*.") < page.index("Table 2")
+    assert "| 0.53±0.33 |" in page
+    assert "[bench](results/bench.md)" in page
+    message = r"plain/seed-0 holds a run with steps 6, asked for is 7: --fresh clears it away, another --out"
+    with pytest.raises(ValueError, match=message):
+        run("flow-table-2", tmp_path, "--steps=7", "--examples=12", seeds=2)
+    with pytest.raises(AssertionError, match="trained again"):
+        run("flow-table-2", tmp_path, *SHORT, seeds=2, fresh=True)
+
+
+def test_means_and_spreads_over_seeds_are_of_equal_places() -> None:
+    results = [{"a": [1.0, 2.0], "b": "x", "c": 3}, {"a": [3.0, None], "b": "y", "c": 5}]
+    assert over_seeds(results, mean) == {"a": [2.0, None], "b": None, "c": 4.0}
+    assert over_seeds(results, spread) == {
+        "a": [pytest.approx(2**0.5), None],
+        "b": None,
+        "c": pytest.approx(2**0.5),
+    }
+    assert over_seeds(results[:1], spread)["c"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["flow-table-9"],
+            "there is no recipe 'flow-table-9': it must be one of flow-table-1, flow-table-2, ",
+        ),
+        (
+            ["flow-table-1", "--exampels", "3"],
+            "has no option --exampels; of its own it has --examples, --steps",
+        ),
+        (["flow-table-1", "--examples"], "--examples needs a value: test examples to correlate on"),
+        (["flow-table-1", "--examples=few"], "--examples must be a whole number of at least 2, got 'few'"),
+        (
+            ["flow-table-1", "--forms", "plane"],
+            "--forms must be names out of plain, evolving, Bayesian, both",
+        ),
+        (["flow-table-1", "--device", "abacus"], "--device must be cpu, cuda or auto, got abacus"),
+        (["flow-table-1", "--data", "nowhere"], "--data nowhere must be a folder"),
+        (["flow-table-3"], "flow-table-3 fine-tunes a pretrained BERT: name one with --model"),
+        (["flow-table-3", "--model", "./nowhere"], "./nowhere must be a folder with config.json"),
+        (
+            ["flow-figure-4"],
+            "flow-figure-4 awaits weights: name an English masked language model with --model",
+        ),
+        (["flow-figure-4", "--model", "x", "--seeds", "2"], "--seeds must be 1, got 2"),
+    ],
+)
+def test_the_command_names_what_is_wrong_in_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    result = CliRunner().invoke(app, ["reproduce", *words])
+    assert isinstance(result.exception, ValueError | OSError)
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_recipes_are_listed_with_their_options() -> None:
+    for words in ([], ["--list"]):
+        output = CliRunner().invoke(app, ["reproduce", *words]).output
+        for name, recipe in reproduce.RECIPES.items():
+            assert name in output
+            assert all(f"--{option}" in output for option in recipe.options)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random masked language model with a WordPiece tokenizer."""
+    place = tmp_path_factory.mktemp("masked")
+    text = " ".join(case.text for case in flow_pronouns.OWN.values()) + " he she him her his hers Ann Bob saw"
+    text += " " + " ".join(sentence for sentence, _ in sentiment.load_rows(None, 0)[0][:30])
+    words = sorted(set(re.findall(r"\w+|[^\w\s]", text.lower())) - {"david"})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "dav", "##id"]
+    inner = Tokenizer(
+        models.WordPiece({word: code for code, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
+    inner.normalizer = normalizers.BertNormalizer()
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(place)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**{**TEXT, "vocab_size": len(vocabulary)})
+    transformers.BertForMaskedLM(config).save_pretrained(place)
+    return place
+
+
+GAP = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
+
+
+def test_figure_4_reads_masked_pronouns(
+    masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        "1\tAnn saw Laura and her David .\ther\t18\tAnn\t0\tTRUE\tDavid\t22\tFALSE\tu",
+        "2\this David saw Bob .\tHis\t0\tDavid\t4\tFALSE\tBob\t14\tTRUE\tu",
+        "3\tAnn saw her .\ther\t8\tAnn\t0\tFALSE\tsaw\t4\tFALSE\tu",  # neither: left out
+    ]
+    (tmp_path / "gap-development.tsv").write_text(GAP + "\n".join(rows) + "\n")
+    cases = flow_pronouns.read_gap(tmp_path)
+    assert [case.right for case in cases] == [0, 1]
+    assert [case.feminine for case in cases] == [True, False]
+
+    model, tokenizer = flow_pronouns.load_model(str(masked))
+    reader = flow_pronouns.Reader(model, tokenizer)
+    reading = reader.read(cases[1])
+    assert reading is not None
+    # by hand: [CLS] [MASK] dav ##id saw bob . [SEP]
+    inputs = tokenizer("[MASK] David saw Bob .", return_tensors="pt")
+    assert tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:6] == [
+        "[MASK]",
+        "dav",
+        "##id",
+        "saw",
+        "bob",
+    ]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    likely = output.logits[0, 1].double().softmax(dim=-1)
+    his, her = (
+        likely[tokenizer.convert_tokens_to_ids(list(words))].sum()
+        for words in (flow_pronouns.HIS, flow_pronouns.HER)
+    )
+    assert reading["his"] == pytest.approx(float(his / (his + her)), abs=1e-6)
+    for layer, maps in enumerate(output.attentions):
+        row = maps[0].mean(dim=0)[1]
+        one, two = row[2:4].mean(), row[5]
+        assert reading["first"]["raw"][layer] == pytest.approx(float(one / (one + two)), abs=1e-5)
+
+    result = run("flow-figure-4", tmp_path, model=str(masked), data=tmp_path)
+    gap = result["per_seed"]["0"]["gap"]
+    assert gap["texts"] == 2
+    assert gap["first_name_is_right"] == 0.5
+    kept = [reader.read(case) for case in cases]
+    last = [found["first"]["flow"][-1] < 0.5 for found in kept if found is not None]
+    assert gap["right"]["flow"][-1] == sum(a == b for a, b in zip(last, [False, True], strict=True)) / 2
+    assert len(result["tables"]) == 2 + 3
+    monkeypatch.setattr(flow_pronouns, "_measure", None)
+    assert run("flow-figure-4", tmp_path, model=str(masked), data=tmp_path)["per_seed"] == result["per_seed"]
+
+
+def test_figure_4_refuses_a_model_without_a_head_of_its_own(masked: Path, tmp_path: Path) -> None:
+    headless = tmp_path / "headless"
+    transformers.AutoTokenizer.from_pretrained(masked).save_pretrained(headless)
+    transformers.AutoModel.from_pretrained(masked).save_pretrained(headless)
+    with pytest.raises(ValueError, match="must be a masked language model with its own head"):
+        run("flow-figure-4", tmp_path, model=str(headless))
+
+
+@pytest.mark.slow
+def test_table_3_fine_tunes_measures_and_keeps(
+    masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    load = sentiment.load_rows
+
+    def few(data: Path | None, seed: int) -> Any:
+        train, test, what = load(data, seed)
+        return train[:40], test[:12], what
+
+    monkeypatch.setattr(sentiment, "load_rows", few)
+    result = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(masked), seeds=2)
+    layers = TEXT["num_hidden_layers"]
+    found = result["per_seed"]["1"]["spearman"]
+    assert [found[part]["count"] for part in ("few", "all")] == [5, 12]
+    assert len(found["all"]["gradients"]["flow"]["mean"]) == layers
+    table = dict(result["tables"][0]["rows"])
+    assert table["rollout, published"][:3] == ["0.11±0.19", "–", "0.12±0.21"]
+    assert any("stands in for the paper's DistilBERT" in note for note in result["notes"])
+    monkeypatch.setattr(sentiment, "fine_tune", None)
+    again = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(masked), seeds=2)
+    assert again["per_seed"] == result["per_seed"]
