@@ -25,11 +25,13 @@ class Option:
         help: what it sets, in a line.
         default: its value where it is not given; None leaves it to the recipe.
         least: whole numbers alone, of at least this; None for text.
+        names: whether another value than the default is another result, with a file of its own.
     """
 
     help: str
     default: int | str | None = None
     least: int | None = None
+    names: bool = False
 
     def read(self, name: str, text: str) -> int | str:
         """The value that a text on the command line means."""

@@ -272,7 +272,7 @@ def _recipe(number: int, reference: str) -> Recipe:
         options={
             "examples": Option("test examples to correlate on", EXAMPLES, least=2),
             "steps": Option("training steps per model", STEPS, least=1),
-            "part": Option("test, or natural: its sentences of the natural mix alone", "test"),
+            "part": Option("test, or natural: its sentences of the natural mix alone", "test", names=True),
             "forms": Option(f"some of {','.join(FORMS)}; all by default"),
         },
     )

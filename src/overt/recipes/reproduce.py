@@ -97,7 +97,7 @@ def run(
         "notes": outcome.notes,
     }
     results.mkdir(parents=True, exist_ok=True)
-    path = results / f"{recipe.name}.json"
+    path = results / f"{result_name(recipe, request)}.json"
     write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
     page = render(results)
     for grid in grids:
@@ -148,6 +148,16 @@ def command(recipe: Recipe, request: Request) -> str:
     return shlex.join(words)
 
 
+def result_name(recipe: Recipe, request: Request) -> str:
+    """The recipe's name, and the values of options that make it another measurement."""
+    values = [
+        str(request.options[name])
+        for name, option in recipe.options.items()
+        if option.names and request.options[name] != option.default
+    ]
+    return "-".join([recipe.name, *values])
+
+
 def versions() -> dict[str, str]:
     """Of everything that can move a number."""
     packages = ("torch", "transformers", "accelerate", "numpy", "scipy")
@@ -158,7 +168,7 @@ def versions() -> dict[str, str]:
 def render(results: Path) -> Path:
     """Write RESULTS.md beside `results` from every result file in it, with the remarks kept there."""
     found = []
-    for path in sorted(results.glob("*.json")):
+    for path in sorted(results.glob("*.json"), key=lambda path: path.stem):
         try:
             result = json.loads(path.read_text())
         except json.JSONDecodeError:
@@ -174,7 +184,7 @@ def render(results: Path) -> Path:
         "",
     ]
     for path, result in found:
-        lines += _section(result)
+        lines += _section(result, path.stem.removeprefix(result["recipe"]).lstrip("-"))
         remark = path.with_suffix(".remark.md")
         if remark.exists():
             lines += [remark.read_text().strip(), ""]
@@ -187,12 +197,12 @@ def render(results: Path) -> Path:
     return page
 
 
-def _section(result: dict[str, Any]) -> list[str]:
-    """One result as Markdown."""
+def _section(result: dict[str, Any], variant: str) -> list[str]:
+    """One result as Markdown; the variant is what its file's name adds to the recipe's."""
     seeds = result["seeds"]
     used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
     lines = [
-        f"## {result['title']}",
+        f"## {result['title']}{f' ({variant})' if variant else ''}",
         "",
         f"{result['paper']}. `{result['command']}`, {len(seeds)} seed{'s' if len(seeds) > 1 else ''} "
         f"({', '.join(map(str, seeds))}), {result['hardware']}, {result['date']}; {used}.",
