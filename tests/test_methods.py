@@ -15,6 +15,7 @@ from torch import Tensor
 
 import overt
 from families import BY_NAME, inputs_of, tokens
+from overt.trace import methods
 from overt.trace.graph import Graph
 from overt.trace.methods import ask, rollout_of
 
@@ -296,6 +297,14 @@ def test_equal_graphs_of_a_batch_share_their_flow() -> None:
     attentions = np.repeat(maps(1, 3, 2, 5), 3, axis=0)
     found = overt.flow(attentions)
     np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_large_batches_are_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    attentions = maps(5, 3, 2, 6)
+    whole = overt.flow(attentions), overt.flow(attentions, heads="each")
+    monkeypatch.setattr(methods, "MOST_CELLS", 2 * 3 * 36)
+    np.testing.assert_array_equal(overt.flow(attentions), whole[0])
+    np.testing.assert_array_equal(overt.flow(attentions, heads="each"), whole[1])
 
 
 def test_flow_shows_a_bar_only_where_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,20 @@ class Graph:
         level.diagonal(first, dim1=-2, dim2=-1).add_(residual)
         return level if self.signed and not clip else unit_rows(level)
 
+    def examples(self, start: int, stop: int) -> Graph:
+        """Some of the batch."""
+        whole = self.mask.shape[0]
+        return replace(
+            self,
+            maps=[cells[start:stop] for cells in self.maps],
+            mask=self.mask[start:stop],
+            encoder=[cells[start:stop] for cells in self.encoder],
+            cross=[cells[start:stop] for cells in self.cross],
+            visible=[
+                seen if seen is None or seen.shape[0] != whole else seen[start:stop] for seen in self.visible
+            ],
+        )
+
     def without_padding(self) -> Graph:
         """Zeros in the rows and columns of padding."""
         source = self.first

@@ -7,6 +7,7 @@ from a `Trace`, which has them as methods.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, Union
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from overt.trace.graph import Graph, Heads, averaged, check_heads, check_residual, numbers, unit_rows
 from overt.trace.progress import watching
+
+MOST_CELLS = 2**26  # of the levels that flow holds at once, in float64
 
 Numbers: TypeAlias = Union[int, Sequence[int], Tensor, "np.ndarray[Any, Any]", None]
 
@@ -99,82 +102,94 @@ def rollout_of(graph: Graph, asked: Asked) -> Tensor:
 
 def flow_of(graph: Graph, asked: Asked, threads: int | None = None, progress: bool | None = None) -> Tensor:
     """Maximum flows from each query's node to each input, by an exact solver."""
-    from overt.trace.maxflow import solve
-
     graph = graph.without_padding()
     each = asked.heads == "each"
-    below: Heads = "mean" if each else asked.heads
-    batch = graph.mask.shape[0]
-    copies = graph.heads if each else 1
-    found = torch.zeros(
-        batch, len(asked.layers), copies, len(asked.queries), graph.tokens, dtype=torch.float64
-    )
-    highest = max(graph.level_of(layer) for layer in asked.layers)
-    passing = float("inf") if graph.cross else 1.0
-    # Stacked level by level in place: a second copy of all would not fit where one does.
-    levels = np.empty((highest, batch, graph.tokens, graph.tokens))
-    for number in range(highest):
-        levels[number] = graph.level(
-            number + 1, below, asked.residual, clip=graph.signed, passing=passing
-        ).numpy()
+    batch, copies = graph.mask.shape[0], graph.heads if each else 1
+    shape = (batch, len(asked.layers), copies, len(asked.queries), graph.tokens)
+    found = torch.zeros(shape, dtype=torch.float64)
     known: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
+    highest = max(graph.level_of(layer) for layer in asked.layers)
+    at_once = max(1, MOST_CELLS // (highest * graph.tokens**2))
     with watching(progress) as watch:
-        for example in range(batch):
-            real = graph.mask[example].nonzero().flatten().numpy()
-            place = {int(token): number for number, token in enumerate(real)}
-            queries = [
-                (number, place[graph.first + query])
-                for number, query in enumerate(asked.queries)
-                if graph.first + query in place
-            ]
-            if not queries:
-                continue
-            whole = len(real) == graph.tokens
-            stack = levels[:, example] if whole else levels[:, example][:, real][:, :, real]
-            stack = np.ascontiguousarray(stack)
-            nodes = [node for _, node in queries]
-            key = _key(stack, nodes) if batch > 1 and not each else b""
-            if key and key in known:
-                found[example] = known[key]
-                continue
-            jobs = [(layer, 0) for layer in asked.layers] if not each else []
-            if jobs:
-                sources = [(graph.level_of(layer), node) for layer, _ in jobs for node in nodes]
-                values = watch(solve, stack, np.array(sources, dtype=np.int64), threads)
-                _put(found[example, :, 0], values, queries, real, len(asked.layers))
-            else:
-                for number, layer in enumerate(asked.layers):
-                    top = graph.level_of(layer)
-                    own = graph.level(top, "each", asked.residual, clip=graph.signed, passing=passing)
-                    for head in range(copies):
-                        part = stack[:top].copy()
-                        part[-1] = own[example, head].numpy()[np.ix_(real, real)]
-                        sources = [(top, node) for node in nodes]
-                        values = watch(solve, part, np.array(sources, dtype=np.int64), threads)
-                        _put(found[example, number : number + 1, head], values, queries, real, 1)
-            if key:
-                known[key] = found[example]
+        for start in range(0, batch, at_once):
+            some = graph.examples(start, start + at_once)
+            levels = _levels(some, asked, highest)
+            for number in range(levels.shape[1]):
+                example = start + number
+                real = some.mask[number].nonzero().flatten().numpy()
+                stack = levels[:, number]
+                if len(real) < graph.tokens:
+                    stack = stack[:, real][:, :, real]
+                stack = np.ascontiguousarray(stack)
+                one = some.examples(number, number + 1) if each else None
+                key = _key(stack, real) if batch > 1 and not each else b""
+                if key not in known:
+                    _solve(found[example], stack, real, graph, asked, one, watch, threads)
+                    known.update({key: found[example]} if key else {})
+                else:
+                    found[example] = known[key]
     return found if each else found.squeeze(2)
 
 
-def _key(stack: np.ndarray[Any, Any], nodes: list[int]) -> bytes:
-    import hashlib
+def _levels(graph: Graph, asked: Asked, highest: int) -> np.ndarray[Any, Any]:
+    """The levels of some examples, (level, example, token, token), made in place: two copies may not fit."""
+    below: Heads = "mean" if asked.heads == "each" else asked.heads
+    levels = np.empty((highest, graph.mask.shape[0], graph.tokens, graph.tokens))
+    for number in range(highest):
+        levels[number] = _capacities(graph, number + 1, below, asked.residual)
+    return levels
 
-    return hashlib.sha256(stack.tobytes() + np.array([stack.shape[-1], *nodes]).tobytes()).digest()
+
+def _capacities(graph: Graph, number: int, heads: Heads, residual: float) -> np.ndarray[Any, Any]:
+    passing = float("inf") if graph.cross else 1.0
+    found: np.ndarray[Any, Any] = graph.level(
+        number, heads, residual, clip=graph.signed, passing=passing
+    ).numpy()
+    return found
 
 
-def _put(
+def _solve(
     out: Tensor,
-    values: np.ndarray[Any, Any],
-    queries: list[tuple[int, int]],
+    stack: np.ndarray[Any, Any],
     real: np.ndarray[Any, Any],
-    layers: int,
+    graph: Graph,
+    asked: Asked,
+    one: Graph | None,
+    watch: Callable[..., Any],
+    threads: int | None,
 ) -> None:
-    """Flows of one example, layers × real queries, into (layer, query, token)."""
-    found = torch.from_numpy(values).view(layers, len(queries), len(real))
-    columns = torch.from_numpy(real)
-    for number, (query, _) in enumerate(queries):
-        out[:, query, columns] = found[:, number]
+    """Flows of one example into (layer, head, query, token); `one` is its graph, for single heads."""
+    from overt.trace.maxflow import solve
+
+    place = {int(token): number for number, token in enumerate(real)}
+    queries = {
+        number: place[graph.first + query]
+        for number, query in enumerate(asked.queries)
+        if graph.first + query in place
+    }
+    if not queries:
+        return
+    rows, columns = torch.tensor(list(queries)), torch.from_numpy(real)
+
+    def flows(levels: np.ndarray[Any, Any], tops: list[int]) -> Tensor:
+        sources = np.array([(top, node) for top in tops for node in queries.values()], dtype=np.int64)
+        values = torch.from_numpy(watch(solve, levels, sources, threads))
+        return values.view(len(tops), len(queries), len(real))
+
+    tops = [graph.level_of(layer) for layer in asked.layers]
+    if one is None:
+        out[:, 0, rows.unsqueeze(1), columns] = flows(stack, tops)
+        return
+    for number, top in enumerate(tops):
+        own = _capacities(one, top, "each", asked.residual)[0]
+        for head in range(own.shape[0]):
+            part = stack[:top].copy()
+            part[-1] = own[head][np.ix_(real, real)]
+            out[number, head, rows.unsqueeze(1), columns] = flows(part, [top])[0]
+
+
+def _key(stack: np.ndarray[Any, Any], real: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.sha256(stack.tobytes() + real.tobytes()).digest()
 
 
 def _only_real(found: Tensor, graph: Graph, queries: list[int]) -> Tensor:

@@ -31,9 +31,11 @@ def watching(progress: bool | None) -> Iterator[Callable[..., Any]]:
     task: Any = None
 
     def run(solve: Callable[..., Any], levels: Any, sources: Any, threads: int | None) -> Any:
-        from overt.trace.maxflow import estimate
+        from overt.trace.maxflow import compiled, estimate
 
         nonlocal task
+        if not compiled():
+            bar.console.print("attention flow: compiling, once (about 15 s)", style="dim")
         seconds = estimate(levels, sources, threads) if levels.size * len(sources) > 10**7 else 0.0
         if seconds > PATIENCE and task is None:
             bar.console.print(f"attention flow: about {seconds:.0f} s (Ctrl-C stops it)", style="dim")

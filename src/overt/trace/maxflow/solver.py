@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -332,6 +333,16 @@ def solve(
         report(problem.out.size, problem.out.size, 0.0)
     flows: NDArray[np.float64] = problem.out[inverse.reshape(-1)]
     return flows
+
+
+def compiled() -> bool:
+    """Whether the solver is compiled, in this process or in the cache of an earlier one."""
+    from overt.trace.maxflow import kernels
+
+    if kernels.by_source.signatures:
+        return True
+    folder = Path(kernels.__file__).parent / "__pycache__"
+    return any(folder.glob("kernels.by_source*.nbc"))  # numba may keep it elsewhere; then nobody knows
 
 
 def _spread(count: int) -> NDArray[np.float64]:
