@@ -85,6 +85,15 @@ def build(model: Any, config: Any) -> Callable[[], Any]:
     return make
 
 
+def eager(model: Any) -> Any:
+    """The model with its family's eager attention in every stack; T5's had configs of their own once."""
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if isinstance(module, hf.PreTrainedModel):
+            module.config._attn_implementation_internal = "eager"
+    return model
+
+
 def tokens(batch: int = 3, length: int = 9, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(5, WORDS, (batch, length), generator=generator)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
-from families import BY_NAME, inputs_of, tokens
+from families import BY_NAME, eager, inputs_of, tokens
 from overt.trace import methods
 from overt.trace.graph import Graph
 from overt.trace.methods import ask, rollout_of
@@ -236,8 +236,7 @@ def test_encoder_decoders_have_two_levels_per_layer_and_pass_the_encoder_through
 @pytest.mark.parametrize("name", ["BERT", "Llama", "T5"])
 def test_attentions_of_hugging_face_go_in_as_they_come(name: str) -> None:
     family = BY_NAME[name]
-    model = family.make()
-    model.set_attn_implementation("eager")
+    model = eager(family.make())
     inputs = inputs_of(family, padded=True)
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)

@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import overt
-from families import BY_NAME, FAMILIES, Family, build, inputs_of, llama_like, tokens
+from families import BY_NAME, FAMILIES, Family, build, eager, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -20,8 +20,7 @@ EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.nam
 
 def eager_maps(family: Family, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
     """Weights by the family's own eager attention: the oracle."""
-    model = family.make()
-    model.set_attn_implementation("eager")
+    model = eager(family.make())
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)
     if family.inputs == "both":
