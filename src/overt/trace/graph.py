@@ -153,24 +153,28 @@ class Graph:
 
     def uniform(self) -> Graph:
         """The same graph with every query attending equally to all that it may see."""
-        groups = (self.maps, self.encoder, self.cross)
-        seen = list(self.visible) or [None] * sum(map(len, groups))
-        made: dict[int, Tensor] = {}  # maps of one mask are made once
+        after, before = self.mask[:, self.first :], self.mask[:, : self.first]
+        seen = list(self.visible) or [None] * (len(self.maps) + len(self.encoder) + len(self.cross))
+        made: dict[tuple[int, int], Tensor] = {}  # layers that share a mask share their map
 
-        def flat(cells: Tensor, visible: Tensor | None) -> Tensor:
-            key = hash((id(visible), cells.shape[-2:]))
-            if key not in made:
-                shape = (cells.shape[0], *cells.shape[-2:])
-                every = torch.ones(shape, dtype=torch.float64)
-                made[key] = every if visible is None else every * visible
-            return made[key]
+        def flat(group: Sequence[Tensor], start: int, queries: Tensor, keys: Tensor) -> list[Tensor]:
+            maps = []
+            for visible in seen[start : start + len(group)]:
+                key = (id(visible), start)
+                if key not in made:
+                    both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
+                    made[key] = unit_rows((both if visible is None else both & visible).double())
+                maps.append(made[key])
+            return maps
 
-        start, out = 0, []
-        for group in groups:
-            out.append([flat(cells, seen[start + i]) for i, cells in enumerate(group)])
-            start += len(group)
-        plain = replace(self, maps=out[0], encoder=out[1], cross=out[2], unit=True, signed=False)
-        return plain.without_padding()
+        return replace(
+            self,
+            maps=flat(self.maps, 0, after, after),
+            encoder=flat(self.encoder, len(self.maps), before, before),
+            cross=flat(self.cross, len(self.maps) + len(self.encoder), after, before),
+            unit=False,
+            signed=False,
+        )
 
 
 def averaged(cells: Tensor, heads: Heads) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, Union
 
 import numpy as np
@@ -200,20 +201,21 @@ def _only_real(found: Tensor, graph: Graph, queries: list[int]) -> Tensor:
     return found.masked_fill(~both, 0.0)
 
 
-def finish(
-    values: Tensor, graph: Graph, normalize: bool, receptive_field: bool, again: Callable[[Graph], Tensor]
+def read(
+    graph: Graph,
+    method: Callable[[Graph, Asked], Tensor],
+    queries: Numbers,
+    layers: Numbers,
+    heads: Heads,
+    residual: float,
+    normalize: bool,
+    receptive_field: bool,
 ) -> Tensor:
-    """Receptive-field normalisation and unit rows, where asked for.
-
-    Args:
-        values: (batch, layer, [head,] query, token).
-        graph: what they were read from.
-        normalize: make each row sum to one.
-        receptive_field: divide by what uniform attention would give, then make rows sum to one.
-        again: the same method on another graph, with heads averaged.
-    """
+    """A method's values, (batch, layer, [head,] query, token), with the normalisations that are asked for."""
+    asked = ask(graph, queries, layers, heads, residual)
+    values = method(graph, asked)
     if receptive_field:
-        flat = again(graph.uniform())
+        flat = method(graph.uniform(), replace(asked, heads="mean"))
         flat = flat if flat.dim() == values.dim() else flat.unsqueeze(2)
         values = values / torch.where(flat == 0.0, 1.0, flat)
         values = values.masked_fill((flat == 0.0).expand_as(values), 0.0)
@@ -241,10 +243,7 @@ def raw(
     The arguments are those of `rollout`.
     """
     graph, back = graph_of(attentions, mask, encoder, cross)
-    asked = ask(graph, queries, layers, heads, residual)
-    mean = Asked(asked.queries, asked.layers, "mean", residual)
-    values = raw_of(graph, asked)
-    return back(finish(values, graph, normalize, receptive_field, lambda flat: raw_of(unit_maps(flat), mean)))
+    return back(read(graph, raw_of, queries, layers, heads, residual, normalize, receptive_field))
 
 
 def rollout(
@@ -283,10 +282,7 @@ def rollout(
         head, query, token) for `heads="each"`. Zeros at padding.
     """
     graph, back = graph_of(attentions, mask, encoder, cross)
-    asked = ask(graph, queries, layers, heads, residual)
-    mean = Asked(asked.queries, asked.layers, "mean", residual)
-    values = rollout_of(graph, asked)
-    return back(finish(values, graph, normalize, receptive_field, lambda flat: rollout_of(flat, mean)))
+    return back(read(graph, rollout_of, queries, layers, heads, residual, normalize, receptive_field))
 
 
 def flow(
@@ -324,21 +320,8 @@ def flow(
         progress: show a bar; by default where it would take more than a few seconds on a terminal.
     """
     graph, back = graph_of(attentions, mask, encoder, cross)
-    asked = ask(graph, queries, layers, heads, residual)
-    mean = Asked(asked.queries, asked.layers, "mean", residual)
-    values = flow_of(graph, asked, threads, progress)
-    return back(
-        finish(values, graph, normalize, receptive_field, lambda flat: flow_of(flat, mean, threads, progress))
-    )
-
-
-def unit_maps(graph: Graph) -> Graph:
-    """Maps with unit rows: what raw attention would be where uniform graphs hold ones."""
-    return replace(
-        graph,
-        maps=[unit_rows(cells) for cells in graph.maps],
-        cross=[unit_rows(cells) for cells in graph.cross],
-    )
+    method = partial(flow_of, threads=threads, progress=progress)
+    return back(read(graph, method, queries, layers, heads, residual, normalize, receptive_field))
 
 
 def graph_of(

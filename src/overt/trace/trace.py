@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from overt.trace.capture import Call, watching
 from overt.trace.graph import Graph, Heads
 from overt.trace.importance import Gradient, Output, Subject
 from overt.trace.inputs import Inputs, prepare
-from overt.trace.methods import Asked, Numbers, ask, finish, flow_of, raw_of, rollout_of, unit_maps
+from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
 from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder"]
@@ -205,10 +206,7 @@ class Trace:
     ) -> Tensor:
         """The maps as they are; `residual` is ignored. Arguments as for `overt.rollout`."""
         graph = self._graph()
-        asked = ask(graph, queries, layers, heads, residual)
-        mean = Asked(asked.queries, asked.layers, "mean", residual)
-        values = raw_of(graph, asked)
-        return finish(values, graph, normalize, receptive_field, lambda flat: raw_of(unit_maps(flat), mean))
+        return read(graph, raw_of, queries, layers, heads, residual, normalize, receptive_field)
 
     def rollout(
         self,
@@ -221,10 +219,7 @@ class Trace:
     ) -> Tensor:
         """Attention rollout. Arguments as for `overt.rollout`; effective attention keeps its signs."""
         graph = self._graph()
-        asked = ask(graph, queries, layers, heads, residual)
-        mean = Asked(asked.queries, asked.layers, "mean", residual)
-        values = rollout_of(graph, asked)
-        return finish(values, graph, normalize, receptive_field, lambda flat: rollout_of(flat, mean))
+        return read(graph, rollout_of, queries, layers, heads, residual, normalize, receptive_field)
 
     def flow(
         self,
@@ -238,13 +233,8 @@ class Trace:
         progress: bool | None = None,
     ) -> Tensor:
         """Attention flow. Arguments as for `overt.flow`; effective attention is cut at zero, renormalised."""
-        graph = self._graph()
-        asked = ask(graph, queries, layers, heads, residual)
-        mean = Asked(asked.queries, asked.layers, "mean", residual)
-        values = flow_of(graph, asked, threads, progress)
-        return finish(
-            values, graph, normalize, receptive_field, lambda flat: flow_of(flat, mean, threads, progress)
-        )
+        graph, method = self._graph(), partial(flow_of, threads=threads, progress=progress)
+        return read(graph, method, queries, layers, heads, residual, normalize, receptive_field)
 
     def blankout(
         self,
