@@ -138,6 +138,11 @@ def test_a_folder_that_is_no_model_is_named() -> None:
     assert "--model ./nowhere must be a folder with config.json" in str(result.exception)
 
 
+def test_a_picture_that_is_not_there_is_no_sentence(folder: Path) -> None:
+    result = runner.invoke(app, ["trace", "nowhere.png", "--model", str(folder)])
+    assert isinstance(result.exception, FileNotFoundError)
+
+
 def test_attached_models_are_opened_with_their_mechanisms(model: Any, tmp_path: Path) -> None:
     made = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
     overt.attach(made, overt.Evolving())

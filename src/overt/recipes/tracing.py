@@ -52,9 +52,11 @@ def run(
         _check.one_of("--method", method, METHODS)
     _check.one_of("--graph", graph, GRAPHS)
     inputs: Any = text
-    if Path(text).suffix.lower() in PICTURES and Path(text).is_file():
+    if Path(text).suffix.lower() in PICTURES and " " not in text:
         from PIL import Image
 
+        if not Path(text).is_file():
+            raise FileNotFoundError(f"there is no picture {text}")
         inputs = Image.open(text)
     traced = overt.trace(open_model(model), inputs, decoder=decoder, graph=graph)
     row = default_query(traced) if query is None else query
