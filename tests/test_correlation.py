@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import overt
-from families import BY_NAME, tokens
+from families import BY_NAME, inputs_of, tokens
 from overt.judge import correlate, randomised, spearman
 from overt.models.agreement import AgreementClassifier
 
@@ -121,8 +121,14 @@ def test_mistakes_are_named_in_one_line() -> None:
         correlate(traced, unk=2, methods=["rolling"])
     with pytest.raises(ValueError, match="references must list some of blankout"):
         correlate(traced, unk=2, references=[])
-    with pytest.raises(ValueError, match="targets must have one entry per trace"):
+    with pytest.raises(ValueError, match=r"targets must have 2 classes for this trace, .*, got no more"):
         correlate([traced, traced], targets[:1], unk=2)
+    with pytest.raises(ValueError, match="targets must have one entry per trace, got more"):
+        correlate([traced], targets, unk=2)
+    with pytest.raises(ValueError, match="one per sentence, got shape"):
+        correlate([traced], [1], unk=2)
+    with pytest.raises(TypeError, match="traces must be a trace or traces of batches, got int"):
+        correlate(3, unk=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="traces must hold at least one sentence"):
         correlate([], unk=2)
 
@@ -153,3 +159,32 @@ def test_randomised_weights_leave_the_model_alone_and_the_maps_apart() -> None:
     assert abs(found.left["raw"][-1]) < 0.6
     assert "everything" in str(found)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_targets_of_a_whole_corpus_come_in_one_tensor() -> None:
+    model, batches, targets = model_and_batches()
+    traces = [overt.trace(model, batch) for batch in batches]
+    flat = correlate(traces, torch.cat(targets), unk=2, bootstrap=5)
+    listed = correlate(traces, targets, unk=2, bootstrap=5)
+    np.testing.assert_array_equal(flat.values["flow", "blankout"], listed.values["flow", "blankout"])
+
+
+def test_causal_models_are_read_at_their_last_token() -> None:
+    family = BY_NAME["GPT-2"]
+    inputs = {"input_ids": tokens(2, 8), "attention_mask": torch.tensor([[1] * 8, [1] * 5 + [0] * 3])}
+    traced = overt.trace(family.make(), inputs)
+    assert traced.main_queries() == [7, 4]
+    found = correlate(traced, unk=3, methods=["rollout"], references=["gradients"])
+    alone = correlate(traced[1], unk=3, methods=["rollout"], references=["gradients"], query=4)
+    np.testing.assert_allclose(
+        found.values["rollout", "gradients"][1], alone.values["rollout", "gradients"][0]
+    )
+    assert bool((randomised(family.make(), inputs, methods=["raw"]).left["raw"] < 0.999).all())
+
+
+def test_randomisation_begins_at_the_top_of_the_decoder() -> None:
+    family = BY_NAME["T5"]
+    stages = randomised(family.make(), inputs_of(family), methods=["raw"]).stages
+    assert stages[0] == "decoder.block.2"
+    assert stages[3] == "encoder.block.2"
+    assert stages[-1] == "everything"

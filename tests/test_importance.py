@@ -10,7 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import overt
-from families import BY_NAME, TEXT, build, inputs_of, tokens
+from families import BY_NAME, TEXT, build, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
 
 UNK = 3
@@ -312,3 +312,113 @@ def test_norms_of_torch_attention_are_those_by_hand() -> None:
         added = value[0, :, head] @ attention.out_proj.weight[:, 4 * head : 4 * head + 4].T
         expected = weights[0, head] * added.norm(dim=-1)
         torch.testing.assert_close(traced.maps[0][0, head], expected.detach())
+
+
+def test_a_projection_that_is_not_there_is_not_made_up() -> None:
+    model = llama_like("BitNet")()  # a norm lies between attention and projection
+    for graph in ("norm", "effective"):
+        with pytest.raises(ValueError, match=r"what follows model\.layers.* is no linear projection"):
+            overt.trace(model, tokens(), graph=graph)  # type: ignore[arg-type]
+
+
+def test_adapters_on_the_projection_count() -> None:
+    peft = pytest.importorskip("peft", reason="needs peft")
+    model = peft.get_peft_model(BY_NAME["BERT"].make(), peft.LoraConfig(target_modules=["dense"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.3)
+    adapted = overt.trace(model, tokens(), graph="norm").maps
+    merged = overt.trace(model.merge_and_unload(), tokens(), graph="norm").maps
+    for ours, theirs in zip(adapted, merged, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stack", ["vision_model", "text_model"])
+def test_the_two_sides_of_clip_are_explained_against_each_other(stack: str) -> None:
+    family = BY_NAME["CLIP"]
+    model, inputs = family.make(), inputs_of(family)
+    traced = overt.trace(model, inputs, stack=stack)
+    found = traced.blankout(unk=3, target=1)
+    name = "logits_per_image" if stack == "vision_model" else "logits_per_text"
+    with torch.no_grad():
+        whole = model(**inputs)[name].double().softmax(-1)
+        changed = dict(inputs)
+        if stack == "vision_model":
+            changed["pixel_values"] = inputs["pixel_values"].clone()
+            changed["pixel_values"][0, :, 0:8, 8:16] = 0.0
+            token = 1 + 1
+        else:
+            changed["input_ids"] = inputs["input_ids"].clone()
+            changed["input_ids"][0, 2] = 3
+            token = 2
+        expected = whole[0, 1] - model(**changed)[name].double().softmax(-1)[0, 1]
+    assert float(found[0, 0, 0, token]) == pytest.approx(float(expected), abs=1e-6)
+    slopes = traced.gradients(target=1)[:, 0, 0]
+    assert slopes.shape == traced.mask.shape
+    if stack == "vision_model":
+        assert bool((slopes[:, 1:] > 0).all())
+        assert not slopes[:, 0].any()
+
+
+def test_classes_that_depend_on_the_batch_are_refused() -> None:
+    class Compares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.encoder = nn.Embedding(20, 16), overt.Encoder(16, 2, 1)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            states = self.encoder(self.embedding(input_ids))[:, 0]
+            return states @ states.T
+
+    traced = overt.trace(Compares(), {"input_ids": tokens(2, 5) % 20})
+    with pytest.raises(ValueError, match="classes that depend on the batch"):
+        traced.blankout(unk=3)
+
+
+def test_labels_of_tokens_are_their_targets() -> None:
+    model = build(hf.BertForTokenClassification, lambda: hf.BertConfig(**TEXT, num_labels=3))()
+    labels = torch.randint(0, 3, (3, 9))
+    labelled = overt.trace(model, {"input_ids": tokens(), "labels": labels}).blankout(unk=UNK)
+    told = overt.trace(model, tokens()).blankout(unk=UNK, target=labels)
+    torch.testing.assert_close(labelled, told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({"num_labels": 1, "problem_type": "regression"}, torch.rand(3)),
+        ({"num_labels": 4, "problem_type": "multi_label_classification"}, torch.rand(3, 4)),
+    ],
+    ids=["regression", "several labels"],
+)
+def test_numbers_for_labels_are_no_classes(settings: dict[str, Any], labels: Tensor) -> None:
+    model = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT, **settings))()
+    found = overt.trace(model, {"input_ids": tokens(), "labels": labels}).blankout(unk=UNK)
+    assert float(found.abs().max()) > 0
+
+
+def test_frozen_models_and_inference_mode_have_gradients() -> None:
+    model = BY_NAME["BERT"].make()
+    expected = overt.trace(model, tokens(), graph="gradient").maps[0]
+    slopes = overt.trace(model, tokens()).gradients()
+    model.requires_grad_(False)
+    torch.testing.assert_close(overt.trace(model, tokens(), graph="gradient").maps[0], expected)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with torch.inference_mode():
+        ids = tokens().clone()
+        torch.testing.assert_close(overt.trace(model, ids, graph="gradient").maps[0], expected)
+        torch.testing.assert_close(overt.trace(model, ids).gradients(), slopes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"unk": "[UNK]"}, "unk must be a whole number"),
+        ({"unk": 60}, "unk must lie in 0 to 59, got 60"),
+        ({"unk": 3, "target": "positive"}, "target must be the number of a class"),
+        ({"unk": 3, "rows": 0}, "rows must be a whole number of at least 1"),
+    ],
+)
+def test_mistaken_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        overt.trace(BY_NAME["BERT"].make(), tokens()).blankout(**arguments)

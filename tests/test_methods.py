@@ -312,3 +312,48 @@ def test_flow_shows_a_bar_only_where_asked(capfd: pytest.CaptureFixture[str]) ->
     watched = overt.flow(attentions, progress=True)
     np.testing.assert_array_equal(quiet, watched)
     assert capfd.readouterr().err == "", "nothing worth a bar"
+
+
+def test_equal_maps_under_other_padding_are_other_graphs() -> None:
+    small = maps(1, 2, 1, 3)
+    both = np.zeros((2, 2, 1, 4, 4))
+    both[0, ..., :3, :3], both[1, ..., 1:, 1:] = small[0], small[0]
+    found = overt.flow(both, mask=np.array([[1, 1, 1, 0], [0, 1, 1, 1]]))
+    np.testing.assert_allclose(found[0, :, :3, :3], overt.flow(small)[0])
+    np.testing.assert_allclose(found[1, :, 1:, 1:], overt.flow(small)[0])
+
+
+def test_left_padding_hides_no_causality() -> None:
+    causal = maps(1, 3, 2, 4, causal=True)
+    padded = np.full((1, 3, 2, 6, 6), 1 / 6)  # rows of padding hold anything
+    padded[..., 2:, :] = 0.0
+    padded[..., 2:, 2:] = causal
+    mask = np.array([[0, 0, 1, 1, 1, 1]])
+    found = overt.rollout(padded, mask=mask, receptive_field=True)
+    np.testing.assert_allclose(found[..., 2:, 2:], overt.rollout(causal, receptive_field=True), atol=1e-12)
+
+
+def test_a_window_can_be_told_for_the_receptive_field() -> None:
+    n = 6
+    seen = np.tril(np.ones((n, n), dtype=bool)) & ~np.tril(np.ones((n, n), dtype=bool), -3)
+    uniform = seen / seen.sum(-1, keepdims=True)
+    attentions = np.broadcast_to(uniform, (1, 3, 2, n, n))
+    found = overt.rollout(attentions, visible=seen[None], receptive_field=True)[0, 0]
+    np.testing.assert_allclose(found, uniform, atol=1e-12)
+    with pytest.raises(ValueError, match=r"visible must have shape \(1, 6, 6\)"):
+        overt.rollout(attentions, visible=seen, receptive_field=True)
+
+
+@pytest.mark.parametrize("wrong", [None, (None, None), {"attentions": 1}])
+def test_what_is_no_map_is_named(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="attentions must be attention maps, such as a model's output"):
+        overt.rollout(wrong)
+
+
+def test_heads_come_as_arrays_too() -> None:
+    attentions = maps(1, 2, 3, 4)
+    np.testing.assert_array_equal(
+        overt.rollout(attentions, heads=np.array([0, 2])), overt.rollout(attentions, heads=[0, 2])
+    )
+    with pytest.raises(ValueError, match="cross must have the batch of attentions, 1, got 2"):
+        overt.rollout(attentions, cross=maps(2, 2, 3, 4))

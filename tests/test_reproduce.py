@@ -18,7 +18,7 @@ import overt
 from families import TEXT
 from overt.cli import app
 from overt.recipes import agreement, demo, flow_pronouns, flow_tables, linzen, reproduce, sentiment
-from overt.recipes._recipe import mean, over_seeds, spread
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, mean, over_seeds, spread
 
 FILES = ("val", "test.1", "test.2")
 
@@ -189,7 +189,9 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     monkeypatch.setenv("OVERT_DATA", str(folder))
     run("flow-table-1", tmp_path, *SHORT, seeds=2)
     result = json.loads((tmp_path / "results" / "flow-table-1.json").read_text())
-    assert result["command"] == ("overt reproduce flow-table-1 --data DIR --seeds 2 --examples 12 --steps 6")
+    assert result["command"] == (
+        "overt reproduce flow-table-1 --data DIR --seeds 2 --device cpu --examples 12 --steps 6"
+    )
     assert result["seeds"] == [0, 1]
     assert {"python", "torch", "transformers", "overt", "numpy"} <= result["versions"].keys()
     assert result["hardware"].startswith("CPU ")
@@ -404,3 +406,34 @@ def test_table_3_fine_tunes_measures_and_keeps(
     monkeypatch.setattr(sentiment, "fine_tune", None)
     again = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(masked), seeds=2)
     assert again["per_seed"] == result["per_seed"]
+
+
+def test_a_try_does_not_overwrite_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "RECIPES", {"toy": _toy()})
+    for options, place in (
+        ({}, "results"),
+        ({"extra": ["--size", "3"]}, "runs/toy/results"),
+        ({"seeds": 1}, "runs/toy/results"),
+        ({"extra": ["--kind", "b"]}, "results"),
+        ({"results": tmp_path / "mine", "extra": ["--size", "3"]}, "mine"),
+    ):
+        before = set(tmp_path.rglob("*.json"))
+        reproduce.run("toy", device="cpu", **options)
+        [new] = set(tmp_path.rglob("*.json")) - before or {tmp_path / "runs/toy/results/toy.json"}
+        assert new.parent == tmp_path / place
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"toy.json", "toy-b.json"}
+    assert (tmp_path / "RESULTS.md").exists()
+    assert (tmp_path / "mine" / "RESULTS.md").exists()
+    (tmp_path / "results" / "toy.json").unlink()
+    (tmp_path / "results" / "toy.remark.md").write_text("It awaits weights.")
+    assert "It awaits weights." in reproduce.render(tmp_path / "results").read_text()
+
+
+def _toy() -> Recipe:
+    def run(request: Request) -> Outcome:
+        numbers = {seed: {"x": float(seed)} for seed in range(request.seeds)}
+        return Outcome({}, numbers, lambda found, _: [Grid("x", ["x"], [("x", [cell(found["x"])])])])
+
+    options = {"size": Option("how much", 2, least=1), "kind": Option("which", "a", names=True)}
+    return Recipe("toy", "A toy", "Nobody 2020", {}, run, seeds=2, folder="toy", options=options)

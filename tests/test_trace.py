@@ -12,8 +12,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 import overt
-from families import BY_NAME, FAMILIES, Family, build, eager, inputs_of, llama_like, tokens
+from families import BY_NAME, FAMILIES, SMALL, Family, build, eager, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
+from overt.trace.capture import Call
+from overt.trace.trace import _Collector
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -151,7 +153,9 @@ def test_what_cannot_be_traced_is_refused_by_name() -> None:
     ("inputs", "message"),
     [
         (3.0, "inputs must be text, token ids, images"),
-        ([[1, 2], [3]], "inputs must be text, token ids, images"),
+        ([[1, 2], ["x"]], "inputs must be lists of whole numbers"),
+        ([[1, 2], [61]], "input_ids must lie in 0 to 59, got 61"),
+        (torch.zeros(1, 513, dtype=torch.long), "the input has 513 tokens, the model has positions for 512"),
         ([], "inputs must be text"),
         (torch.zeros(2, 3, 4, dtype=torch.long), "got a tensor of shape"),
         ("text", "needs its tokenizer"),
@@ -373,3 +377,108 @@ def test_long_traces_keep_one_average_per_layer() -> None:
     )
     assert traced.visible[0] is traced.visible[1], "layers share their mask"
     np.testing.assert_allclose(traced.maps[1].sum(dim=-1).numpy(), 1.0, rtol=1e-5)
+
+
+def test_only_averages_outlive_their_layer() -> None:
+    collector = _Collector("attention", False, False, None)
+    weights = torch.rand(1, 2, 3, 3)
+    collector(Call("a.0.b", "a", "encoder", weights))
+    assert collector.calls[0].weights.untyped_storage().nbytes() == 0
+    assert collector.maps[0].untyped_storage().nbytes() == 4 * 9
+
+
+def test_threads_take_turns_and_leave_the_model_as_it_was() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = BY_NAME["BERT"].make()
+    expected = overt.trace(model, tokens()).maps[2]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: overt.trace(model, tokens()).maps[2], range(24)))
+    assert all(torch.equal(cells, expected) for cells in found)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_layers_that_do_not_attend_are_missed_not_skipped() -> None:
+    make = llama_like("Lfm2", layer_types=["conv", "full_attention", "conv"], conv_L_cache=3)
+    with pytest.raises(ValueError, match=r"layers 0, 2 of model\.layers do not attend"):
+        overt.trace(make(), tokens())
+
+
+def test_a_pooling_head_is_no_layer() -> None:
+    config = {**SMALL, "intermediate_size": 40, "image_size": 24, "patch_size": 8}
+    model = build(hf.SiglipVisionModel, lambda: hf.SiglipVisionConfig(**config))()
+    traced = overt.trace(model, torch.randn(2, 3, 24, 24))
+    assert traced.kind == "encoder"
+    assert traced.grid == (3, 3)
+    assert len(traced.maps) == 3
+    assert traced.tokens[0][0] == "0,0", "no CLS"
+
+
+def test_tokens_that_are_no_patches_are_not_named_so() -> None:
+    config = {
+        **SMALL,
+        "intermediate_size": 40,
+        "image_size": [24, 24],
+        "patch_size": 8,
+        "num_detection_tokens": 2,
+    }
+    traced = overt.trace(build(hf.YolosModel, lambda: hf.YolosConfig(**config))(), torch.randn(1, 3, 24, 24))
+    assert traced.grid is None
+    assert traced.tokens[0][1] == "1"
+
+
+def test_lists_of_ids_of_several_lengths_are_padded() -> None:
+    model = BY_NAME["BERT"].make()
+    traced = overt.trace(model, [[5, 6, 7, 8], [9, 10]])
+    assert traced.mask.tolist() == [[True] * 4, [True, True, False, False]]
+    alone = overt.trace(model, [9, 10])
+    torch.testing.assert_close(traced[1].rollout()[..., :2, :2], alone.rollout(), atol=1e-6, rtol=1e-5)
+
+
+def test_labels_of_an_encoder_decoder_are_what_its_decoder_is_fed() -> None:
+    model = BY_NAME["T5"].make()
+    labels = torch.tensor([[5, 6, 7, -100], [8, 9, 10, 11], [12, 13, -100, -100]])
+    traced = overt.trace(model, {"input_ids": tokens(), "labels": labels})
+    by_hand = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    given = overt.trace(model, tokens(), decoder=by_hand)
+    assert traced.maps[0].shape[-1] == 4
+    torch.testing.assert_close(traced[1].rollout(), given[1].rollout(), atol=1e-6, rtol=1e-5)
+    explained = traced.blankout(unk=3)[1]
+    told = given.blankout(unk=3, target=labels.clamp(min=0))[1]
+    torch.testing.assert_close(explained, told, atol=1e-6, rtol=1e-4)
+
+
+def test_parts_and_one_layer_survive_a_file(tmp_path: Path) -> None:
+    model = BY_NAME["BART"].make()
+    overt.attach(model, overt.Evolving(alpha=0.3, beta=0.4))
+    traced = overt.trace(model, inputs_of(BY_NAME["BART"]), parts=True)
+    assert set(traced.parts) == {
+        f"{kind}{part}"
+        for kind in ("", "encoder ", "cross ")
+        for part in ("attention", "convolution", "fused")
+    }
+    assert set(traced.encoder.parts) == {"attention", "convolution", "fused"}
+    traced.save(tmp_path / "t")
+    loaded = overt.Trace.load(tmp_path / "t")
+    for name, maps in traced.parts.items():
+        for ours, theirs in zip(loaded.parts[name], maps, strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+    one = AgreementClassifier(20, [overt.Evolving()], layers=1, width=32, heads=4)
+    overt.trace(one, {"input_ids": tokens() % 20, "attention_mask": torch.ones(3, 9)}, parts=True).save(
+        tmp_path / "one"
+    )
+    assert overt.Trace.load(tmp_path / "one").parts["convolution"] == [None]
+
+
+def test_wrong_names_and_indices_are_refused() -> None:
+    model = BY_NAME["BERT"].make()
+    with pytest.raises(ValueError, match=r"tokens must be 3 lists of 9 words, got lists of \[2\]"):
+        overt.trace(model, tokens(), tokens=[["a", "b"]])
+    with pytest.raises(ValueError, match="got a flat list"):
+        overt.trace(model, tokens(), tokens=["a", "b"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="examples are taken by number or slice"):
+        overt.trace(model, tokens())[[0, 2]]  # type: ignore[index]
+    assert len(overt.trace(model, tokens())[torch.tensor(1)]) == 1  # type: ignore[index]
+    with pytest.raises(ValueError, match=r"no attention ran in 'nowhere'; stacks that did: 'bert\.encoder"):
+        overt.trace(model, tokens(), stack="nowhere")

@@ -191,3 +191,11 @@ def test_tokens_cannot_move_the_cursor_or_paint() -> None:
     text = console.export_text()
     assert "[red]x[/red]" in text
     assert "\x1b[31m" not in text
+
+
+def test_unknown_words_are_words_whichever_way_they_come(model: Any) -> None:
+    known = tokenizer()
+    by_text = overt.trace(model, "the zebra lies", tokenizer=known)
+    by_ids = overt.trace(model, dict(known("the zebra lies", return_tensors="pt")), tokenizer=known)
+    assert by_text.tokens[0][2] == "[UNK]"
+    assert by_text.special.tolist() == by_ids.special.tolist() == [[True, False, False, False, True]]

@@ -96,7 +96,10 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     model: Annotated[str | None, typer.Option(help="A pretrained model: a folder, or a hub name.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run, runs/… by default.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("results"),
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder of result files: results/, or the run's own for settings of your own."),
+    ] = None,
     fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List recipes and their own options.")] = False,
 ) -> None:
@@ -109,7 +112,8 @@ def reproduce(
     try:
         run(name, data, seeds, device, model, out, results, fresh, context.args)
     except KeyboardInterrupt:
-        typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
+        again = "the same command, without --fresh," if fresh else "the same command"
+        typer.secho(f"\ninterrupted; {again} goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
 
 

@@ -113,7 +113,7 @@ def correlate(
     *,
     methods: Sequence[str] = METHODS,
     references: Sequence[str] = ("blankout", "gradients"),
-    query: int = 0,
+    query: int | None = None,
     unk: int | None = None,
     residual: float = 0.5,
     bootstrap: int = 1000,
@@ -126,11 +126,12 @@ def correlate(
 
     Args:
         traces: of batches, which may come from a generator: each is used and let go.
-        targets: one tensor of classes per trace (or one tensor for one trace): what blank-out and gradients
-            explain. None takes each trace's default.
+        targets: what blank-out and gradients explain: the classes of all sentences in one tensor, or one
+            tensor per trace. None takes each trace's default.
         methods: of "raw", "rollout", "flow".
         references: of "blankout", "blankout-absolute", "gradients", "gradient-input", "integrated".
-        query: whose row is read, 0 for a CLS token in front.
+        query: whose row is read; by default CLS, the first token, or the last token of a causal model or
+            decoder.
         unk: id of the token that blanks out.
         residual: of rollout and flow.
         bootstrap: resamplings of the sentences, for the intervals.
@@ -143,23 +144,27 @@ def correlate(
             _check.one_of(name, one, allowed)
     _check.whole("bootstrap", bootstrap, 1)
     if isinstance(traces, Trace):
-        traces, targets = [traces], [targets]
+        traces = [traces]
+        targets = targets if targets is None or np.ndim(targets) == 1 else [targets]
+    if not isinstance(traces, Iterable):
+        raise TypeError(f"traces must be a trace or traces of batches, got {type(traces).__name__}")
     pairs = [(method, reference) for reference in references for method in methods]
     found: dict[bool, dict[Pair, list[Floats]]] = {own: {pair: [] for pair in pairs} for own in (False, True)}
-    goals = None if targets is None else iter(targets)
+    goals = _Goals(targets)
     for batch in traces:
-        goal = None if goals is None else next(goals, None)
-        if goals is not None and goal is None and targets != [None]:
-            raise ValueError("targets must have one entry per trace, got fewer")
-        scores, importances = _measured(batch, methods, references, query, goal, unk, residual)
-        place = batch.mask.shape[1] - batch.maps[0].shape[-2] + query % batch.maps[0].shape[-2]
+        queries = batch.main_queries() if query is None else [query] * len(batch)
+        goal = goals.take(len(batch))
+        scores, importances = _measured(batch, methods, references, queries, goal, unk, residual)
+        source, count = batch.mask.shape[1] - batch.maps[0].shape[-2], batch.maps[0].shape[-2]
         for example in range(len(batch)):
+            place = source + queries[example] % count
             keep = (batch.mask[example] & ~batch.special[example]).numpy().copy()
             for own in (False, True):
                 keep[place] = own
                 for method, reference in pairs:
                     row = spearman(scores[method][example][:, keep], importances[reference][example][keep])
                     found[own][method, reference].append(row)
+    goals.check_used()
     if not found[False][pairs[0]]:
         raise ValueError("traces must hold at least one sentence, got none")
     rng = np.random.default_rng(seed)
@@ -167,18 +172,52 @@ def correlate(
     return _summary(found[False], bootstrap, rng, inner)
 
 
+class _Goals:
+    """The targets of a corpus, batch by batch."""
+
+    def __init__(self, targets: Any) -> None:
+        self.flat = targets if hasattr(targets, "shape") else None
+        self.listed = None if targets is None or self.flat is not None else iter(targets)
+        self.used = 0
+        if self.flat is not None and self.flat.ndim != 1:
+            raise ValueError(f"targets must be one class per sentence, got shape {tuple(self.flat.shape)}")
+
+    def take(self, count: int) -> Any:
+        if self.flat is not None:
+            part = self.flat[self.used : self.used + count]
+            self.used += count
+            if len(part) < count:
+                raise ValueError(f"targets must have one entry per sentence, got {len(self.flat)} in all")
+            return part
+        if self.listed is None:
+            return None
+        part = next(self.listed, None)
+        if part is None or np.shape(part)[:1] != (count,):
+            got = "no more" if part is None else f"shape {tuple(np.shape(part))}"
+            raise ValueError(f"targets must have {count} classes for this trace, one per sentence, got {got}")
+        return part
+
+    def check_used(self) -> None:
+        """Refuse targets that no trace came for."""
+        left = 0 if self.flat is None else len(self.flat) - self.used
+        if left > 0 or (self.listed is not None and next(self.listed, None) is not None):
+            raise ValueError("targets must have one entry per trace, got more")
+
+
 def _measured(
     batch: Trace,
     methods: Sequence[str],
     references: Sequence[str],
-    query: int,
+    queries: list[int],
     goal: Any,
     unk: int | None,
     residual: float,
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Each method's (batch, layer, token) and each reference's (batch, token)."""
+    """Each method's (batch, layer, token) and each reference's (batch, token), at one query per example."""
+    asked = sorted(set(queries))
+    rows, places = np.arange(len(batch)), np.array([asked.index(query) for query in queries])
     scores = {
-        method: getattr(batch, method)(queries=query, residual=residual)[:, :, 0].numpy()
+        method: getattr(batch, method)(queries=asked, residual=residual).numpy()[rows, :, places]
         for method in methods
     }
     importances: dict[str, Floats] = {}
@@ -187,8 +226,10 @@ def _measured(
         if arguments.get("absolute") and method in importances:  # no need to blank everything out twice
             importances[reference] = np.abs(importances[method])
             continue
-        given = dict(arguments, queries=query, target=goal, unk=unk)
-        importances[reference] = getattr(batch, method)(**given)[:, 0, 0].numpy()
+        given = dict(arguments, queries=asked, target=goal, unk=unk)
+        values = getattr(batch, method)(**given).numpy()[:, 0]
+        # A model with one output for all tokens has one row, whatever is asked.
+        importances[reference] = values[rows, places if values.shape[1] == len(asked) else 0]
     return scores, importances
 
 
@@ -244,7 +285,7 @@ def randomised(
     inputs: Any,
     *,
     methods: Sequence[str] = METHODS,
-    query: int = 0,
+    query: int | None = None,
     layer: int = -1,
     seed: int = 0,
     **arguments: Any,
@@ -258,7 +299,7 @@ def randomised(
         model: the model.
         inputs: a batch, as for `overt.trace`.
         methods: of "raw", "rollout", "flow".
-        query: whose row is compared.
+        query: whose row is compared, as for `correlate`.
         layer: of which layer.
         seed: of the shuffling.
         arguments: further ones of `overt.trace`.
@@ -269,13 +310,23 @@ def randomised(
         _check.one_of("methods", method, METHODS)
     changed = copy.deepcopy(model)
     before = trace(model, inputs, **arguments)
-    layers = list(dict.fromkeys(_layer(path) for path in before.paths))
+    # The top first: the decoder's layers, then the encoder's.
+    paths = before.paths
+    own, encoder = len(before.maps), len(before.encoder_maps)
+    layers = list(dict.fromkeys(_layer(path) for path in reversed(paths[:own])))
+    layers += list(dict.fromkeys(_layer(path) for path in reversed(paths[own : own + encoder])))
     generator = torch.Generator().manual_seed(seed)
     done: set[str] = set()
 
+    queries = before.main_queries() if query is None else [query] * len(before)
+    asked = sorted(set(queries))
+    places = [asked.index(one) for one in queries]
+
     def rows(traced: Trace) -> dict[str, Floats]:
         return {
-            method: getattr(traced, method)(queries=query, layers=layer)[:, 0, 0].numpy()
+            method: getattr(traced, method)(queries=asked, layers=layer).numpy()[
+                range(len(places)), 0, places
+            ]
             for method in methods
         }
 
@@ -290,7 +341,7 @@ def randomised(
     original = rows(before)
     left: dict[str, list[float]] = {method: [] for method in methods}
     stages = []
-    for stage in [*reversed(layers), ""]:
+    for stage in [*layers, ""]:
         shuffle(f"{stage}." if stage else "")
         stages.append(stage or "everything")
         now = rows(trace(changed, inputs, **arguments))

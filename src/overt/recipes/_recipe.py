@@ -91,12 +91,14 @@ class Outcome:
         per_seed: seed → numbers, in dicts and lists that have the same form for every seed.
         grids: tables, published beside measured, from the mean and the spread of `per_seed`.
         notes: sentences that a reader of the tables must know.
+        stand_in: whether the data were not the paper's, but what the package has to show that it runs.
     """
 
     config: dict[str, Any]
     per_seed: dict[int, dict[str, Any]]
     grids: Callable[[dict[str, Any], dict[str, Any]], list[Grid]]
     notes: list[str] = field(default_factory=list)
+    stand_in: bool = False
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def run(request: Request) -> Outcome:
         "trained_on": sorted({row["hardware"] for row in per_seed.values()}),
         "sentences": {"train": len(train), "dev": len(test), "few": len(parts["few"])},
     }
-    return Outcome(config, per_seed, _grids, notes)
+    return Outcome(config, per_seed, _grids, notes, stand_in=what != sentiment.SST2)
 
 
 def _kind(folder: Path) -> tuple[str, int]:

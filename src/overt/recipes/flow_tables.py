@@ -67,10 +67,13 @@ def run(request: Request, reference: str) -> Outcome:
     """Train what is not trained, measure what is not measured, and tell how it stands with one reference."""
     need("accelerate", "train")
     forms = _forms(request.options["forms"])
-    steps, examples = request.options["steps"], request.options["examples"]
+    steps, examples, part = (request.options[name] for name in ("steps", "examples", "part"))
+    _check.one_of("--part", part, ("test", "natural"))
     per_seed: dict[int, dict[str, Any]] = {}
     first = linzen.load(request.data)
     described = first.describe()
+    if part == "natural" and not first.natural:
+        raise ValueError("--part natural needs numpred.val split anew: these data have no such part")
     request.console.print(
         f"{first.name}: {len(first.train):,} prefixes to learn from, {len(first.test):,} to test on, "
         f"{len(first.vocabulary):,} words"
@@ -98,11 +101,12 @@ def run(request: Request, reference: str) -> Outcome:
     }
     notes = [
         f"Data: {described['name']}; {described['split']}. {described['shortened']} prefixes were shortened "
-        f"to {described['longest']} words. No setting was chosen by the test part.",
+        f"to {described['longest']} words.",
         "Published ± is over examples, and so is measured ±, averaged over the seeds. The CLS token is not "
         "ranked unless a row says so. 95 % intervals of every mean are in the result file.",
     ]
-    return Outcome(config, per_seed, partial(_grids, reference=reference, forms=forms), notes)
+    grids = partial(_grids, reference=reference, forms=forms)
+    return Outcome(config, per_seed, grids, notes, stand_in=described["name"].startswith("no data"))
 
 
 def _forms(text: str | None) -> list[str]:
@@ -130,10 +134,7 @@ def _form(
     else:
         request.console.print(f"[dim]{name}: trained before, kept in {folder}[/dim]")
     part = request.options["part"]
-    _check.one_of("--part", part, ("test", "natural"))
     tested = (corpus.test if part == "test" else corpus.natural)[:examples]
-    if not tested:
-        raise ValueError("--part natural needs the Linzen data: sentences of the grammar have no such part")
     measure = partial(_measured, request, folder, name, FORMS[form], corpus, tested)
     return {**row, "spearman": once(folder / f"spearman-{part}-{examples}.json", measure)}
 

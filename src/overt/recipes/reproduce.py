@@ -20,7 +20,7 @@ from typing import Any
 import overt
 from overt import _check
 from overt.recipes import flow_pronouns, flow_sentiment, flow_tables
-from overt.recipes._recipe import Option, Recipe, Request, finite, mean, over_seeds, spread
+from overt.recipes._recipe import Option, Outcome, Recipe, Request, finite, mean, over_seeds, spread
 from overt.recipes._runs import write_whole
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, torch_device
@@ -39,7 +39,7 @@ def run(
     device: str = "auto",
     model: str | None = None,
     out: Path | None = None,
-    results: Path = Path("results"),
+    results: Path | None = None,
     fresh: bool = False,
     extra: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -52,7 +52,9 @@ def run(
         device: "cpu", "cuda" or "auto".
         model: a pretrained model, where the recipe needs one.
         out: folder of the run, runs/… where None.
-        results: folder of the result files; RESULTS.md is written beside it.
+        results: folder of the result files. None is results/ for a run of the recipe as it stands, and a
+            folder in `out` for one with other settings, fewer seeds or stand-in data, so that a try does not
+            overwrite a result. RESULTS.md is written beside a folder called results, else into it.
         fresh: forget an earlier run in `out`.
         extra: the recipe's own options, as on the command line.
     """
@@ -96,6 +98,8 @@ def run(
         "tables": [asdict(grid) for grid in grids],
         "notes": outcome.notes,
     }
+    if results is None:
+        results = Path("results") if _as_it_stands(recipe, request, outcome) else request.out / "results"
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{result_name(recipe, request)}.json"
     write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
@@ -106,6 +110,16 @@ def run(
         console.print(f"[dim]{note}[/dim]")
     console.print(f"[dim]models and numbers of each seed in {request.out}; {path}; {page}[/dim]")
     return result
+
+
+def _as_it_stands(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
+    """Whether a run is the recipe's own, not a try with other settings."""
+    changed = [
+        name
+        for name, option in recipe.options.items()
+        if not option.names and request.options[name] != option.default
+    ]
+    return not changed and request.seeds >= recipe.seeds and not outcome.stand_in
 
 
 def find(name: str) -> Recipe:
@@ -141,7 +155,7 @@ def command(recipe: Recipe, request: Request) -> str:
     if request.model is not None:
         outside = Path(request.model).is_absolute()
         words += ["--model", f"DIR/{Path(request.model).name}" if outside else request.model]
-    words += ["--seeds", str(request.seeds)]
+    words += ["--seeds", str(request.seeds), "--device", request.device]
     for name, value in request.options.items():
         if value is not None and value != recipe.options[name].default:
             words += [f"--{name}", str(value)]
@@ -188,11 +202,18 @@ def render(results: Path) -> Path:
         remark = path.with_suffix(".remark.md")
         if remark.exists():
             lines += [remark.read_text().strip(), ""]
+    told = {path.stem for path, _ in found}
+    for path in sorted(results.glob("*.remark.md")):
+        name = path.name.removesuffix(".remark.md")
+        if name not in told and name in RECIPES:  # nothing measured yet, and a reason to say why
+            lines += [f"## {RECIPES[name].title}", "", path.read_text().strip(), ""]
     others = [path.name for path in sorted(results.glob("*.md")) if not path.name.endswith(".remark.md")]
+    others = [name for name in others if name != "RESULTS.md"]
     if others:
         links = ", ".join(f"[{name.removesuffix('.md')}]({results.name}/{name})" for name in others)
         lines += ["## Other measurements", "", links]
-    page = results.resolve().parent / "RESULTS.md"
+    place = results.resolve()
+    page = (place.parent if place.name == "results" else place) / "RESULTS.md"
     write_whole(page, "\n".join(lines).rstrip() + "\n")
     return page
 

@@ -9,9 +9,10 @@ from typing import Any
 import overt
 from overt import _check
 from overt.recipes._runs import check_model
+from overt.trace.graph import numbers
 from overt.trace.trace import METHODS
 from overt.trace.weighted import GRAPHS
-from overt.view.terminal import default_query, table
+from overt.view.terminal import table
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
@@ -59,10 +60,9 @@ def run(
             raise FileNotFoundError(f"there is no picture {text}")
         inputs = Image.open(text)
     traced = overt.trace(open_model(model), inputs, decoder=decoder, graph=graph)
-    row = default_query(traced) if query is None else query
-    layers = len(traced.maps)
-    place = traced.mask.shape[1] - traced.maps[0].shape[-2] + row
-    word = traced.tokens[0][place] if -1 < place < len(traced.tokens[0]) else str(row)
+    layers, queries = len(traced.maps), traced.maps[0].shape[-2]
+    row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
+    word = traced.tokens[0][traced.mask.shape[1] - queries + row]
     console = Console()
     title = f"{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
     shown = table(

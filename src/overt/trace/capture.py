@@ -65,7 +65,9 @@ class _Watch:
     seen: Seen
     values: bool
     parts: bool
-    waiting: dict[int, Call] = field(default_factory=dict)  # by the storage of its output, until projected
+    # By the storage of its output, until that is projected; the output is held, or its place would be reused.
+    waiting: dict[int, tuple[Call, Tensor]] = field(default_factory=dict)
+    wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → what PEFT put around it
     evolving: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class _Watch:
 
 
 _watching = threading.local()
+_one_at_a_time = threading.RLock()
 
 
 def _dispatch(
@@ -111,7 +114,7 @@ def _projected_later(watch: _Watch, call: Call, value: Tensor, output: Tensor) -
         watch.seen(call)
         return
     call.value = repeat_heads(value, call.weights.shape[1])
-    watch.waiting[output.untyped_storage().data_ptr()] = call
+    watch.waiting[output.untyped_storage().data_ptr()] = call, output
 
 
 def _register() -> None:
@@ -133,7 +136,8 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         parts: also give the parts of evolving attention.
     """
     watch = _Watch(seen, values, parts)
-    with ExitStack() as stack:
+    # One trace at a time: configs, hooks and torch's fast path belong to all threads.
+    with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
         found = _watch_dispatched(model, watch, stack)
         for path, module in model.named_modules():
@@ -148,6 +152,8 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
                 found = True
             elif isinstance(module, EvolvingLayer) and parts:
                 stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_parts(watch))))
+            elif isinstance(inner := getattr(module, "base_layer", None), nn.Module) and values:
+                watch.wrappers[id(inner)] = module
             elif values and _is_projection(module):
                 stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_projection(watch))))
         if not found:
@@ -163,8 +169,11 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         finally:
             _watching.now = before
         if watch.waiting:
-            call = next(iter(watch.waiting.values()))
-            raise ValueError(f"what follows {call.path} is no linear projection of its output: not supported")
+            call, _ = next(iter(watch.waiting.values()))
+            raise ValueError(
+                f"what follows {call.path} is no linear projection of its output: other graphs than "
+                '"attention" and "gradient" need one'
+            )
 
 
 @contextmanager
@@ -230,13 +239,19 @@ def _implementation(configs: list[Any]) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
+def _chain(path: str) -> str:
+    """The list of layers that a path leads through; the path itself where there is none."""
+    return re.split(r"\.\d+(?:\.|$)", path)[0]
+
+
 def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: ExitStack) -> None:
-    chain = module.chain_name.split("#")[0]
+    name = path.removesuffix(".overt")
+    chain = _chain(name)
 
     def look(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         del module
         mixed, weights = output
-        call = Call(path.removesuffix(".overt"), chain, kind, weights, parts=watch.evolving)
+        call = Call(name, chain, kind, weights, parts=watch.evolving)
         watch.evolving = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
         _projected_later(watch, call, args[2], mixed)
@@ -247,7 +262,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: 
 
 def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: ExitStack) -> None:
     """Overt's own attention: the map is a module of its own, whose call tells what may be seen."""
-    kind, chain = module.map.site.kind, re.split(r"\.\d+(?:\.|$)", path)[0]
+    kind, chain = module.map.site.kind, _chain(path)
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,7 +294,7 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: _Watch, stack:
     """torch's attention: ask it for weights, and give its caller what the caller asked for."""
     if module.add_zero_attn or module.bias_k is not None:
         raise ValueError(f"{path}: add_bias_kv and add_zero_attn have keys that are no tokens: not supported")
-    chain = re.split(r"\.\d+(?:\.|$)", path)[0]
+    chain = _chain(path)
     wanted: list[tuple[bool, bool]] = []
     names = [
         "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
@@ -392,16 +407,30 @@ def _is_projection(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
+def _adapted(wrapper: Any, path: str) -> Any:
+    """What PEFT's adapters add to a projection's weight."""
+    if wrapper.merged:
+        return 0.0
+    names = [name for name in wrapper.active_adapters if name in getattr(wrapper, "lora_A", {})]
+    plain = hasattr(wrapper, "get_delta_weight") and not any(getattr(wrapper, "use_dora", {}).values())
+    if not names or not plain:
+        raise ValueError(f"the adapter on the projection after {path} is not LoRA's: merge it before tracing")
+    return sum(wrapper.get_delta_weight(name) for name in names)
+
+
 def _look_at_projection(watch: _Watch) -> Callable[..., None]:
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
         """The first projection that reads what an attention wrote is the one that follows it."""
         if not args or not isinstance(args[0], Tensor):
             return
-        call = watch.waiting.pop(args[0].untyped_storage().data_ptr(), None)
+        call, _ = watch.waiting.pop(args[0].untyped_storage().data_ptr(), (None, None))
         if call is None:
             return
         weight: Any = module.weight
         call.output = weight if isinstance(module, nn.Linear) else weight.T  # Conv1D keeps it transposed
+        wrapper: Any = watch.wrappers.get(id(module))
+        if wrapper is not None:
+            call.output = call.output + _adapted(wrapper, call.path)
         watch.seen(call)
 
     return look

@@ -18,11 +18,13 @@ from overt import _check
 from overt._extras import need
 from overt.trace.capture import evaluating
 from overt.trace.graph import numbers
-from overt.trace.inputs import Inputs, patch_of
+from overt.trace.inputs import Inputs, check_ids, patch_of
 
 Output = Callable[[Any], Tensor]
 Gradient = Literal["norm", "input", "integrated"]
 IDS = ("input_ids", "decoder_input_ids")
+TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+MOST_LOGITS = 2**27  # of the ablations that run at once
 
 
 class Subject:
@@ -42,9 +44,10 @@ class Subject:
     ) -> None:
         self.model, self.inputs, self.mask, self.first, self.kind = model, inputs, mask, first, kind
         self.output = output
+        self.contrasts = False
 
     def logits(self, arguments: dict[str, Any]) -> Tensor:
-        """(batch, position, classes) in float64; one position where the output is one for all."""
+        """(batch, position, classes); one position where the output is one for all."""
         return self.logits_in(self.model(**arguments))
 
     def some(self, rows: list[int]) -> Subject:
@@ -64,30 +67,61 @@ class Subject:
         elif isinstance(given, Tensor):
             logits = given
         else:
-            found = given.get("logits") if isinstance(given, dict) else getattr(given, "logits", None)
+            name = "logits"
+            if self._contrasts(given):
+                name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
+                self.contrasts = True
+            found = given.get(name) if isinstance(given, dict) else getattr(given, name, None)
             if found is None:
                 raise ValueError(
                     f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
                     "give trace(…, output=…), a function from what it returns to logits"
                 )
             logits = found
+        self.contrasts = self.contrasts or self._contrasts(given)
         if logits.dim() == 2:
-            return logits.double().unsqueeze(1)
+            return logits.unsqueeze(1)
         if logits.dim() != 3 or logits.shape[1] != self.mask.shape[1] - self.first:
             raise ValueError(
                 "logits must have shape (batch, classes), or one row for each of the "
                 f"{self.mask.shape[1] - self.first} queries, got {tuple(logits.shape)}"
             )
-        return logits.double()
+        return logits
+
+    @property
+    def texts(self) -> list[str]:
+        """Arguments that hold the token ids of the traced stack; an image's has none."""
+        pictured = self.inputs.grid is not None
+        pair = self.kind == "encoder–decoder"
+        wanted = [name for name in IDS if (name == "decoder_input_ids" and pair) or not pictured]
+        return [name for name in wanted if isinstance(self.inputs.arguments.get(name), Tensor)]
+
+    @staticmethod
+    def _contrasts(given: Any) -> bool:
+        """Whether the output compares every text with every image, as CLIP's does."""
+        return isinstance(given, dict) and "logits_per_text" in given
+
+    def rows(self, arguments: dict[str, Any], example: Tensor) -> dict[str, Any]:
+        """Arguments of a batch of copies of these examples.
+
+        A contrasting model's other side stays as it is: its inputs are the classes.
+        """
+        batch = self.mask.shape[0]
+        own = ("pixel_values",) if self.inputs.grid is not None else TEXT
+        return {
+            name: value if self.contrasts and name not in own else take(value, example, batch)
+            for name, value in arguments.items()
+        }
 
     def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
         """Probability of the target, (batch, query); a single output itself."""
+        logits = logits[:, queries].double()
         if logits.shape[-1] == 1:
-            return logits[:, queries, 0]
+            return logits[:, :, 0]
         config = getattr(self.model, "config", None)
         several = getattr(config, "problem_type", None) == "multi_label_classification"
         p = logits.sigmoid() if several else logits.softmax(dim=-1)
-        return p[:, queries].gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     def places(self, logits: Tensor, queries: Any) -> list[int]:
         """Positions of the output to explain; the only one, whatever is asked, where there is one."""
@@ -96,9 +130,16 @@ class Subject:
     def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
         """(batch, query): as given, as labelled, the next token of the input, or what the model predicts."""
         batch, positions, classes = logits.shape
-        likely = logits.argmax(dim=-1)[:, queries]
-        if target is None and positions == 1 and self.inputs.labels is not None:
-            target = self.inputs.labels
+        likely = logits[:, queries].argmax(dim=-1)
+        labels = self.inputs.labels
+        if labels is not None and (labels.is_floating_point() or classes == 1):
+            labels = None  # several labels at once, or a number: no class to explain
+        if target is None and labels is not None and labels.dim() == 1 and positions == 1:
+            target = labels
+        aligned = labels is not None and labels.dim() == 2 and labels.shape[1] == positions
+        if target is None and labels is not None and aligned and self.kind != "causal":
+            chosen = labels.to(logits.device)[:, queries]
+            return torch.where(chosen < 0, likely, chosen)
         if target is None and positions > 1 and self.kind != "encoder":
             name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
             ids = self.inputs.arguments.get(name)
@@ -109,7 +150,12 @@ class Subject:
                 return torch.where(known, following, likely)
         if target is None:
             return likely
-        given = torch.as_tensor(target, device=logits.device)
+        try:
+            given = torch.as_tensor(target, device=logits.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"target must be the number of a class, or one per example, got {target!r}"
+            ) from None
         if given.is_floating_point():
             raise ValueError(f"target must hold classes, got {given.dtype}")
         if given.dim() == 0:
@@ -133,14 +179,15 @@ def blankout(
     target: Any = None,
     unk: int | None = None,
     absolute: bool = False,
-    rows: int = 128,
+    rows: int | None = None,
 ) -> Tensor:
     """p(target) − p(target | the token blanked out), (batch, 1, query, token); `absolute` drops the sign.
 
     All ablations run as rows of a few batches. A token becomes `unk`, the tokenizer's unknown token by
     default; a patch of an image becomes 0, which is the mean colour after the usual normalisation.
     """
-    _check.whole("rows", rows, 1)
+    if rows is not None:
+        _check.whole("rows", rows, 1)
     inputs, mask, model = subject.inputs, subject.mask, subject.model
     with evaluating(model):
         logits = subject.logits(inputs.arguments)
@@ -150,19 +197,39 @@ def blankout(
         cells = _blanks(subject, unk)
         batch, tokens = mask.shape
         found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
-        pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if t in cells]
+        pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
+        if rows is None:
+            rows = min(max(MOST_LOGITS // (logits.shape[1] * logits.shape[2]), 1), 128)
+        classes = logits.shape[-1]
+        del logits
         for start in range(0, len(pairs), rows):
             part = pairs[start : start + rows]
             example = torch.tensor([b for b, _ in part])
-            arguments = {name: take(value, example, batch) for name, value in inputs.arguments.items()}
+            arguments = subject.rows(inputs.arguments, example)
             for row, (_, token) in enumerate(part):
                 name, index, filler = cells[token]
                 arguments[name][(row, *index)] = filler
             device = goal.device
-            score = subject.score(subject.logits(arguments), goal[example.to(device)], places)
+            changed = subject.logits(arguments)
+            if changed.shape[-1] != classes:
+                raise ValueError(
+                    f"the output has {classes} classes, and {changed.shape[-1]} where {len(part)} rows run "
+                    "at once: classes that depend on the batch cannot be explained"
+                )
+            score = subject.score(changed, goal[example.to(device)], places)
             change = (whole[example.to(device)] - score).cpu()
             found[example, :, [t for _, t in part]] = change
     return (found.abs() if absolute else found).unsqueeze(1)
+
+
+def _blanked(subject: Subject, cells: dict[int, Any], example: int, token: int) -> bool:
+    """Whether a token can be blanked out; the places of an image within a text cannot."""
+    if token not in cells:
+        return False
+    name, index, _ = cells[token]
+    config = getattr(subject.model, "config", None)
+    images = {getattr(config, key, None) for key in ("image_token_id", "image_token_index")} - {None}
+    return name == "pixel_values" or int(subject.inputs.arguments[name][(example, *index)]) not in images
 
 
 def take(value: Any, index: Tensor, batch: int) -> Any:
@@ -186,13 +253,13 @@ def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any
             down = slice(row * patch[0], (row + 1) * patch[0])
             across = slice(column * patch[1], (column + 1) * patch[1])
             cells[length - count + number] = ("pixel_values", (slice(None), down, across), 0.0)
-    for name in IDS:
-        ids = inputs.arguments.get(name)
-        if not isinstance(ids, Tensor):
-            continue
+    for name in subject.texts:
+        ids = inputs.arguments[name]
         filler = inputs.unknown if unk is None else unk
         if filler is None:
             raise ValueError("blank-out needs the id of an unknown token: give unk=…")
+        _check.whole("unk", filler, 0)
+        check_ids(subject.model, torch.tensor([filler]), "unk")
         start = source if name == "decoder_input_ids" else 0
         if start == 0 and subject.kind == "encoder–decoder" and ids.shape[1] != source:
             continue
@@ -225,8 +292,14 @@ def gradients(
         steps: of the integral.
     """
     _check.one_of("kind", kind, ("norm", "input", "integrated"))
+    _check.whole("steps", steps, 1)
     rows = []
-    with evaluating(subject.model), torch.enable_grad(), _Leaves(subject) as leaves:
+    with (
+        evaluating(subject.model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _Leaves(subject) as leaves,
+    ):
         logits = subject.logits(leaves.arguments)
         places = subject.places(logits, queries)
         goal = subject.target(logits.detach(), target, places)
@@ -247,6 +320,30 @@ def gradients(
     return found_rows.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
 
 
+def with_history(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that gradients can be taken with: tensors made in inference mode are copied."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+        for name, value in arguments.items()
+    }
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Gradients on, also through a frozen model and inside of inference mode; flags come back."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            for parameter, _ in flags:
+                if parameter.is_floating_point():
+                    parameter.requires_grad_()
+            yield
+    finally:
+        for parameter, flag in flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+
 def _integrated(
     subject: Subject, leaves: _Leaves, goal: Tensor, place: int, unk: int | None, steps: int
 ) -> tuple[Tensor, ...]:
@@ -259,12 +356,7 @@ def _integrated(
 
     def score(*values: Tensor) -> Tensor:
         times = values[0].shape[0] // batch
-        arguments = {
-            name: value.repeat(times, *[1] * (value.dim() - 1))
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
-            else value
-            for name, value in leaves.arguments.items()
-        }
+        arguments = subject.rows(leaves.arguments, torch.arange(batch).repeat(times))
         with leaves.replaced(values, arguments):
             logits = subject.logits(arguments)
         places = [0] if logits.shape[1] == 1 else [place]
@@ -284,7 +376,7 @@ class _Leaves:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.arguments = dict(subject.inputs.arguments)
+        self.arguments = with_history(subject.inputs.arguments)
         self.names: list[str] = []
         self.values: list[Tensor] = []
         self.modules: list[tuple[nn.Module, int]] = []  # and which of its calls in a forward
@@ -325,9 +417,9 @@ class _Leaves:
         if self.replacing is not None:
             key = (module, call)
             return self.replacing[self.modules.index(key)] if key in self.modules else None
-        for name in IDS:
-            own, ids = self.arguments.get(name), args[0] if args else None
-            if name in self.names or not isinstance(own, Tensor) or not isinstance(ids, Tensor):
+        for name in self.subject.texts:
+            own, ids = self.arguments[name], args[0] if args else None
+            if name in self.names or not isinstance(ids, Tensor):
                 continue
             if ids.numel() == own.numel() and torch.equal(ids.reshape(own.shape), own):
                 leaf = output.detach().requires_grad_()

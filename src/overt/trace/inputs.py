@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,11 @@ def prepare(
     if decoder is not None or _is_pair(model):
         _add_target(model, made, decoder, tokenizer)
     if tokens is not None:
+        if any(isinstance(one, str) for one in tokens):
+            raise ValueError("tokens must be a list of words for each example, got a flat list")
         made.tokens = [list(map(str, one)) for one in tokens]
+        made.extra["named"] = True
+    _check_length(model, made.arguments)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     made.arguments = {
         name: value.to(device) if isinstance(value, Tensor) else value
@@ -82,6 +87,8 @@ def _made(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inpu
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         return _from_floats(model, inputs)
+    if _listed(inputs) and inputs and all(_listed(row) and row for row in inputs):
+        return _from_rows(model, inputs, tokenizer)
     ids = inputs if isinstance(inputs, Tensor) else _ids(inputs)
     if ids is None or ids.dim() not in (1, 2) or ids.numel() == 0:
         raise ValueError(
@@ -89,6 +96,48 @@ def _made(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inpu
             f"got {_describe(inputs)}"
         )
     return _from_mapping(model, {"input_ids": ids if ids.dim() == 2 else ids.unsqueeze(0)}, tokenizer)
+
+
+def _from_rows(model: nn.Module, rows: Any, tokenizer: Any) -> Inputs:
+    """Lists of token ids, padded on the right where their lengths differ."""
+    if not all(isinstance(one, int) for row in rows for one in row):
+        raise ValueError(f"inputs must be lists of whole numbers, got {rows!r}"[:120])
+    longest = max(map(len, rows))
+    pad = getattr(_config(model), "pad_token_id", None)
+    arguments = {"input_ids": _padded(rows, longest, pad if isinstance(pad, int) else 0)}
+    if min(map(len, rows)) < longest:
+        arguments["attention_mask"] = _padded([[1] * len(row) for row in rows], longest, 0)
+    return _from_mapping(model, arguments, tokenizer)
+
+
+def check_ids(model: nn.Module, ids: Tensor, name: str = "input_ids") -> None:
+    """Refuse token ids that the model has no embedding for."""
+    table: Any = None
+    if _config(model) is not None and hasattr(model, "get_input_embeddings"):
+        try:
+            table = model.get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:
+            return
+    count = getattr(table, "num_embeddings", None)
+    if isinstance(table, nn.Embedding) and count is not None and ids.numel():
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= count:
+            raise ValueError(f"{name} must lie in 0 to {count - 1}, got {low if low < 0 else high}")
+
+
+def _check_length(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Refuse ids out of the vocabulary, and more tokens than there are learnt positions for."""
+    ids = arguments.get("input_ids")
+    if not isinstance(ids, Tensor) or _config(model) is None:
+        return
+    check_ids(model, ids)
+    limit = getattr(_config(model), "max_position_embeddings", None)
+    learnt = any(
+        isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit
+        for name, module in model.named_modules()
+    )
+    if learnt and isinstance(limit, int) and ids.shape[1] > limit:
+        raise ValueError(f"the input has {ids.shape[1]} tokens, the model has positions for {limit}: cut it")
 
 
 def _listed(value: Any) -> bool:
@@ -130,10 +179,8 @@ def _tokenizer(model: nn.Module, tokenizer: Any, wanted: bool = True) -> Any:
         return tokenizer
     place = getattr(_config(model), "_name_or_path", "")
     if place:
-        from transformers import AutoTokenizer
-
         try:
-            return AutoTokenizer.from_pretrained(place)
+            return _loaded(place, wanted)
         except (OSError, ValueError, ImportError, KeyError) as error:
             if wanted:
                 raise ValueError(
@@ -145,13 +192,20 @@ def _tokenizer(model: nn.Module, tokenizer: Any, wanted: bool = True) -> Any:
     return None
 
 
+@lru_cache(maxsize=4)
+def _loaded(place: str, ask_the_hub: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(place, local_files_only=not ask_the_hub)
+
+
 def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
     tokenizer = _tokenizer(model, tokenizer)
     offsets = bool(getattr(tokenizer, "is_fast", False))
     coded = [
         tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=offsets) for text in texts
     ]
-    empty = [text for text, code in zip(texts, coded, strict=True) if not code["input_ids"]]
+    empty = [text for text, code in zip(texts, coded, strict=True) if all(code["special_tokens_mask"])]
     if not texts or empty:
         raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
     ids = [code["input_ids"] for code in coded]
@@ -195,6 +249,15 @@ def _unknown(tokenizer: Any) -> int | None:
     return None
 
 
+def _special(tokenizer: Any, ids: Tensor) -> Tensor:
+    """Which ids only frame a text. An unknown or masked word is a word."""
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+    frame = {getattr(tokenizer, name, None) for name in names}
+    words = {getattr(tokenizer, name, None) for name in ("unk_token_id", "mask_token_id")}
+    special = ({*tokenizer.all_special_ids} - words) | frame
+    return torch.tensor([[one in special for one in row] for row in ids.tolist()])
+
+
 def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
     """Tokens as a reader knows them: byte-level and sentence pieces decoded, word pieces as they are."""
     out = []
@@ -229,10 +292,7 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
         known = _tokenizer(model, tokenizer, wanted=False)
         if known is not None:
             made.tokens, made.unknown = _words(known, ids), _unknown(known)
-            flags = [
-                known.get_special_tokens_mask(row, already_has_special_tokens=True) for row in ids.tolist()
-            ]
-            made.special = torch.tensor(flags).bool()
+            made.special = _special(known, ids)
         else:
             made.tokens = [[str(one) for one in row] for row in ids.tolist()]
     if isinstance(pixels, Tensor) and pixels.dim() == 4:
@@ -283,9 +343,11 @@ def patch_of(model: nn.Module) -> tuple[int, int] | None:
 
 
 def _add_grid(model: nn.Module, made: Inputs, pixels: Tensor) -> None:
-    patch = patch_of(model)
+    patch, config = patch_of(model), _config(model)
     made.image = int(pixels.shape[-2]), int(pixels.shape[-1])
-    if patch is not None:
+    # Tokens after the patches (YOLOS) or patches left out and shuffled (MAE): nobody knows which is which.
+    other = any(getattr(config, name, None) is not None for name in ("num_detection_tokens", "mask_ratio"))
+    if patch is not None and not other:
         made.grid = made.image[0] // patch[0], made.image[1] // patch[1]
 
 
@@ -309,11 +371,15 @@ def _add_target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> None:
     words = [[str(one) for one in row] for row in ids.tolist()] if known is None else _words(known, ids.cpu())
     made.extra["target tokens"] = words
     if known is not None:
-        flags = [known.get_special_tokens_mask(row, already_has_special_tokens=True) for row in ids.tolist()]
-        made.extra["target special"] = torch.tensor(flags).bool()
+        made.extra["target special"] = _special(known, ids.cpu())
 
 
 def _target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if decoder is None and made.labels is not None and made.labels.dim() == 2 and shift is not None:
+        made.arguments["decoder_attention_mask"] = (made.labels != -100).long()
+        shifted: Tensor = shift(labels=made.labels)
+        return shifted
     if isinstance(decoder, str) or (_listed(decoder) and decoder and isinstance(decoder[0], str)):
         texts = [decoder] if isinstance(decoder, str) else list(decoder)
         known = _tokenizer(model, tokenizer)

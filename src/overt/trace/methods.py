@@ -8,7 +8,7 @@ from a `Trace`, which has them as methods.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, Union
@@ -37,6 +37,8 @@ class Asked:
 
 def ask(graph: Graph, queries: Numbers, layers: Numbers, heads: Heads, residual: float) -> Asked:
     """Check the arguments that all methods share."""
+    listed: Any = heads
+    heads = listed.tolist() if hasattr(listed, "tolist") else heads
     check_heads(heads, graph.heads)
     check_residual(residual)
     heads = heads if isinstance(heads, str) else list(heads)
@@ -111,7 +113,7 @@ def flow_of(graph: Graph, asked: Asked, threads: int | None = None, progress: bo
     known: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
     highest = max(graph.level_of(layer) for layer in asked.layers)
     at_once = max(1, MOST_CELLS // (highest * graph.tokens**2))
-    with watching(progress) as watch:
+    with watching(progress, batch * (copies * len(asked.layers) if each else 1)) as watch:
         for start in range(0, batch, at_once):
             some = graph.examples(start, start + at_once)
             levels = _levels(some, asked, highest)
@@ -231,6 +233,7 @@ def raw(
     mask: Any = None,
     encoder: Arrays | None = None,
     cross: Arrays | None = None,
+    visible: Any = None,
     queries: Numbers = None,
     layers: Numbers = None,
     heads: Heads = "mean",
@@ -242,7 +245,7 @@ def raw(
 
     The arguments are those of `rollout`.
     """
-    graph, back = graph_of(attentions, mask, encoder, cross)
+    graph, back = graph_of(attentions, mask, encoder, cross, visible)
     return back(read(graph, raw_of, queries, layers, heads, residual, normalize, receptive_field))
 
 
@@ -252,6 +255,7 @@ def rollout(
     mask: Any = None,
     encoder: Arrays | None = None,
     cross: Arrays | None = None,
+    visible: Any = None,
     queries: Numbers = None,
     layers: Numbers = None,
     heads: Heads = "mean",
@@ -268,6 +272,9 @@ def rollout(
         mask: (batch, token), 0 or False at padding; tokens are source, then target in an encoder–decoder.
         encoder: an encoder–decoder's encoder maps.
         cross: its cross-attention maps, (batch, head, target, source) per decoder layer.
+        visible: boolean (batch or 1, query, key), which cells attention may fill, for `receptive_field`: one
+            for all layers or one per layer, such as a sliding window's. None takes the lower triangle for
+            causal maps and everything for others.
         queries: which rows; all by default.
         layers: which layers; all by default. Negative numbers count from the end.
         heads: "mean" averages all heads; a list averages those, in every layer; "each" gives each head's
@@ -281,7 +288,7 @@ def rollout(
         (batch, layer, query, token) in float64, an array for arrays and a tensor for tensors; (batch, layer,
         head, query, token) for `heads="each"`. Zeros at padding.
     """
-    graph, back = graph_of(attentions, mask, encoder, cross)
+    graph, back = graph_of(attentions, mask, encoder, cross, visible)
     return back(read(graph, rollout_of, queries, layers, heads, residual, normalize, receptive_field))
 
 
@@ -291,6 +298,7 @@ def flow(
     mask: Any = None,
     encoder: Arrays | None = None,
     cross: Arrays | None = None,
+    visible: Any = None,
     queries: Numbers = None,
     layers: Numbers = None,
     heads: Heads = "mean",
@@ -310,6 +318,7 @@ def flow(
         mask: as for `rollout`.
         encoder: as for `rollout`.
         cross: as for `rollout`.
+        visible: as for `rollout`.
         queries: which rows; one costs what one costs.
         layers: which layers.
         heads: "mean", a list, or "each".
@@ -319,13 +328,17 @@ def flow(
         threads: how many; all cores by default, where the work is worth it.
         progress: show a bar; by default where it would take more than a few seconds on a terminal.
     """
-    graph, back = graph_of(attentions, mask, encoder, cross)
+    graph, back = graph_of(attentions, mask, encoder, cross, visible)
     method = partial(flow_of, threads=threads, progress=progress)
     return back(read(graph, method, queries, layers, heads, residual, normalize, receptive_field))
 
 
 def graph_of(
-    attentions: Arrays, mask: Any = None, encoder: Arrays | None = None, cross: Arrays | None = None
+    attentions: Arrays,
+    mask: Any = None,
+    encoder: Arrays | None = None,
+    cross: Arrays | None = None,
+    visible: Any = None,
 ) -> tuple[Graph, Callable[[Tensor], Any]]:
     """Arrays as a graph, and the way back from tensors to the kind of array that came."""
     maps, tensors = _layers("attentions", attentions)
@@ -349,6 +362,9 @@ def graph_of(
                 f"encoder must have maps of {source} queries and keys, as cross has, "
                 f"got {tuple(below[0].shape[-2:])}"
             )
+    for name, group in (("encoder", below), ("cross", across)):
+        if group and group[0].shape[0] != batch:
+            raise ValueError(f"{name} must have the batch of attentions, {batch}, got {group[0].shape[0]}")
     tokens = source + queries
     if mask is None:
         real = torch.ones(batch, tokens, dtype=torch.bool)
@@ -356,10 +372,8 @@ def graph_of(
         real = torch.as_tensor(mask).cpu() != 0
         if real.shape != (batch, tokens):
             raise ValueError(f"mask must have shape {(batch, tokens)}, got {tuple(real.shape)}")
-    causal = queries > 1 and all(not bool(cells.triu(1).any()) for cells in maps)
-    seen = torch.ones(1, queries, queries, dtype=torch.bool).tril() if causal else None
-    visible = [seen] * len(maps) + [None] * (len(below) + len(across))
-    graph = Graph(maps, real, below, across, visible)
+    graph = Graph(maps, real, below, across)
+    graph = replace(graph, visible=_visible(graph, visible))
 
     def back(values: Tensor) -> Any:
         return values if tensors else values.numpy()
@@ -367,8 +381,32 @@ def graph_of(
     return graph, back
 
 
+def _visible(graph: Graph, given: Any) -> list[Tensor | None]:
+    """Which cells each map may fill: as told, or by whether all maps are causal."""
+    rest: list[Tensor | None] = [None] * (len(graph.encoder) + len(graph.cross))
+    n = graph.queries
+    if given is None:
+        # Padding's rows may hold anything, so they have no say.
+        real = graph.without_padding().maps
+        causal = n > 1 and all(not bool(cells.triu(1).any()) for cells in real)
+        seen = torch.ones(1, n, n, dtype=torch.bool).tril() if causal else None
+        return [seen] * graph.layers + rest
+    listed = given if isinstance(given, list | tuple) else [given] * graph.layers
+    masks: list[Tensor | None] = [_tensor(one) != 0 for one in listed]
+    sizes = {tuple(one.shape) for one in masks if one is not None}
+    if len(masks) != graph.layers or not sizes <= {(1, n, n), (graph.mask.shape[0], n, n)}:
+        raise ValueError(
+            f"visible must have shape (1, {n}, {n}) or ({graph.mask.shape[0]}, {n}, {n}), one for all layers "
+            f"or one per layer, got {len(masks)} of {sorted(sizes)}"
+        )
+    return masks + rest
+
+
 def _layers(name: str, value: Arrays) -> tuple[list[Tensor], bool]:
     """Maps, one tensor per layer, and whether tensors came."""
+    if value is None or isinstance(value, Mapping) or (isinstance(value, tuple) and None in value):
+        what = type(value).__name__ if not isinstance(value, tuple) else "a tuple with None in it"
+        raise ValueError(f"{name} must be attention maps, such as a model's output.attentions, got {what}")
     listed = isinstance(value, list | tuple)
     tensors = isinstance(value, Tensor) or (listed and len(value) > 0 and isinstance(value[0], Tensor))
     if listed and len(value) == 0:

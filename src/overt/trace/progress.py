@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 PATIENCE = 3.0  # seconds; shorter runs show nothing
+WORTH_ESTIMATING = 10**7  # cells × sources; less is done before an estimate is
 
 
 @contextmanager
-def watching(progress: bool | None) -> Iterator[Callable[..., Any]]:
+def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
     """A function that runs the solver, with a bar on standard error where it is worth one.
 
     Args:
         progress: True or False; None shows a bar on a terminal where more than a few seconds are left.
+        jobs: how many times the solver will run.
     """
     shown = sys.stderr.isatty() if progress is None else progress
     if not shown:
@@ -29,25 +31,30 @@ def watching(progress: bool | None) -> Iterator[Callable[..., Any]]:
         transient=True,
     )  # fmt: skip
     task: Any = None
+    runs = 0
 
     def run(solve: Callable[..., Any], levels: Any, sources: Any, threads: int | None) -> Any:
         from overt.trace.maxflow import compiled, estimate
 
-        nonlocal task
-        if not compiled():
-            bar.console.print("attention flow: compiling, once (about 15 s)", style="dim")
-        seconds = estimate(levels, sources, threads) if levels.size * len(sources) > 10**7 else 0.0
-        if seconds > PATIENCE and task is None:
-            bar.console.print(f"attention flow: about {seconds:.0f} s (Ctrl-C stops it)", style="dim")
-            bar.start()
-            task = bar.add_task("attention flow", total=1.0)
+        nonlocal task, runs
+        if runs == 0:
+            if not compiled():
+                bar.console.print("attention flow: compiling, once (about 15 s)", style="dim")
+            worth = levels.size * len(sources) * jobs > WORTH_ESTIMATING
+            seconds = jobs * estimate(levels, sources, threads) if worth else 0.0
+            if seconds > PATIENCE:
+                bar.console.print(f"attention flow: about {seconds:.0f} s (Ctrl-C stops it)", style="dim")
+                bar.start()
+                task = bar.add_task("attention flow", total=float(jobs))
 
         def report(done: int, total: int, left: float | None) -> None:
             del left
             if task is not None:
-                bar.update(task, completed=done / max(total, 1))
+                bar.update(task, completed=runs + done / max(total, 1))
 
-        return solve(levels, sources, threads=threads, report=report)
+        found = solve(levels, sources, threads=threads, report=report)
+        runs += 1
+        return found
 
     try:
         yield run

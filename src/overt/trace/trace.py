@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from overt.mechanisms.chain import Chain
 from overt.trace import importance
 from overt.trace.capture import Call, watching
 from overt.trace.graph import Graph, Heads
-from overt.trace.importance import Gradient, Output, Subject
+from overt.trace.importance import Gradient, Output, Subject, differentiable, with_history
 from overt.trace.inputs import Inputs, prepare
 from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
 from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
@@ -68,7 +70,8 @@ class Trace:
         graph: what the maps hold: "attention", "effective", "gradient" or "norm".
         parts: of an evolving model traced with `parts=True`: "attention", the layer's own map; "convolution",
             what the convolution makes of it and the previous map; "fused", the map in use. Each has one map
-            per layer, None where a chain starts and there is no convolution.
+            per layer, None where a chain starts and there is no convolution. Of an encoder–decoder these are
+            the decoder's self-attention; "encoder attention", "cross attention" and so on are the others.
         draws: of a Bayesian model traced with `samples`, the maps of each posterior sample; `maps` are their
             means then.
         visible: which cells each map may fill, boolean (batch or 1, query, key) or None for all.
@@ -106,6 +109,10 @@ class Trace:
         if isinstance(index, slice):
             rows = list(range(len(self)))[index]
         else:
+            try:
+                index = operator.index(index)
+            except TypeError:
+                raise TypeError(f"examples are taken by number or slice, got {index!r}") from None
             if not -len(self) <= index < len(self):
                 raise IndexError(f"trace holds {len(self)} examples, got {index}")
             rows = [index % len(self)]
@@ -152,6 +159,11 @@ class Trace:
             grid=self.grid,
             image=self.image,
             graph=self.graph,
+            parts={
+                name.removeprefix("encoder "): maps
+                for name, maps in self.parts.items()
+                if name.startswith("encoder ")
+            },
             draws=[Draw(draw.encoder_maps) for draw in self.draws],
             visible=self.visible[len(self.maps) : len(self.maps) + len(self.encoder_maps)],
         )
@@ -183,6 +195,14 @@ class Trace:
             [getattr(self.draw(number), method)(**arguments) for number in range(len(self.draws))]
         )
         return Spread(found.mean(dim=0), found.std(dim=0, correction=0))
+
+    def main_queries(self) -> list[int]:
+        """The row of each example that says most: CLS, or the last real token where later ones see more."""
+        if self.kind == "encoder":
+            return [0] * len(self)
+        real = self.mask[:, self.mask.shape[1] - self.maps[0].shape[-2] :]
+        places = torch.arange(real.shape[1]).expand_as(real).masked_fill(~real, 0)
+        return [int(place) for place in places.max(dim=1).values]
 
     def _graph(self) -> Graph:
         return Graph(
@@ -338,8 +358,9 @@ class Trace:
             "maps": self.maps,
             "encoder_maps": self.encoder_maps,
             "cross": self.cross,
-            **{f"parts.{name}": maps for name, maps in self.parts.items()},
         }
+        # The fused parts are the maps themselves.
+        groups |= {f"parts.{name}": maps for name, maps in self.parts.items() if not name.endswith("fused")}
         for number, drawn in enumerate(self.draws):
             groups[f"draws.{number}.maps"] = drawn.maps
             groups[f"draws.{number}.encoder_maps"] = drawn.encoder_maps
@@ -362,7 +383,7 @@ class Trace:
             "paths": self.paths,
             "visible": seen,
             "draws": len(self.draws),
-            "layers": len(self.maps),
+            "parts": {name: len(maps) for name, maps in self.parts.items()},
         }
         path = Path(path)
         part = path.with_name(path.name + ".part")
@@ -399,12 +420,13 @@ class Trace:
                 found.append(tensors[f"{name}.{len(found)}"])
             return found
 
-        layers = int(about["layers"])
-        parts = {
-            name: [tensors.get(f"parts.{name}.{i}") for i in range(layers)]
-            for name in PARTS
-            if f"parts.{name}.{layers - 1}" in tensors
+        parts: dict[str, list[Tensor | None]] = {
+            name: [tensors.get(f"parts.{name}.{i}") for i in range(int(count))]
+            for name, count in about["parts"].items()
         }
+        for name, maps in (("", "maps"), ("encoder ", "encoder_maps"), ("cross ", "cross")):
+            if f"{name}fused" in parts:
+                parts[f"{name}fused"] = [*group(maps)]
         draws = [
             Draw(group(f"draws.{i}.maps"), group(f"draws.{i}.encoder_maps"), group(f"draws.{i}.cross"))
             for i in range(int(about["draws"]))
@@ -444,14 +466,17 @@ class _Collector:
         self.maps: list[Tensor] = []
         self.live: list[Tensor] = []  # weights that gradients will be asked for
         self.parts: list[dict[str, Tensor]] = []
+        self.stacks: dict[str, None] = {}  # all that ran, in order
 
     def __call__(self, call: Call) -> None:
+        self.stacks[call.chain] = None
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
             return
-        self.calls.append(Call(call.path, call.chain, call.kind, call.weights[:0], call.visible))
+        nothing = torch.empty(0)  # a view of the weights, however small, would keep all of them
+        self.calls.append(Call(call.path, call.chain, call.kind, nothing, call.visible))
         if self.graph == "gradient":
             self.live.append(call.weights)
-            self.maps.append(call.weights[:0])
+            self.maps.append(nothing)
         elif self.graph == "norm":
             self.maps.append(_kept(norm_map(call, self.heads)))
         elif self.graph == "effective":
@@ -535,12 +560,16 @@ def trace(
     model = _unwrapped(model)
     given = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     collector = _Collector(graph, heads, parts, stack)
-    values = graph in ("effective", "norm")
-    with watching(model, collector, values=values, parts=parts), torch.set_grad_enabled(graph == "gradient"):
-        result = model(**given.arguments)
-    made = _assembled(model, given, collector, output)
-    if graph == "gradient":
-        _by_gradient(made, collector, result, target, query)
+    values, slopes = graph in ("effective", "norm"), graph == "gradient"
+    with ExitStack() as contexts:
+        contexts.enter_context(watching(model, collector, values=values, parts=parts))
+        contexts.enter_context(differentiable(model) if slopes else torch.no_grad())
+        result = model(**(with_history(given.arguments) if slopes else given.arguments))
+        if slopes:
+            made = _assembled(model, given, collector, output)
+            _by_gradient(made, collector, result, target, query)
+    if not slopes:
+        made = _assembled(model, given, collector, output)
     if samples:
         _add_draws(model, given, made, collector, samples, seed)
     return made
@@ -564,23 +593,26 @@ class _Sorted(NamedTuple):
     cross: list[int]
 
 
-def _sorted(
-    calls: Sequence[Call], maps: Sequence[Tensor], stack: str | None, live: Sequence[Tensor]
-) -> _Sorted:
+def _sorted(collector: _Collector, sizes: Sequence[Tensor]) -> _Sorted:
     """Which calls are the encoder's, the decoder's and cross-attention."""
+    calls = collector.calls
+    names = ", ".join(repr(chain) for chain in collector.stacks)
+    several = f"the model attends in several stacks, choose one by stack=…: {names}"
     if not calls:
-        place = "" if stack is None else f" in {stack!r}"
-        raise ValueError(f"no attention ran{place}: nothing to trace")
-    cross = [number for number, call in enumerate(calls) if call.kind == "cross"]
-    chains = list(dict.fromkeys(call.chain for call in calls if call.kind != "cross"))
-    by_chain = {
-        chain: [n for n, call in enumerate(calls) if call.chain == chain and call.kind != "cross"]
-        for chain in chains
-    }
+        if collector.stack is None:
+            raise ValueError("no attention ran: nothing to trace")
+        raise ValueError(f"no attention ran in {collector.stack!r}; stacks that did: {names}")
+    kept = [number for number, call in enumerate(calls) if call.chain != call.path]
+    kept = kept or list(range(len(calls)))  # an attention outside of all lists of layers pools what they made
+    cross = [number for number in kept if calls[number].kind == "cross"]
+    by_chain: dict[str, list[int]] = {}
+    for number in kept:
+        if calls[number].kind != "cross":
+            by_chain.setdefault(calls[number].chain, []).append(number)
+    chains = list(by_chain)
     if not cross:
         if len(chains) > 1:
-            names = ", ".join(repr(chain) for chain in chains)
-            raise ValueError(f"the model attends in several stacks, choose one by stack=…: {names}")
+            raise ValueError(several)
         own = by_chain[chains[0]]
         kind: TraceKind = "causal" if all(_causal(calls[number]) for number in own) else "encoder"
         found = _Sorted(kind, own, [], [])
@@ -589,15 +621,13 @@ def _sorted(
         decoder = [n for chain in chains if chain in across for n in by_chain[chain]]
         others = [chain for chain in chains if chain not in across]
         if len(across) > 1 or len(others) > 1:
-            names = ", ".join(repr(chain) for chain in chains)
-            raise ValueError(f"the model attends in several stacks, choose one by stack=…: {names}")
+            raise ValueError(several)
         if len(decoder) != len(cross):
             raise ValueError(
                 f"the decoder has {len(decoder)} self-attentions and {len(cross)} cross-attentions; "
                 "only one of each per layer is supported"
             )
         found = _Sorted("encoder–decoder", decoder, by_chain[others[0]] if others else [], cross)
-    sizes = live or maps
     for group in (found.maps, found.encoder, found.cross):
         shapes = {(sizes[n].shape[0], *sizes[n].shape[-2:]) for n in group}
         if len(shapes) > 1:
@@ -615,6 +645,26 @@ def _sorted(
     return found
 
 
+def _check_whole(model: nn.Module, calls: Sequence[Call], found: _Sorted) -> None:
+    """Refuse a stack some of whose layers mix tokens without attention, which no map would show."""
+    for group in (found.maps, found.encoder):
+        paths = [calls[number].path for number in group]
+        chain = calls[group[0]].chain if group else ""
+        try:
+            layers = model.get_submodule(chain)
+        except AttributeError:
+            continue
+        if not group or chain == paths[0] or not isinstance(layers, nn.ModuleList):
+            continue
+        seen = {int(path.removeprefix(chain + ".").split(".")[0]) for path in paths}
+        if missing := sorted(set(range(len(layers))) - seen):
+            shown = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
+            raise ValueError(
+                f"layers {shown} of {chain} do not attend (a convolution or a state space instead?), so maps "
+                "alone do not tell how tokens mix: not supported"
+            )
+
+
 def _causal(call: Call) -> bool:
     """Whether a map is causal: by its mask where there is one to see, else as its module says."""
     seen = call.visible
@@ -626,7 +676,8 @@ def _causal(call: Call) -> bool:
 def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: Output | None) -> Trace:
     """What was collected, sorted into a trace."""
     calls, maps = collector.calls, collector.maps
-    found = _sorted(calls, maps, collector.stack, collector.live)
+    found = _sorted(collector, collector.live or maps)
+    _check_whole(model, calls, found)
     sizes = collector.live or maps
     batch = sizes[found.maps[0]].shape[0]
     queries = sizes[found.maps[0]].shape[-2]
@@ -646,7 +697,9 @@ def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: O
     if collector.with_parts:
         if not any(collector.parts):
             raise ValueError("parts=True needs evolving attention, which this model has not")
-        parts = {name: [collector.parts[n].get(name) for n in found.maps] for name in PARTS}
+        for kind, numbers in (("", found.maps), ("encoder ", found.encoder), ("cross ", found.cross)):
+            if any(collector.parts[n] for n in numbers):
+                parts |= {f"{kind}{name}": [collector.parts[n].get(name) for n in numbers] for name in PARTS}
     return Trace(
         kind=found.kind,
         maps=[maps[n] for n in found.maps],
@@ -690,6 +743,9 @@ def _token_axis(
         if pictured and given.grid is not None:
             words, special = _patch_names(batch, length, given.grid)
         if words is None or len(words) != batch or any(len(one) != length for one in words):
+            if given.extra.get("named") and call is not None:
+                sizes = [len(one) for one in words or ()]
+                raise ValueError(f"tokens must be {batch} lists of {length} words, got lists of {sizes}")
             words = [[str(number) for number in range(length)] for _ in range(batch)]
         if special is None or special.shape != (batch, length):
             special = torch.zeros(batch, length, dtype=torch.bool)
@@ -729,7 +785,7 @@ def _by_gradient(made: Trace, collector: _Collector, result: Any, target: Any, q
     goal = subject.target(logits.detach(), target, places)
     score = logits[:, places].gather(-1, goal.unsqueeze(-1)).sum()
     collector.take_gradients(score)
-    found = _sorted(collector.calls, collector.maps, collector.stack, [])
+    found = _sorted(collector, collector.maps)
     made.maps = [collector.maps[n] for n in found.maps]
     made.encoder_maps = [collector.maps[n] for n in found.encoder]
     made.cross = [collector.maps[n] for n in found.cross]
@@ -745,7 +801,7 @@ def _add_draws(
         drawing = _sampling(model, given, number, seed)
         with drawing as arguments, watching(model, collector, values=values), torch.no_grad():
             model(**arguments)
-        found = _sorted(collector.calls, collector.maps, first.stack, [])
+        found = _sorted(collector, collector.maps)
         groups = ([collector.maps[n] for n in group] for group in (found.maps, found.encoder, found.cross))
         made.draws.append(Draw(*groups))
     for name in ("maps", "encoder_maps", "cross"):

@@ -23,15 +23,6 @@ def bar(value: float, largest: float, width: int = BAR) -> str:
     return ("█" * whole + BLOCKS[rest]).ljust(width)[:width]
 
 
-def default_query(trace: Trace) -> int:
-    """The row that a reader wants first: CLS, or the last real token where later ones see more."""
-    if trace.kind == "encoder":
-        return 0
-    queries = trace.maps[0].shape[-2]
-    real = trace.mask[0, trace.mask.shape[1] - queries :]
-    return int(real.nonzero()[-1]) if bool(real.any()) else queries - 1
-
-
 def table(
     trace: Trace,
     methods: Sequence[str] = ("raw", "rollout", "flow"),
@@ -56,7 +47,7 @@ def table(
     from rich.markup import escape
     from rich.table import Table
 
-    query = default_query(trace) if query is None else query
+    query = trace.main_queries()[0] if query is None else query
     columns = {}
     for method in methods:
         given = {} if method in ("blankout", "gradients") else {"layers": layer, **arguments}
