@@ -21,7 +21,7 @@ Report = Callable[[int, int, float | None], object]
 _REPORT_SECONDS = 0.2
 # A rough guess, for each pair, level and node; below a short time, starting threads would not pay.
 _SECONDS_PER_STEP = 1e-7
-_SHORT_SECONDS = 0.02
+_SHORT_SECONDS = 0.008
 # An estimate samples at most this many sinks, and stops after this time.
 _SAMPLES = 24
 _SAMPLE_SECONDS = 1.0
