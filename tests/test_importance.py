@@ -422,3 +422,12 @@ def test_frozen_models_and_inference_mode_have_gradients() -> None:
 def test_mistaken_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         overt.trace(BY_NAME["BERT"].make(), tokens()).blankout(**arguments)
+
+
+def test_gradient_maps_of_padded_causal_models_are_those_of_each_alone() -> None:
+    model = BY_NAME["Llama"].make()
+    ids = tokens(2, 6)
+    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+    both = overt.trace(model, {"input_ids": ids, "attention_mask": mask}, graph="gradient")
+    alone = overt.trace(model, ids[1:, :4], graph="gradient")
+    torch.testing.assert_close(both.maps[1][1:, :4, :4], alone.maps[1], atol=1e-6, rtol=1e-3)

@@ -336,6 +336,11 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     save_file({"x": torch.ones(1)}, tmp_path / "other")
     with pytest.raises(ValueError, match="holds no trace"):
         overt.Trace.load(tmp_path / "other")
+    for about in ("{}", "[1]", "nonsense", '{"parts": {}, "draws": 0, "tokens": [["a"]]}'):
+        save_file({"mask": torch.ones(1, 2)}, tmp_path / "broken", {"format": "1", "overt": about})
+        with pytest.raises(ValueError, match="holds a broken trace") as caught:
+            overt.Trace.load(tmp_path / "broken")
+        assert "\n" not in str(caught.value)
 
 
 def test_examples_are_taken_out_whole() -> None:

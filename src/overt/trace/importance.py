@@ -70,7 +70,6 @@ class Subject:
             name = "logits"
             if self._contrasts(given):
                 name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
-                self.contrasts = True
             found = given.get(name) if isinstance(given, dict) else getattr(given, name, None)
             if found is None:
                 raise ValueError(

@@ -19,7 +19,7 @@ from overt import _check
 from overt.mechanisms.chain import Chain
 from overt.trace import importance
 from overt.trace.capture import Call, watching
-from overt.trace.graph import Graph, Heads
+from overt.trace.graph import Graph, Heads, numbers
 from overt.trace.importance import Gradient, Output, Subject, differentiable, with_history
 from overt.trace.inputs import Inputs, prepare
 from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
@@ -412,7 +412,14 @@ class Trace:
             raise ValueError(f"{path} is no safetensors file: {error}") from None
         if metadata.get("format") != FORMAT or "overt" not in metadata:
             raise ValueError(f"{path} holds no trace of this version of overt")
-        about = json.loads(metadata["overt"])
+        try:
+            return cls._made(tensors, json.loads(metadata["overt"]))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ValueError(f"{path} holds a broken trace ({type(error).__name__}: {error})") from None
+
+    @classmethod
+    def _made(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Trace:
+        """A trace from what a file holds."""
 
         def group(name: str) -> list[Tensor]:
             found: list[Tensor] = []
@@ -431,10 +438,14 @@ class Trace:
             Draw(group(f"draws.{i}.maps"), group(f"draws.{i}.encoder_maps"), group(f"draws.{i}.cross"))
             for i in range(int(about["draws"]))
         ]
-        visible = group("visible")
+        visible, read = group("visible"), group("maps")
+        if not read or [len(words) for words in about["tokens"]] != [tensors["mask"].shape[1]] * len(
+            tensors["mask"]
+        ):
+            raise ValueError("maps, mask and tokens do not fit")
         return cls(
             kind=about["kind"],
-            maps=group("maps"),
+            maps=read,
             mask=tensors["mask"],
             tokens=about["tokens"],
             special=tensors["special"],
@@ -516,7 +527,7 @@ def trace(
     heads: bool = False,
     graph: GraphKind = "attention",
     target: Any = None,
-    query: int = -1,
+    query: int | None = None,
     parts: bool = False,
     samples: int = 0,
     seed: int = 0,
@@ -544,7 +555,8 @@ def trace(
             "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient": max(0, A ⊙ ∂y/∂A)
             with y the target's logit. Rows of these two are made to sum to one before the residual joins.
         target: of "gradient": class or token, or one per example; by default as for `Trace.blankout`.
-        query: of "gradient", for models with one output per position: which one.
+        query: of "gradient", for models with one output per position: which one; by default the first of an
+            encoder's, the last real one of others'.
         parts: keep the parts of an evolving model's maps.
         samples: number of posterior samples of a Bayesian model; 0 traces the mean of its weights.
         seed: of the samples' noise.
@@ -702,15 +714,15 @@ def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: O
                 parts |= {f"{kind}{name}": [collector.parts[n].get(name) for n in numbers] for name in PARTS}
     return Trace(
         kind=found.kind,
-        maps=[maps[n] for n in found.maps],
+        maps=[sizes[n] for n in found.maps],
         mask=mask,
         tokens=words,
         special=special,
         offsets=offsets,
         grid=given.grid,
         image=given.image if pictured else None,
-        encoder_maps=[maps[n] for n in found.encoder],
-        cross=[maps[n] for n in found.cross],
+        encoder_maps=[sizes[n] for n in found.encoder],
+        cross=[sizes[n] for n in found.cross],
         graph=collector.graph,
         parts=parts,
         visible=[calls[n].visible for n in order],
@@ -777,14 +789,17 @@ def _patch_names(batch: int, length: int, grid: tuple[int, int]) -> tuple[Any, A
     return [names] * batch, special
 
 
-def _by_gradient(made: Trace, collector: _Collector, result: Any, target: Any, query: int) -> None:
+def _by_gradient(made: Trace, collector: _Collector, result: Any, target: Any, query: int | None) -> None:
     subject = made.subject
     assert subject is not None
     logits = subject.logits_in(result)
-    places = [0] if logits.shape[1] == 1 else [query % logits.shape[1]]
-    goal = subject.target(logits.detach(), target, places)
-    score = logits[:, places].gather(-1, goal.unsqueeze(-1)).sum()
-    collector.take_gradients(score)
+    examples = list(range(len(made)))
+    queries = made.main_queries() if query is None else [query] * len(made)
+    queries = [0] * len(made) if logits.shape[1] == 1 else numbers("query", queries, logits.shape[1])
+    asked = sorted(set(queries))
+    goal = subject.target(logits.detach(), target, asked)
+    chosen = goal[examples, [asked.index(one) for one in queries]]
+    collector.take_gradients(logits[examples, queries, chosen].sum())
     found = _sorted(collector, collector.maps)
     made.maps = [collector.maps[n] for n in found.maps]
     made.encoder_maps = [collector.maps[n] for n in found.encoder]
