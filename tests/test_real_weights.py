@@ -63,3 +63,30 @@ def test_smollm_generates_the_same_with_and_without_its_cache() -> None:
     cached = model.generate(**prompt, **settings)
     assert torch.equal(cached, model.generate(**prompt, **settings, use_cache=False))
     assert "Paris" in tokenizer.decode(cached[0])
+
+
+def test_minilm_is_traced_and_its_flow_is_networkx(minilm: tuple[Any, dict[str, Any]]) -> None:
+    import networkx as nx
+
+    model, inputs = minilm
+    traced = overt.trace(model, inputs)
+    plain = transformers.AutoModel.from_pretrained(
+        model.config._name_or_path, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        expected = plain(**inputs, output_attentions=True).attentions
+    real = traced.mask[:, :, None] & traced.mask[:, None]
+    for ours, theirs in zip(traced.maps, expected, strict=True):
+        torch.testing.assert_close(ours[real], theirs.mean(dim=1)[real], atol=1e-5, rtol=1e-4)
+    flows = traced.flow(queries=0)[0, :, 0]
+    n = int(traced.mask[0].sum())
+    graph = nx.DiGraph()
+    for layer, cells in enumerate(traced.maps, 1):
+        level = 0.5 * cells[0, :n, :n].double() + 0.5 * torch.eye(n, dtype=torch.float64)
+        level = level / level.sum(dim=-1, keepdim=True)
+        for i in range(n):
+            for j in range(n):
+                graph.add_edge((layer, i), (layer - 1, j), capacity=float(level[i, j]))
+    for layer, token in ((2, 1), (4, n - 1), (6, 2)):
+        exact = nx.maximum_flow_value(graph, (layer, 0), (0, token))
+        assert float(flows[layer - 1, token]) == pytest.approx(exact, abs=1e-9)
