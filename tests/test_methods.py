@@ -350,6 +350,13 @@ def test_what_is_no_map_is_named(wrong: Any) -> None:
         overt.rollout(wrong)
 
 
+def test_threads_are_counted() -> None:
+    for threads in (0, "2", 1.5):
+        with pytest.raises(ValueError, match="threads must be a whole number of at least 1"):
+            overt.flow(GOOD, threads=threads)
+    np.testing.assert_array_equal(overt.flow(GOOD, threads=2), overt.flow(GOOD, threads=1))
+
+
 def test_heads_come_as_arrays_too() -> None:
     attentions = maps(1, 2, 3, 4)
     np.testing.assert_array_equal(

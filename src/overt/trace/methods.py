@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overt import _check
 from overt.trace.graph import Graph, Heads, averaged, check_heads, check_residual, numbers, unit_rows
 from overt.trace.progress import watching
 
@@ -105,6 +106,8 @@ def rollout_of(graph: Graph, asked: Asked) -> Tensor:
 
 def flow_of(graph: Graph, asked: Asked, threads: int | None = None, progress: bool | None = None) -> Tensor:
     """Maximum flows from each query's node to each input, by an exact solver."""
+    if threads is not None:
+        _check.whole("threads", threads, 1)
     graph = graph.without_padding()
     each = asked.heads == "each"
     batch, copies = graph.mask.shape[0], graph.heads if each else 1
