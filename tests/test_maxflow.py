@@ -201,7 +201,8 @@ def test_a_few_records_are_enough_to_start_with(monkeypatch: pytest.MonkeyPatch)
     assert np.array_equal(maxflow.solve(maps, all_nodes(maps)), flows)
 
 
-def test_progress_is_reported_from_the_calling_thread() -> None:
+def test_progress_is_reported_from_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver, "_REPORT_SECONDS", 0.001)  # more than once on the fastest machine
     maps = with_residual(random_maps(np.random.default_rng(0), 8, 96, 3.0))
     seen = []
 
