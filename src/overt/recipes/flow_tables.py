@@ -135,7 +135,7 @@ def _form(
         request.console.print(f"[dim]{name}: trained before, kept in {folder}[/dim]")
     part = request.options["part"]
     tested = (corpus.test if part == "test" else corpus.natural)[:examples]
-    measure = partial(_measured, request, folder, name, FORMS[form], corpus, tested)
+    measure = partial(_measured, request, folder, name, corpus, tested)
     return {**row, "spearman": once(folder / f"spearman-{part}-{examples}.json", measure)}
 
 
@@ -143,6 +143,18 @@ def _network(corpus: linzen.Corpus, mechanisms: tuple[Mechanism, ...]) -> Agreem
     return AgreementClassifier(
         len(corpus.vocabulary), mechanisms, LAYERS, HEADS, WIDTH, linzen.LONGEST + 1, dropout=DROPOUT
     )
+
+
+def trained(folder: Path, corpus: linzen.Corpus) -> AgreementClassifier:
+    """The model that a run left in `form`/seed-n, in evaluation mode."""
+    from safetensors.torch import load_file
+
+    weights = folder / "model.safetensors"
+    if folder.parent.name not in FORMS or not weights.exists():
+        raise FileNotFoundError(f"no model in {folder}: run `overt reproduce flow-table-1` first")
+    model = _network(corpus, FORMS[folder.parent.name])
+    model.load_state_dict(load_file(weights))
+    return model.eval()
 
 
 def _train(
@@ -193,16 +205,11 @@ def _measured(
     request: Request,
     folder: Path,
     name: str,
-    mechanisms: tuple[Mechanism, ...],
     corpus: linzen.Corpus,
     tested: list[linzen.Prefix],
 ) -> dict[str, Any]:
     """Correlations with both references, and what is left of the rows when weights are shuffled."""
-    from safetensors.torch import load_file
-
-    model = _network(corpus, mechanisms)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
-    model.to(torch_device(request.device)).eval()
+    model = trained(folder, corpus).to(torch_device(request.device))
     found = batches(tested, TRACED, seed=0)
     ready = classifier_batches(found, corpus.collate)
     measured = correlated(model, ready, request.console, name, unk=linzen.UNK)
