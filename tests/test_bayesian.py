@@ -17,8 +17,8 @@ import overt
 from conftest import random_maps
 from overt.mechanisms.bayesian import BayesianEdgeLayer, BayesianLayer, noise
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
-from overt.mechanisms.bayesian.edges import edge_log_softmax
 from overt.mechanisms.bayesian.naive import dense_kl, log_noise, lognormal_kl, weibull_gamma_kl
+from overt.mechanisms.edges import edge_log_softmax
 from overt.mechanisms.maps import causal, log_normalizer, softmax
 
 # Appendix B: every published setting, by task and variant.
@@ -590,8 +590,10 @@ def test_bad_edges_are_named() -> None:
         layer(torch.zeros(9, 3), edges, 5, overt.Chain(step=0), key)
     with pytest.raises(ValueError, match="edge_index must number nodes from 0 to 3, got 0 … 4"):
         layer(torch.zeros(10, 3), edges, 4, overt.Chain(step=0), key[:4])
-    with pytest.raises(ValueError, match=r"key must have shape \(6, 3, 4\), got \(5, 3, 4\)"):
-        layer(torch.zeros(10, 3), edges, 6, overt.Chain(step=0), key)
+    with pytest.raises(ValueError, match="edge_index must number nodes from 0 to 3, got 0 … 4"):
+        layer(torch.zeros(10, 3), edges, 5, overt.Chain(step=0), key[:4])
+    with pytest.raises(ValueError, match=r"key must have shape \(nodes, 3, 4\), got \(5, 2, 4\)"):
+        layer(torch.zeros(10, 3), edges, 5, overt.Chain(step=0), key[:, :2])
 
 
 # --- Settings ---

@@ -29,6 +29,17 @@ def find(mechanisms: Sequence[Mechanism], wanted: type[T]) -> T | None:
     return found[0] if found else None
 
 
+def check_mechanisms(mechanisms: Sequence[Mechanism]) -> None:
+    """Refuse anything but a list of settings."""
+    if not isinstance(mechanisms, list | tuple):
+        raise TypeError(f"mechanisms must be a list, such as [Evolving()], got {mechanisms!r}")
+    for mechanism in mechanisms:
+        if not isinstance(mechanism, Mechanism):
+            raise TypeError(
+                f"mechanisms must be Evolving(…), Bayesian(…) or Synthesizer(…), got {mechanism!r}"
+            )
+
+
 class AttentionMap(nn.Module):
     """Logits → weights at one site.
 
@@ -38,13 +49,7 @@ class AttentionMap(nn.Module):
 
     def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
         super().__init__()
-        if not isinstance(mechanisms, list | tuple):
-            raise TypeError(f"mechanisms must be a list, such as [Evolving()], got {mechanisms!r}")
-        for mechanism in mechanisms:
-            if not isinstance(mechanism, Mechanism):
-                raise TypeError(
-                    f"mechanisms must be Evolving(…), Bayesian(…) or Synthesizer(…), got {mechanism!r}"
-                )
+        check_mechanisms(mechanisms)
         self.site = site
         synthesizer = find(mechanisms, Synthesizer)
         evolving = find(mechanisms, Evolving)

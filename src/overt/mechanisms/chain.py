@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from overt.mechanisms.site import Site
 
 Place = tuple[str, int]
+_around: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
 REENTRANT = (
     "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
     "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -31,6 +34,13 @@ class Chain:
     ```
 
     The chains of encoder, decoder-self and cross attention are kept apart inside it.
+
+    Graph attention also finds it by itself, for models whose `forward` has no place for one:
+
+    ```python
+    with overt.Chain(step=t) as chain:
+        loss = task_loss(model(x, edge_index))
+    ```
 
     Args:
         step: training step t. It addresses the noise and drives `rho` and `ramp_steps`; anything that needs
@@ -81,9 +91,22 @@ class Chain:
         self.keep, self.wants_kl, self.gaps = keep, kl, gaps
         self.maps: dict[Place, Tensor] = {}
         self.rows: dict[Place, Tensor] = {}
+        self.edges: dict[Place, Tensor] = {}
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
         self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
+        self._called: dict[object, list[int]] = {}
+        self._entered: list[Token[Chain | None]] = []
+
+    def __enter__(self) -> Self:
+        self._entered.append(_around.set(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, error, trace
+        _around.reset(self._entered.pop())
 
     def previous(self, site: Site) -> Tensor | None:
         """The evolved logits that the layer below left; None where layers may be left out and all were."""
@@ -107,6 +130,18 @@ class Chain:
                 f"two attentions are both layer {site.layer} of the {site.kind} chain: "
                 "number them layer=0, 1, 2, …"
             )
+
+    def numbered(self, owner: object) -> int:
+        """The layer of an attention that was given none: how many calls of such came before in this pass."""
+        calls = self._called.setdefault(owner, [])
+        if not recomputing():
+            calls.append(sum(map(len, self._called.values())))
+        elif len(calls) != 1:
+            raise ValueError(
+                "a checkpointed attention that is called more than once in a pass cannot be numbered by its "
+                "calls: give each call a layer of its own"
+            )
+        return calls[-1]
 
     def carry(self, site: Site, evolved: Tensor) -> None:
         """Leave this layer's evolved logits for the layer above."""
@@ -154,6 +189,11 @@ class Chain:
     def has_kl(self) -> bool:
         """Whether any layer recorded a KL."""
         return len(self._kl) > 0
+
+
+def around() -> Chain | None:
+    """The chain of the innermost `with chain:` around the caller, if any."""
+    return _around.get()
 
 
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:

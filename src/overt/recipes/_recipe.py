@@ -26,12 +26,14 @@ class Option:
         default: its value where it is not given; None leaves it to the recipe.
         least: whole numbers alone, of at least this; None for text.
         names: whether another value than the default is another result, with a file of its own.
+        moves: whether it can move a number at all.
     """
 
     help: str
     default: int | str | None = None
     least: int | None = None
     names: bool = False
+    moves: bool = True
 
     def read(self, name: str, text: str) -> int | str:
         """The value that a text on the command line means."""

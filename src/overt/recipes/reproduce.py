@@ -19,7 +19,7 @@ from typing import Any
 
 import overt
 from overt import _check
-from overt.recipes import flow_pronouns, flow_sentiment, flow_tables
+from overt.recipes import bam_graphs, flow_pronouns, flow_sentiment, flow_tables
 from overt.recipes._recipe import Option, Outcome, Recipe, Request, finite, mean, over_seeds, spread
 from overt.recipes._runs import write_whole
 from overt.recipes._tables import show
@@ -27,7 +27,13 @@ from overt.recipes._training import hardware, torch_device
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
-    for recipe in (flow_tables.TABLE_1, flow_tables.TABLE_2, flow_sentiment.TABLE_3, flow_pronouns.FIGURE_4)
+    for recipe in (
+        flow_tables.TABLE_1,
+        flow_tables.TABLE_2,
+        flow_sentiment.TABLE_3,
+        flow_pronouns.FIGURE_4,
+        bam_graphs.TABLE_1,
+    )
 }
 FORMAT = "overt reproduce 1"  # of result files; RESULTS.md is written from those that have it
 
@@ -117,7 +123,7 @@ def _as_it_stands(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
     changed = [
         name
         for name, option in recipe.options.items()
-        if not option.names and request.options[name] != option.default
+        if option.moves and not option.names and request.options[name] != option.default
     ]
     return not changed and request.seeds >= recipe.seeds and not outcome.stand_in
 

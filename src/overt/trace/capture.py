@@ -22,7 +22,7 @@ from overt.attach.find import Dispatched, dispatched, eager_of, name_of
 from overt.attach.plain import repeat_heads, split_mask
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.evolving.layer import EvolvingLayer
+from overt.mechanisms.evolving.layer import EvolvingLayer, ramp
 from overt.mechanisms.evolving.naive import continued, convolve, mix
 from overt.mechanisms.maps import softmax
 from overt.mechanisms.site import Kind
@@ -392,8 +392,8 @@ def _look_at_parts(watch: _Watch) -> Callable[..., None]:
         previous = None if below is None else continued(logits, below.to(logits.device))
         if previous is None or layer.weight is None or layer.bias is None:
             return
-        ramp = layer._ramp(chain, logits.device)
-        alpha = layer.alpha if ramp is None else layer.alpha * ramp
+        grown = ramp(layer.config, chain, layer.training, logits.device)
+        alpha = layer.alpha if grown is None else layer.alpha * grown
         mixed = mix(logits, previous, visible, alpha)
         image = convolve(mixed, layer.weight, layer.bias, site.kind)
         watch.evolving["convolution"] = softmax(image, visible)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
+from overt.mechanisms._compiled import compiled
 from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
 
 _M0, _M1 = np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
@@ -17,14 +16,7 @@ _HALF_WORD = np.uint64(32)
 _DROPPED = np.uint64(9)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder for the cache can be written: compile once per process instead
-        return numba.njit(nogil=True)(function)
-
-
-@_compiled
+@compiled
 def _philox(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> Any:
     for _ in range(ROUNDS):
         p0 = c0 * _M0
@@ -35,12 +27,12 @@ def _philox(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> Any:
     return c0, c1, c2, c3
 
 
-@_compiled
+@compiled
 def _unit(word: Any) -> Any:
     return (np.float32(word >> _DROPPED) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-@_compiled
+@compiled
 def fill_dense(keys: Any, examples: Any, first_row: int, out: Any) -> None:
     """Fill out (batch, heads, rows, columns) in place; one Philox block serves four columns."""
     batch, heads, rows, columns = out.shape
@@ -58,7 +50,7 @@ def fill_dense(keys: Any, examples: Any, first_row: int, out: Any) -> None:
                     out[b, h, i, j] = _unit(buffer[j & 3, j >> 2])
 
 
-@_compiled
+@compiled
 def fill_keys(seed: int, step: int, layer: int, samples: Any, kind: int, out: Any) -> None:
     """Fill out (samples, 2) in place with the keys of `noise.stream`."""
     k0, k1 = np.uint64(seed) & _MASK, (np.uint64(seed) >> _HALF_WORD) & _MASK
@@ -66,3 +58,16 @@ def fill_keys(seed: int, step: int, layer: int, samples: Any, kind: int, out: An
     for i in range(samples.shape[0]):
         w0, w1, _, _ = _philox(k0, k1, c0, c1, np.uint64(samples[i]) & _MASK, c3)
         out[i, 0], out[i, 1] = np.int64(w0), np.int64(w1)
+
+
+@compiled
+def fill_edges(start: int, stop: int, key: Any, example: int, rows: Any, columns: Any, out: Any) -> None:
+    """Fill out (edges, heads) in place, from `start` to `stop`; edge e holds cell (rows[e], columns[e])."""
+    k0, k1, last = np.uint64(key[0]), np.uint64(key[1]), np.uint64(example) & _MASK
+    heads = out.shape[1]
+    for e in range(start, stop):
+        row, block, word = np.uint64(rows[e]), np.uint64(columns[e] >> 2), columns[e] & 3
+        for h in range(heads):
+            w0, w1, w2, w3 = _philox(k0, k1, block, row, np.uint64(h), last)
+            picked = (w0 if word == 0 else w1) if word < 2 else (w2 if word == 2 else w3)
+            out[e, h] = _unit(picked)

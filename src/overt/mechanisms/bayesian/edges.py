@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from types import ModuleType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from overt.mechanisms.bayesian import noise
 from overt.mechanisms.bayesian.config import Bayesian
@@ -15,19 +20,68 @@ from overt.mechanisms.bayesian.layer import (
     prior_parameter,
     wants_kl,
 )
-from overt.mechanisms.bayesian.naive import cell_kl, log_noise, reduce_kl
+from overt.mechanisms.bayesian.naive import EULER, cell_kl, log_noise, reduce_kl
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, kernels_for, shared
 from overt.mechanisms.site import Site
 
 
-def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
-    """Log-softmax of scores (edges, heads) over the edges that share a target node."""
-    index = target.view(-1, 1).expand_as(scores)
-    top = scores.new_full((nodes, scores.shape[1]), float("-inf"))
-    top = top.scatter_reduce(0, index, scores.detach(), "amax")
-    shifted = scores - top.gather(0, index)
-    total = scores.new_zeros(nodes, scores.shape[1]).scatter_add(0, index, shifted.exp())
-    return shifted - total.gather(0, index).log()
+def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
+    """Σ of `cell_kl` over all cells."""
+    kernels = kernels_for(log_mean, "bayesian._kl_numba")
+    if kernels is not None and _largest_alpha(config) <= 1.0:
+        return _TotalKL.apply(log_mean, prior.expand(log_mean.shape), config, kernels)  # type: ignore[no-any-return, no-untyped-call]
+    return cell_kl(log_mean, prior, config).sum()
+
+
+def edge_noise(unit: Tensor, config: Bayesian) -> Tensor:
+    """`log_noise`; torch's inverse error function is slow on a CPU, and a compiled one takes its place."""
+    kernels = kernels_for(unit, "bayesian._kl_numba")
+    if kernels is None or config.family == "weibull":
+        return log_noise(unit, config)
+    x = 2.0 * unit - 1.0
+    w = torch.log1p(-x.square()).neg_()
+    shared(x.numel(), x.numel(), kernels.inverse_erf, x.view(-1), w.view(-1), w.view(-1))
+    return w.mul_(math.sqrt(2.0) * config.sigma)
+
+
+def _largest_alpha(config: Bayesian) -> float:
+    """How large the Gamma prior's α may be: the compiled sum knows log Γ(1 + α) on [0, 1]."""
+    if config.family == "lognormal":
+        return 0.0
+    if config.prior == "fixed":
+        return config.prior_alpha
+    return config.prior_beta if config.preset == "official" else 1.0
+
+
+class _TotalKL(torch.autograd.Function):
+    """A sum of KL whose gradients are found on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, log_mean: Tensor, prior: Tensor, config: Bayesian, kernels: ModuleType) -> Tensor:
+        log_mean, prior = log_mean.detach().contiguous(), prior.detach().contiguous()
+        gradients = torch.empty_like(log_mean), torch.empty_like(prior)
+        if config.family == "weibull":
+            k, beta = config.k, config.prior_beta
+            slope = EULER / k - math.log(beta) + math.lgamma(1.0 + 1.0 / k)
+            numbers = log_mean.new_tensor([slope, math.log(k) - EULER - 1.0, beta])
+            parts, run = [log_mean, prior, log_mean.exp(), prior.exp()], kernels.weibull_total
+        else:
+            sigma, prior_sigma = config.sigma, config.prior_sigma
+            base = math.log(prior_sigma / sigma) + 0.5 * (sigma / prior_sigma) ** 2 - 0.5
+            numbers = log_mean.new_tensor([sigma**2 / 2.0, 1.0 / prior_sigma, base])
+            parts, run = [log_mean, prior], kernels.lognormal_total
+        sums = torch.empty(-(-log_mean.numel() // kernels.BLOCK), dtype=torch.float64)
+        flat = [part.view(-1) for part in (*parts, numbers, *gradients, sums)]
+        shared(sums.numel(), log_mean.numel(), run, *flat)
+        ctx.save_for_backward(*gradients)
+        return sums.sum().to(log_mean.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        to_mean, to_prior = ctx.saved_tensors
+        return gradient * to_mean, gradient * to_prior if ctx.needs_input_grad[1] else None, None, None
 
 
 class BayesianEdgeLayer(nn.Module):
@@ -42,30 +96,41 @@ class BayesianEdgeLayer(nn.Module):
         contextual = config.prior == "contextual"
         self.prior = ContextualPrior(site.head_dim, config.d_mid) if contextual else None
 
-    def forward(self, scores: Tensor, edge_index: Tensor, nodes: int, chain: Chain, key: Tensor) -> Tensor:
+    def forward(
+        self,
+        scores: Tensor,
+        edge_index: Tensor,
+        nodes: int,
+        chain: Chain,
+        key: Tensor,
+        site: Site | None = None,
+    ) -> Tensor:
         """Weights (edges, heads) that sum to one over the edges into each node, at least float32.
 
         Args:
             scores: Φ, (edges, heads).
             edge_index: (2, edges), source (the key) and target (the query) of each edge.
-            nodes: number of nodes.
+            nodes: number of target nodes.
             chain: addresses the noise and takes the KL.
-            key: (nodes, heads, dim), what the contextual prior looks at.
+            key: (source nodes, heads, dim), what the contextual prior looks at.
+            site: where the map is this time; the layer's own by default.
         """
+        site = self.site if site is None else site
         self._check(scores, edge_index, key, nodes)
         source, target = edge_index
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        chain.claim(self.site, self)
         if wants_kl(self, self.config, chain):
-            kl = self._kl(scores, source, target, nodes, key)
-            chain.record_kl(self.site, kl.unsqueeze(0), self.config)
+            # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
+            with torch.autocast(scores.device.type, enabled=False):
+                kl = self._kl(scores, source, target, nodes, key)
+            chain.record_kl(site, kl.unsqueeze(0), self.config)
         if draws_sample(self, chain):
             if chain.examples.dim() or (chain.sample is not None and chain.sample.dim()):
                 raise ValueError("a graph is one example: examples and sample must each be one number")
-            keys = noise_keys(self.site, chain).to(scores.device)
+            keys = noise_keys(site, chain).to(scores.device)
             unit = noise.uniform_edges(keys, scores.shape[1], target, source, int(chain.examples))
-            scores = scores + log_noise(unit, self.config)
-        return edge_log_softmax(scores, target, nodes).exp()
+            scores = scores + edge_noise(unit, self.config)
+        return edge_softmax(scores, target, nodes)
 
     def _kl(self, scores: Tensor, source: Tensor, target: Tensor, nodes: int, key: Tensor) -> Tensor:
         log_mean = scores
@@ -74,14 +139,14 @@ class BayesianEdgeLayer(nn.Module):
         if self.prior is None:
             prior = scores.new_full((), fixed_parameter(self.config))
         else:
-            importance = self.prior(key).to(scores.dtype)  # (nodes, heads)
+            importance = self.prior(key.to(self.prior.inner.weight.dtype)).to(scores.dtype)  # (nodes, heads)
             if self.config.preset == "official":
-                log_psi = torch.log_softmax(importance, dim=0)[source]
+                log_psi = torch.log_softmax(importance, dim=0).index_select(0, source)
             else:
-                log_psi = edge_log_softmax(importance[source], target, nodes)
+                log_psi = edge_log_softmax(importance.index_select(0, source), target, nodes)
             prior = prior_parameter(log_psi, self.config)
-        cells = cell_kl(log_mean, prior, self.config)
-        return reduce_kl(cells.sum(), torch.tensor(cells.numel(), device=cells.device), self.config)
+        total = total_kl(log_mean, prior, self.config)
+        return reduce_kl(total, torch.tensor(scores.numel(), device=scores.device), self.config)
 
     def _check(self, scores: Tensor, edge_index: Tensor, key: Tensor, nodes: int) -> None:
         if scores.dim() != 2 or scores.shape[1] != self.site.heads:
@@ -89,9 +154,8 @@ class BayesianEdgeLayer(nn.Module):
         if edge_index.shape != (2, scores.shape[0]):
             expected = (2, scores.shape[0])
             raise ValueError(f"edge_index must have shape {expected}, got {tuple(edge_index.shape)}")
-        expected_key = (nodes, self.site.heads, self.site.head_dim)
-        if key.shape != expected_key:
+        if key.dim() != 3 or key.shape[1:] != (self.site.heads, self.site.head_dim):
+            expected_key = f"(nodes, {self.site.heads}, {self.site.head_dim})"
             raise ValueError(f"key must have shape {expected_key}, got {tuple(key.shape)}")
-        if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
-            span = f"{int(edge_index.min())} … {int(edge_index.max())}"
-            raise ValueError(f"edge_index must number nodes from 0 to {nodes - 1}, got {span}")
+        check_ends(edge_index[0], key.shape[0])
+        check_ends(edge_index[1], nodes)

@@ -14,9 +14,12 @@ compiled loop (`_philox_numba.py`), bit for bit.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from overt.mechanisms.edges import shared
 
 ROUNDS = 7
 _MASK = 0xFFFFFFFF
@@ -198,6 +201,11 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
 
     An edge's draw depends on its two ends, not on its place in the list.
     """
+    form = _edges_cpu if rows.device.type == "cpu" else _edges_definition
+    return form(keys, heads, rows, columns, example)
+
+
+def _edges_definition(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:
     arange = torch.arange(heads, device=rows.device)
     four = words(
         (keys[0], keys[1]),
@@ -210,3 +218,24 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
     )
     pick = (columns & 3).view(-1, 1).expand(-1, heads)
     return open_unit(torch.stack(four, dim=-1).gather(-1, pick.unsqueeze(-1)).squeeze(-1))
+
+
+@torch.library.custom_op("overt::uniform_edges", mutates_args=())
+def _edges_cpu(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:
+    kernels = compiled_kernels()
+    if kernels is None:
+        return _edges_definition(keys, heads, rows, columns, example)
+    out = torch.empty(rows.shape[0], heads, dtype=torch.float32)
+    key = keys.numpy()
+
+    def fill(start: int, stop: int, rows: Any, columns: Any, out: Any) -> None:
+        kernels.fill_edges(start, stop, key, example, rows, columns, out)
+
+    shared(rows.shape[0], out.numel(), fill, rows.contiguous(), columns.contiguous(), out)
+    return out
+
+
+@_edges_cpu.register_fake
+def _(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:
+    del columns, example
+    return keys.new_empty(rows.shape[0], heads, dtype=torch.float32)

@@ -11,6 +11,17 @@ from overt.mechanisms.evolving.naive import continued, join, mix, reach, refine
 from overt.mechanisms.site import Site
 
 
+def ramp(config: Evolving, chain: Chain, training: bool, device: torch.device) -> Tensor | None:
+    """How far `ramp_steps` have raised alpha and beta, in [0, 1]; None for all the way."""
+    if config.ramp_steps == 0:
+        return None
+    if chain.step is None:
+        if training:
+            raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
+        return None  # a model in use is past its ramp
+    return torch.clamp(chain.step.to(device) / config.ramp_steps, max=1.0)
+
+
 class EvolvingLayer(nn.Module):
     """One K→K convolution with bias, and the step from current to evolved logits.
 
@@ -48,9 +59,9 @@ class EvolvingLayer(nn.Module):
         site, config = self.site if site is None else site, self.config
         below = None if site.layer == 0 else chain.previous(site)
         previous = None if below is None else continued(logits, below.to(logits.device))
-        ramp = self._ramp(chain, logits.device)
-        alpha = self.alpha if ramp is None else self.alpha * ramp
-        beta = config.beta if ramp is None else config.beta * ramp
+        grown = ramp(config, chain, self.training, logits.device)
+        alpha = self.alpha if grown is None else self.alpha * grown
+        beta = config.beta if grown is None else config.beta * grown
         mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
         convolution = None
         if previous is not None and self.weight is not None and self.bias is not None:
@@ -59,15 +70,6 @@ class EvolvingLayer(nn.Module):
         evolved = refine(mixed, convolution, visible, site.kind, beta, kept)
         chain.carry(site, evolved)
         return evolved
-
-    def _ramp(self, chain: Chain, device: torch.device) -> Tensor | None:
-        if self.config.ramp_steps == 0:
-            return None
-        if chain.step is None:
-            if self.training:
-                raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
-            return None  # a model in use is past its ramp
-        return torch.clamp(chain.step.to(device) / self.config.ramp_steps, max=1.0)
 
     def _keep(self, mixed: Tensor, chain: Chain, site: Site) -> Tensor | None:
         """Rows kept from the call before; leaves in the chain those that the next call will need."""

@@ -1,0 +1,13 @@
+"""Attention on graphs: PyG layers with mechanisms, the paper's network, and tracing (needs `overt[graphs]`).
+
+`GATConv` and `GATv2Conv` are PyG's with `Bayesian` and `Evolving` weights; `GAT` is the two-layer network of
+Fan et al. 2020; `trace` records which neighbours a node draws on, and `plot_neighbours` draws it.
+"""
+
+from overt.models.gat import GAT
+from overt.models.graph_attention import GATConv, GATv2Conv
+from overt.trace.nodes import Neighbours, NodeTrace
+from overt.trace.nodes import trace_nodes as trace
+from overt.view.nodes import plot_neighbours
+
+__all__ = ["GAT", "GATConv", "GATv2Conv", "Neighbours", "NodeTrace", "plot_neighbours", "trace"]

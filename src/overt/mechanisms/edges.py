@@ -1,0 +1,163 @@
+"""Operations on the edges of a graph, in memory linear in their number (aggregation: in that of nodes)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CELLS_PER_THREAD = 2**18  # (edge, head) pairs from which threads are worth their start
+
+
+def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+    """Log-softmax of scores (edges, heads) over the edges that share a target node."""
+    kernels = kernels_for(scores)
+    if kernels is not None:
+        return _EdgeSoftmax.apply(scores, target, nodes, kernels, True)  # type: ignore[no-any-return, no-untyped-call]
+    return log_softmax_definition(scores, target, nodes)
+
+
+def edge_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+    """Softmax of scores (edges, heads) over the edges that share a target node."""
+    kernels = kernels_for(scores)
+    if kernels is not None:
+        return _EdgeSoftmax.apply(scores, target, nodes, kernels, False)  # type: ignore[no-any-return, no-untyped-call]
+    return log_softmax_definition(scores, target, nodes).exp()
+
+
+def log_softmax_definition(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+    """`edge_log_softmax` in plain operations."""
+    index = target.view(-1, 1).expand_as(scores)
+    top = scores.new_full((nodes, scores.shape[1]), float("-inf"))
+    top = top.scatter_reduce(0, index, scores.detach(), "amax")
+    shifted = scores - top.gather(0, index)
+    total = scores.new_zeros(nodes, scores.shape[1]).scatter_add(0, index, shifted.exp())
+    return shifted - total.gather(0, index).log()
+
+
+def aggregate(weights: Tensor, values: Tensor, source: Tensor, target: Tensor, nodes: int) -> Tensor:
+    """Σ of weights·values over the edges into each node: (nodes, heads, dim).
+
+    Args:
+        weights: (edges, heads).
+        values: (source nodes, heads, dim).
+        source: (edges,).
+        target: (edges,).
+        nodes: number of target nodes.
+    """
+    kernels = kernels_for(values) if weights.dtype == values.dtype else None
+    if kernels is not None:
+        return _Aggregate.apply(weights, values, source, target, nodes, kernels)  # type: ignore[no-any-return, no-untyped-call]
+    messages = weights.unsqueeze(-1) * values.index_select(0, source)
+    return messages.new_zeros(nodes, *values.shape[1:]).index_add(0, target, messages)
+
+
+def check_ends(ends: Tensor, count: int) -> None:
+    """Refuse edges to nodes that are not there; a device checks its indices itself."""
+    if ends.device.type != "cpu" or ends.numel() == 0:
+        return
+    if not 0 <= int(ends.min()) <= int(ends.max()) < count:
+        span = f"{int(ends.min())} … {int(ends.max())}"
+        raise ValueError(f"edge_index must number nodes from 0 to {count - 1}, got {span}")
+
+
+def kernels_for(values: Tensor, name: str = "_edges_numba") -> ModuleType | None:
+    """A module of compiled loops where they apply: eager float32 on a CPU, with numba."""
+    if values.device.type != "cpu" or values.dtype != torch.float32 or torch.compiler.is_compiling():
+        return None
+    try:
+        return importlib.import_module(f"overt.mechanisms.{name}")
+    except ImportError:
+        return None
+
+
+def shared(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -> None:
+    """Run a compiled loop over 0 … count, in as many threads as torch has where there are cells enough."""
+    arrays = [tensor.numpy() for tensor in tensors]
+    threads = torch.get_num_threads() if cells >= CELLS_PER_THREAD else 1
+    if threads == 1:
+        run(0, count, *arrays)
+        return
+    bounds = [count * part // threads for part in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda first, last: run(first, last, *arrays), bounds[:-1], bounds[1:]))
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    """Softmax or log-softmax over edges, by compiled loops; exponentials are torch's, which are faster."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, target: Tensor, nodes: int, kernels: ModuleType, log: bool
+    ) -> Tensor:
+        check_ends(target, nodes)  # a compiled loop would write wherever it is told to
+        scores, target = scores.detach().contiguous(), target.contiguous()
+        out = torch.empty_like(scores)
+        share = partial(shared, nodes, out.numel())
+        share(kernels.below_top, scores, target, out)
+        if log:
+            share(kernels.take_log_sum, target, out.exp(), out)
+        else:
+            share(kernels.divide_by_sum, target, out.exp_())
+        ctx.nodes, ctx.kernels, ctx.log = nodes, kernels, log
+        ctx.save_for_backward(out, target)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights, target = ctx.saved_tensors
+        out = torch.empty_like(weights)
+        run = ctx.kernels.log_softmax_backward if ctx.log else ctx.kernels.softmax_backward
+        weights = weights.exp() if ctx.log else weights
+        shared(ctx.nodes, out.numel(), run, weights, gradient.contiguous(), target, out)
+        return out, None, None, None, None
+
+
+class _Aggregate(torch.autograd.Function):
+    """`aggregate` by compiled loops, which hold no message."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weights: Tensor,
+        values: Tensor,
+        source: Tensor,
+        target: Tensor,
+        nodes: int,
+        kernels: ModuleType,
+    ) -> Tensor:
+        check_ends(source, values.shape[0])
+        check_ends(target, nodes)
+        weights, values = weights.detach().contiguous(), values.detach().contiguous()
+        source, target = source.contiguous(), target.contiguous()
+        ctx.kernels = kernels
+        ctx.save_for_backward(weights, values, source, target)
+        return _sums(kernels, weights, values, source, target, nodes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights, values, source, target = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        # What goes back to the sources is the same sum along edges turned round.
+        to_values = _sums(ctx.kernels, weights, gradient, target, source, values.shape[0])
+        to_weights = torch.empty_like(weights)
+        run = ctx.kernels.aggregate_to_weights
+        shared(gradient.shape[0], weights.numel(), run, values, source, target, gradient, to_weights)
+        return to_weights, to_values, None, None, None, None
+
+
+def _sums(
+    kernels: ModuleType, weights: Tensor, values: Tensor, source: Tensor, target: Tensor, nodes: int
+) -> Tensor:
+    out = values.new_zeros(nodes, *values.shape[1:])
+    shared(nodes, weights.numel(), kernels.aggregate_forward, weights, values, source, target, out)
+    return out

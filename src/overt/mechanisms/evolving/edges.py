@@ -1,0 +1,68 @@
+"""Evolving Attention on an edge list: the residual half, without a convolution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving.config import Evolving
+from overt.mechanisms.evolving.layer import ramp
+from overt.mechanisms.evolving.naive import mix
+from overt.mechanisms.site import Site
+
+
+class EvolvingEdgeLayer(nn.Module):
+    """A layer's edge scores start from those of the layer below: the first line of equation 4, per edge.
+
+    The convolution has no place here. Its window takes in the cells beside a cell, and on a graph neither
+    the rows nor the columns of the map have an order: which nodes were neighbours in the image would be an
+    accident of their numbering.
+    """
+
+    def __init__(self, config: Evolving, site: Site) -> None:
+        super().__init__()
+        if config.beta != 0.0:
+            raise ValueError(
+                "beta must be 0 on graphs, where nodes have no order and a map no neighbouring cells to "
+                f"convolve: Evolving(beta=0) or Evolving.realformer() would do, got beta={config.beta}"
+            )
+        self.config, self.site = config, site
+
+    def forward(self, scores: Tensor, edge_index: Tensor, chain: Chain, site: Site | None = None) -> Tensor:
+        """Evolved scores (edges, heads); leaves them in the chain.
+
+        Args:
+            scores: the layer's own, (edges, heads).
+            edge_index: (2, edges); the layer below must have had the same.
+            chain: what the layer below left.
+            site: where the map is this time; the layer's own by default.
+        """
+        site = self.site if site is None else site
+        previous = None if site.layer == 0 else chain.previous(site)
+        if previous is not None:
+            self._check(previous, scores, edge_index, chain, site)
+        grown = ramp(self.config, chain, self.training, scores.device)
+        alpha = self.config.alpha if grown is None else self.config.alpha * grown
+        visible = torch.ones((), dtype=torch.bool, device=scores.device)
+        evolved = mix(scores, previous, visible, alpha, add=self.config.skip == "add")
+        chain.carry(site, evolved)
+        chain.edges[site.place] = edge_index
+        return evolved
+
+    def _check(self, previous: Tensor, scores: Tensor, edge_index: Tensor, chain: Chain, site: Site) -> None:
+        if previous.shape[1] != scores.shape[1]:
+            raise ValueError(
+                f"Evolving needs as many heads as the layer below has, {previous.shape[1]}, "
+                f"got {scores.shape[1]}"
+            )
+        below = chain.edges.get((site.kind, site.layer - 1))
+        if below is not None and not torch.equal(below, edge_index):
+            raise ValueError(
+                f"Evolving needs the edges of the layer below, {below.shape[1]}, in their order, "
+                f"got {edge_index.shape[1]} other ones"
+            )
+
+    def extra_repr(self) -> str:
+        """Effective settings, for `print(model)`."""
+        return f"alpha={self.config.alpha}, skip={self.config.skip}"

@@ -1,0 +1,532 @@
+"""Table 1 of Fan et al. 2020: graph attention with random weights on Cora, Citeseer and Pubmed.
+
+The whole graph is one example and one step, so training is a plain loop, and there is nothing that several
+processes could share in it. What runs side by side are whole trainings: six rows times as many seeds.
+
+Test accuracy is taken at the epoch that early stopping keeps, with weights at their posterior mean
+(section 3.4). Then 20 samples of the prediction are drawn, GAT's by dropout, the others' by dropout and
+attention (section 4.2), on the features as they are and under Gaussian noise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import overt
+from overt import _check
+from overt._extras import need
+from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.chain import Chain
+from overt.recipes import planetoid
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept
+from overt.recipes._runs import write_whole
+from overt.recipes._training import hardware, save_weights, torch_device
+
+if TYPE_CHECKING:
+    from overt.models.gat import GAT
+
+# Appendix B.1.2. σ₁ there is the prior's (`prior_sigma`), σ₂ the posterior's (`sigma`).
+WIDTH, HEADS, DROPOUT = 8, 8, 0.6
+PATIENCE = 100  # epochs
+EPOCHS = 100_000  # the appendix names none; early stopping comes long before
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the appendix sets for one data set.
+
+    Attributes:
+        learning_rate: Adam's.
+        l2: weight of the L2 regularisation.
+        out_heads: of the second layer.
+        rows: the table's rows; None is plain GAT. The appendix has no settings for NO KL: they are WC's.
+    """
+
+    learning_rate: float
+    l2: float
+    out_heads: int
+    rows: dict[str, Bayesian | None]
+
+
+def _rows(
+    no_kl: Bayesian, lf: Bayesian, lc: Bayesian, wf: Bayesian, wc: Bayesian
+) -> dict[str, Bayesian | None]:
+    return {"GAT": None, "NO KL": no_kl, "LF": lf, "LC": lc, "WF": wf, "WC": wc}
+
+
+_L, _W = partial(Bayesian, "lognormal"), partial(Bayesian, "weibull")
+SETTINGS = {
+    "cora": Setting(
+        learning_rate=0.005,
+        l2=5e-4,
+        out_heads=1,
+        rows=_rows(
+            no_kl=_W(k=1.0, prior=None),
+            lf=_L(prior="fixed", prior_sigma=1e15, sigma=1e-6, rho=0.2),
+            lc=_L(prior_sigma=1e15, sigma=1e-15, rho=0.1, d_mid=1),
+            wf=_W(k=1.0, prior="fixed", prior_beta=1e-10, prior_alpha=1e-15, rho=0.2),
+            wc=_W(k=1.0, prior_beta=1e-10, rho=0.1, d_mid=1),
+        ),
+    ),
+    "citeseer": Setting(
+        learning_rate=0.005,
+        l2=5e-4,
+        out_heads=1,
+        rows=_rows(
+            no_kl=_W(k=100.0, prior=None),
+            lf=_L(prior="fixed", prior_sigma=1e15, sigma=1e-6, rho=0.1),
+            lc=_L(prior_sigma=1e15, sigma=1e-5, rho=0.1, d_mid=1),
+            wf=_W(k=100.0, prior="fixed", prior_beta=1e-15, prior_alpha=1e-7, rho=0.1),
+            wc=_W(k=100.0, prior_beta=1e-15, rho=0.1, d_mid=1),
+        ),
+    ),
+    "pubmed": Setting(
+        learning_rate=0.01,
+        l2=1e-3,
+        out_heads=8,
+        rows=_rows(
+            no_kl=_W(k=10.0, prior=None),
+            lf=_L(prior="fixed", prior_sigma=1e6, sigma=1e-2, rho=0.2),
+            lc=_L(prior_sigma=1e5, sigma=1e-2, rho=0.2, d_mid=5),
+            wf=_W(k=10.0, prior="fixed", prior_beta=1e-8, prior_alpha=1e-4, rho=0.2),
+            wc=_W(k=10.0, prior_beta=1e-4, rho=0.2, d_mid=5),
+        ),
+    ),
+}
+PUBLISHED = {  # accuracy in %; ± over 5 runs, where the paper gives it
+    "cora": {"GAT": 83.00, "NO KL": 83.39, "LF": 83.24, "LC": 83.34, "WF": (83.48, 0.2), "WC": (83.81, 0.3)},
+    "citeseer": {
+        "GAT": 72.50,
+        "NO KL": 72.91,
+        "LF": 72.86,
+        "LC": 73.04,
+        "WF": (73.18, 0.3),
+        "WC": (73.52, 0.4),
+    },
+    "pubmed": {
+        "GAT": 77.26,
+        "NO KL": 78.50,
+        "LF": 78.30,
+        "LC": 78.76,
+        "WF": (78.50, 0.3),
+        "WC": (78.82, 0.3),
+    },
+}
+SAMPLES = 20
+NOISES = (0.0, 1.0, 2.0)  # standard deviations of the noise, in those of all features
+THRESHOLDS = (0.01, 0.05, 0.1)
+COVERAGE = (0.5, 0.8)
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: a row of the table with one seed.
+
+    Attributes:
+        row: its name.
+        seed: of first weights, dropout and noise.
+        bayesian: the row's settings; None is plain GAT.
+        setting: the data set's.
+        epochs: no more than these.
+        folder: where its numbers and weights go.
+        device: "cpu" or "cuda".
+    """
+
+    row: str
+    seed: int
+    bayesian: Bayesian | None
+    setting: Setting
+    epochs: int
+    folder: Path
+    device: str
+
+
+class EarlyStopping:
+    """As in GAT: an epoch is kept where validation loss and accuracy are both the best so far.
+
+    Equals count as best. Training ends when neither has been so for `patience` epochs.
+    """
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self.patience, self.waited = patience, 0
+        self.loss, self.accuracy = math.inf, 0.0
+
+    def look(self, loss: float, accuracy: float) -> bool:
+        """Whether to keep this epoch."""
+        lower, higher = loss <= self.loss, accuracy >= self.accuracy
+        self.waited = 0 if lower or higher else self.waited + 1
+        self.loss, self.accuracy = min(loss, self.loss), max(accuracy, self.accuracy)
+        return lower and higher
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.waited >= self.patience
+
+
+def network(graph: planetoid.Citations, task: Task) -> GAT:
+    """The paper's network for a task, untrained."""
+    from overt.models.gat import GAT
+
+    mechanisms = [] if task.bayesian is None else [task.bayesian]
+    return GAT(
+        graph.x.shape[1], graph.classes, mechanisms, WIDTH, HEADS, task.setting.out_heads, dropout=DROPOUT
+    )
+
+
+def train(graph: planetoid.Citations, task: Task) -> tuple[GAT, dict[str, Any]]:
+    """Train one network; it comes back as it was at the epoch kept, with that epoch's numbers."""
+    device = torch.device(task.device)
+    torch.manual_seed(task.seed)
+    model = network(graph, task).to(device)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=task.setting.learning_rate, weight_decay=task.setting.l2
+    )
+    # Nearly all features are zero: on a CPU their products are not worth forming.
+    x = graph.x.to_sparse().coalesce() if device.type == "cpu" else graph.x.to(device)
+    edge_index, y = graph.edge_index.to(device), graph.y.to(device)
+    train, validation, test = (
+        mask.nonzero().squeeze(1).to(device) for mask in (graph.train, graph.validation, graph.test)
+    )
+    stopping = EarlyStopping()
+    best: dict[str, Any] = {}
+    weights: dict[str, Tensor] = {}
+    began, epoch = time.perf_counter(), 0
+    for epoch in range(task.epochs):
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        chain = Chain(step=epoch, seed=task.seed)
+        logits = model(x, edge_index, chain=chain)
+        loss = F.cross_entropy(logits[train], y[train]) + chain.penalty().to(device)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            logits = model(x, edge_index)
+        seen, correct = logits[validation], logits.argmax(dim=1) == y
+        accuracy = float(correct[validation].double().mean())
+        if stopping.look(float(F.cross_entropy(seen, y[validation])), accuracy):
+            best = {
+                "epoch": epoch,
+                "validation": accuracy,
+                "validation_loss": stopping.loss,
+                "test": float(correct[test].double().mean()),
+            }
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
+        if stopping.over:
+            break
+    model.load_state_dict(weights)
+    best["epochs"] = epoch + 1
+    best["epoch_ms"] = 1000 * (time.perf_counter() - began) / (epoch + 1)
+    return model, best
+
+
+@torch.no_grad()
+def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, Any]:
+    """Measures of the prediction's samples on test nodes, for each noise level."""
+    device = next(model.parameters()).device
+    edge_index, test = graph.edge_index.to(device), graph.test.to(device)
+    targets = graph.y[graph.test]
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(graph.x.shape, generator=generator) * graph.x.std()
+    found: dict[str, Any] = {}
+    for level in NOISES:
+        x = (graph.x + level * noise).to(device)
+        model.eval()
+        plain = model(x, edge_index)[test].argmax(dim=1).cpu()
+        model.train()  # dropout stays on; attention is drawn where it is random
+        samples = []
+        for sample in range(SAMPLES):
+            torch.manual_seed(SAMPLES * seed + sample)
+            chain = Chain(step=EPOCHS, seed=seed, sample=sample, kl=False)
+            samples.append(model(x, edge_index, chain=chain)[test].double().softmax(dim=1).cpu())
+        probabilities = torch.stack(samples)
+        mean = predictive(probabilities).mean
+        found[f"noise {level:g}"] = {
+            "accuracy": float((plain == targets).double().mean()),
+            "sampled_accuracy": float((mean.argmax(axis=1) == targets.numpy()).mean()),
+            "pavpu": {str(at): value for at, value in pavpu(probabilities, targets, THRESHOLDS).items()},
+            "ece": ece(mean, targets),
+            "selective": {
+                str(at): value for at, value in selective_accuracy(mean, targets, COVERAGE).items()
+            },
+        }
+    model.eval()
+    return found
+
+
+def perform(task: Task, graph: planetoid.Citations) -> dict[str, Any]:
+    """Train, measure, and leave weights and numbers in the task's folder."""
+    model, numbers = train(graph, task)
+    numbers["uncertainty"] = uncertainty(model, graph, task.seed)
+    numbers["hardware"] = hardware(task.device)
+    save_weights(model.cpu(), task.folder)
+    write_whole(task.folder / "result.json", json.dumps(numbers, indent=1))
+    return numbers
+
+
+def trained(folder: Path, graph: planetoid.Citations) -> GAT:
+    """The model that a run left in `dataset`/`row`/seed-n, in evaluation mode."""
+    from safetensors.torch import load_file
+
+    row, weights = folder.parent.name, folder / "model.safetensors"
+    setting = SETTINGS[graph.name]
+    if row not in setting.rows or not weights.exists():
+        raise FileNotFoundError(f"no model in {folder}: run `overt reproduce bam-table-1` first")
+    model = network(graph, Task(row, 0, setting.rows[row], setting, 0, folder, "cpu"))
+    model.load_state_dict(load_file(weights))
+    return model.eval()
+
+
+_graph: planetoid.Citations | None = None  # of a worker process
+
+
+def _prepare(graph: planetoid.Citations) -> None:
+    global _graph
+    _graph = graph
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
+    _repeatable()
+
+
+def _work(task: Task) -> tuple[Task, dict[str, Any]]:
+    assert _graph is not None
+    return task, perform(task, _graph)
+
+
+def _repeatable() -> None:
+    """One thread and no sum in an order of chance: a training has the same numbers wherever it is run."""
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True)
+
+
+def _performed(
+    tasks: list[Task], graph: planetoid.Citations, workers: int
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """Perform tasks as they come, in this process or in several."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts, or sums have no order
+    if workers == 1 or len(tasks) == 1:
+        threads = torch.get_num_threads()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        _repeatable()
+        try:
+            for task in tasks:
+                yield task, perform(task, graph)
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(workers, len(tasks)), _prepare, (graph,)) as pool:
+        yield from pool.imap_unordered(_work, tasks)
+
+
+def run(request: Request) -> Outcome:
+    """Train what is not trained, and put the rows side by side."""
+    need("torch_geometric", "graphs")
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    name, epochs, workers, preset = (
+        request.options[option] for option in ("dataset", "epochs", "workers", "preset")
+    )
+    _check.one_of("--dataset", name, tuple(SETTINGS))
+    _check.one_of("--preset", preset, ("paper", "official"))
+    graph = planetoid.load(name, request.data, request.out / "data")
+    described, setting = graph.describe(), SETTINGS[name]
+    device = torch_device(request.device).type
+    workers = _cores() if workers is None else workers
+    request.console.print(
+        f"{name}: {described['nodes']:,} nodes, {described['edges']:,} edges, {described['train']} to learn "
+        f"from, {described['test']} to test on; {workers} training{'s' if workers > 1 else ''} at once"
+    )
+    tasks, numbers = [], {}
+    for row, bayesian in setting.rows.items():
+        if bayesian is not None and preset == "official":
+            bayesian = replace(bayesian, preset="official")
+        for seed in range(request.seeds):
+            folder = (
+                request.out / f"{name}{'-official' if preset == 'official' else ''}" / row / f"seed-{seed}"
+            )
+            settings = {
+                "version": overt.__version__,
+                "data": described["sha256"],
+                "mechanism": repr(bayesian),
+                "training": repr(replace(setting, rows={})),
+                "epochs": epochs,
+                "seed": seed,
+                "device": device,
+            }
+            found = kept(folder, settings, request.fresh)
+            if found is None:
+                tasks.append(Task(row, seed, bayesian, setting, epochs, folder, device))
+            else:
+                numbers[row, seed] = found
+    if numbers:
+        request.console.print(f"[dim]{len(numbers)} trainings are kept from before[/dim]")
+    tasks.sort(key=lambda task: task.seed)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=request.console) as progress:
+        bar = progress.add_task(name, total=len(tasks))
+        for task, row_numbers in _performed(tasks, graph, workers):
+            numbers[task.row, task.seed] = row_numbers
+            last = f"{task.row} {task.seed}: {100 * row_numbers['test']:.1f} %"
+            progress.update(bar, advance=1, description=f"{name}, {last}")
+            if not request.console.is_terminal:  # a log has no bar
+                request.console.print(f"{name}, {last}")
+    per_seed = {seed: {row: numbers[row, seed] for row in setting.rows} for seed in range(request.seeds)}
+    config = {
+        "data": described,
+        "network": {"width": WIDTH, "heads": HEADS, "out_heads": setting.out_heads, "dropout": DROPOUT},
+        "learning_rate": setting.learning_rate,
+        "l2": setting.l2,
+        "patience": PATIENCE,
+        "most_epochs": epochs,
+        "rows": {row: repr(bayesian) for row, bayesian in setting.rows.items()},
+        "preset": preset,
+        "samples": SAMPLES,
+        "noises": list(NOISES),
+        "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
+    }
+    return Outcome(config, per_seed, partial(_grids, per_seed=per_seed, dataset=name), _notes(name, per_seed))
+
+
+def _cores() -> int:
+    """How many processes can run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def paired(differences: list[float]) -> tuple[float, float, float]:
+    """Mean of paired differences, and its 95 % interval by Student's t."""
+    from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
+
+    values = torch.tensor(differences, dtype=torch.float64)
+    mean, count = float(values.mean()), len(differences)
+    if count < 2:
+        return mean, math.nan, math.nan
+    half = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * float(values.std()) / math.sqrt(count)
+    return mean, mean - half, mean + half
+
+
+def _differences(per_seed: dict[int, dict[str, Any]], row: str) -> list[float]:
+    """What a row has more than GAT with the same seed, in points of accuracy."""
+    return [100 * (rows[row]["test"] - rows["GAT"]["test"]) for rows in per_seed.values()]
+
+
+def _published(dataset: str, row: str) -> tuple[float, float | None]:
+    value: Any = PUBLISHED[dataset][row]
+    return value if isinstance(value, tuple) else (value, None)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{'+' if value > 0 else ''}{cell(value)}"
+
+
+def _grids(
+    found: dict[str, Any], deviation: dict[str, Any], per_seed: dict[int, dict[str, Any]], dataset: str
+) -> list[Grid]:
+    """Accuracies with their differences to GAT; then what the samples say, clean and under noise."""
+    rows, plain = [], _published(dataset, "GAT")[0]
+    for row, numbers in found.items():
+        value, spread = _published(dataset, row)
+        mean, low, high = paired(_differences(per_seed, row))
+        rows.append(
+            (
+                row if row == "GAT" else f"BAM {row}",
+                [
+                    cell(value, spread),
+                    cell(_percent(numbers["test"]), _percent(deviation[row]["test"])),
+                    "–" if row == "GAT" else _signed(value - plain),
+                    "–" if row == "GAT" else _signed(mean),
+                    "–" if row == "GAT" else f"{_signed(low)} … {_signed(high)}",
+                    cell(numbers["epochs"], digits=0),
+                ],
+            )
+        )
+    heads = ["published, %", "measured, %", "published − GAT", "measured − GAT", "95 % interval", "epochs"]
+    grids = [Grid(f"{dataset.capitalize()}, test accuracy, mean±sd of the seeds", heads, rows)]
+    for level in NOISES:
+        rows = []
+        for row, numbers in found.items():
+            ours, between = numbers["uncertainty"][f"noise {level:g}"], deviation[row]["uncertainty"]
+            spreads = between[f"noise {level:g}"]
+            pairs = [(ours[part], spreads[part]) for part in ("accuracy", "sampled_accuracy")]
+            pairs += [(ours["pavpu"][str(at)], spreads["pavpu"][str(at)]) for at in THRESHOLDS]
+            pairs += [(ours["selective"][str(at)], spreads["selective"][str(at)]) for at in COVERAGE]
+            percent = [cell(_percent(value), _percent(spread)) for value, spread in pairs]
+            name = row if row == "GAT" else f"BAM {row}"
+            rows.append((name, [*percent, cell(ours["ece"], spreads["ece"], digits=3)]))
+        what = "features as they are" if level == 0.0 else f"noise of {level:g} sd of the features"
+        heads = ["accuracy, mean weights", f"accuracy, {SAMPLES} samples"]
+        heads += [f"PAvPU {at:g}" for at in THRESHOLDS]
+        heads += [f"accuracy of the surest {100 * at:.0f} %" for at in COVERAGE]
+        grids.append(Grid(f"{dataset.capitalize()}, {what}", [*heads, "ECE"], rows))
+    return grids
+
+
+def _notes(dataset: str, per_seed: dict[int, dict[str, Any]]) -> list[str]:
+    """What a reader must know, some of it found in the numbers."""
+    notes = [
+        "Differences are paired: with equal seeds the rows have equal first weights and dropout masks, since "
+        "noise and the priors' first weights have streams of their own. Intervals are Student's, one by one, "
+        "not corrected for there being five.",
+        "NO KL has no settings in the paper: those of WC, without the KL.",
+    ]
+    for row, other in _equal_rows(per_seed):
+        config = SETTINGS[dataset].rows[row]
+        why = "the gradient of its KL is too small to change a float32 weight"
+        if other == "GAT" and config is not None:
+            why = f"no float32 logit can show a spread of σ₂ = {config.sigma:g}, and {why}"
+        notes.append(f"{row} is {other} in every seed and every number: with the published settings {why}.")
+    return notes
+
+
+def _equal_rows(per_seed: dict[int, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Rows that have the same losses and samples as an earlier one in every seed, not by rounding."""
+    measured = ("epochs", "validation_loss", "test", "uncertainty")
+    numbers = {
+        row: [[rows[row][part] for part in measured] for rows in per_seed.values()]
+        for row in next(iter(per_seed.values()))
+    }
+    names = list(numbers)
+    return [
+        (row, next(other for other in names if numbers[other] == numbers[row]))
+        for place, row in enumerate(names)
+        if any(numbers[other] == numbers[row] for other in names[:place])
+    ]
+
+
+TABLE_1 = Recipe(
+    name="bam-table-1",
+    title="Graph attention with random weights, node classification",
+    paper="Fan et al. 2020, Bayesian Attention Modules, Table 1",
+    published=dict(PUBLISHED),
+    run=run,
+    seeds=20,
+    folder="bam-graphs",
+    options={
+        "dataset": Option(f"one of {', '.join(SETTINGS)}", "cora", names=True),
+        "preset": Option("paper, or official: the prior as the released code has it", "paper", names=True),
+        "epochs": Option("most epochs of one training", EPOCHS, least=1),
+        "workers": Option("trainings at once, by default as many as there are cores", least=1, moves=False),
+    },
+)

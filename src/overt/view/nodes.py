@@ -1,0 +1,432 @@
+"""A picture of what a node of a graph draws on: the node, rings of neighbours around it, bars beside them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from overt import _check
+from overt._extras import need
+from overt.trace.nodes import METHODS, LayerEdges, Neighbours, NodeTrace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Pair = tuple[int, int]  # the ends of an edge, the smaller number first
+
+# Okabe and Ito's colours, told apart by nearly everybody; the last is for classes that are too many.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+COLOURS, PALEST = "YlGnBu", 0.25  # of values, where there are no classes; light to dark, so that grey will do
+INK, EDGE, SOFT = "#222222", "#4d4d4d", "#dddddd"
+LARGEST, SMALLEST = 620.0, 14.0  # areas of nodes, in points²
+WIDEST, NARROWEST = 5.0, 0.4  # lines of edges, in points
+FAINTEST = 0.03  # of the heaviest edge; lighter ones are drawn only where a node has no other
+LEAST_ROWS = 10  # of bars that a panel has room for, so that few do not grow fat
+SWEEPS = 40
+
+
+def plot_neighbours(
+    trace: NodeTrace,
+    node: int,
+    method: str = "rollout",
+    labels: Any = None,
+    names: Any = None,
+    top: int = 16,
+    axes: Axes | None = None,
+    **arguments: Any,
+) -> Figure:
+    """Draw which neighbours a node draws on; returns the figure, which `savefig` writes.
+
+    The node is in the middle, its neighbours on rings by hop. A neighbour's area is its value by `method`,
+    and the pale disc behind it that value and one spread more. An edge is as wide as its share: its weight
+    times what the node draws on the edge's target, in the stronger direction. Self-loops are not drawn; what
+    they carry is in the values. Bars beside the picture have the values by all methods, with whiskers of one
+    spread.
+
+    Args:
+        trace: what `trace_nodes` made.
+        node: whose attention.
+        method: that gives size and order: "raw" (the top layer's weights), "rollout" or "flow".
+        labels: the nodes' classes, one for each node of the graph, shown as colours; without, colour is the
+            value, as area is.
+        names: the nodes' names, likewise; numbers by default.
+        top: how many neighbours to show; how many there are is said in the picture. Nodes that others hang
+            on are shown beside them, without a bar.
+        axes: draw the rings there and no bars; by default a new figure has both.
+        arguments: further ones of `NodeTrace.neighbours`: layer, heads, residual, flow.
+    """
+    need("matplotlib", "view")
+    from matplotlib.figure import Figure
+
+    _check.one_of("method", method, METHODS)
+    _check.whole("top", top, 1)
+    classes, words = trace.named("labels", labels), trace.named("names", names)
+    whole = trace.neighbours(node, by=method, **arguments)
+    shared = {name: value for name, value in arguments.items() if name != "flow"}
+    scene = _scene(whole, trace.shares(node, **shared), method, top)
+    ids = scene.table.ids.tolist()
+    scene.names = {one: str(one if words is None else words[one]) for one in ids}
+    kinds = {} if classes is None else _kinds(classes, [classes[one] for one in ids])
+    scene.colours = _shades(scene) if classes is None else {one: kinds[classes[one]] for one in ids}
+    scene.coloured, scene.samples = classes is None, trace.samples
+    if axes is not None:
+        _draw_rings(axes, scene, _legend_of(kinds, classes, ids))
+        found = axes.get_figure(root=True)
+        assert isinstance(found, Figure)
+        return found
+    panels = len(whole.methods)
+    tall = max(4.4, 0.2 * max(len(scene.bars), LEAST_ROWS) + 1.0)
+    wide = min(max(4.6, tall - 0.3), 6.2)
+    figure = Figure(figsize=(wide + 1.55 * panels + 0.5, tall), layout="constrained")
+    drawn = figure.subplots(1, 1 + panels, width_ratios=[wide, *([1.55] * panels)], squeeze=False)[0]
+    _draw_rings(drawn[0], scene, _legend_of(kinds, classes, ids))
+    _draw_bars(drawn[1:], scene)
+    return figure
+
+
+@dataclass
+class _Scene:
+    """What is drawn, with a colour and a name for each node."""
+
+    table: Neighbours  # of all nodes in the picture
+    bars: list[int]  # rows of the table that have a bar, in order
+    edges: dict[Pair, float]
+    heaviest: float
+    method: str
+    count: int  # neighbours in all
+    names: dict[int, str]
+    colours: dict[int, Any]
+    coloured: bool = True  # whether colour is the value
+    samples: int = 0
+
+    @property
+    def values(self) -> dict[int, float]:
+        return dict(zip(self.table.ids.tolist(), self.table.value(self.method).tolist(), strict=True))
+
+    @property
+    def spreads(self) -> dict[int, float]:
+        found = self.table.spread(self.method)
+        listed = [0.0] * len(self.table) if found is None else found.tolist()
+        return dict(zip(self.table.ids.tolist(), listed, strict=True))
+
+    @property
+    def largest(self) -> float:
+        spreads = self.spreads
+        return max(value + spreads[one] for one, value in self.values.items()) or 1.0
+
+
+def _scene(whole: Neighbours, layers: list[LayerEdges], method: str, top: int) -> _Scene:
+    """The node, the first `top` others that it draws on at all, those that they hang on, and their edges."""
+    own = int((whole.ids == whole.node).nonzero())
+    used = sum((whole.value(one) for one in whole.methods), whole.raw.sum(dim=0)) > 0.0
+    others = [row for row in used.nonzero().flatten().tolist() if row != own]
+    first = others[:top]
+    hop = dict(zip(whole.ids.tolist(), whole.hops.tolist(), strict=True))
+    shown = {whole.node, *whole.ids[first].tolist()}
+    for far in range(max(hop.values()), 1, -1):  # from the outermost ring inwards
+        ties = _ties(layers, shown)
+        for one in sorted(one for one in shown if hop[one] == far):
+            inside = {other: share for other, share in ties[one].items() if hop[other] == far - 1}
+            if inside and not shown & set(inside):
+                shown.add(max(inside, key=lambda other: (inside[other], -other)))
+    on_way = [row for row in others[top:] if int(whole.ids[row]) in shown]
+    table = whole.some([own, *first, *on_way])
+    ties = _ties(layers, shown)
+    edges = {
+        (min(one, other), max(one, other)): share
+        for one, found in ties.items()
+        for other, share in found.items()
+        if other in shown
+    }
+    heaviest = max(edges.values(), default=1.0)
+    kept = {pair: share for pair, share in edges.items() if share >= FAINTEST * heaviest}
+    for one in shown - {whole.node}:
+        inside = {
+            other: share for other, share in ties[one].items() if other in shown and hop[other] < hop[one]
+        }
+        if inside:
+            other = max(inside, key=lambda other: (inside[other], -other))
+            kept[min(one, other), max(one, other)] = inside[other]
+    place = {row: number for number, row in enumerate([own, *first])}
+    bars = [place[row] for row in sorted(place)]
+    return _Scene(table, bars, kept, heaviest, method, len(others), {}, {})
+
+
+def _ties(layers: list[LayerEdges], shown: set[int]) -> dict[int, dict[int, float]]:
+    """For each shown node its neighbours, shown or not, with the largest share over layers and directions."""
+    wanted = torch.tensor(sorted(shown))
+    found: dict[int, dict[int, float]] = {one: {} for one in shown}
+    for _, source, target, _, _, share in layers:
+        useful = (share > 0.0) & (source != target)
+        useful &= torch.isin(source, wanted) | torch.isin(target, wanted)
+        listed = zip(source[useful].tolist(), target[useful].tolist(), share[useful].tolist(), strict=True)
+        for one, other, value in listed:
+            for here, there in ((one, other), (other, one)):
+                if here in found:
+                    found[here][there] = max(found[here].get(there, 0.0), value)
+    return found
+
+
+def _kinds(classes: list[Any], present: list[Any]) -> dict[Any, str]:
+    """A colour for each class; where there are too many, for the most frequent ones in the picture."""
+    try:
+        every = sorted(set(classes))
+    except TypeError:
+        every = sorted(set(classes), key=str)
+    if len(every) > len(PALETTE):
+        often = [kind for kind, _ in Counter(present).most_common(len(PALETTE) - 1)]
+        colours = dict(zip(often, PALETTE, strict=False))
+        return {kind: colours.get(kind, PALETTE[-1]) for kind in every}
+    return dict(zip(every, PALETTE, strict=False))
+
+
+def _legend_of(kinds: dict[Any, str], classes: list[Any] | None, ids: list[int]) -> dict[str, str]:
+    """Words and colours of the classes in the picture."""
+    if classes is None:
+        return {}
+    here = {classes[one] for one in ids}
+    crowded = len(kinds) > len(PALETTE)
+    found = {
+        str(kind): colour
+        for kind, colour in kinds.items()
+        if kind in here and not (crowded and colour == PALETTE[-1])
+    }
+    return {**found, "others": PALETTE[-1]} if crowded else found
+
+
+def _shade(part: float) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps[COLOURS](PALEST + (1.0 - PALEST) * part)
+
+
+def _shades(scene: _Scene) -> dict[int, Any]:
+    return {one: _shade(value / scene.largest) for one, value in scene.values.items()}
+
+
+def _angles(hops: dict[int, int], edges: dict[Pair, float]) -> dict[int, float]:
+    """An angle for each neighbour, by which edges cross little.
+
+    A node of an outer ring stands by the strongest of its neighbours inside, and a sector is as wide as what
+    it holds. Sectors change places as long as edges between them get shorter.
+    """
+    parent: dict[int, int] = {}
+    best: dict[int, tuple[float, int]] = {}
+    for pair, share in edges.items():
+        inner, outer = sorted(pair, key=lambda one: (hops[one], one))
+        if 0 < hops[inner] < hops[outer]:
+            best[outer] = max(best.get(outer, (-1.0, 0)), (share, -inner))
+            parent[outer] = -best[outer][1]
+
+    def root(one: int) -> int:
+        while one in parent:
+            one = parent[one]
+        return one
+
+    roots = [one for one in hops if hops[one] > 0 and one not in parent]
+    members: dict[int, list[int]] = {one: [] for one in roots}
+    for one in parent:
+        members[root(one)].append(one)
+    between: Counter[Pair] = Counter()
+    for pair in edges:
+        if all(hops[one] for one in pair):
+            first, second = sorted(map(root, pair))
+            between[first, second] += int(first != second)
+    size = {one: max(1.0, 0.85 * len(members[one])) for one in roots}
+    turn = 2.0 * math.pi / max(sum(size.values()), 1.0)
+
+    def placed(order: Sequence[int]) -> dict[int, float]:
+        start, found = 0.0, {}
+        for one in order:
+            found[one] = math.pi / 2.0 - (start + size[one] / 2.0) * turn
+            start += size[one]
+        return found
+
+    def length(order: Sequence[int]) -> float:
+        at = placed(order)
+        return sum(count * (1.0 - math.cos(at[one] - at[other])) for (one, other), count in between.items())
+
+    order = list(roots)
+    shortest = length(order)
+    for _ in range(SWEEPS):
+        before = shortest
+        for first in range(len(order)):
+            for second in range(first + 1, len(order)):
+                order[first], order[second] = order[second], order[first]
+                tried = length(order)
+                if tried < shortest - 1e-9:
+                    shortest = tried
+                else:
+                    order[first], order[second] = order[second], order[first]
+        if shortest == before:
+            break
+    found = placed(order)
+    near: dict[int, list[int]] = {one: [] for one in hops}
+    for one, other in edges:
+        near[one].append(other)
+        near[other].append(one)
+    for one in order:
+
+        def lean(member: int, middle: float = found[one]) -> float:
+            """Towards the sectors of its other neighbours."""
+            others = [found[root(other)] for other in near[member] if hops[other]]
+            return sum(math.sin(angle - middle) for angle in others) / max(1, len(others))
+
+        held = sorted(members[one], key=lambda member: (-lean(member), member))
+        for number, member in enumerate(held):
+            found[member] = found[one] + size[one] * turn * (0.5 - (number + 0.5) / len(held))
+    return found
+
+
+def _area(part: float) -> float:
+    return SMALLEST + (LARGEST - SMALLEST) * part
+
+
+def _line(part: float) -> dict[str, Any]:
+    """Width and opacity of an edge."""
+    width = NARROWEST + (WIDEST - NARROWEST) * part
+    return {"linewidth": width, "alpha": 0.2 + 0.6 * math.sqrt(part), "color": EDGE}
+
+
+def _draw_rings(axis: Axes, scene: _Scene, legend: dict[str, str]) -> None:
+    from matplotlib.patches import Circle
+    from matplotlib.patheffects import withStroke
+
+    table, largest = scene.table, scene.largest
+    values, spreads = scene.values, scene.spreads
+    hops = dict(zip(table.ids.tolist(), table.hops.tolist(), strict=True))
+    angles = _angles(hops, scene.edges)
+    places = {one: (hops[one] * math.cos(a), hops[one] * math.sin(a)) for one, a in angles.items()}
+    places[table.node] = (0.0, 0.0)
+    rings = max(1, *hops.values())
+    for hop in range(1, rings + 1):
+        axis.add_patch(Circle((0.0, 0.0), hop, fill=False, edgecolor=SOFT, linewidth=0.8, zorder=0))
+    for (one, other), share in sorted(scene.edges.items(), key=lambda item: item[1]):
+        ends, bent = (places[one], places[other]), None
+        if table.node not in (one, other):
+            bent = _bend((hops[one], hops[other]), (angles[one], angles[other]))
+        _draw_edge(axis, ends, bent, share / scene.heaviest)
+    for one in table.ids.tolist():
+        x, y = places[one]
+        colour = scene.colours[one]
+        around = _area((values[one] + spreads[one]) / largest)
+        if spreads[one] > 0.0:
+            axis.scatter([x], [y], s=around, color=[colour], alpha=0.4, linewidths=0.0, zorder=2)
+        rim = 1.8 if one == table.node else 0.7
+        area = _area(values[one] / largest)
+        axis.scatter([x], [y], s=area, color=[colour], edgecolors=INK, linewidths=rim, zorder=3)
+        angle, reach = angles.get(one, -math.pi / 2.0), math.sqrt(around / math.pi) + 3.0
+        axis.annotate(
+            scene.names[one],
+            (x, y),
+            xytext=(reach * math.cos(angle), reach * math.sin(angle)),
+            textcoords="offset points",
+            ha="left" if math.cos(angle) > 0.3 else "right" if math.cos(angle) < -0.3 else "center",
+            va="bottom" if math.sin(angle) > 0.3 else "top" if math.sin(angle) < -0.3 else "center",
+            fontsize=8,
+            fontweight="bold" if one == table.node else "normal",
+            color=INK,
+            path_effects=[withStroke(linewidth=2.0, foreground="white")],
+            zorder=4,
+        )
+    edge = rings + 0.35
+    axis.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal")
+    axis.set_axis_off()
+    shown = len(scene.bars) - 1
+    title = f"What node {scene.names[table.node]} draws on"
+    if shown < scene.count:
+        title += f": {shown} of {scene.count} neighbours"
+    axis.set_title(title, fontsize=10, color=INK, loc="left")
+    _draw_keys(axis, scene, legend)
+
+
+def _bend(hops: Pair, angles: tuple[float, float]) -> tuple[float, float] | None:
+    """Where an edge is pulled to: inwards along a ring, but past the node in the middle; None is straight."""
+    apart = math.remainder(angles[1] - angles[0], 2.0 * math.pi)
+    if hops[0] != hops[1] and abs(apart) < math.pi / 2.0:
+        return None
+    middle, far = angles[0] + apart / 2.0, sum(hops) / 2.0 * (0.5 + 0.4 * math.cos(apart / 2.0))
+    return far * math.cos(middle), far * math.sin(middle)
+
+
+def _draw_edge(axis: Axes, ends: Any, bent: tuple[float, float] | None, part: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if bent is None:
+        path = Path([*ends], [Path.MOVETO, Path.LINETO])
+    else:
+        path = Path([ends[0], bent, ends[1]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+    axis.add_patch(PathPatch(path, fill=False, capstyle="round", zorder=1, **_line(part)))
+
+
+def _draw_keys(axis: Axes, scene: _Scene, legend: dict[str, str]) -> None:
+    """Scales of area and width below, classes above."""
+    from matplotlib.lines import Line2D
+
+    handles, words = [], []
+    for part in (0.25, 1.0):
+        value = _rounded(part * scene.largest)
+        part = value / scene.largest
+        dot = Line2D([], [], marker="o", linestyle="", markersize=math.sqrt(_area(part)))
+        dot.set(color=_shade(part) if scene.coloured else "white", markeredgecolor=INK, markeredgewidth=0.7)
+        handles.append(dot)
+        words.append(f"{scene.method} {value:g}")
+    for part in (0.25, 1.0) if scene.edges else ():
+        share = _rounded(part * scene.heaviest)
+        handles.append(Line2D([], [], **_line(share / scene.heaviest)))
+        words.append(f"edge {share:g}")
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": 4}
+    place |= {"borderpad": 1.3, "handlelength": 2.4, "handletextpad": 1.2, "columnspacing": 1.6}
+    keys = axis.legend(handles, words, frameon=False, fontsize=7.5, **place)
+    if legend:
+        axis.add_artist(keys)
+        dots = [
+            Line2D([], [], marker="o", linestyle="", markersize=6, color=colour, label=kind)
+            for kind, colour in legend.items()
+        ]
+        place = {"loc": "upper right", "bbox_to_anchor": (1.02, 1.0), "handletextpad": 0.2}
+        axis.legend(handles=dots, frameon=False, fontsize=7.5, title="class", title_fontsize=8, **place)
+
+
+def _rounded(value: float) -> float:
+    """One significant digit, downwards."""
+    if value <= 0.0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.floor(value / unit + 1e-9) * unit:.1g}")
+
+
+def _draw_bars(panels: Sequence[Axes], scene: _Scene) -> None:
+    """A panel per method, a row per neighbour, the largest on top."""
+    table = scene.table.some(scene.bars)
+    ids, rows = table.ids.tolist(), list(range(len(table)))
+    for panel, method in zip(panels, table.methods, strict=True):
+        values, spreads = table.value(method).tolist(), table.spread(method)
+        panel.barh(rows, values, height=0.72, color=[scene.colours[one] for one in ids])
+        if spreads is not None:
+            seen = [row for row in rows if values[row] > 0.0]
+            whiskers: dict[str, Any] = {"ecolor": INK, "elinewidth": 0.9, "capsize": 1.8}
+            sizes = [float(spreads[row]) for row in seen]
+            panel.errorbar([values[row] for row in seen], seen, xerr=sizes, fmt="none", **whiskers)
+        panel.set_ylim(max(len(rows), LEAST_ROWS) - 0.4, -0.6)
+        panel.set_xlim(left=0.0)
+        named = "raw, top layer" if method == "raw" else method
+        bold = "bold" if method == scene.method else "normal"
+        panel.set_title(named, fontsize=9, color=INK, fontweight=bold)
+        words = [f"{scene.names[one]}{' (itself)' if one == table.node else ''}" for one in ids]
+        panel.set_yticks(rows, words if panel is panels[0] else [""] * len(rows), fontsize=7.5)
+        panel.tick_params(axis="y", length=0)
+        panel.tick_params(axis="x", labelsize=7.5)
+        panel.locator_params(axis="x", nbins=3)
+        for side in ("top", "right", "left"):
+            panel.spines[side].set_visible(False)
+    if table.rollout_spread is not None:
+        said = f"mean ± one standard deviation over {scene.samples} posterior samples"
+        panels[len(panels) // 2].set_xlabel(said, fontsize=7.5, color=INK)
