@@ -61,7 +61,7 @@ def take_log_sum(first: int, last: int, target: Any, exponents: Any, out: Any) -
                 total[i, h] += exponents[e, h]
     for i in range(last - first):
         for h in range(heads):
-            total[i, h] = math.log(total[i, h]) if total[i, h] > 0.0 else np.float32(0.0)
+            total[i, h] = math.log(total[i, h]) if total[i, h] != 0.0 else np.float32(0.0)
     for e in range(edges):
         i = target[e] - first
         if 0 <= i < last - first:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 CELLS_PER_THREAD = 2**18  # (edge, head) pairs from which threads are worth their start
 
@@ -59,9 +58,11 @@ def aggregate(weights: Tensor, values: Tensor, source: Tensor, target: Tensor, n
     return messages.new_zeros(nodes, *values.shape[1:]).index_add(0, target, messages)
 
 
-def check_ends(ends: Tensor, count: int) -> None:
+def check_ends(ends: Tensor, count: int, edges: int) -> None:
     """Refuse edges to nodes that are not there; a device checks its indices itself."""
-    if ends.device.type != "cpu" or ends.numel() == 0:
+    if ends.shape != (edges,):
+        raise ValueError(f"{edges} edges need as many ends, got shape {tuple(ends.shape)}")
+    if ends.device.type != "cpu" or ends.numel() == 0 or torch.compiler.is_compiling():
         return
     if not 0 <= int(ends.min()) <= int(ends.max()) < count:
         span = f"{int(ends.min())} … {int(ends.max())}"
@@ -97,7 +98,7 @@ class _EdgeSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, target: Tensor, nodes: int, kernels: ModuleType, log: bool
     ) -> Tensor:
-        check_ends(target, nodes)  # a compiled loop would write wherever it is told to
+        check_ends(target, nodes, scores.shape[0])  # a compiled loop would write wherever it is told to
         scores, target = scores.detach().contiguous(), target.contiguous()
         out = torch.empty_like(scores)
         share = partial(shared, nodes, out.numel())
@@ -111,14 +112,22 @@ class _EdgeSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, target = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of gradients is wanted: operations that have one
+            return _softmax_gradient(weights, gradient, target, ctx.nodes, ctx.log), None, None, None, None
         out = torch.empty_like(weights)
         run = ctx.kernels.log_softmax_backward if ctx.log else ctx.kernels.softmax_backward
         weights = weights.exp() if ctx.log else weights
         shared(ctx.nodes, out.numel(), run, weights, gradient.contiguous(), target, out)
         return out, None, None, None, None
+
+
+def _softmax_gradient(weights: Tensor, gradient: Tensor, target: Tensor, nodes: int, log: bool) -> Tensor:
+    """The gradient of a softmax over edges, or of its logarithm, in operations that have a gradient."""
+    part = gradient if log else weights * gradient
+    total = part.new_zeros(nodes, part.shape[1]).index_add(0, target, part).index_select(0, target)
+    return gradient - weights.exp() * total if log else weights * (gradient - total)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -134,24 +143,25 @@ class _Aggregate(torch.autograd.Function):
         nodes: int,
         kernels: ModuleType,
     ) -> Tensor:
-        check_ends(source, values.shape[0])
-        check_ends(target, nodes)
-        weights, values = weights.detach().contiguous(), values.detach().contiguous()
-        source, target = source.contiguous(), target.contiguous()
+        check_ends(source, values.shape[0], weights.shape[0])
+        check_ends(target, nodes, weights.shape[0])
         ctx.kernels = kernels
         ctx.save_for_backward(weights, values, source, target)
         return _sums(kernels, weights, values, source, target, nodes)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, values, source, target = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        if torch.is_grad_enabled():
+            to_weights = (gradient.index_select(0, target) * values.index_select(0, source)).sum(dim=-1)
+            to_values = aggregate(weights, gradient, target, source, values.shape[0])
+            return to_weights, to_values, None, None, None, None
         # What goes back to the sources is the same sum along edges turned round.
         to_values = _sums(ctx.kernels, weights, gradient, target, source, values.shape[0])
-        to_weights = torch.empty_like(weights)
+        to_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
         run = ctx.kernels.aggregate_to_weights
-        shared(gradient.shape[0], weights.numel(), run, values, source, target, gradient, to_weights)
+        parts = _contiguous(values, source, target, gradient)
+        shared(gradient.shape[0], weights.numel(), run, *parts, to_weights)
         return to_weights, to_values, None, None, None, None
 
 
@@ -159,5 +169,10 @@ def _sums(
     kernels: ModuleType, weights: Tensor, values: Tensor, source: Tensor, target: Tensor, nodes: int
 ) -> Tensor:
     out = values.new_zeros(nodes, *values.shape[1:])
-    shared(nodes, weights.numel(), kernels.aggregate_forward, weights, values, source, target, out)
+    parts = _contiguous(weights, values, source, target)
+    shared(nodes, weights.numel(), kernels.aggregate_forward, *parts, out)
     return out
+
+
+def _contiguous(*parts: Tensor) -> list[Tensor]:
+    return [part.detach().contiguous() for part in parts]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from overt._extras import need
 from overt.mechanisms.attention_map import Mechanism
-from overt.mechanisms.chain import Chain, around
+from overt.mechanisms.chain import Chain, around, recomputing
 from overt.mechanisms.edge_map import EdgeMap
 from overt.mechanisms.edges import aggregate, kernels_for
 from overt.mechanisms.site import Site
@@ -61,6 +61,7 @@ class _WithMap(nn.Module):
 
     map: EdgeMap
     _plain: type
+    _orig_propagate: Any
 
     def _make_map(self, mechanisms: Sequence[Mechanism], layer: int | None) -> None:
         # The prior's first weights take nothing from the global generator: with equal seeds, every other
@@ -69,6 +70,9 @@ class _WithMap(nn.Module):
             self.map = EdgeMap(mechanisms, Site(self.heads, self.out_channels, layer=layer or 0))
             self._layer = layer
             self._reset_prior()
+        # PyG keeps the form of message passing that explainers look into per class, and takes it from the
+        # class above, whose own may have been replaced by a faster one without it.
+        type(self)._orig_propagate = conv.MessagePassing.propagate
 
     def _reset_prior(self) -> None:
         prior = self.map.bayesian.prior if self.map.bayesian is not None else None
@@ -97,13 +101,30 @@ class _WithMap(nn.Module):
         """Scores (edges, heads) → weights, through the mechanisms and dropout."""
         if scores.numel() == 0:
             return scores
-        chain = chain or around() or Chain()
+        chain = self._chain(chain)
         layer = chain.numbered(self) if self._layer is None else self._layer
         site = replace(self.map.site, layer=layer)
         if nodes is None:
             nodes = int(target.max()) + 1
         weights = self.map(scores, torch.stack([source, target]), nodes, chain, key, site)
         return F.dropout(weights.to(scores.dtype), p=self.dropout, training=self.training)
+
+    def _chain(self, given: Chain | None) -> Chain:
+        """The chain of this pass: the one given, the one around, or none in particular."""
+        chain = given or around()
+        if chain is not None:
+            return chain
+        if self.map.has_mechanism and recomputing():
+            raise ValueError(
+                "a checkpointed layer runs again in the backward pass, where no `with chain:` reaches it: "
+                "pass it the chain, layer(x, edge_index, chain=chain)"
+            )
+        if self.map.evolving is not None:
+            raise ValueError(
+                "Evolving needs a chain that joins the layers: `with overt.Chain():` around the model, or "
+                "chain=… for each layer"
+            )
+        return Chain()
 
     def _edge_term(self, edge_attr: Tensor | None) -> Tensor | None:
         """The edges' own features, projected, (edges, heads, dim)."""
@@ -136,18 +157,15 @@ class _WithMap(nn.Module):
         size: tuple[int, int] | None,
     ) -> Tensor:
         """Σ of weighted senders into each receiver, (receivers, heads, dim)."""
-        sends, receives = self._sides
-        sender, receiver = ends[sends], ends[receives]
-        if sender is None or not self._direct(edge_index) or kernels_for(sender) is None:
+        if not self._direct(edge_index) or kernels_for(ends[0]) is None:
             out: Tensor = self.propagate(edge_index, x=ends, alpha=weights, size=size)
             return out
-        nodes = (sender if receiver is None else receiver).shape[0] if size is None else size[receives]
-        return aggregate(weights, sender, edge_index[sends], edge_index[receives], nodes)
-
-    @property
-    def _sides(self) -> tuple[int, int]:
-        """Which row of `edge_index` sends, and which receives."""
-        return (0, 1) if self.flow == "source_to_target" else (1, 0)
+        # PyG takes what is sent from the first of the pair whichever way edges run; `flow` turns them round.
+        sends, receives = (0, 1) if self.flow == "source_to_target" else (1, 0)
+        counts = [None if end is None else end.shape[0] for end in ends] if size is None else size
+        nodes = counts[sends] if counts[receives] is None else counts[receives]
+        assert nodes is not None
+        return aggregate(weights, ends[0], edge_index[sends], edge_index[receives], nodes)
 
     def _direct(self, edge_index: Any) -> bool:
         """Whether nothing looks into PyG's message passing or changes it, so that it may be done at once."""
@@ -173,6 +191,15 @@ class _WithMap(nn.Module):
         return out, (edge_index, weights)
 
 
+def _pair(x: Any) -> tuple[Tensor, Tensor | None]:
+    """Features of sources and targets."""
+    source, target = x if isinstance(x, tuple | list) else (x, x)
+    for end in (source, target):
+        if end is not None and end.dim() != 2:
+            raise ValueError(f"x must have shape (nodes, in_channels), got {tuple(end.shape)}")
+    return source, target
+
+
 class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
     """PyG's `GATConv` (Veličković et al. 2018) whose weights pass through `mechanisms`.
 
@@ -186,8 +213,9 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
     loss = F.cross_entropy(out[train], y[train]) + chain.penalty()
     ```
 
-    In evaluation mode weights are the posterior's mean, and no chain is needed. Noise follows an edge by the
-    numbers of its two nodes, so parallel edges share theirs.
+    In evaluation mode Bayesian weights are the posterior's mean, and no chain is needed. Noise follows an
+    edge by the numbers of its two nodes, so parallel edges share theirs. Under checkpointing pass the chain
+    to the layer: what is run again in the backward pass is outside the `with`.
 
     Args:
         in_channels: width of the inputs; a pair for sources and targets of a bipartite graph.
@@ -261,7 +289,7 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
             return_attention_weights: also return (edge_index, weights).
             chain: of this forward pass.
         """
-        source, target = x if isinstance(x, tuple | list) else (x, x)
+        source, target = _pair(x)
         skip = None if self.res is None or target is None else self.res(target)
         if self.lin is None:
             source, target = self.lin_src(source), None if target is None else self.lin_dst(target)
@@ -278,7 +306,7 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
         both = source.shape[0] if target is None else min(source.shape[0], target.shape[0])
         edge_index, edge_attr = self._looped(edge_index, edge_attr, both if size is None else min(size))
         weights = self.edge_updater(
-            edge_index, alpha=alpha, edge_attr=edge_attr, size=size, ends=(source, target), chain=chain
+            edge_index, alpha=alpha, edge_attr=edge_attr, size=size, key=source, chain=chain
         )
         out = self._aggregated(edge_index, (source, target), weights, size)
         return self._finished(out, skip, edge_index, weights, return_attention_weights)
@@ -291,7 +319,7 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
         edge_index_j: Tensor,
         edge_index_i: Tensor,
         size_i: int | None,
-        ends: Any,
+        key: Tensor,
         chain: Any,
     ) -> Tensor:
         """Weights (edges, heads); PyG calls it with the ends' values gathered to edges."""
@@ -300,7 +328,7 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
         if term is not None:
             scores = scores + (term * self.att_edge).sum(dim=-1)
         scores = F.leaky_relu(scores, self.negative_slope)
-        return self._weights(scores, edge_index_j, edge_index_i, size_i, ends[self._sides[0]], chain)
+        return self._weights(scores, edge_index_j, edge_index_i, size_i, key, chain)
 
 
 class GATv2Conv(_WithMap, conv.GATv2Conv):  # type: ignore[misc]
@@ -379,16 +407,18 @@ class GATv2Conv(_WithMap, conv.GATv2Conv):  # type: ignore[misc]
             return_attention_weights: also return (edge_index, weights).
             chain: of this forward pass.
         """
-        source, target = x if isinstance(x, tuple | list) else (x, x)
+        source, target = _pair(x)
         if target is None:
             raise ValueError("GATv2 scores need features of the targets too: x must be a pair, got (x, None)")
+        if edge_attr is not None and self.lin_edge is None:
+            raise ValueError("edge_attr needs weights: make the layer with edge_dim=…")
         skip = None if self.res is None else self.res(target)
         shared = self.share_weights and target is source
         source = self.lin_l(source).view(-1, self.heads, self.out_channels)
         target = source if shared else self.lin_r(target).view(-1, self.heads, self.out_channels)
         edge_index, edge_attr = self._looped(edge_index, edge_attr, min(source.shape[0], target.shape[0]))
         weights = self.edge_updater(
-            edge_index, x=(source, target), edge_attr=edge_attr, size=None, ends=(source, target), chain=chain
+            edge_index, x=(source, target), edge_attr=edge_attr, size=None, key=source, chain=chain
         )
         out = self._aggregated(edge_index, (source, target), weights, None)
         return self._finished(out, skip, edge_index, weights, return_attention_weights)
@@ -401,7 +431,7 @@ class GATv2Conv(_WithMap, conv.GATv2Conv):  # type: ignore[misc]
         edge_index_j: Tensor,
         edge_index_i: Tensor,
         size_i: int | None,
-        ends: Any,
+        key: Tensor,
         chain: Any,
     ) -> Tensor:
         """Weights (edges, heads); PyG calls it with the ends' values gathered to edges."""
@@ -409,4 +439,4 @@ class GATv2Conv(_WithMap, conv.GATv2Conv):  # type: ignore[misc]
         term = self._edge_term(edge_attr)
         both = both if term is None else both + term
         scores = (F.leaky_relu(both, self.negative_slope) * self.att).sum(dim=-1)
-        return self._weights(scores, edge_index_j, edge_index_i, size_i, ends[self._sides[0]], chain)
+        return self._weights(scores, edge_index_j, edge_index_i, size_i, key, chain)

@@ -48,7 +48,9 @@ class Subject:
 
     def logits(self, arguments: dict[str, Any]) -> Tensor:
         """(batch, position, classes); one position where the output is one for all."""
-        return self.logits_in(self.model(**arguments))
+        device = next((p.device for p in self.model.parameters()), None)  # it may have moved since the trace
+        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+        return self.logits_in(self.model(**moved))
 
     def some(self, rows: list[int]) -> Subject:
         """The same model with some of the examples."""

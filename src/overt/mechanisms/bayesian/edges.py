@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from overt.mechanisms.bayesian import noise
 from overt.mechanisms.bayesian.config import Bayesian
@@ -59,6 +58,7 @@ class _TotalKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_mean: Tensor, prior: Tensor, config: Bayesian, kernels: ModuleType) -> Tensor:
+        ctx.config, given = config, (log_mean, prior)
         log_mean, prior = log_mean.detach().contiguous(), prior.detach().contiguous()
         gradients = torch.empty_like(log_mean), torch.empty_like(prior)
         if config.family == "weibull":
@@ -74,13 +74,20 @@ class _TotalKL(torch.autograd.Function):
         sums = torch.empty(-(-log_mean.numel() // kernels.BLOCK), dtype=torch.float64)
         flat = [part.view(-1) for part in (*parts, numbers, *gradients, sums)]
         shared(sums.numel(), log_mean.numel(), run, *flat)
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(*given, *gradients)
         return sums.sum().to(log_mean.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        to_mean, to_prior = ctx.saved_tensors
+        log_mean, prior, to_mean, to_prior = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of gradients is wanted: operations that have one
+            total = cell_kl(log_mean, prior, ctx.config).sum()
+            wanted = [part for part in (log_mean, prior) if part.requires_grad]
+            found = iter(torch.autograd.grad(total, wanted, create_graph=True))
+            to_mean, to_prior = (
+                next(found) if part.requires_grad else zero
+                for part, zero in ((log_mean, to_mean), (prior, to_prior))
+            )
         return gradient * to_mean, gradient * to_prior if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -157,5 +164,5 @@ class BayesianEdgeLayer(nn.Module):
         if key.dim() != 3 or key.shape[1:] != (self.site.heads, self.site.head_dim):
             expected_key = f"(nodes, {self.site.heads}, {self.site.head_dim})"
             raise ValueError(f"key must have shape {expected_key}, got {tuple(key.shape)}")
-        check_ends(edge_index[0], key.shape[0])
-        check_ends(edge_index[1], nodes)
+        check_ends(edge_index[0], key.shape[0], scores.shape[0])
+        check_ends(edge_index[1], nodes, scores.shape[0])
