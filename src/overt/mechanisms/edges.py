@@ -17,18 +17,21 @@ CELLS_PER_THREAD = 2**18  # (edge, head) pairs from which threads are worth thei
 
 def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
     """Log-softmax of scores (edges, heads) over the edges that share a target node."""
-    kernels = kernels_for(scores)
-    if kernels is not None:
-        return _EdgeSoftmax.apply(scores, target, nodes, kernels, True)  # type: ignore[no-any-return, no-untyped-call]
-    return log_softmax_definition(scores, target, nodes)
+    return _softmax(scores, target, nodes, True)
 
 
 def edge_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
     """Softmax of scores (edges, heads) over the edges that share a target node."""
+    return _softmax(scores, target, nodes, False)
+
+
+def _softmax(scores: Tensor, target: Tensor, nodes: int, log: bool) -> Tensor:
     kernels = kernels_for(scores)
-    if kernels is not None:
-        return _EdgeSoftmax.apply(scores, target, nodes, kernels, False)  # type: ignore[no-any-return, no-untyped-call]
-    return log_softmax_definition(scores, target, nodes).exp()
+    gpu = scores.device.type != "cpu" and not torch.compiler.is_compiling()
+    if kernels is not None or gpu:
+        return _EdgeSoftmax.apply(scores, target, nodes, kernels, log)  # type: ignore[no-any-return, no-untyped-call]
+    found = log_softmax_definition(scores, target, nodes)
+    return found if log else found.exp()
 
 
 def log_softmax_definition(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
@@ -92,12 +95,21 @@ def shared(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -
 
 
 class _EdgeSoftmax(torch.autograd.Function):
-    """Softmax or log-softmax over edges, by compiled loops; exponentials are torch's, which are faster."""
+    """Softmax or log-softmax over edges with a short backward pass; on a CPU, by compiled loops.
+
+    Exponentials are torch's, which are faster than a compiled loop's.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, target: Tensor, nodes: int, kernels: ModuleType, log: bool
+        ctx: Any, scores: Tensor, target: Tensor, nodes: int, kernels: ModuleType | None, log: bool
     ) -> Tensor:
+        ctx.nodes, ctx.kernels, ctx.log = nodes, kernels, log
+        if kernels is None:
+            out = log_softmax_definition(scores, target, nodes)
+            out = out if log else out.exp_()
+            ctx.save_for_backward(out, target)
+            return out
         check_ends(target, nodes, scores.shape[0])  # a compiled loop would write wherever it is told to
         scores, target = scores.detach().contiguous(), target.contiguous()
         out = torch.empty_like(scores)
@@ -107,14 +119,14 @@ class _EdgeSoftmax(torch.autograd.Function):
             share(kernels.take_log_sum, target, out.exp(), out)
         else:
             share(kernels.divide_by_sum, target, out.exp_())
-        ctx.nodes, ctx.kernels, ctx.log = nodes, kernels, log
         ctx.save_for_backward(out, target)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, target = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of gradients is wanted: operations that have one
+        # Where a gradient of gradients is wanted, operations are, that have one.
+        if ctx.kernels is None or torch.is_grad_enabled():
             return _softmax_gradient(weights, gradient, target, ctx.nodes, ctx.log), None, None, None, None
         out = torch.empty_like(weights)
         run = ctx.kernels.log_softmax_backward if ctx.log else ctx.kernels.softmax_backward

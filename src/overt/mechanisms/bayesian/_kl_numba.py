@@ -10,23 +10,11 @@ from typing import Any
 import numpy as np
 
 from overt.mechanisms._compiled import compiled, compiled_loosely
+from overt.mechanisms.bayesian.naive import LOG_GAMMA
 
-_DEGREE = 11
 BLOCK = 2**14  # cells that are summed up by themselves: sums do not depend on the number of threads
-
-
-def _log_gamma() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """log Γ(1 + x) on [0, 1] and its derivative, as polynomials in x − ½, good to 1e-7."""
-    from scipy.special import gammaln
-
-    fit = np.polynomial.chebyshev.Chebyshev.interpolate(
-        lambda x: gammaln(1.0 + x), _DEGREE, domain=[0.0, 1.0]
-    )
-    power = fit.convert(kind=np.polynomial.Polynomial)(np.polynomial.Polynomial([0.5, 1.0]))
-    return tuple(map(np.float32, power.coef)), tuple(map(np.float32, power.deriv().coef))
-
-
-_LOG_GAMMA, _DIGAMMA = _log_gamma()
+_LOG_GAMMA = tuple(map(np.float32, LOG_GAMMA))
+_DIGAMMA = tuple(np.float32(place * value) for place, value in enumerate(LOG_GAMMA))[1:]
 
 
 @compiled
@@ -59,7 +47,7 @@ def weibull_total(
         log_alpha: the prior's shape, its logarithm.
         mean: exp(log_mean).
         alpha: exp(log_alpha).
-        numbers: what α is multiplied by beside −log_mean, what every cell has, and the prior's rate.
+        numbers: of `naive.kl_numbers`.
         to_mean: filled with the gradient to log_mean.
         to_alpha: filled with the gradient to log_alpha.
         sums: one per block, filled.
@@ -95,7 +83,7 @@ def lognormal_total(
         stop: last block, and one.
         log_mean: the posterior's mean, its logarithm.
         prior_mu: the prior's mean.
-        numbers: σ²/2, 1/σ₁ of the prior, and what every cell has.
+        numbers: of `naive.kl_numbers`.
         to_mean: filled with the gradient to log_mean.
         to_mu: filled with the gradient to prior_mu.
         sums: one per block, filled.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,18 +19,38 @@ from overt.mechanisms.bayesian.layer import (
     prior_parameter,
     wants_kl,
 )
-from overt.mechanisms.bayesian.naive import EULER, cell_kl, log_noise, reduce_kl
+from overt.mechanisms.bayesian.naive import cell_kl, kl_numbers, log_noise, reduce_kl
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, kernels_for, shared
 from overt.mechanisms.site import Site
 
+Total = Callable[[Tensor, Tensor, Bayesian], tuple[Tensor, Tensor, Tensor]]
+
 
 def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
     """Σ of `cell_kl` over all cells."""
-    kernels = kernels_for(log_mean, "bayesian._kl_numba")
-    if kernels is not None and _largest_alpha(config) <= 1.0:
-        return _TotalKL.apply(log_mean, prior.expand(log_mean.shape), config, kernels)  # type: ignore[no-any-return, no-untyped-call]
-    return cell_kl(log_mean, prior, config).sum()
+    total = _total_cpu if kernels_for(log_mean, "bayesian._kl_numba") is not None else None
+    if total is None and (kernels := noise.gpu_kernels(log_mean)) is not None:
+        total = kernels.total_kl
+    if total is None or _largest_alpha(config) > 1.0 or log_mean.numel() == 0:
+        return cell_kl(log_mean, prior, config).sum()
+    return _TotalKL.apply(log_mean, prior.expand(log_mean.shape), config, total)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _total_cpu(log_mean: Tensor, prior: Tensor, config: Bayesian) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ of `cell_kl`, and its gradients, by compiled loops; α ≤ 1."""
+    from overt.mechanisms.bayesian import _kl_numba as kernels
+
+    to_mean, to_prior = torch.empty_like(log_mean), torch.empty_like(prior)
+    numbers = log_mean.new_tensor(kl_numbers(config))
+    if config.family == "weibull":
+        parts, run = [log_mean, prior, log_mean.exp(), prior.exp()], kernels.weibull_total
+    else:
+        parts, run = [log_mean, prior], kernels.lognormal_total
+    sums = torch.empty(-(-log_mean.numel() // kernels.BLOCK), dtype=torch.float64)
+    flat = [part.view(-1) for part in (*parts, numbers, to_mean, to_prior, sums)]
+    shared(sums.numel(), log_mean.numel(), run, *flat)
+    return sums.sum().to(log_mean.dtype), to_mean, to_prior
 
 
 def edge_noise(unit: Tensor, config: Bayesian) -> Tensor:
@@ -57,25 +77,11 @@ class _TotalKL(torch.autograd.Function):
     """A sum of KL whose gradients are found on the way."""
 
     @staticmethod
-    def forward(ctx: Any, log_mean: Tensor, prior: Tensor, config: Bayesian, kernels: ModuleType) -> Tensor:
-        ctx.config, given = config, (log_mean, prior)
-        log_mean, prior = log_mean.detach().contiguous(), prior.detach().contiguous()
-        gradients = torch.empty_like(log_mean), torch.empty_like(prior)
-        if config.family == "weibull":
-            k, beta = config.k, config.prior_beta
-            slope = EULER / k - math.log(beta) + math.lgamma(1.0 + 1.0 / k)
-            numbers = log_mean.new_tensor([slope, math.log(k) - EULER - 1.0, beta])
-            parts, run = [log_mean, prior, log_mean.exp(), prior.exp()], kernels.weibull_total
-        else:
-            sigma, prior_sigma = config.sigma, config.prior_sigma
-            base = math.log(prior_sigma / sigma) + 0.5 * (sigma / prior_sigma) ** 2 - 0.5
-            numbers = log_mean.new_tensor([sigma**2 / 2.0, 1.0 / prior_sigma, base])
-            parts, run = [log_mean, prior], kernels.lognormal_total
-        sums = torch.empty(-(-log_mean.numel() // kernels.BLOCK), dtype=torch.float64)
-        flat = [part.view(-1) for part in (*parts, numbers, *gradients, sums)]
-        shared(sums.numel(), log_mean.numel(), run, *flat)
-        ctx.save_for_backward(*given, *gradients)
-        return sums.sum().to(log_mean.dtype)
+    def forward(ctx: Any, log_mean: Tensor, prior: Tensor, config: Bayesian, form: Total) -> Tensor:
+        ctx.config = config
+        total, *gradients = form(log_mean.detach().contiguous(), prior.detach().contiguous(), config)
+        ctx.save_for_backward(log_mean, prior, *gradients)
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

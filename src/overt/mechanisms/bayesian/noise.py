@@ -201,8 +201,21 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
 
     An edge's draw depends on its two ends, not on its place in the list.
     """
-    form = _edges_cpu if rows.device.type == "cpu" else _edges_definition
-    return form(keys, heads, rows, columns, example)
+    kernels = gpu_kernels(keys.new_empty(0, dtype=torch.float32))
+    form: Any = _edges_definition if kernels is None else kernels.uniform_edges
+    drawn: Tensor = (_edges_cpu if rows.device.type == "cpu" else form)(keys, heads, rows, columns, example)
+    return drawn
+
+
+def gpu_kernels(values: Tensor) -> ModuleType | None:
+    """The kernels on edges where they apply: eager float32 on a GPU, with triton."""
+    if values.device.type != "cuda" or values.dtype != torch.float32 or torch.compiler.is_compiling():
+        return None
+    try:
+        from overt.mechanisms.bayesian import _edges_triton
+    except ImportError:
+        return None
+    return _edges_triton
 
 
 def _edges_definition(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:
