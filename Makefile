@@ -10,7 +10,7 @@ help:
 	@echo "make demo    train four small models, print the table and trace their attention (about 5 minutes)"
 	@echo "make test    run the tests"
 	@echo "make lint    style, format and types"
-	@echo "make bench   time the mechanisms and attention flow against named rivals"
+	@echo "make bench   time the mechanisms, attention flow and graphs against named rivals"
 	@echo "make support  write docs/support.md from the tests of attach"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, runs/ and site/"
@@ -50,6 +50,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/flow.py
+	$(BIN)/python benchmarks/graphs.py
 
 support: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \

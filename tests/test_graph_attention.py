@@ -1047,3 +1047,48 @@ def test_a_training_repeats_bitwise() -> None:
             optimizer.step()
         found.append([p.detach() for p in model.parameters()])
     assert all(map(torch.equal, *found))
+
+
+# --- What changes a layer from outside ---
+
+
+@both
+def test_one_weight_for_all_heads_broadcasts_as_in_pyg(name: str) -> None:
+    ours, theirs = pair(name, WIDTH, 4, heads=3)
+    for layer in (ours, theirs):
+        layer.register_edge_update_forward_hook(lambda _, __, weights: weights.mean(1, keepdim=True))
+    torch.testing.assert_close(ours(features(), ends()), theirs(features(), ends()))
+
+
+@both
+def test_a_subclass_with_its_own_propagate_is_heard(name: str) -> None:
+    def propagate(self: Any, *given: Any, **named: Any) -> Any:
+        return 2 * OURS[name]._orig_propagate(self, *given, **named)
+
+    own = type(f"Twice{OURS[name].__name__}", (OURS[name],), {"propagate": propagate})
+    torch.manual_seed(0)
+    once = OURS[name](WIDTH, 4, bias=False)
+    torch.manual_seed(0)
+    twice = own(WIDTH, 4, bias=False)
+    torch.testing.assert_close(twice(features(), ends()), 2 * once(features(), ends()))
+
+
+@both
+def test_transforms_of_torch_func_go_through(name: str) -> None:
+    ours, theirs = pair(name, WIDTH, 4, heads=2)
+    found = []
+    for layer in (ours, theirs):
+        named = dict(layer.named_parameters())
+
+        def loss(parameters: Any, layer: Any = layer) -> Tensor:
+            out: Tensor = torch.func.functional_call(layer, parameters, (features(), ends()))
+            return out.square().sum()
+
+        found.append(torch.func.grad(loss)(named))
+    for key, gradient in found[1].items():
+        torch.testing.assert_close(found[0][key], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_shows_its_mechanisms() -> None:
+    assert "Bayesian(family='weibull', k=7.0" in repr(GATConv(4, 4, mechanisms=[overt.Bayesian(k=7.0)]))
+    assert repr(GATConv(4, 4, heads=2)) == "GATConv(4, 4, heads=2)"

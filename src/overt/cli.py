@@ -156,6 +156,27 @@ def trace(
     )
 
 
+@app.command(rich_help_panel="Read attention")
+def neighbours(
+    node: Annotated[int, typer.Argument(help="The node's number.")],
+    dataset: Annotated[str, typer.Option(help="cora, citeseer or pubmed.")] = "cora",
+    row: Annotated[str, typer.Option(help="Row of the table: GAT, NO KL, LF, LC, WF or WC.")] = "WC",
+    seed: Annotated[int, typer.Option(help="Seed of the training.", min=0)] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with the raw files; else OVERT_DATA.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of `overt reproduce bam-table-1`; runs/bam-graphs by default.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="What to order by: raw, rollout or flow.")] = "rollout",
+    samples: Annotated[int, typer.Option(help="Posterior samples.", min=1)] = 20,
+    out: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write it down, as JSON.")] = None,
+) -> None:
+    """Show which neighbours a node of a citation graph draws on, by a network of bam-table-1."""
+    from overt.recipes.neighbours import run as show
+
+    show(node, dataset, row, seed, data, run, method, samples, out, page)
+
+
 @app.command(rich_help_panel="Start here")
 def info() -> None:
     """Print versions, devices, extras, and which fast paths are active."""
@@ -176,7 +197,8 @@ def info() -> None:
 
     section("Versions")
     table.add_row("python", platform.python_version())
-    for package in ("overt", "torch", "transformers", "numpy", "scipy", "numba", "safetensors"):
+    packages = ("overt", "torch", "transformers", "torch-geometric", "numpy", "scipy", "numba", "safetensors")
+    for package in packages:
         table.add_row(package, _package_version(package))
 
     section("Devices")

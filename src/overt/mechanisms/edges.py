@@ -26,8 +26,11 @@ def edge_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
 
 
 def _softmax(scores: Tensor, target: Tensor, nodes: int, log: bool) -> Tensor:
+    if scores.dim() != 2 or target.is_floating_point():
+        shapes = f"{tuple(scores.shape)} and {target.dtype}"
+        raise ValueError(f"scores must have shape (edges, heads) and targets be whole numbers, got {shapes}")
     kernels = kernels_for(scores)
-    gpu = scores.device.type != "cpu" and not torch.compiler.is_compiling()
+    gpu = scores.device.type != "cpu" and eager()
     if kernels is not None or gpu:
         return _EdgeSoftmax.apply(scores, target, nodes, kernels, log)  # type: ignore[no-any-return, no-untyped-call]
     found = log_softmax_definition(scores, target, nodes)
@@ -54,8 +57,9 @@ def aggregate(weights: Tensor, values: Tensor, source: Tensor, target: Tensor, n
         target: (edges,).
         nodes: number of target nodes.
     """
-    kernels = kernels_for(values) if weights.dtype == values.dtype else None
-    if kernels is not None:
+    kernels = kernels_for(values)
+    matching = weights.dtype == values.dtype and weights.shape == (source.shape[0], values.shape[1])
+    if kernels is not None and matching and values.dim() == 3:  # else torch broadcasts, or says what is wrong
         return _Aggregate.apply(weights, values, source, target, nodes, kernels)  # type: ignore[no-any-return, no-untyped-call]
     messages = weights.unsqueeze(-1) * values.index_select(0, source)
     return messages.new_zeros(nodes, *values.shape[1:]).index_add(0, target, messages)
@@ -74,12 +78,17 @@ def check_ends(ends: Tensor, count: int, edges: int) -> None:
 
 def kernels_for(values: Tensor, name: str = "_edges_numba") -> ModuleType | None:
     """A module of compiled loops where they apply: eager float32 on a CPU, with numba."""
-    if values.device.type != "cpu" or values.dtype != torch.float32 or torch.compiler.is_compiling():
+    if values.device.type != "cpu" or values.dtype != torch.float32 or not eager():
         return None
     try:
         return importlib.import_module(f"overt.mechanisms.{name}")
     except ImportError:
         return None
+
+
+def eager() -> bool:
+    """Whether operations run one by one: neither compiled nor under a transform of torch.func."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def shared(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -> None:

@@ -57,7 +57,7 @@ class GAT(nn.Module):
             edge_index: (2, edges).
             chain: of this forward pass; else that of the `with chain:` around it.
         """
-        x = self._dropped(x)  # (nodes, features)
+        x = self._dropped(x.coalesce() if x.is_sparse else x)  # (nodes, features)
         x = F.elu(self.first(x, edge_index, chain=chain))  # (nodes, heads · width)
         out: Tensor = self.second(self._dropped(x), edge_index, chain=chain)  # (nodes, classes)
         return out

@@ -64,8 +64,8 @@ class _WithMap(nn.Module):
     _orig_propagate: Any
 
     def _make_map(self, mechanisms: Sequence[Mechanism], layer: int | None) -> None:
-        # The prior's first weights take nothing from the global generator: with equal seeds, every other
-        # weight of a network and all its dropout are those of the plain one.
+        # The prior's first weights take nothing from the global stream: with equal seeds, every other weight
+        # of a network and all its dropout are those of the plain one.
         with torch.random.fork_rng(devices=[]):
             self.map = EdgeMap(mechanisms, Site(self.heads, self.out_channels, layer=layer or 0))
             self._layer = layer
@@ -157,7 +157,7 @@ class _WithMap(nn.Module):
         size: tuple[int, int] | None,
     ) -> Tensor:
         """Σ of weighted senders into each receiver, (receivers, heads, dim)."""
-        if not self._direct(edge_index) or kernels_for(ends[0]) is None:
+        if not self._direct(edge_index, weights) or kernels_for(ends[0]) is None:
             out: Tensor = self.propagate(edge_index, x=ends, alpha=weights, size=size)
             return out
         # PyG takes what is sent from the first of the pair whichever way edges run; `flow` turns them round.
@@ -167,13 +167,23 @@ class _WithMap(nn.Module):
         assert nodes is not None
         return aggregate(weights, ends[0], edge_index[sends], edge_index[receives], nodes)
 
-    def _direct(self, edge_index: Any) -> bool:
+    def _direct(self, edge_index: Any, weights: Tensor) -> bool:
         """Whether nothing looks into PyG's message passing or changes it, so that it may be done at once."""
         if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
+            return False
+        if weights.shape != (edge_index.shape[1], self.heads):  # a hook or a subclass made them so
+            return False
+        # PyG writes a `propagate` of its own into each class, unless the class has one.
+        if not type(self).propagate.__module__.startswith((type(self).__module__ + "_", "torch_geometric.")):
             return False
         own = all(getattr(type(self), name) is getattr(self._plain, name) for name in _STEPS)
         watched = any(getattr(self, f"_{name}_forward{kind}") for name in _WATCHED for kind in _HOOKS)
         return own and not watched and not self.explain and self.aggr in ("add", "sum")
+
+    def __repr__(self) -> str:
+        parts = [part.config for part in (self.map.evolving, self.map.bayesian) if part is not None]
+        plain = super().__repr__()
+        return f"{plain[:-1]}, mechanisms={parts})" if parts else plain
 
     def _finished(
         self, out: Tensor, skip: Tensor | None, edge_index: Any, weights: Tensor, returned: bool | None

@@ -11,9 +11,10 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,13 @@ def result_name(recipe: Recipe, request: Request) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that can move a number."""
-    packages = ("torch", "transformers", "accelerate", "numpy", "scipy")
+    """Of everything that can move a number, where it is installed."""
+    packages = ("torch", "transformers", "accelerate", "torch-geometric", "numba", "numpy", "scipy")
     found = {"python": platform.python_version(), "overt": overt.__version__}
-    return found | {package: version(package) for package in packages}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def render(results: Path) -> Path:

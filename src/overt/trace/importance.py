@@ -145,6 +145,7 @@ class Subject:
             name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
             ids = self.inputs.arguments.get(name)
             if isinstance(ids, Tensor):
+                ids = ids.to(logits.device)
                 real = self.mask[:, self.first :].to(ids.device)
                 following = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)[:, queries]
                 known = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], dim=1)[:, queries]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
 import torch
@@ -55,7 +56,8 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
     if out.numel():
         grid = (triton.cdiv(out.numel(), _BLOCK),)
         ends = rows.contiguous(), columns.contiguous()
-        _units[grid](keys, *ends, out, example & 0xFFFFFFFF, out.numel(), heads, BLOCK=_BLOCK)
+        with _on(rows):
+            _units[grid](keys, *ends, out, example & 0xFFFFFFFF, out.numel(), heads, BLOCK=_BLOCK)
     return out
 
 
@@ -99,6 +101,11 @@ def _lognormal(
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, base + 0.5 * shift * shift, 0.0)))
 
 
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
+    """A kernel is launched on the current device, which need not be the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
 @lru_cache
 def _log_gamma(device: torch.device) -> Tensor:
     """Coefficients of log Γ(1 + x) on [0, 1] as a polynomial in x − ½."""
@@ -113,9 +120,10 @@ def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> tuple[Tensor,
     sums = log_mean.new_empty(grid[0])
     tensors = log_mean, prior, to_mean, to_prior, sums
     numbers = kl_numbers(config)
-    if config.family == "weibull":
-        gamma = _log_gamma(log_mean.device)
-        _weibull[grid](*tensors, gamma, *numbers, cells, TERMS=gamma.numel(), BLOCK=_BLOCK)
-    else:
-        _lognormal[grid](*tensors, *numbers, cells, BLOCK=_BLOCK)
+    with _on(log_mean):
+        if config.family == "weibull":
+            gamma = _log_gamma(log_mean.device)
+            _weibull[grid](*tensors, gamma, *numbers, cells, TERMS=gamma.numel(), BLOCK=_BLOCK)
+        else:
+            _lognormal[grid](*tensors, *numbers, cells, BLOCK=_BLOCK)
     return sums.sum(dtype=torch.float64).to(log_mean.dtype), to_mean, to_prior

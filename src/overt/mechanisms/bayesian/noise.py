@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.mechanisms.edges import shared
+from overt.mechanisms.edges import eager, shared
 
 ROUNDS = 7
 _MASK = 0xFFFFFFFF
@@ -209,7 +209,7 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
 
 def gpu_kernels(values: Tensor) -> ModuleType | None:
     """The kernels on edges where they apply: eager float32 on a GPU, with triton."""
-    if values.device.type != "cuda" or values.dtype != torch.float32 or torch.compiler.is_compiling():
+    if values.device.type != "cuda" or values.dtype != torch.float32 or not eager():
         return None
     try:
         from overt.mechanisms.bayesian import _edges_triton

@@ -1,0 +1,83 @@
+"""Trace a node of a citation graph through a network that `overt reproduce bam-table-1` trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from overt import _check
+from overt._extras import need
+from overt.recipes import bam_graphs, planetoid
+from overt.recipes._runs import write_whole
+from overt.trace.nodes import METHODS, NodeTrace, trace_nodes
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def run(
+    node: int,
+    dataset: str = "cora",
+    row: str = "WC",
+    seed: int = 0,
+    data: Path | None = None,
+    folder: Path | None = None,
+    method: str = "rollout",
+    samples: int = 20,
+    out: Path | None = None,
+    page: Path | None = None,
+) -> NodeTrace:
+    """Print what a node draws on; draw it, and write it down as data, where asked for.
+
+    Args:
+        node: its number in the graph.
+        dataset: cora, citeseer or pubmed.
+        row: of the paper's table: GAT, NO KL, LF, LC, WF or WC.
+        seed: of the training.
+        data: folder with the raw files.
+        folder: of the run; runs/bam-graphs where None.
+        method: that orders the neighbours.
+        samples: of the posterior; none are drawn of plain GAT.
+        out: a picture: .png, .svg or .pdf.
+        page: the same as JSON.
+    """
+    from rich.console import Console
+
+    need("torch_geometric", "graphs")
+    _check.one_of("--dataset", dataset, tuple(bam_graphs.SETTINGS))
+    _check.one_of("--row", row, tuple(bam_graphs.SETTINGS[dataset].rows))
+    _check.one_of("--method", method, METHODS)
+    if out is not None and out.suffix not in PICTURES:
+        raise ValueError(f"--out must end in {', '.join(PICTURES)}, got {out}")
+    for name, path in (("--out", out), ("--page", page)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
+    folder = Path("runs") / bam_graphs.TABLE_1.folder if folder is None else folder
+    trained = folder / dataset / row / f"seed-{seed}"
+    bam_graphs.check_trained(trained)
+    graph = planetoid.load(dataset, data, folder / "data")  # where the run keeps what it downloaded
+    if not 0 <= node < len(graph.y):
+        raise ValueError(f"the node must lie in 0 to {len(graph.y) - 1}, got {node}")
+    model = bam_graphs.trained(trained, graph)
+    random = bam_graphs.SETTINGS[dataset].rows[row] is not None
+    trace = trace_nodes(model, graph.x, graph.edge_index, samples=samples if random else None, seed=seed)
+    found = trace.neighbours(node, by=method)
+    console = Console(highlight=False)
+    with torch.no_grad():
+        predicted = int(model(graph.x, graph.edge_index)[node].argmax())
+    console.print(f"{dataset}, {row}, seed {seed}: class {int(graph.y[node])}, predicted {predicted}")
+    console.print(str(found), markup=False)
+    if out is not None:
+        need("matplotlib", "view")
+        from overt.view.nodes import plot_neighbours
+
+        figure = plot_neighbours(trace, node, method=method, labels=graph.y)
+        part = out.with_name(f".{out.name}.part{out.suffix}")
+        figure.savefig(part, dpi=200)
+        part.replace(out)
+        console.print(f"[dim]picture in {out}[/dim]")
+    if page is not None:
+        write_whole(page, json.dumps(trace.page(node, by=method, labels=graph.y), indent=1) + "\n")
+        console.print(f"[dim]data in {page}[/dim]")
+    return trace
