@@ -732,7 +732,7 @@ def test_rows_that_are_the_same_are_named_beside_the_table(made: Made) -> None:
             assert timeless({0: {0: per_seed[seed][row]}}) == timeless({0: {0: per_seed[seed][other]}})
     page = (made.out / "RESULTS.md").read_text()
     same = {note.split()[0]: note for note in made.result["notes"] if " has the test accuracy of " in note}
-    every = "in every seed, and in 2 of 2 every number of it to the last digit"
+    every = "in every seed, and its validation loss to the last digit in 2 of 2"
     assert f"LC has the test accuracy of GAT {every}" in same["LC"]
     assert f"WF has the test accuracy of NO KL {every}" in same["WF"]
     assert "σ₂ = 1e-15" in same["LC"]

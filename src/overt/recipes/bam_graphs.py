@@ -551,7 +551,7 @@ def _notes(dataset: str, per_seed: dict[int, dict[str, Any]]) -> list[str]:
     ]
     for row, other, equal in _equal_rows(per_seed):
         note = f"{row} has the test accuracy of {other} in every seed"
-        note += f", and in {equal} of {len(per_seed)} every number of it to the last digit."
+        note += f", and its validation loss to the last digit in {equal} of {len(per_seed)}."
         config = SETTINGS[dataset].rows[row]
         if config is not None and config.family == "lognormal" and config.sigma < UNSEEN:
             note += (
@@ -564,8 +564,8 @@ def _notes(dataset: str, per_seed: dict[int, dict[str, Any]]) -> list[str]:
 
 
 def _equal_rows(per_seed: dict[int, dict[str, Any]]) -> list[tuple[str, str, int]]:
-    """Rows with the test accuracy of an earlier one in every seed, and in how many all numbers are equal."""
-    measured = ("epochs", "validation_loss", "test", "uncertainty")
+    """Rows with the test accuracy of an earlier one in every seed; in how many the losses are equal too."""
+    measured = ("epochs", "validation_loss", "test")
     names = list(next(iter(per_seed.values())))
 
     def equal(row: str, other: str, *parts: str) -> int:
