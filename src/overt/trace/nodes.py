@@ -7,9 +7,7 @@ edge list, and the rest is done on that part alone.
 from __future__ import annotations
 
 import inspect
-import json
 import operator
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +22,8 @@ from overt import _check
 from overt._extras import need
 from overt.mechanisms.bayesian.edges import BayesianEdgeLayer
 from overt.mechanisms.chain import Chain
+from overt.trace.files import read as read_file
+from overt.trace.files import write
 from overt.trace.graph import Heads, check_heads, check_residual, numbers, unit_rows
 from overt.trace.methods import Numbers
 from overt.trace.trace import Spread
@@ -462,8 +462,6 @@ class NodeTrace:
 
     def save(self, path: str | Path) -> None:
         """Write the trace, without its model, as one safetensors file."""
-        from safetensors.torch import save_file
-
         tensors: dict[str, Tensor] = {}
         lists: list[int] = []  # layers mostly share their edges, which are written once
         for layer, edges in enumerate(self.edges):
@@ -474,37 +472,12 @@ class NodeTrace:
         tensors |= {f"weights.{layer}": cells for layer, cells in enumerate(self.weights)}
         tensors |= {f"draws.{layer}": cells for layer, cells in enumerate(self.draws)}
         about = {"nodes": self.nodes, "edges": lists, "paths": self.paths, "single": self.single}
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
-            save_file(
-                {name: value.contiguous() for name, value in tensors.items()},
-                part,
-                {"format": FORMAT, "overt": json.dumps(about)},
-            )
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write(path, tensors, about, FORMAT)
 
     @classmethod
     def load(cls, path: str | Path) -> NodeTrace:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no trace at {path}")
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from None
-        if metadata.get("format") != FORMAT or "overt" not in metadata:
-            raise ValueError(f"{path} holds no trace of nodes of this version of overt")
-        try:
-            return cls._made(tensors, json.loads(metadata["overt"]))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path} holds a broken trace ({type(error).__name__}: {error})") from None
+        return read_file(path, FORMAT, "trace of nodes", cls._made)
 
     @classmethod
     def _made(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> NodeTrace:

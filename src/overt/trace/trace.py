@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import operator
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,6 +17,8 @@ from overt import _check
 from overt.mechanisms.chain import Chain
 from overt.trace import importance
 from overt.trace.capture import Call, watching
+from overt.trace.files import read as read_file
+from overt.trace.files import write
 from overt.trace.graph import Graph, Heads, numbers
 from overt.trace.importance import Gradient, Output, Subject, differentiable, with_history
 from overt.trace.inputs import Inputs, prepare
@@ -349,8 +349,6 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write the trace, without its model, as one safetensors file."""
-        from safetensors.torch import save_file
-
         tensors: dict[str, Tensor] = {"mask": self.mask, "special": self.special}
         if self.offsets is not None:
             tensors["offsets"] = self.offsets
@@ -385,37 +383,12 @@ class Trace:
             "draws": len(self.draws),
             "parts": {name: len(maps) for name, maps in self.parts.items()},
         }
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
-            save_file(
-                {name: value.contiguous() for name, value in tensors.items()},
-                part,
-                {"format": FORMAT, "overt": json.dumps(about)},
-            )
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write(path, tensors, about, FORMAT)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """Read what `save` wrote; blank-out and gradients need the model, and so a new trace."""
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no trace at {path}")
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from None
-        if metadata.get("format") != FORMAT or "overt" not in metadata:
-            raise ValueError(f"{path} holds no trace of this version of overt")
-        try:
-            return cls._made(tensors, json.loads(metadata["overt"]))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path} holds a broken trace ({type(error).__name__}: {error})") from None
+        return read_file(path, FORMAT, "trace", cls._made)
 
     @classmethod
     def _made(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Trace:
