@@ -22,6 +22,7 @@ from overt.trace.inputs import Inputs, check_ids, patch_of
 
 Output = Callable[[Any], Tensor]
 Gradient = Literal["norm", "input", "integrated"]
+Link = Literal["softmax", "sigmoid", "identity"]
 IDS = ("input_ids", "decoder_input_ids")
 TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 MOST_LOGITS = 2**27  # of the ablations that run at once
@@ -64,21 +65,13 @@ class Subject:
 
     def logits_in(self, given: Any) -> Tensor:
         """The logits in what the model returned, as `logits` gives them."""
-        if self.output is not None:
-            logits = self.output(given)
-        elif isinstance(given, Tensor):
-            logits = given
-        else:
-            name = "logits"
-            if self._contrasts(given):
-                name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
-            found = given.get(name) if isinstance(given, dict) else getattr(given, name, None)
-            if found is None:
-                raise ValueError(
-                    f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
-                    "give trace(…, output=…), a function from what it returns to logits"
-                )
-            logits = found
+        found = self._found(given)
+        if found is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
+                "give trace(…, output=…), a function from what it returns to logits"
+            )
+        logits: Tensor = found
         self.contrasts = self.contrasts or self._contrasts(given)
         if logits.dim() == 2:
             return logits.unsqueeze(1)
@@ -88,6 +81,48 @@ class Subject:
                 f"{self.mask.shape[1] - self.first} queries, got {tuple(logits.shape)}"
             )
         return logits
+
+    def _found(self, given: Any) -> Any:
+        """What stands for logits in what the model returned; None where nothing does."""
+        if self.output is not None:
+            return self.output(given)
+        if isinstance(given, Tensor):
+            return given
+        name = "logits"
+        if self._contrasts(given):
+            name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
+        return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
+
+    def outputs_in(self, given: Any, queries: list[int]) -> Tensor | None:
+        """(batch, classes) in float32 on the CPU: one query's logits of each example, or its only ones.
+
+        None where there is no `output` to take them and nothing that is known to be logits of this
+        trace's examples and queries.
+        """
+        if self.output is None and not self._answers(given):
+            return None
+        logits = self.logits_in(given).detach()
+        if logits.shape[0] != len(queries):
+            return None
+        places = [0] * len(queries) if logits.shape[1] == 1 else queries
+        return logits[list(range(len(queries))), places].to("cpu", torch.float32, copy=True)
+
+    def _answers(self, given: Any) -> bool:
+        """Whether there are logits, of the traced stack's positions where they are of positions."""
+        logits, positions = self._found(given), self.mask.shape[1] - self.first
+        if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
+            return False
+        if logits.dim() == 2:
+            labels = getattr(getattr(self.model, "config", None), "num_labels", logits.shape[1])
+            # One logit per token (ELECTRA's discriminator) is no row of classes.
+            return self._contrasts(given) or logits.shape[1] != positions or labels == positions
+        if isinstance(given, Tensor) or logits.shape[1] != positions:
+            return False  # a tensor with a row for each token may as well be hidden states
+        # The stack that was traced may be below the one that answers, and as long by chance.
+        inputs = self.inputs.arguments
+        return self.kind != "encoder" or not (
+            "decoder_input_ids" in inputs or (self.inputs.grid is not None and "input_ids" in inputs)
+        )
 
     @property
     def texts(self) -> list[str]:
@@ -123,6 +158,29 @@ class Subject:
         several = getattr(config, "problem_type", None) == "multi_label_classification"
         p = logits.sigmoid() if several else logits.softmax(dim=-1)
         return p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+    def link(self, classes: int) -> Link:
+        """How logits of so many classes become probabilities."""
+        problem = getattr(getattr(self.model, "config", None), "problem_type", None)
+        if classes == 1 or problem == "regression":
+            return "identity"
+        return "sigmoid" if problem == "multi_label_classification" else "softmax"
+
+    def labels(self, classes: int) -> list[str]:
+        """Names of the classes, as the model's config has them; none where it has another number."""
+        named = getattr(getattr(self.model, "config", None), "id2label", None)
+        if self.contrasts or not isinstance(named, dict) or set(named) != set(range(classes)):
+            return []  # what a contrasting model chooses from is the other side's batch
+        return [str(named[number]) for number in range(classes)]
+
+    def speaks(self, classes: int) -> bool:
+        """Whether the classes are the tokens of a tokenizer that is known."""
+        config: Any = getattr(self.model, "config", None)
+        tokenizer = self.inputs.tokenizer
+        if tokenizer is None or self.contrasts:
+            return False
+        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        return classes in (getattr(text, "vocab_size", None), len(tokenizer))
 
     def places(self, logits: Tensor, queries: Any) -> list[int]:
         """Positions of the output to explain; the only one, whatever is asked, where there is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,8 @@ class Inputs:
         image: height and width in pixels.
         labels: that came with the inputs.
         unknown: id of the token that blanks another out.
+        tokenizer: the one known for the model's text.
+        processor: the one that made pixel values of images.
     """
 
     arguments: dict[str, Any]
@@ -43,6 +45,8 @@ class Inputs:
     image: tuple[int, int] | None = None
     labels: Tensor | None = None
     unknown: int | None = None
+    tokenizer: Any = None
+    processor: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -215,7 +219,7 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
     kinds = [code.get("token_type_ids") for code in coded]
     if all(kind is not None for kind in kinds):
         arguments["token_type_ids"] = _padded(kinds, longest, 0)
-    made = Inputs(arguments, unknown=_unknown(tokenizer))
+    made = Inputs(arguments, unknown=_unknown(tokenizer), tokenizer=tokenizer)
     made.tokens = _words(tokenizer, arguments["input_ids"])
     made.mask = arguments["attention_mask"].bool()
     made.special = _padded([code["special_tokens_mask"] for code in coded], longest, 1).bool()
@@ -273,6 +277,14 @@ def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
     return out
 
 
+def names_of(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
+    """Tokens by their ids, without ids that the tokenizer lacks: a model's vocabulary may be padded."""
+    inside = [one for one in ids if one < len(tokenizer)]
+    pieces = tokenizer.convert_ids_to_tokens(inside)
+    known = [one for one, piece in zip(inside, pieces, strict=True) if piece is not None]
+    return dict(zip(known, _words(tokenizer, torch.tensor([known]))[0], strict=True))
+
+
 def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -> Inputs:
     if not arguments:
         raise ValueError("inputs must hold the model's arguments, got an empty mapping")
@@ -291,7 +303,7 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
             raise ValueError(f"input_ids must have shape (batch, token), got {tuple(ids.shape)}")
         known = _tokenizer(model, tokenizer, wanted=False)
         if known is not None:
-            made.tokens, made.unknown = _words(known, ids), _unknown(known)
+            made.tokens, made.unknown, made.tokenizer = _words(known, ids), _unknown(known), known
             made.special = _special(known, ids)
         else:
             made.tokens = [[str(one) for one in row] for row in ids.tolist()]
@@ -326,8 +338,44 @@ def _from_pictures(model: nn.Module, pictures: list[Any], processor: Any) -> Inp
                 f"images for {name_of(model)} need its image processor ({str(error).splitlines()[0][:80]}): "
                 "give processor=…, or pixel_values as a tensor"
             ) from None
-    made = processor(images=[picture.convert("RGB") for picture in pictures], return_tensors="pt")
-    return _from_mapping(model, {"pixel_values": made["pixel_values"]}, None)
+    coded = processor(images=[picture.convert("RGB") for picture in pictures], return_tensors="pt")
+    made = _from_mapping(model, {"pixel_values": coded["pixel_values"]}, None)
+    made.processor = processor
+    return made
+
+
+def picture_of(made: Inputs) -> Tensor | None:
+    """Pixel values as colours, uint8 (batch, height, width, 3); None where there are not 1 or 3 channels.
+
+    The processor's normalisation is undone where it is known; else each image is stretched from its own
+    least value to its greatest.
+    """
+    pixels = made.arguments["pixel_values"].detach().to("cpu", torch.float32)
+    if pixels.shape[1] not in (1, 3):
+        return None
+    shades = _unnormalised(made.processor, pixels)
+    if shades is None:
+        low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
+        shades = (pixels - low) * (255 / torch.where(high == low, 1.0, high - low))
+    colours = shades.nan_to_num().round().clamp(0, 255).to(torch.uint8)
+    return colours.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous()
+
+
+def _unnormalised(processor: Any, pixels: Tensor) -> Tensor | None:
+    """Pixel values from 0 to 255 again, by what an image processor says it does; None where it does not."""
+    processor = getattr(processor, "image_processor", processor)
+    normalizes, rescales = (getattr(processor, f"do_{what}", None) for what in ("normalize", "rescale"))
+    if normalizes is None or rescales is None:
+        return None
+    if normalizes:
+        mean, std = (
+            torch.as_tensor(getattr(processor, name, None) or (), dtype=torch.float32).view(-1, 1, 1)
+            for name in ("image_mean", "image_std")
+        )
+        if not {len(mean), len(std)} <= {1, pixels.shape[1]}:
+            return None
+        pixels = pixels * std + mean
+    return pixels / float(processor.rescale_factor) if rescales else pixels
 
 
 def patch_of(model: nn.Module) -> tuple[int, int] | None:
@@ -371,6 +419,7 @@ def _add_target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> None:
     words = [[str(one) for one in row] for row in ids.tolist()] if known is None else _words(known, ids.cpu())
     made.extra["target tokens"] = words
     if known is not None:
+        made.tokenizer = known
         made.extra["target special"] = _special(known, ids.cpu())
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
+from overt._shown import ShownNodes
 from overt.mechanisms.bayesian.edges import BayesianEdgeLayer
 from overt.mechanisms.chain import Chain
 from overt.trace.files import read as read_file
@@ -199,7 +200,7 @@ def _written(values: Tensor, spreads: Tensor | None) -> list[str]:
 
 
 @dataclass(eq=False)
-class NodeTrace:
+class NodeTrace(ShownNodes):
     """What a graph network's attention was, edge by edge and layer by layer. `trace_nodes` makes it.
 
     Results of the methods have shape (layer, node) in float64: what one node, at the top of each layer, draws

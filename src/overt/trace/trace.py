@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._shown import ShownTrace
 from overt.mechanisms.chain import Chain
 from overt.trace import importance
 from overt.trace.capture import Call, watching
 from overt.trace.files import read as read_file
 from overt.trace.files import write
 from overt.trace.graph import Graph, Heads, numbers
-from overt.trace.importance import Gradient, Output, Subject, differentiable, with_history
-from overt.trace.inputs import Inputs, prepare
+from overt.trace.importance import Gradient, Link, Output, Subject, differentiable, with_history
+from overt.trace.inputs import Inputs, names_of, picture_of, prepare
 from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
 from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
 
@@ -29,6 +30,7 @@ TraceKind = Literal["encoder", "causal", "encoder–decoder"]
 METHODS = ("raw", "rollout", "flow", "blankout", "gradients")
 FORMAT = "1"
 PARTS = ("attention", "convolution", "fused")
+NAMED = 50  # likeliest tokens of each example whose names a trace of a language model keeps
 
 
 class Spread(NamedTuple):
@@ -38,17 +40,32 @@ class Spread(NamedTuple):
     spread: Tensor
 
 
+class Predictions(NamedTuple):
+    """The likeliest classes of one example, likeliest first.
+
+    Attributes:
+        labels: their names.
+        mean: (class,), their probabilities, averaged over posterior samples where there are some.
+        draws: (sample, class), their probabilities in each posterior sample, or None.
+    """
+
+    labels: list[str]
+    mean: Tensor
+    draws: Tensor | None
+
+
 @dataclass(eq=False)
 class Draw:
-    """The maps of one posterior sample, as in `Trace`."""
+    """The maps and outputs of one posterior sample, as in `Trace`."""
 
     maps: list[Tensor]
     encoder_maps: list[Tensor] = field(default_factory=list)
     cross: list[Tensor] = field(default_factory=list)
+    outputs: Tensor | None = None
 
 
 @dataclass(eq=False)
-class Trace:
+class Trace(ShownTrace):
     """What one batch's attention was, layer by layer. `overt.trace` makes it.
 
     Results of the methods have shape (batch, layer, query, token) in float64, with zeros at padding. Tokens
@@ -65,6 +82,9 @@ class Trace:
         offsets: (batch, token, 2), where in the text each token begins and ends; None where unknown.
         grid: rows and columns of an image's patches, which are the last tokens (of the source); else None.
         image: height and width of the image in pixels; else None.
+        picture: uint8 (batch, height, width, 3), the image as the model sees it: of PIL images in their own
+            colours, of pixel values with each image's least value black and its greatest white; None where
+            there is no image, or it has other than 1 or 3 channels.
         encoder_maps: the encoder's maps, of an encoder–decoder.
         cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
         graph: what the maps hold: "attention", "effective", "gradient" or "norm".
@@ -76,6 +96,15 @@ class Trace:
             means then.
         visible: which cells each map may fill, boolean (batch or 1, query, key) or None for all.
         paths: names of the attentions, one per map.
+        outputs: (batch, class), the model's logits, in float32: of a model with one output per position,
+            those at `main_queries()`. With `samples`, those of the mean of the weights; each draw has its
+            own. None where the model returns none (a tensor with a row for each token counts as hidden
+            states: give `output`).
+        labels: names of the classes, in order; empty where there are none.
+        words: of a language model whose tokenizer is known, class → token, for the 50 likeliest classes of
+            each example (by the outputs, each draw, and the draws' mean).
+        link: how outputs become probabilities: "softmax"; "sigmoid", of several labels at once; "identity",
+            of a single output or a regression, which are none.
     """
 
     kind: TraceKind
@@ -93,6 +122,11 @@ class Trace:
     draws: list[Draw] = field(default_factory=list)
     visible: list[Tensor | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    picture: Tensor | None = None
+    outputs: Tensor | None = None
+    labels: list[str] = field(default_factory=list)
+    words: dict[int, str] = field(default_factory=dict)
+    link: Link = "softmax"
     subject: Subject | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -125,27 +159,32 @@ class Trace:
         def some(maps: Sequence[Tensor]) -> list[Tensor]:
             return [cut(cells) for cells in maps]
 
+        def cut_any(value: Tensor | None) -> Tensor | None:
+            return None if value is None else cut(value)
+
         return replace(
             self,
             maps=some(self.maps),
             mask=cut(self.mask),
             tokens=[self.tokens[row] for row in rows],
             special=cut(self.special),
-            offsets=None if self.offsets is None else cut(self.offsets),
+            offsets=cut_any(self.offsets),
             encoder_maps=some(self.encoder_maps),
             cross=some(self.cross),
-            parts={
-                name: [None if cells is None else cut(cells) for cells in maps]
-                for name, maps in self.parts.items()
-            },
-            draws=[Draw(some(d.maps), some(d.encoder_maps), some(d.cross)) for d in self.draws],
-            visible=[None if seen is None else cut(seen) for seen in self.visible],
+            parts={name: [cut_any(cells) for cells in maps] for name, maps in self.parts.items()},
+            draws=[
+                Draw(some(d.maps), some(d.encoder_maps), some(d.cross), cut_any(d.outputs))
+                for d in self.draws
+            ],
+            visible=[cut_any(seen) for seen in self.visible],
+            picture=cut_any(self.picture),
+            outputs=cut_any(self.outputs),
             subject=None if self.subject is None else self.subject.some(rows),
         )
 
     @property
     def encoder(self) -> Trace:
-        """The trace of an encoder–decoder's encoder alone."""
+        """The trace of an encoder–decoder's encoder alone, which has no outputs."""
         if not self.encoder_maps:
             raise ValueError(f"this trace is of kind {self.kind!r} and has no encoder of its own")
         source = self._graph().first
@@ -166,6 +205,7 @@ class Trace:
             },
             draws=[Draw(draw.encoder_maps) for draw in self.draws],
             visible=self.visible[len(self.maps) : len(self.maps) + len(self.encoder_maps)],
+            picture=self.picture,
         )
 
     def draw(self, number: int) -> Trace:
@@ -176,7 +216,13 @@ class Trace:
             raise IndexError(f"trace holds {len(self.draws)} posterior samples, got {number}")
         drawn = self.draws[number]
         return replace(
-            self, maps=drawn.maps, encoder_maps=drawn.encoder_maps, cross=drawn.cross, draws=[], parts={}
+            self,
+            maps=drawn.maps,
+            encoder_maps=drawn.encoder_maps,
+            cross=drawn.cross,
+            outputs=drawn.outputs,
+            draws=[],
+            parts={},
         )
 
     def spread(self, method: str = "raw", **arguments: Any) -> Spread:
@@ -195,6 +241,49 @@ class Trace:
             [getattr(self.draw(number), method)(**arguments) for number in range(len(self.draws))]
         )
         return Spread(found.mean(dim=0), found.std(dim=0, correction=0))
+
+    def predictions(self, top: int = 5) -> list[Predictions]:
+        """What the model says of each example: its likeliest classes with their probabilities, in float64.
+
+        With posterior samples, classes are ranked by their probability averaged over the samples. Names are
+        those of `labels`, or the tokens of a language model; where there is none, the class's number. Of a
+        single output or a regression, values are the outputs themselves.
+
+        Args:
+            top: how many classes; all where there are fewer.
+        """
+        _check.whole("top", top, 1)
+        if self.outputs is None:
+            raise ValueError(
+                "this trace has no outputs: the model returned no logits (give trace(…, output=…)), or it is "
+                "a part"
+            )
+        found = []
+        for example in range(len(self)):
+            mean, samples = self._probabilities(example)
+            best = mean.argsort(descending=True, stable=True)[:top]
+            names = [self._name(number) for number in best.tolist()]
+            found.append(Predictions(names, mean[best], None if samples is None else samples[:, best]))
+        return found
+
+    def _name(self, number: int) -> str:
+        return self.labels[number] if self.labels else self.words.get(number, str(number))
+
+    def _probabilities(self, example: int) -> tuple[Tensor, Tensor | None]:
+        """Of all classes, (class,), and in each posterior sample, (sample, class)."""
+
+        def linked(logits: Tensor) -> Tensor:
+            logits = logits.double()
+            if self.link == "identity":
+                return logits
+            return logits.sigmoid() if self.link == "sigmoid" else logits.softmax(dim=-1)
+
+        assert self.outputs is not None
+        drawn = [draw.outputs[example] for draw in self.draws if draw.outputs is not None]
+        if not drawn:
+            return linked(self.outputs[example]), None
+        samples = linked(torch.stack(drawn))
+        return samples.mean(dim=0), samples
 
     def main_queries(self) -> list[int]:
         """The row of each example that says most: CLS, or the last real token where later ones see more."""
@@ -350,8 +439,9 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the trace, without its model, as one safetensors file."""
         tensors: dict[str, Tensor] = {"mask": self.mask, "special": self.special}
-        if self.offsets is not None:
-            tensors["offsets"] = self.offsets
+        single = {"offsets": self.offsets, "picture": self.picture, "outputs": self.outputs}
+        single |= {f"draws.{number}.outputs": drawn.outputs for number, drawn in enumerate(self.draws)}
+        tensors |= {name: value for name, value in single.items() if value is not None}
         groups: dict[str, Sequence[Tensor | None]] = {
             "maps": self.maps,
             "encoder_maps": self.encoder_maps,
@@ -382,6 +472,9 @@ class Trace:
             "visible": seen,
             "draws": len(self.draws),
             "parts": {name: len(maps) for name, maps in self.parts.items()},
+            "labels": self.labels,
+            "words": self.words,
+            "link": self.link,
         }
         write(path, tensors, about, FORMAT)
 
@@ -408,7 +501,12 @@ class Trace:
             if f"{name}fused" in parts:
                 parts[f"{name}fused"] = [*group(maps)]
         draws = [
-            Draw(group(f"draws.{i}.maps"), group(f"draws.{i}.encoder_maps"), group(f"draws.{i}.cross"))
+            Draw(
+                group(f"draws.{i}.maps"),
+                group(f"draws.{i}.encoder_maps"),
+                group(f"draws.{i}.cross"),
+                tensors.get(f"draws.{i}.outputs"),
+            )
             for i in range(int(about["draws"]))
         ]
         visible, read = group("visible"), group("maps")
@@ -416,6 +514,9 @@ class Trace:
             tensors["mask"]
         ):
             raise ValueError("maps, mask and tokens do not fit")
+        said = [tensors.get(name) for name in ("picture", "outputs")] + [draw.outputs for draw in draws]
+        if any(value is not None and len(value) != len(tensors["mask"]) for value in said):
+            raise ValueError("picture, outputs and mask do not fit")
         return cls(
             kind=about["kind"],
             maps=read,
@@ -432,6 +533,12 @@ class Trace:
             draws=draws,
             visible=[None if i is None else visible[i] for i in about["visible"]],
             paths=about["paths"],
+            # Older files have none of these.
+            picture=tensors.get("picture"),
+            outputs=tensors.get("outputs"),
+            labels=about.get("labels", []),
+            words={int(number): word for number, word in about.get("words", {}).items()},
+            link=about.get("link", "softmax"),
         )
 
 
@@ -555,9 +662,33 @@ def trace(
             _by_gradient(made, collector, result, target, query)
     if not slopes:
         made = _assembled(model, given, collector, output)
+    made.outputs = _outputs(made, result)
+    del result  # its logits of all positions may be large
     if samples:
         _add_draws(model, given, made, collector, samples, seed)
+    _name_classes(made)
     return made
+
+
+def _outputs(made: Trace, result: Any) -> Tensor | None:
+    assert made.subject is not None
+    return made.subject.outputs_in(result, made.main_queries())
+
+
+def _name_classes(made: Trace) -> None:
+    """What the classes of the outputs are called, and how outputs become probabilities."""
+    subject = made.subject
+    if made.outputs is None or subject is None:
+        return
+    classes = made.outputs.shape[1]
+    made.link, made.labels = subject.link(classes), subject.labels(classes)
+    if made.labels or not subject.speaks(classes):
+        return
+    rows = [made.outputs, *(draw.outputs for draw in made.draws if draw.outputs is not None)]
+    if made.draws:
+        rows.append(torch.stack([made._probabilities(example)[0] for example in range(len(made))]))
+    likely = {number for row in rows for number in row.topk(min(NAMED, classes)).indices.flatten().tolist()}
+    made.words = names_of(subject.inputs.tokenizer, sorted(likely))
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -694,6 +825,7 @@ def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: O
         offsets=offsets,
         grid=given.grid,
         image=given.image if pictured else None,
+        picture=picture_of(given) if pictured else None,
         encoder_maps=[sizes[n] for n in found.encoder],
         cross=[sizes[n] for n in found.cross],
         graph=collector.graph,
@@ -788,10 +920,12 @@ def _add_draws(
         collector = _Collector(first.graph, first.heads, False, first.stack)
         drawing = _sampling(model, given, number, seed)
         with drawing as arguments, watching(model, collector, values=values), torch.no_grad():
-            model(**arguments)
+            result = model(**arguments)
         found = _sorted(collector, collector.maps)
-        groups = ([collector.maps[n] for n in group] for group in (found.maps, found.encoder, found.cross))
-        made.draws.append(Draw(*groups))
+        maps, below, across = (
+            [collector.maps[n] for n in group] for group in (found.maps, found.encoder, found.cross)
+        )
+        made.draws.append(Draw(maps, below, across, _outputs(made, result)))
     for name in ("maps", "encoder_maps", "cross"):
         stacks = zip(*(getattr(draw, name) for draw in made.draws), strict=True)
         setattr(made, name, [torch.stack(maps).mean(dim=0) for maps in stacks])
