@@ -11,6 +11,7 @@ from overt.mechanisms.scores import RelativePosition, RelativePosition2d, Synthe
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
 from overt.trace import Spread, Trace, flow, raw, rollout, trace
+from overt.view.page import Page, page
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "Evolving",
     "Mechanism",
     "MultiheadAttention",
+    "Page",
     "Posterior",
     "RelativePosition",
     "RelativePosition2d",
@@ -38,6 +40,7 @@ __all__ = [
     "judge",
     "kl",
     "load",
+    "page",
     "penalty",
     "posterior",
     "raw",

@@ -10,7 +10,8 @@ from types import ModuleType
 EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate", "datasets"),
-    "view": ("matplotlib",),
+    "view": ("matplotlib", "starlette", "uvicorn"),
+    "notebook": ("anywidget",),
     "interpret": ("captum", "lime"),
     "bench": ("ortools", "igraph"),
 }

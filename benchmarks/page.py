@@ -1,0 +1,134 @@
+"""What a page of a BERT-base-sized trace weighs and how soon it opens, beside JSON of every weight.
+
+    python benchmarks/page.py --model FOLDER   # a BERT-like encoder, such as all-MiniLM-L6-v2
+    python benchmarks/page.py                  # random weights alone
+
+The model's maps at 512 tokens are repeated to 12 layers of 12 heads. Random weights are those of a new
+BERT-base: their maps are nearly even, the worst case for keeping few weights. The rival is what BertViz puts
+into its pages: every weight as JSON, here measured on one layer and taken twelve times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import overt
+from overt.recipes.tracing import open_model
+
+TOKENS, LAYERS, HEADS = 512, 12, 12
+ROOT = Path(__file__).parent.parent
+
+
+def words() -> str:
+    """Prose of some length: this project's own documents."""
+    return "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+
+
+def real(folder: str) -> overt.Trace:
+    from transformers import AutoTokenizer
+
+    coded = AutoTokenizer.from_pretrained(folder)(
+        words(), truncation=True, max_length=TOKENS, return_tensors="pt"
+    )
+    traced = overt.trace(open_model(folder), dict(coded), heads=True)
+    heads = traced.maps[0].shape[1]
+    if HEADS % heads:
+        raise SystemExit(f"the model has {heads} heads, which do not repeat to {HEADS}")
+    maps = [cells.repeat(1, HEADS // heads, 1, 1) for cells in traced.maps]
+    return replace(traced, maps=(maps * LAYERS)[:LAYERS], visible=[None] * LAYERS, subject=None)
+
+
+def random() -> overt.Trace:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    model: Any = BertModel(BertConfig())  # type: ignore[no-untyped-call]
+    ids = torch.randint(0, 30000, (1, TOKENS))
+    return replace(overt.trace(model.eval(), {"input_ids": ids}, heads=True), subject=None)
+
+
+def json_bytes(trace: overt.Trace) -> float:
+    return float(len(json.dumps(trace.maps[0].tolist())) * len(trace.maps))
+
+
+def opening(path: Path, view: str, times: int = 5) -> float | None:
+    """Median seconds from navigation until the view is drawn, in a headless Chromium."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        from playwright.sync_api import sync_playwright
+
+        from browser import QUIET, found  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    program = found()
+    if program is None:
+        return None
+    args = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=args)
+        taken = []
+        for _ in range(times):
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            start = time.perf_counter()
+            page.goto(f"{path.as_uri()}#view={view}&beside=none")
+            page.wait_for_function("globalThis.overt")
+            page.evaluate("overt.settled()")
+            taken.append(time.perf_counter() - start)
+            page.close()
+        browser.close()
+    return statistics.median(taken)
+
+
+def measure(name: str, trace: overt.Trace, folder: Path) -> dict[str, Any]:
+    start = time.perf_counter()
+    made = overt.page(trace, title=name)
+    path = folder / f"{name.replace(' ', '-')}.html"
+    made.save(path)
+    seconds = time.perf_counter() - start
+    kept = [block["kept"] for block in made.index["traces"][0]["fields"]["heads"]]
+    return {
+        "maps": name,
+        "page MB": path.stat().st_size / 1e6,
+        "JSON MB": json_bytes(trace) / 1e6,
+        "kept %": 100.0 * sum(kept) / (LAYERS * HEADS * TOKENS**2),
+        "made in s": seconds,
+        "opens in s": opening(path, "graph"),
+        "all heads in s": opening(path, "heads"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="folder of a BERT-like encoder")
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        if given.model:
+            rows.append(measure("real weights", real(given.model), Path(folder)))
+        rows.append(measure("random weights", random(), Path(folder)))
+    print(
+        f"{LAYERS} layers × {HEADS} heads × {TOKENS} tokens; {platform.machine()}, torch {torch.__version__}"
+    )
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        cells = ["–" if v is None else v if isinstance(v, str) else f"{v:.1f}" for v in row.values()]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

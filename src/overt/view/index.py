@@ -1,0 +1,308 @@
+"""What the viewer knows of a trace at once, and the maps that it unpacks when they are looked at.
+
+An entry of the index describes one example: its tokens, its groups of maps (the trace's own; of an
+encoder–decoder also "encoder" and "cross"), where each layer's packed maps lie, importances, predictions, the
+picture. `missing` says for what is not there why, and how to have it.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from overt.trace.graph import averaged, numbers
+from overt.trace.methods import Numbers
+from overt.trace.trace import Trace
+from overt.view.pack import pack
+
+METHODS = ("raw", "rollout", "flow")
+IMPORTANCES = {"blankout": "blank-out", "gradients": "gradients"}
+Queries = Numbers | Literal["auto", "all", "main"]
+# Up to how many tokens "auto" has rows for every query; beyond, for the main one.
+EVERY = {"rollout": 1024, "flow": 48, "importances": 64, "spread": 256}
+MOST_FLOW = 768  # tokens; beyond, "auto" leaves flow out
+MOST_BLANKS = 256  # tokens that "auto" blanks out, each for one more forward pass
+SHOWN_CLASSES = 6
+DIGITS = 5  # of numbers in the index
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a page is asked to hold."""
+
+    methods: tuple[str, ...]
+    queries: Queries
+    residual: float
+    importances: bool | Literal["auto"]
+    target: Any
+    unk: int | None
+    mass: float
+    progress: bool | None
+
+
+class _Fields:
+    """Packs maps as they come, and knows where they went."""
+
+    def __init__(self, blocks: list[bytes], mass: float) -> None:
+        self.blocks, self.mass = blocks, mass
+        self.found: dict[str, list[dict[str, Any] | None]] = {}
+
+    def add(self, name: str, layers: Iterable[Tensor | None]) -> None:
+        """One (map, row, column) per layer, or None where a layer has none."""
+        self.found[name] = [None if cells is None else self._packed(cells) for cells in layers]
+
+    def add_maps(self, group: str, maps: Sequence[Tensor | None], suffix: str = "") -> None:
+        """Maps of a batch of one: their mean over heads, and single heads where they were kept."""
+        if not any(cells is not None for cells in maps):
+            return
+        means = (None if c is None else averaged(c, "mean") if c.dim() == 4 else c for c in maps)
+        self.add(f"{group}{suffix or 'mean'}", means)
+        if all(c is None or c.dim() == 4 for c in maps):
+            name = f"{group}{suffix}{' ' if suffix else ''}heads"
+            self.add(name, (None if c is None else c[0] for c in maps))
+
+    def _packed(self, cells: Tensor) -> dict[str, Any]:
+        about, data = pack(cells, self.mass)
+        self.blocks.append(data)
+        return {"at": len(self.blocks) - 1, **about}
+
+
+def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, examples: int) -> dict[str, Any]:
+    """One example's part of the index; its maps go to `blocks`."""
+    real = trace.mask[0].nonzero().flatten()
+    total, queries = trace.mask.shape[1], trace.maps[0].shape[-2]
+    first = total - queries  # of the queries among the tokens
+    source = real[real < first] if first else real[:0]
+    own = real[real >= first] - first
+    tokens = [trace.tokens[0][place] for place in real.tolist()]
+    main = own.tolist().index(trace.main_queries()[0]) if trace.main_queries()[0] in own.tolist() else 0
+    fields = _Fields(blocks, wanted.mass)
+
+    def cut(cells: Tensor | None, rows: Tensor, columns: Tensor) -> Tensor | None:
+        return None if cells is None else cells[..., rows, :][..., columns]
+
+    places = {"": (own, own), "encoder ": (source, source), "cross ": (own, source)}
+    kept = {"": trace.maps, "encoder ": trace.encoder_maps, "cross ": trace.cross}
+    spans = {"": (len(source), len(real)), "encoder ": (0, len(source)), "cross ": (0, len(source))}
+    groups: dict[str, Any] = {}
+    for group, maps in kept.items():
+        if not maps:
+            continue
+        fields.add_maps(group, [cut(cells, *places[group]) for cells in maps])
+        rows = (len(source), len(real)) if group == "cross " else spans[group]
+        heads = maps[0].shape[1] if maps[0].dim() == 4 else 0
+        groups[group.strip()] = {"layers": len(maps), "heads": heads, "rows": rows, "columns": spans[group]}
+    for name, parts in trace.parts.items():
+        group = next((one for one in ("encoder ", "cross ") if name.startswith(one)), "")
+        if not name.endswith("fused"):
+            cells = [cut(one, *places[group]) for one in parts]
+            fields.add_maps(group, cells, f"part {name.removeprefix(group)}")
+    entry: dict[str, Any] = {
+        "kind": trace.kind,
+        "graph": trace.graph,
+        "tokens": [printable(token) for token in tokens],
+        "special": trace.special[0, real].int().tolist(),
+        "source": len(source),
+        "layers": len(trace.maps),
+        "heads": groups[""]["heads"],
+        "groups": groups,
+        "main": main,
+        "residual": wanted.residual,
+        "missing": {},
+        "queries": {},
+    }
+    for method in wanted.methods:
+        if method != "raw":
+            _add_method(trace, method, wanted, entry, fields, own, real, main)
+    for method in ("rollout", "flow"):
+        if method not in wanted.methods:
+            entry["missing"][method] = f"{method} was not asked for: t.html(…, methods=[…, {method!r}])"
+    _add_importances(trace, wanted, entry, own, real, main, number, examples)
+    if trace.draws:
+        _add_spread(trace, wanted, entry, fields, own, real, cut)
+    _add_outputs(trace, entry)
+    if trace.grid is not None:
+        _add_picture(trace, entry)
+    entry["fields"] = fields.found
+    return entry
+
+
+def _add_method(
+    trace: Trace,
+    method: str,
+    wanted: Wanted,
+    entry: dict[str, Any],
+    fields: _Fields,
+    own: Tensor,
+    real: Tensor,
+    main: int,
+) -> None:
+    """Rollout or flow of the wanted queries, (query, token) for each layer."""
+    if isinstance(wanted.queries, str):
+        every = wanted.queries == "all" or (wanted.queries == "auto" and len(real) <= EVERY[method])
+        rows = list(range(len(own))) if every else [main]
+        if method == "flow" and wanted.queries == "auto" and len(real) > MOST_FLOW:
+            entry["missing"]["flow"] = (
+                f'flow over {len(real)} tokens takes long and was left out: t.html(…, queries="main") has it'
+            )
+            return
+    else:
+        rows = numbers("queries", wanted.queries, len(own))
+    arguments: dict[str, Any] = {"queries": own[rows], "residual": wanted.residual}
+    if method == "flow":
+        arguments["progress"] = wanted.progress
+    found = getattr(trace, method)(**arguments)[0]
+    fields.add(method, (layer[:, real].unsqueeze(0) for layer in found))
+    if rows != list(range(len(own))):
+        entry["queries"][method] = rows
+
+
+def _add_importances(
+    trace: Trace,
+    wanted: Wanted,
+    entry: dict[str, Any],
+    own: Tensor,
+    real: Tensor,
+    main: int,
+    number: int,
+    examples: int,
+) -> None:
+    entry["importances"] = []
+    # A model with one output for all tokens answers with one row, however many are asked for: hence two.
+    rows = list(range(len(own)))
+    if len(real) > EVERY["importances"]:
+        rows = [main, *(one for one in rows[:2] if one != main)][:2]
+    for method, title in IMPORTANCES.items():
+        missing = None
+        if wanted.importances is False:
+            missing = f"{title} was not asked for: t.html(…, importances=True)"
+        elif trace.subject is None:
+            missing = f"{title} needs the model, which this trace has not (it was loaded from a file)"
+        elif trace.grid is not None and method == "blankout":
+            missing = "blank-out needs tokens that can be blanked out, and an image has none"
+        elif method == "blankout" and wanted.importances == "auto" and len(real) > MOST_BLANKS:
+            missing = f"blank-out of {len(real)} tokens takes long: t.html(…, importances=True) has it"
+        if missing is None:
+            arguments = {"target": _one_target(wanted.target, number, examples)}
+            if method == "blankout":
+                arguments["unk"] = wanted.unk
+            try:
+                found = getattr(trace, method)(queries=own[rows], **arguments)[0, 0]
+            except (ValueError, RuntimeError) as error:  # torch's own, of models whose inputs are no tokens
+                missing = f"no {title}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+                if wanted.importances is True and wanted.target is not None:
+                    raise
+            else:
+                one = {"method": method, "title": title, "values": short(found[:, real].tolist())}
+                entry["importances"].append({**one, "queries": None if found.shape[0] == 1 else rows})
+        if missing is not None:
+            entry["missing"][method] = missing
+
+
+def _one_target(target: Any, number: int, examples: int) -> Any:
+    """The target of one example, where there is one for each."""
+    if isinstance(target, Tensor) and target.dim() and target.shape[0] == examples:
+        return target[number : number + 1]
+    if isinstance(target, list | tuple) and len(target) == examples:
+        return [target[number]]
+    return target
+
+
+def _add_spread(
+    trace: Trace, wanted: Wanted, entry: dict[str, Any], fields: _Fields, own: Tensor, real: Tensor, cut: Any
+) -> None:
+    """Spread over posterior samples: of each weight, and of what each token's rollout draws on."""
+    entry["samples"] = len(trace.draws)
+    spreads = []
+    for layer in range(len(trace.maps)):
+        drawn = torch.stack([draw.maps[layer] for draw in trace.draws])
+        spreads.append(cut(drawn.std(dim=0, correction=0), own, own))
+        mean = drawn if drawn.dim() == 4 else drawn.mean(dim=2)
+        fields.found.setdefault("spread", []).append(
+            fields._packed(cut(mean.std(dim=0, correction=0), own, own))
+        )
+    if spreads[0].dim() == 4:
+        fields.add("spread heads", (cells[0] for cells in spreads))
+    if "rollout" in wanted.methods:
+        every = len(real) <= EVERY["spread"]
+        rows = list(range(len(own))) if every else [entry["main"]]
+        found = trace.spread("rollout", queries=own[rows], residual=wanted.residual)
+        for name, values in (("rollout average", found.mean), ("rollout spread", found.spread)):
+            fields.add(name, (layer[:, real].unsqueeze(0) for layer in values[0]))
+            if not every:
+                entry["queries"][name] = rows
+
+
+def _add_outputs(trace: Trace, entry: dict[str, Any]) -> None:
+    """The likeliest classes, with every sample's probabilities where there are samples."""
+    if trace.outputs is None:
+        return
+    found = trace.predictions(SHOWN_CLASSES)[0]
+    entry["outputs"] = {
+        "labels": [printable(label) for label in found.labels],
+        "mean": short(found.mean.tolist()),
+        "draws": None if found.draws is None else short(found.draws.tolist()),
+    }
+
+
+def _add_picture(trace: Trace, entry: dict[str, Any]) -> None:
+    entry["grid"], entry["image"] = trace.grid, trace.image
+    if trace.picture is not None:
+        coded = base64.b64encode(_png(trace.picture[0])).decode()
+        entry["picture"] = f"data:image/png;base64,{coded}"
+
+
+def _png(picture: Tensor) -> bytes:
+    """An (height, width, 3) picture as a PNG file."""
+    height, width, _ = picture.shape
+    rows = picture.to(torch.uint8).reshape(height, 3 * width)
+    plain = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), rows], dim=1).numpy().tobytes()
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(plain, 9)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def label_of(trace: Trace) -> str:
+    """The first words of an example, or its patches."""
+    if trace.grid is not None:
+        return f"image, {trace.grid[0]} × {trace.grid[1]} patches"
+    words: list[str] = []
+    length = 0
+    for token, special, real in zip(trace.tokens[0], trace.special[0], trace.mask[0], strict=True):
+        if not real or special:
+            continue
+        piece = printable(token)[:40]
+        glued = piece.startswith("##") and bool(words)
+        words.append(piece[2:] if glued else piece if not words else f" {piece}")
+        length += len(words[-1])
+        if length > 40:
+            words.append(" …")
+            break
+    return "".join(words) or trace.kind
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: lone surrogates become a sign."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def short(value: Any) -> Any:
+    """Numbers with a few digits that count; what is no number becomes None."""
+    if isinstance(value, dict):
+        return {key: short(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if value == value and abs(value) != float("inf") else None
+    return printable(value) if isinstance(value, str) else value

@@ -1,0 +1,245 @@
+"""A trace as one page that needs nothing else: no network, no server, no file beside it.
+
+The page is made of three things: an index (`overt.view.index`: tokens, shapes, importances), packed maps
+(`overt.view.pack`), and the viewer (`page/*.js`, inlined by `overt.view.bundle`). The same index and maps
+serve a notebook's widget and the local server.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import overt
+from overt import _check
+from overt._extras import need
+from overt.trace.nodes import NodeTrace
+from overt.trace.trace import Trace
+from overt.view import bundle
+from overt.view.index import METHODS, Queries, Wanted, entry_of, label_of, printable, short
+from overt.view.pack import MASS
+
+HEIGHT = 620  # pixels, in a notebook
+COLOURS = 8  # for classes of nodes; where these are more, the last is for those left over
+
+
+@dataclass
+class Page:
+    """One or more traces, ready to be looked at. `Trace.html` and `page` make it; a notebook displays it.
+
+    Attributes:
+        index: what the viewer knows at once; fit for JSON.
+        blocks: packed maps, by the numbers that the index gives them.
+        title: of the page.
+    """
+
+    index: dict[str, Any]
+    blocks: list[bytes] = field(repr=False)
+    title: str = "Overt"
+
+    def html(self) -> str:
+        """The whole page as text."""
+        script, look = bundle.script("page.js"), bundle.style("page.css")
+        # Nothing but the script and the style below may run here, whatever the tokens say.
+        policy = (
+            f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(look)}'; "
+            "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        )
+        parts = [
+            "<!doctype html>\n",
+            '<html lang="en" class="overt-page"><head><meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            f"<title>{html.escape(printable(self.title))}</title>\n<style>{look}</style></head>\n",
+            '<body><div id="overt"></div>\n',
+            "<noscript>This page needs JavaScript, its own and no other.</noscript>\n",
+            f'<script type="application/json" id="overt-index">{_json(self.index)}</script>\n',
+        ]
+        for block in self.blocks:
+            text = base64.b64encode(block).decode()
+            parts.append(f'<script type="text/plain" class="overt-block">{text}</script>\n')
+        parts.append(f'<script type="module">{script}</script></body></html>\n')
+        return "".join(parts)
+
+    def save(self, path: str | Path) -> Page:
+        """Write the page, whole or not at all."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            part.write_text(self.html(), encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return self
+
+    def _repr_html_(self) -> str:
+        # A frame of its own: the notebook's styles and scripts stay out, the page's stay in.
+        text = html.escape(self.html())
+        rules = "allow-scripts allow-downloads allow-popups"
+        look = f"width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:8px"
+        title = html.escape(printable(self.title))
+        return f'<iframe srcdoc="{text}" sandbox="{rules}" style="{look}" title="{title}"></iframe>'
+
+    def widget(self, height: int = HEIGHT) -> Any:
+        """An anywidget: as the page, and `widget.selection` follows what is selected, both ways.
+
+        Args:
+            height: in pixels.
+        """
+        _check.whole("height", height, 100)
+        return _widget_class()(index=self.index, blocks=self.blocks, height=height)
+
+
+def page(
+    traces: Trace | Sequence[Trace] | Mapping[str, Trace],
+    *,
+    title: str | None = None,
+    names: Sequence[str] | None = None,
+    methods: Sequence[str] = METHODS,
+    queries: Queries = "auto",
+    residual: float = 0.5,
+    importances: bool | Literal["auto"] = "auto",
+    target: Any = None,
+    unk: int | None = None,
+    mass: float = MASS,
+    progress: bool | None = None,
+) -> Page:
+    """Traces on one page; two or more can be compared there, side by side with one selection.
+
+    Args:
+        traces: a trace, several, or a mapping from names to them. Each example of a batch is one of its own.
+        title: of the page; the first tokens by default.
+        names: of the examples, in order, instead of their first words.
+        methods: which of raw, rollout and flow to have; raw is always there.
+        queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
+            "auto": all where that is quick, else the main one, and flow not at all for very long texts.
+        residual: weight of the residual connection in rollout and flow.
+        importances: whether to run blank-out and gradients, for models that have outputs; "auto" leaves out
+            blank-out for long texts.
+        target: what the importances explain, as for `Trace.blankout`.
+        unk: id of the token that blanks out, as for `Trace.blankout`.
+        mass: share of each row's sum that its kept weights hold; the page says what was left out.
+        progress: show a bar for long flows; on a terminal by default.
+    """
+    if isinstance(traces, Mapping):
+        named = [(printable(str(name)), one) for name, one in traces.items()]
+    else:
+        listed = [traces] if isinstance(traces, Trace) else list(traces)
+        named = [("", one) for one in listed]
+    for _, one in named:
+        if not isinstance(one, Trace):
+            raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
+    if not named:
+        raise ValueError("traces must hold at least one trace, got none")
+    for method in methods:
+        _check.one_of("methods", method, METHODS)
+    if isinstance(queries, str):
+        _check.one_of("queries", queries, ("auto", "all", "main"))
+    _check.one_of("importances", importances, (True, False, "auto"))
+    _check.fraction("mass", mass)
+    blocks: list[bytes] = []
+    entries = []
+    wanted = Wanted(tuple(methods), queries, residual, importances, target, unk, mass, progress)
+    for name, one in named:
+        for number in range(len(one)):
+            example = one if len(one) == 1 else one[number]
+            label = label_of(example)
+            if name:
+                label = name if len(one) == 1 else f"{name}: {label}"
+            entries.append({"name": label, **entry_of(example, wanted, blocks, number, len(one))})
+    if names is not None:
+        if len(names) != len(entries):
+            raise ValueError(f"names must be {len(entries)}, one for each example, got {len(names)}")
+        for entry, given in zip(entries, names, strict=True):
+            entry["name"] = printable(str(given))
+    title = str(entries[0]["name"]) if title is None else title
+    return _page(title, entries, blocks, mass)
+
+
+def node_page(
+    trace: NodeTrace,
+    nodes: int | Iterable[int],
+    *,
+    title: str | None = None,
+    labels: Any = None,
+    names: Any = None,
+    **arguments: Any,
+) -> Page:
+    """Neighbourhoods of a graph's nodes on one page.
+
+    Args:
+        trace: what `overt.graphs.trace` made.
+        nodes: whose neighbourhoods.
+        title: of the page.
+        labels: the nodes' classes, one for each node of the graph.
+        names: the nodes' names, likewise.
+        arguments: further ones of `NodeTrace.page`: by, layer, heads, residual, flow, top.
+    """
+    listed = [nodes] if isinstance(nodes, int) else list(nodes)
+    if not listed:
+        raise ValueError("nodes must name at least one node, got none")
+    found = [trace.page(node, labels=labels, names=names, **arguments) for node in listed]
+    classes = _classes(trace.named("labels", labels), found)
+    entries = []
+    for about in found:
+        own = next(one for one in about["nodes"] if one["id"] == about["node"])
+        name = printable(f"node {own.get('name', own['id'])}")
+        entries.append({"name": name, "kind": "nodes", "nodes": short({**about, "classes": classes})})
+    return _page(title or entries[0]["name"], entries, [], 1.0)
+
+
+def _classes(labels: list[Any] | None, found: list[dict[str, Any]]) -> list[Any] | None:
+    """The classes that get a colour, the same one on all of the page; of many, the most frequent there."""
+    if labels is None:
+        return None
+    every = set(labels)
+    if len(every) > COLOURS:
+        often = Counter(one["label"] for about in found for one in about["nodes"])
+        return [kind for kind, _ in often.most_common(COLOURS - 1)]
+    try:
+        return sorted(every)
+    except TypeError:
+        return sorted(every, key=str)
+
+
+def _page(title: str, entries: list[dict[str, Any]], blocks: list[bytes], mass: float) -> Page:
+    title = printable(title)
+    index = {"format": 1, "version": overt.__version__, "title": title, "mass": mass, "traces": entries}
+    return Page(index, blocks, title)
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def content_hash(text: str) -> str:
+    """The source that a content security policy knows an inline script or style by."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _widget_class() -> Any:
+    anywidget, traitlets = need("anywidget", "notebook"), need("traitlets", "notebook")
+
+    class TraceWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
+        """The viewer in a notebook."""
+
+        _esm = bundle.script("widget.js") + "\nexport default { render };\n"
+        _css = bundle.style("page.css")
+        index = traitlets.Dict().tag(sync=True)
+        blocks = traitlets.List(traitlets.Bytes()).tag(sync=True)
+        height = traitlets.Int(HEIGHT).tag(sync=True)
+        selection = traitlets.Dict().tag(sync=True)
+
+    return TraceWidget

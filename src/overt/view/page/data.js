@@ -1,0 +1,177 @@
+// A trace as views see it: fields that are unpacked when first looked at, and rows of the methods.
+import { unpack } from "./field.js";
+
+const MOST_HELD = 6e7; // cells unpacked at a time; older fields are unpacked again when they are wanted
+
+/** One trace of the page's index. */
+export class TraceData {
+  /**
+   * @param {object} about its entry in the index
+   * @param {(number: number) => Promise<Uint8Array>} block gives packed bytes
+   * @param {() => void} arrived is called when something that was asked for has come
+   */
+  constructor(about, block, arrived = () => {}) {
+    this.about = about;
+    this.block = block;
+    this.arrived = arrived;
+    this.fields = new Map();
+    this.held = 0; // cells of all fields
+    this.waiting = new Map();
+    this.unreadable = new Set(); // not asked for again: each answer would ask for a redraw, which asks again
+    this.failed = null;
+    this.name = about.name;
+    this.kind = about.kind;
+    this.tokens = about.tokens || [];
+    this.special = about.special || [];
+    this.source = about.source || 0; // tokens of the source come first
+    this.queries = this.tokens.length - this.source;
+    this.layers = about.layers || 0;
+    this.heads = about.heads || 0;
+    this.main = about.main || 0;
+  }
+
+  /** Groups of maps: "" the trace's own, and for an encoder–decoder "encoder" and "cross". */
+  get groups() {
+    return Object.keys(this.about.groups || {});
+  }
+
+  /** What a group has: layers, heads, and which tokens its rows and columns are, as [start, stop]. */
+  group(name = "") {
+    return this.about.groups[name] || this.about.groups[""];
+  }
+
+  /** The nearest selection that this trace can have. */
+  nearest(state) {
+    const last = (value, count) => Math.max(0, Math.min(value, count - 1));
+    const group = this.groups.includes(state.group) ? state.group : "";
+    const { layers, heads } = this.layers ? this.group(group) : { layers: 1, heads: 0 };
+    return {
+      ...state,
+      group,
+      layer: last(state.layer, layers),
+      head: state.head === null || state.head === undefined || state.head >= heads ? null : state.head,
+      query: last(state.query, Math.max(this.queries, 1)),
+      token: state.token < this.tokens.length ? state.token : null,
+      method: this.methods.includes(state.method) ? state.method : this.methods[0] || "raw",
+    };
+  }
+
+  /** Whether the page holds a field. */
+  has(name) {
+    return Boolean(this.about.fields && this.about.fields[name]);
+  }
+
+  /** A layer's field if it is here, else null; then it is on its way, and `arrived` will be called. */
+  field(name, layer) {
+    const list = this.about.fields && this.about.fields[name];
+    const about = list && list[layer];
+    if (!about) return null;
+    const key = `${name}/${layer}`;
+    const found = this.fields.get(key);
+    if (found) {
+      this.fields.delete(key); // what was used last goes last
+      this.fields.set(key, found);
+      return found;
+    }
+    if (!this.waiting.has(key) && !this.unreadable.has(key)) {
+      const coming = this.block(about.at)
+        .then((bytes) => unpack(about, bytes))
+        .then((field) => {
+          this.fields.set(key, field);
+          this.held += field.codes.length;
+          for (const [old, { codes }] of this.fields) {
+            if (this.held <= MOST_HELD || old === key) break;
+            this.fields.delete(old);
+            this.held -= codes.length;
+          }
+        })
+        .catch((error) => {
+          this.unreadable.add(key);
+          this.failed = `the weights of ${name}, layer ${layer + 1}, cannot be read: ${error.message || error}`;
+        })
+        .finally(() => {
+          this.waiting.delete(key);
+          this.arrived();
+        });
+      this.waiting.set(key, coming);
+    }
+    return null;
+  }
+
+  /** A promise of a field. */
+  async fetched(name, layer) {
+    for (;;) {
+      const found = this.field(name, layer);
+      const coming = this.waiting.get(`${name}/${layer}`);
+      if (found || !coming) return found;
+      await coming;
+    }
+  }
+
+  /** Whether nothing is on its way. */
+  get idle() {
+    return this.waiting.size === 0;
+  }
+
+  /** Which of raw, rollout and flow the page has. */
+  get methods() {
+    if (this.kind === "nodes") return ["raw", "rollout", "flow"].filter((method) => this.about.nodes.nodes.some((one) => one[method] !== null));
+    return ["raw", "rollout", "flow"].filter((method) => this.has(method === "raw" ? "mean" : method));
+  }
+
+  /** Rows of a method that the page holds: null for all, or a list of queries. */
+  rowsOf(method) {
+    return (this.about.queries && this.about.queries[method]) || null;
+  }
+
+  /** Where a map lies: its field and its number there, or null while it comes. A head of null is the mean. */
+  map(group, layer, head = null) {
+    const prefix = group ? `${group} ` : "";
+    const single = head !== null && this.has(`${prefix}heads`);
+    const field = this.field(`${prefix}${single ? "heads" : "mean"}`, layer);
+    return field && { field, map: single ? head : 0 };
+  }
+
+  /**
+   * What a query draws on by a method, over all tokens.
+   * @returns {{values: Float32Array, lost: number} | {missing: string} | null} null while it comes
+   */
+  row(method, layer, query, head = null) {
+    const list = this.about.fields && this.about.fields[method === "raw" ? "mean" : method];
+    if (list && !list[layer]) return { missing: this.why("layers") };
+    if (method === "raw") {
+      const own = this.map("", layer, head);
+      if (!own) return null;
+      const values = own.field.row(own.map, query);
+      if (!this.has("cross mean")) return { values, lost: own.field.lost(own.map, query) };
+      const cross = this.map("cross", layer, head);
+      if (!cross) return null;
+      const whole = new Float32Array(this.tokens.length);
+      whole.set(cross.field.row(cross.map, query));
+      whole.set(values, this.source);
+      return { values: whole, lost: Math.max(own.field.lost(own.map, query), cross.field.lost(cross.map, query)) };
+    }
+    if (!this.has(method)) return { missing: this.why(method) };
+    const rows = this.rowsOf(method);
+    const place = rows ? rows.indexOf(query) : query;
+    if (place < 0) {
+      const few = rows.length === 1 ? "one query" : `${rows.length} queries`;
+      return { missing: `the page has ${method} of ${few} only: t.html(…, queries="all") has it of all` };
+    }
+    const field = this.field(method, layer);
+    return field && { values: field.row(0, place), lost: field.lost(0, place) };
+  }
+
+  /** Why something is not in the page. */
+  why(name) {
+    return (this.about.missing && this.about.missing[name]) || `the page has no ${name}`;
+  }
+
+  /** Importances of the input tokens that hold for a query: `[{ method, title, values }]`. */
+  importances(query) {
+    return (this.about.importances || []).flatMap((one) => {
+      const place = one.queries ? one.queries.indexOf(query) : 0;
+      return place < 0 ? [] : [{ method: one.method, title: one.title, target: one.target, values: one.values[place] }];
+    });
+  }
+}

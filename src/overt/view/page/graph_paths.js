@@ -1,0 +1,227 @@
+// What a node draws on: rows of the methods with their strongest entries, and the paths from a node down to the input.
+
+export const GRAPH_MOST = 3000; // edges in one frame
+const GRAPH_ROW_KEPT = 128; // strongest entries of a row that may become edges
+const GRAPH_ROWS_HELD = 8000;
+const GRAPH_PATHS_HELD = 24;
+
+const graphFloat = new Float32Array(1);
+const graphBits = new Uint32Array(graphFloat.buffer);
+
+/** Keeps the largest of many in one pass: counts sizes in buckets, sixteen to a doubling, and raises the bar. */
+export class GraphTop {
+  constructor(most) {
+    this.most = most;
+    this.list = [];
+    this.counts = new Uint32Array(4096);
+    this.bar = 0; // the lowest bucket that still counts
+    this.above = 0; // how many there are from it upwards
+    this.floor = 0; // nothing smaller can get in any more
+  }
+
+  /** @param {{size: number}} one */
+  add(one) {
+    if (one.size < this.floor) return;
+    graphFloat[0] = one.size;
+    const bucket = graphBits[0] >>> 19;
+    if (bucket < this.bar) return;
+    this.list.push(one);
+    this.counts[bucket]++;
+    this.above++;
+    if (this.above - this.counts[this.bar] < this.most) return;
+    while (this.above - this.counts[this.bar] >= this.most) this.above -= this.counts[this.bar++];
+    graphBits[0] = this.bar << 19;
+    this.floor = graphFloat[0];
+  }
+
+  /** The largest, the smallest of them first. */
+  rising() {
+    const left = this.list.filter((one) => one.size >= this.floor).sort((a, b) => a.size - b.size);
+    return left.slice(Math.max(0, left.length - this.most));
+  }
+}
+
+/** Edges that a frame has room for: half of it shared by the layers alike, so that none looks empty, the rest to the strongest. */
+export class GraphEdges {
+  constructor(layers, most = GRAPH_MOST) {
+    this.most = most;
+    this.all = new GraphTop(most);
+    this.each = Array.from({ length: layers }, () => new GraphTop(Math.max(1, Math.floor(most / (2 * layers)))));
+    this.total = 0;
+  }
+
+  /** A smaller size has no chance at a layer any more. */
+  floor(layer) {
+    return Math.min(this.all.floor, this.each[layer].floor);
+  }
+
+  /** @param {{size: number, value: number, layer: number, from: number, to: number}} edge */
+  add(edge) {
+    this.all.add(edge);
+    this.each[edge.layer].add(edge);
+  }
+
+  /** What was chosen, the weakest first. */
+  rising() {
+    const chosen = new Set(this.each.flatMap((one) => one.rising()));
+    for (const edge of this.all.rising().reverse()) {
+      if (chosen.size >= this.most) break;
+      chosen.add(edge);
+    }
+    return [...chosen].sort((a, b) => a.size - b.size);
+  }
+}
+
+const graphHeld = new WeakMap();
+
+function graphHeldFor(trace) {
+  let held = graphHeld.get(trace);
+  if (!held) graphHeld.set(trace, (held = { rows: new Map(), paths: new Map() }));
+  return held;
+}
+
+function graphKeep(map, most, key, made) {
+  if (map.size >= most) map.clear();
+  map.set(key, made);
+  return made;
+}
+
+/**
+ * A row of a method, its strongest entries first.
+ * @returns {{tokens: Uint32Array, values: Float32Array, count: number} | {missing: string} | null} `count` is how many
+ *   entries are not zero; null while the row comes
+ */
+export function graphRow(trace, method, layer, query, head = null) {
+  const { rows } = graphHeldFor(trace);
+  const key = `${method}/${layer}/${query}/${method === "raw" ? head : ""}`;
+  if (rows.has(key)) return rows.get(key);
+  const row = trace.row(method, layer, query, method === "raw" ? head : null);
+  if (!row || row.missing) return row;
+  const { values: all } = row;
+  const found = [];
+  for (let token = 0; token < all.length; token++) if (all[token] !== 0) found.push(token);
+  let best = found;
+  if (found.length > GRAPH_ROW_KEPT) {
+    const sizes = Float32Array.from(found, (token) => Math.abs(all[token])).sort();
+    const floor = sizes[found.length - GRAPH_ROW_KEPT];
+    best = found.filter((token) => Math.abs(all[token]) >= floor);
+  }
+  best.sort((a, b) => Math.abs(all[b]) - Math.abs(all[a]));
+  const tokens = Uint32Array.from(best.slice(0, GRAPH_ROW_KEPT));
+  const values = Float32Array.from(tokens, (token) => all[token]);
+  return graphKeep(rows, GRAPH_ROWS_HELD, key, { tokens, values, count: found.length });
+}
+
+/** How many cells a node's paths may run through: what it costs to find them. */
+export function graphCost(trace) {
+  const group = trace.groups.includes("encoder") ? trace.group("encoder") : null;
+  return trace.layers * trace.queries * trace.tokens.length + (group ? group.layers * trace.source * trace.source : 0);
+}
+
+/**
+ * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: the
+ * raw weight, or for rollout the weight mixed with the residual.
+ *
+ * @returns {{reach: Float64Array[], edges: object[], total: number, totals: Float64Array} | null} `reach`: for each
+ *   column from the input to the node's, what arrives at each token; `edges`: the strongest, weak ones first, as
+ *   `{ layer, from, to, value, size }` with token numbers; `total`: how many there are; `totals`: what the input tokens
+ *   get, through the encoder where there is one. Null while maps come.
+ */
+export function graphPaths(trace, method, layer, query, head = null) {
+  const { paths } = graphHeldFor(trace);
+  const own = method === "raw" ? head : null; // rollout runs over the mean of the heads
+  const key = `${method}/${layer}/${query}/${own}`;
+  if (paths.has(key)) return paths.get(key);
+  const residual = method === "raw" ? null : trace.about.residual ?? 0.5;
+  const maps = [];
+  // All are asked for before any is waited for.
+  for (let at = 0; at <= layer; at++) maps.push([trace.map("", at, own), trace.source ? trace.map("cross", at, own) : null]);
+  const encoder = graphEncoderMaps(trace, own);
+  if (maps.some(([self, cross]) => !self || (trace.source && !cross)) || encoder.some((map) => !map)) return null;
+  const top = new GraphEdges(layer + 1);
+  const reach = Array.from({ length: layer + 2 }, () => new Float64Array(trace.tokens.length));
+  reach[layer + 1][trace.source + query] = 1;
+  for (let at = layer; at >= 0; at--) graphStep(trace, maps[at], residual, at, reach[at + 1], reach[at], top);
+  let totals = reach[0];
+  if (encoder.length) {
+    let below = totals.slice(0, trace.source);
+    for (const map of encoder.reverse()) below = graphThrough(trace, map, residual, below);
+    totals = totals.slice();
+    totals.set(below);
+  }
+  const total = top.total;
+  return graphKeep(paths, GRAPH_PATHS_HELD, key, { reach, edges: top.rising(), total, totals });
+}
+
+function graphEncoderMaps(trace, head) {
+  if (!trace.source || !trace.groups.includes("encoder")) return [];
+  const { layers, heads } = trace.group("encoder");
+  const own = head !== null && head < heads ? head : null;
+  return Array.from({ length: layers }, (_, at) => trace.map("encoder", at, own));
+}
+
+/** One layer's edges from what has reached its tokens, added to `below` and offered to `top`. */
+function graphStep(trace, [self, cross], residual, layer, above, below, top) {
+  const { source } = trace;
+  let floor = top.floor(layer);
+  const spread = (from, first, mass, row) => {
+    for (let key = 0; key < row.length; key++) {
+      const value = mass * row[key];
+      if (value === 0) continue;
+      below[first + key] += value;
+      top.total++;
+      const size = Math.abs(value);
+      if (size < floor) continue;
+      top.add({ size, value, layer, from, to: first + key });
+      floor = top.floor(layer);
+    }
+  };
+  // The encoder's output is the same for every layer: what reached it stays there.
+  for (let token = 0; token < source; token++) if (above[token]) spread(token, token, above[token], [1]);
+  for (let query = 0; query < trace.queries; query++) {
+    const from = source + query;
+    let mass = above[from];
+    if (mass === 0) continue;
+    if (cross) {
+      const { row, own } = graphLevel(trace, cross, residual, query);
+      spread(from, 0, mass, row);
+      // Cross-attention comes after self-attention: its residual carries what self-attention brought.
+      if (residual !== null) mass *= own;
+    }
+    const { row, own } = graphLevel(trace, self, residual, query);
+    row[query] += own;
+    spread(from, source, mass, row);
+  }
+}
+
+function graphThrough(trace, map, residual, above) {
+  const below = new Float64Array(above.length);
+  for (let query = 0; query < above.length; query++) {
+    if (above[query] === 0) continue;
+    const { row, own } = graphLevel(trace, map, residual, query);
+    for (let key = 0; key < row.length; key++) below[key] += above[query] * row[key];
+    below[query] += above[query] * own;
+  }
+  return below;
+}
+
+/** A row of a level as trace/graph.py has it: `row` without the residual's weight, which is `own`. */
+function graphLevel(trace, { field, map }, residual, query) {
+  const row = field.row(map, query);
+  if (residual === null) return { row, own: 0 };
+  const kind = trace.about.graph;
+  let sum = 0;
+  for (let key = 0; key < row.length; key++) sum += row[key];
+  let part = 1 - residual;
+  let own = residual;
+  if (kind !== "effective") {
+    // Rows sum to one there; what packing left out is made up for.
+    if (kind === "gradient" || kind === "norm") part /= sum || 1;
+    else part /= 1 - Math.min(field.lost(map, query), 0.9);
+    const whole = part * sum + own || 1;
+    part /= whole;
+    own /= whole;
+  }
+  for (let key = 0; key < row.length; key++) row[key] *= part;
+  return { row, own };
+}

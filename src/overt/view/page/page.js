@@ -1,0 +1,11 @@
+// The self-contained page: the index and the packed bytes stand in it as text.
+import { fromBase64 } from "./bytes.js";
+import { mount } from "./main.js";
+
+const packed = [...document.querySelectorAll("script.overt-block")];
+const index = JSON.parse(document.getElementById("overt-index").textContent);
+
+globalThis.overt = mount(document.getElementById("overt"), {
+  index,
+  block: async (at) => fromBase64(packed[at].textContent.trim()),
+});

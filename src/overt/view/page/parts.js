@@ -1,0 +1,119 @@
+// Pieces that several views draw: the scale with its numbers, a map as pixels, token labels.
+import { scaled } from "./colour.js";
+import { fitted, textWidth } from "./surface.js";
+import { number, shown } from "./words.js";
+
+/** Room that `drawScale` takes. */
+export const SCALE_HEIGHT = 34;
+
+/** The scale of colours, with its numbers, so that a colour can be read back. */
+export function drawScale(surface, theme, scale, x, y, title, width = 160) {
+  const steps = 40;
+  surface.text(title, x, y + 6, { size: 11, fill: theme.soft });
+  for (let i = 0; i < steps; i++) {
+    const colour = scale.css(scale.value((i + 0.5) / steps));
+    surface.rect(x + (i * width) / steps, y + 13, width / steps + 0.5, 8, { fill: colour });
+  }
+  surface.rect(x, y + 13, width, 8, { stroke: theme.line });
+  const middle = scale.kind === "signs" ? 0 : scale.value(0.5);
+  const low = scale.kind === "signs" ? -scale.top : scale.log ? scale.top / 1000 : 0;
+  const ends = [[low, "left", x], [middle, "center", x + width / 2], [scale.top, "right", x + width]];
+  for (const [value, align, place] of ends) {
+    const under = scale.log && scale.kind !== "signs" && value === low ? "≤ " : "";
+    surface.text(under + number(value), place, y + 28, { size: 10, fill: theme.soft, align });
+  }
+}
+
+const drawn = new WeakMap();
+
+/** A map of a field as pixels, one for each cell (rows × columns), or fewer where `most` pixels are enough. */
+export function mapPixels(field, map, scale, most = Infinity) {
+  const step = Math.max(1, Math.ceil(Math.max(field.rows, field.columns) / most));
+  const key = `${map}/${step}/${scale.top}/${scale.kind}/${scale.log}/${scale.css(0)}`;
+  let kept = drawn.get(field);
+  if (!kept) drawn.set(field, (kept = new Map()));
+  if (kept.has(key)) return kept.get(key);
+  const width = Math.ceil(field.columns / step);
+  const height = Math.ceil(field.rows / step);
+  const data = new Uint8ClampedArray(4 * width * height);
+  const best = new Float32Array(width);
+  for (let i = 0; i < height; i++) {
+    best.fill(0);
+    // The largest of the cells that share a pixel: a mean would hide a single strong weight.
+    for (let row = i * step; row < Math.min((i + 1) * step, field.rows); row++) {
+      const values = field.row(map, row);
+      for (let at = 0, column = 0; at < width; at++) {
+        for (const stop = Math.min(column + step, field.columns); column < stop; column++) {
+          if (Math.abs(values[column]) > Math.abs(best[at])) best[at] = values[column];
+        }
+      }
+    }
+    for (let j = 0; j < width; j++) {
+      const colour = scale.rgb(best[j]);
+      const at = 4 * (i * width + j);
+      data[at] = colour[0];
+      data[at + 1] = colour[1];
+      data[at + 2] = colour[2];
+      data[at + 3] = 255;
+    }
+  }
+  const pixels = { width, height, data };
+  if (kept.size > 24) kept.clear();
+  kept.set(key, pixels);
+  return pixels;
+}
+
+/** The largest values of a row: `[{ token, value }]`. */
+export function strongest(values, count) {
+  const order = Array.from(values.keys()).filter((i) => values[i] !== 0);
+  order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  return order.slice(0, count).map((token) => ({ token, value: values[token] }));
+}
+
+/** A token's label within a width, marked when it is chosen. */
+export function drawToken(surface, theme, token, x, y, { width = 120, align = "left", size = 13, strong = false, faint = false } = {}) {
+  const text = fitted(shown(token, 40), width, size, strong ? 700 : 400);
+  const fill = strong ? theme.accent : faint ? theme.soft : theme.ink;
+  surface.text(text, x, y, { size, fill, align, weight: strong ? 700 : 400 });
+}
+
+/** The width that labels of some tokens want, within bounds. */
+export function labelWidth(tokens, { size = 13, least = 40, most = 150 } = {}) {
+  let wide = least;
+  const step = Math.max(1, Math.floor(tokens.length / 300)); // a sample of a long text is enough
+  for (let i = 0; i < tokens.length && wide < most; i += step) wide = Math.max(wide, textWidth(shown(tokens[i], 40), size, 700));
+  return Math.min(wide, most);
+}
+
+/** A message in the middle of a view that has nothing else to show. */
+export function drawMessage(surface, theme, text, width, y = 60) {
+  const words = String(text).split(" ");
+  const lines = [];
+  for (const word of words) {
+    const last = lines[lines.length - 1];
+    if (last !== undefined && textWidth(`${last} ${word}`, 14) < width - 40) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+  }
+  lines.forEach((line, i) => surface.text(line, width / 2, y + 22 * i, { size: 14, fill: theme.soft, align: "center" }));
+}
+
+/**
+ * The largest size among values; with the selection's `words` on, without special tokens and the query itself, which
+ * often dwarf the others. What is larger then gets the strongest colour too.
+ */
+export function peakOf(trace, values, seen, query = null) {
+  let peak = 0;
+  let rest = 0;
+  for (let i = 0; i < values.length; i++) {
+    const size = Math.abs(values[i]);
+    if (size > rest) rest = size;
+    if (seen.words && (trace.special[i] || i === query)) continue;
+    if (size > peak) peak = size;
+  }
+  return peak || rest;
+}
+
+/** The scale for values of a kind under the selection's choice of linear or logarithmic. */
+export function scaleFor(theme, top, seen, kind = "sizes") {
+  return scaled(theme, top, { kind, log: Boolean(seen.log) });
+}

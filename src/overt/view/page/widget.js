@@ -1,0 +1,26 @@
+// The viewer inside a notebook, over anywidget: the kernel sends index and bytes, and hears what is selected.
+import { mount } from "./main.js";
+
+/** What anywidget calls. */
+export function render({ model, el }) {
+  const blocks = model.get("blocks");
+  const bytes = (view) => new Uint8Array(view.buffer || view, view.byteOffset || 0, view.byteLength);
+  el.style.height = `${model.get("height")}px`;
+  let telling = false;
+  const handle = mount(
+    el,
+    { index: model.get("index"), block: async (at) => bytes(blocks[at]) },
+    {
+      link: false,
+      state: model.get("selection"),
+      onselect: (state) => {
+        telling = true;
+        model.set("selection", state);
+        model.save_changes();
+        telling = false;
+      },
+    },
+  );
+  model.on("change:selection", () => telling || handle.select(model.get("selection")));
+  return () => handle.destroy();
+}

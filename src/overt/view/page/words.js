@@ -1,0 +1,71 @@
+// Tokens are anybody's text: what is drawn of them is short, visible and on one line.
+
+const segmenter = typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter() : null;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
+const LEFT_TO_RIGHT = /[A-Za-z\u00c0-\u058f\u0900-\u1fff\u3040-\ud7ff]/;
+// Controls, and marks that turn the direction of the text around them.
+const HIDDEN = /[\u0000-\u0020\u007f-\u00a0\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+const MARKS = /(\p{M}{4})\p{M}+/gu; // no script needs more on one letter; piled up they cover other lines
+const NAMES = { 9: "⇥", 10: "↵", 13: "↵", 32: "␣", 160: "␣", 127: "␡" };
+
+/** A token as it may be drawn: controls as visible signs, at most `most` characters as readers count them. */
+export function shown(token, most = 18) {
+  const text = String(token);
+  const start = text.length > 12 * most ? text.slice(0, 12 * most) : text; // a letter may have many marks, not any number
+  const few = start.replace(MARKS, "$1");
+  const parts = segmenter ? Array.from(segmenter.segment(few), (one) => one.segment) : Array.from(few);
+  const cut = parts.length > most || start.length < text.length;
+  const kept = (cut ? parts.slice(0, most - 1).join("").slice(0, 8 * most) + "…" : few).trim() || few;
+  const seen = kept.replace(HIDDEN, (sign, place) => {
+    const code = sign.codePointAt(0);
+    if (code === 32 && place > 0 && place < kept.length - 1) return " ";
+    if (code === 0x200c || code === 0x200d) return sign; // joiners shape Arabic, Indic scripts and emoji
+    return NAMES[code] || (code < 32 ? String.fromCharCode(0x2400 + code) : "·");
+  });
+  return seen || "∅";
+}
+
+/** "rtl" for text whose first strong letter is of a script written from right to left, else "ltr". */
+export function direction(text) {
+  for (const letter of String(text).slice(0, 64)) {
+    if (RIGHT_TO_LEFT.test(letter)) return "rtl";
+    if (LEFT_TO_RIGHT.test(letter)) return "ltr";
+  }
+  return "ltr";
+}
+
+/** Whether most of a text's tokens are written from right to left. */
+export function mostlyRightToLeft(tokens) {
+  let right = 0;
+  let left = 0;
+  for (const token of tokens.slice(0, 400)) {
+    const text = String(token).slice(0, 64);
+    if (RIGHT_TO_LEFT.test(text)) right++;
+    else if (LEFT_TO_RIGHT.test(text) && !/^[[<].*[\]>]$/.test(text)) left++;
+  }
+  return right > left;
+}
+
+/** A weight with two or three digits that count. */
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  const sign = value < 0 ? "−" : "";
+  if (size === 0) return "0";
+  if (size >= 100) return sign + Math.round(size);
+  if (size >= 1) return sign + size.toFixed(2);
+  if (size >= 0.1) return sign + size.toFixed(3);
+  if (size >= 0.001) return sign + size.toFixed(4).replace(/0$/, "");
+  const [digits, power] = size.toExponential(1).split("e");
+  return `${sign}${digits}·10${superscript(Number(power))}`;
+}
+
+function superscript(value) {
+  return String(value).replace(/-/g, "⁻").replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);
+}
+
+/** A share as a percentage. */
+export function percent(value) {
+  const size = 100 * value;
+  return `${size >= 10 || size === 0 ? size.toFixed(0) : size.toFixed(size >= 0.1 ? 1 : 2)} %`;
+}

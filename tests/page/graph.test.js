@@ -1,0 +1,373 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { palette } from "../../src/overt/view/page/colour.js";
+import { graphLayout, graphTotals, graphView } from "../../src/overt/view/page/graph.js";
+import { GraphEdges, graphPaths, graphRow, GraphTop } from "../../src/overt/view/page/graph_paths.js";
+import { drawn, traceOf } from "./record.js";
+
+// Numbers that look random and are the same every time.
+function dice(seed = 1) {
+  let state = seed;
+  return () => (state = (state * 48271) % 2147483647) / 2147483647;
+}
+
+/** Rows that sum to one, (row, column); `causal` leaves out what comes later. */
+function attention(rows, columns, roll, causal = false) {
+  return Array.from({ length: rows }, (_, i) => {
+    const cells = Array.from({ length: columns }, (_, j) => (causal && j > i ? 0 : roll() ** 3 + 0.01));
+    const sum = cells.reduce((a, b) => a + b, 0);
+    return cells.map((cell) => cell / sum);
+  });
+}
+
+function times(a, b) {
+  return a.map((row) => b[0].map((_, j) => row.reduce((sum, value, k) => sum + value * b[k][j], 0)));
+}
+
+/** (1 − r)·A + r·I. */
+function mixed(cells, r) {
+  return cells.map((row, i) => row.map((value, j) => (1 - r) * value + (i === j ? r : 0)));
+}
+
+function near(found, wanted, within = 1e-6) {
+  assert.equal(found.length, wanted.length);
+  wanted.forEach((value, i) => assert.ok(Math.abs(found[i] - value) < within, `${i}: ${found[i]} is not ${value}`));
+}
+
+const words = ["the", "key", "to", "the", "cabinet"];
+
+function small({ layers = 3, tokens = words, ...about } = {}, extra = () => ({})) {
+  const roll = dice(7);
+  const maps = Array.from({ length: layers }, () => attention(tokens.length, tokens.length, roll));
+  const rollouts = [];
+  for (const map of maps) rollouts.push(rollouts.length ? times(mixed(map, 0.5), rollouts.at(-1)) : mixed(map, 0.5));
+  const fields = { mean: maps.map((map) => [map]), rollout: rollouts.map((map) => [map]) };
+  return { maps, rollouts, trace: traceOf({ tokens, ...about }, { ...fields, ...extra(maps, rollouts) }) };
+}
+
+/** An encoder–decoder: two encoder layers, two decoder layers, three source and four target tokens. */
+function pair() {
+  const roll = dice(3);
+  const [source, target] = [3, 4];
+  const encoder = [0, 1].map(() => attention(source, source, roll));
+  const self = [0, 1].map(() => attention(target, target, roll, true));
+  const cross = [0, 1].map(() => attention(target, source, roll));
+  const group = { layers: 2, heads: 0, columns: [0, 3] };
+  const groups = { encoder: { ...group, rows: [0, 3] }, cross: { ...group, rows: [3, 7] } };
+  const one = (maps) => maps.map((map) => [map]);
+  const fields = { mean: one(self), "encoder mean": one(encoder), "cross mean": one(cross) };
+  const tokens = ["der", "alte", "Schlüssel", "<s>", "the", "old", "key"];
+  const trace = traceOf({ tokens, source, kind: "pair", groups }, fields);
+  return { trace, encoder, self, cross, source, target };
+}
+
+test("the shares that rollout's paths bring to the input are the rollout row", () => {
+  const { trace, rollouts } = small();
+  for (let layer = 0; layer < 3; layer++) {
+    for (let query = 0; query < words.length; query++) near(graphPaths(trace, "rollout", layer, query).totals, rollouts[layer][query]);
+  }
+});
+
+test("another residual gives another rollout, and the paths follow it", () => {
+  const { trace, maps } = small({ residual: 0.2 });
+  const wanted = times(mixed(maps[1], 0.2), mixed(maps[0], 0.2));
+  near(graphPaths(trace, "rollout", 1, 2).totals, wanted[2]);
+  const other = graphPaths(small({ residual: 0.5 }).trace, "rollout", 1, 2).totals;
+  assert.ok(other.some((value, i) => Math.abs(value - wanted[2][i]) > 0.01));
+});
+
+test("raw paths are products of raw weights", () => {
+  const { trace, maps } = small();
+  near(graphPaths(trace, "raw", 2, 4).totals, times(maps[2], times(maps[1], maps[0]))[4]);
+});
+
+test("what arrives at a token is what its edges bring", () => {
+  const { trace } = small();
+  const { reach, edges, total } = graphPaths(trace, "rollout", 2, 1);
+  assert.equal(edges.length, total);
+  for (let layer = 0; layer < 3; layer++) {
+    const sums = words.map(() => 0);
+    for (const edge of edges) if (edge.layer === layer) sums[edge.to] += edge.value;
+    near(sums, Array.from(reach[layer]));
+    assert.ok(Math.abs(sums.reduce((a, b) => a + b) - 1) < 1e-6);
+  }
+});
+
+test("an encoder–decoder's paths go through self-attention, cross-attention and the encoder", () => {
+  const { trace, encoder, self, cross, source, target } = pair();
+  const size = source + target;
+  // Every level as a whole matrix over all tokens, as the library multiplies them.
+  const whole = (fill) => Array.from({ length: size }, (_, i) => Array.from({ length: size }, (_, j) => fill(i, j)));
+  const half = (value, same) => 0.5 * value + (same ? 0.5 : 0);
+  const levels = [
+    ...encoder.map((map) => whole((i, j) => (i < source && j < source ? half(map[i][j], i === j) : Number(i === j && i >= source)))),
+    ...self.flatMap((map, layer) => [
+      whole((i, j) => (i >= source && j >= source ? half(map[i - source][j - source], i === j) : Number(i === j && i < source))),
+      whole((i, j) => (i < source ? Number(i === j) : half(j < source ? cross[layer][i - source][j] : 0, i === j))),
+    ]),
+  ];
+  const product = levels.reduceRight((above, level) => (above ? times(above, level) : level), null);
+  for (let query = 0; query < target; query++) near(graphPaths(trace, "rollout", 1, query).totals, product[source + query]);
+});
+
+test("weights that packing left out are made up for", () => {
+  const { trace, rollouts } = small();
+  for (const field of trace.fields.values()) {
+    const row = field.row;
+    field.row = (map, i) => row(map, i).map((value) => 0.98 * value);
+    field.dropped.fill(0.02);
+  }
+  near(graphPaths(trace, "rollout", 2, 0).totals, rollouts[2][0]);
+});
+
+test("the largest are kept as sorting would keep them", () => {
+  const roll = dice(5);
+  const sizes = Array.from({ length: 5000 }, () => roll() ** 4);
+  const top = new GraphTop(100);
+  for (const size of sizes) top.add({ size });
+  assert.deepEqual(top.rising().map((one) => one.size), [...sizes].sort((a, b) => a - b).slice(-100));
+});
+
+test("no layer is left without edges because others are stronger", () => {
+  const found = new GraphEdges(4, 80);
+  for (let i = 0; i < 800; i++) found.add({ size: (i + 1) / 10 ** (i % 4), layer: i % 4, from: i, to: i });
+  const edges = found.rising();
+  assert.equal(edges.length, 80);
+  for (let layer = 0; layer < 4; layer++) assert.ok(edges.filter((edge) => edge.layer === layer).length >= 10);
+  assert.ok(edges.filter((edge) => edge.layer === 0).length > 40);
+});
+
+test("a row's entries come strongest first", () => {
+  const { trace, maps } = small();
+  const { tokens, values, count } = graphRow(trace, "raw", 1, 3);
+  assert.equal(count, 5);
+  near(Array.from(values), [...maps[1][3]].sort((a, b) => b - a));
+  assert.equal(tokens[0], maps[1][3].indexOf(Math.max(...maps[1][3])));
+});
+
+test("without a picked node every weight is one line between two columns, the strongest on top", () => {
+  const { trace, rollouts } = small();
+  const surface = drawn(graphView, trace);
+  const curves = surface.of("curve");
+  assert.equal(curves.length, 3 * 25);
+  const { x, y } = graphLayout(trace, 900);
+  const flat = rollouts.flatMap((map, layer) => map.flatMap((row, from) => row.map((value, to) => ({ value, layer, from, to }))));
+  const best = flat.sort((a, b) => b.value - a.value)[0];
+  assert.deepEqual(curves.at(-1).at, [x(best.layer + 1), y(best.from), x(best.layer), y(best.to)]);
+  const widths = curves.map((curve) => curve.look.line);
+  assert.deepEqual(widths, [...widths].sort((a, b) => a - b));
+  assert.ok(surface.texts.includes("rollout"));
+  assert.ok(surface.texts.includes(best.value.toFixed(3)), "the scale ends at the largest weight");
+});
+
+test("the strongest line has the colour of the scale's end", () => {
+  const { trace } = small();
+  const edge = palette("light").edge;
+  const parts = [1, 3, 5].map((at) => parseInt(edge.slice(at, at + 2), 16));
+  assert.equal(drawn(graphView, trace).of("curve").at(-1).look.stroke, `rgb(${parts.join(",")})`);
+});
+
+test("a head's lines are not those of the mean", () => {
+  const { trace } = small({}, (maps) => ({ heads: maps.map((map) => [map, map.map((row) => [...row].reverse())]) }));
+  const lines = (state) => JSON.stringify(drawn(graphView, trace, { method: "raw", ...state }).of("curve"));
+  assert.equal(lines({ head: 0 }), lines({ head: null }));
+  assert.notEqual(lines({ head: 1 }), lines({ head: null }));
+  assert.ok(drawn(graphView, trace, { method: "raw", head: 1 }).texts.includes("raw, head 2"));
+});
+
+test("a picked node shows its own paths and nothing above it", () => {
+  const { trace } = small();
+  const { x, y } = graphLayout(trace, 900);
+  const curves = drawn(graphView, trace, { picked: true, layer: 1, query: 4 }).of("curve");
+  assert.equal(curves.length, 5 + 25);
+  const upper = curves.filter((curve) => curve.at[0] === x(2));
+  assert.equal(upper.length, 5);
+  for (const curve of upper) assert.equal(curve.at[1], y(4));
+  assert.ok(!curves.some((curve) => curve.at[0] > x(2)));
+});
+
+test("flow goes in straight lines to the input, and the drawing says why", () => {
+  const flows = small().rollouts;
+  const { trace } = small({}, () => ({ flow: flows.map((map) => [map]) }));
+  const { x, y } = graphLayout(trace, 900);
+  const surface = drawn(graphView, trace, { method: "flow", picked: true, layer: 2, query: 1 });
+  assert.equal(surface.of("curve").length, 0);
+  const ends = surface.of("line").filter((line) => line.at[0] === x(3) && line.at[2] === x(0));
+  assert.deepEqual(new Set(ends.map((line) => line.at[3])), new Set(words.map((_, i) => y(i))));
+  for (const line of ends) assert.equal(line.at[1], y(1));
+  assert.ok(surface.texts.some((text) => text.startsWith("a maximum flow can take many ways")));
+});
+
+test("rows that the page has not are said, the others drawn", () => {
+  const flows = small().rollouts;
+  const { trace } = small({ queries: { flow: [2] } }, () => ({ flow: flows.map((map) => [[map[2]]]) }));
+  const surface = drawn(graphView, trace, { method: "flow" });
+  const { y } = graphLayout(trace, 900);
+  assert.deepEqual(new Set(surface.of("curve").map((curve) => curve.at[1])), new Set([y(2)]));
+  assert.ok(surface.texts.some((text) => text.includes("the page has flow of one query only")));
+  const picked = drawn(graphView, trace, { method: "flow", picked: true, query: 0 });
+  assert.ok(picked.texts.some((text) => text.includes("the page has flow of one query only")));
+});
+
+test("rollout's paths need no rollout row", () => {
+  const { trace, rollouts } = small({ queries: { rollout: [0] } });
+  near(graphTotals(trace, { method: "rollout", picked: true, layer: 2, query: 3 }).values, rollouts[2][3]);
+  assert.ok(graphTotals(trace, { method: "rollout", picked: false, layer: 2, query: 3 }).missing);
+});
+
+function hitAt(surface, x, y) {
+  return surface.hits.findLast((hit) => x >= hit.x && x < hit.x + hit.width && y >= hit.y && y < hit.y + hit.height).target;
+}
+
+test("nodes, heads of columns and tokens lead where they should", () => {
+  const { trace } = small();
+  const { x, y } = graphLayout(trace, 900);
+  const surface = drawn(graphView, trace);
+  const node = hitAt(surface, x(2), y(4));
+  assert.deepEqual(node.select, { query: 4, layer: 1, token: null, picked: true });
+  assert.deepEqual(node.hover, { query: 4, layer: 1, token: 4, picked: true });
+  assert.match(node.tip, /^cabinet\ntoken 4, layer 2\nrollout: /);
+  assert.deepEqual(hitAt(surface, x(0), y(1)).select, { query: 1, token: null });
+  assert.deepEqual(hitAt(surface, 20, y(3)).select, { query: 3, token: null });
+  assert.deepEqual(hitAt(surface, 20, y(3)).hover, { token: 3 });
+  assert.deepEqual(hitAt(surface, x(1), y(0) - 30).select, { layer: 0 });
+  const picked = drawn(graphView, trace, { picked: true, layer: 1, query: 4 });
+  assert.deepEqual(hitAt(picked, x(2), y(4)).select, { picked: false });
+  assert.equal(hitAt(picked, x(2), y(3)).select.picked, true);
+});
+
+test("heads of columns stay on the screen and cover what scrolls beneath", () => {
+  const tokens = Array.from({ length: 60 }, (_, i) => `w${i}`);
+  const { trace } = small({ tokens });
+  const { x } = graphLayout(trace, 900);
+  const surface = drawn(graphView, trace, {}, 900, [400, 800]);
+  const head = surface.of("text").find((call) => call.at[0] === "2" && call.at[1] === x(2));
+  assert.ok(head.at[2] > 400 && head.at[2] < 424);
+  assert.deepEqual(hitAt(surface, x(2), 410).select, { layer: 1 });
+  assert.deepEqual(hitAt(surface, 30, 410), {});
+});
+
+test("the token that the pointer is over is marked in every column", () => {
+  const { trace } = small();
+  const { x, y } = graphLayout(trace, 900);
+  const rings = drawn(graphView, trace, { token: 2 }).of("circle").filter((call) => call.look.stroke && call.at[1] === y(2));
+  assert.deepEqual(rings.map((call) => call.at[0]), [0, 1, 2, 3].map(x));
+});
+
+test("a long text draws few things, and says how many edges it has left out", () => {
+  const tokens = Array.from({ length: 3000 }, (_, i) => `w${i}`);
+  const layers = Array.from({ length: 4 }, () => [[[0]]]);
+  const trace = traceOf({ tokens, layers: 4 }, { mean: layers });
+  let asked = 0;
+  const row = Float32Array.from(tokens, (_, i) => 1 / (i + 3));
+  trace.row = () => (asked++, { values: row, lost: 0 });
+  const surface = drawn(graphView, trace, { method: "raw" }, 900, [30000, 30600]);
+  assert.ok(asked <= 4 * 40, `${asked} rows`);
+  assert.ok(surface.of("curve").length <= 3000 && surface.of("curve").length > 1000);
+  assert.ok(surface.calls.length < 4000);
+  assert.ok(surface.texts.some((text) => /^3 000 of \d{3} \d{3} edges from the tokens on the screen/.test(text)));
+  const before = asked;
+  drawn(graphView, trace, { method: "raw" }, 900, [30000, 30600]);
+  assert.ok(asked <= before + 1, "rows are kept"); // one for the bars
+  assert.ok(graphView.minimap({ trace, seen: { method: "raw", layer: 0, query: 5, head: null }, width: 900 }).length <= 400);
+});
+
+test("nothing is said of edges left out where all are drawn", () => {
+  assert.ok(!drawn(graphView, small().trace).texts.some((text) => text.includes(" edges")));
+});
+
+test("many layers on a phone make the drawing wider, not the columns too narrow", () => {
+  for (const layers of [1, 6, 12, 48]) {
+    const { trace } = small({ layers });
+    const { width } = graphView.measure({ trace, width: 390 });
+    const layout = graphLayout(trace, Math.max(width, 390));
+    assert.ok(layout.step >= 34, `${layers} layers: ${layout.step}`);
+    assert.ok(layout.x(layers) < Math.max(width, 390));
+    assert.equal(width > 390, layers > 8);
+    assert.equal(graphView.measure({ trace, width }).width, width, "measuring again changes nothing");
+  }
+});
+
+test("an encoder–decoder has its source above a gap, and nodes for the target alone", () => {
+  const { trace } = pair();
+  const { x, y } = graphLayout(trace, 900);
+  assert.ok(y(3) - y(2) > y(2) - y(1));
+  const surface = drawn(graphView, trace, { method: "raw" });
+  const above = surface.of("circle").filter((call) => call.at[0] > x(0));
+  assert.ok(above.length && above.every((call) => call.at[1] >= y(3)));
+  assert.ok(surface.of("curve").some((call) => call.at[0] === x(2) && call.at[3] < y(3)), "cross-attention is drawn");
+  assert.deepEqual(hitAt(surface, x(1), y(4)).select, { query: 1, layer: 0, token: null, picked: true });
+  assert.equal(hitAt(surface, 20, y(0)).select, undefined);
+  assert.ok(surface.texts.includes("source") && surface.texts.includes("target"));
+});
+
+test("the status says what a picked node draws on", () => {
+  const { trace, rollouts } = small();
+  const seen = { method: "rollout", picked: true, layer: 1, query: 1, head: null, token: null };
+  const best = rollouts[1][1].map((value, i) => [value, words[i]]).sort((a, b) => b[0] - a[0])[0];
+  const text = graphView.describe({ trace, seen });
+  assert.ok(text.startsWith(`“key” at layer 2 draws on: ${best[1]} ${best[0].toFixed(3)}`), text);
+  assert.equal(graphView.describe({ trace, seen: { ...seen, picked: false } }), null);
+});
+
+test("negative weights have a colour of their own, on a scale with both signs", () => {
+  const trace = traceOf({ tokens: ["a", "b"], graph: "effective" }, { mean: [[[[0.5, -0.25], [0.1, 0.2]]]] });
+  const surface = drawn(graphView, trace, { method: "raw" });
+  const colours = surface.of("curve").map((call) => call.look.stroke);
+  assert.equal(new Set(colours).size, 4);
+  assert.ok(surface.texts.includes("−0.500"));
+});
+
+test("scaled by words, the scale ends at the largest weight of a word", () => {
+  const map = [[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.2, 0.15, 0.65]];
+  const trace = traceOf({ tokens: ["a", "b", "[SEP]"], special: [0, 0, 1] }, { mean: [[map]] });
+  assert.ok(drawn(graphView, trace, { method: "raw" }).texts.includes("0.700"));
+  const surface = drawn(graphView, trace, { method: "raw", words: true });
+  assert.ok(surface.texts.includes("0.300") && !surface.texts.includes("0.700"));
+});
+
+test("tokens are drawn fit to be seen", () => {
+  const { trace } = small({ tokens: ["a\nb", "\u202eevil", "x".repeat(5000), "<script>", ""] });
+  const surface = drawn(graphView, trace, { picked: true });
+  for (const text of surface.texts) assert.ok(!/[\n\u202e]/.test(text) && text.length < 200, text);
+  for (const hit of surface.hits) if (hit.target.tip) assert.ok(hit.target.tip.length < 500 && !hit.target.tip.includes("\u202e"));
+});
+
+test("while maps are on their way the rest is drawn", () => {
+  const { trace } = small();
+  trace.fields.clear();
+  trace.block = () => new Promise(() => {});
+  for (const picked of [false, true]) {
+    const surface = drawn(graphView, trace, { picked });
+    assert.equal(surface.of("curve").length, 0);
+    assert.ok(surface.texts.includes("cabinet"));
+  }
+  assert.ok(graphView.describe({ trace, seen: { method: "raw", picked: true, layer: 0, query: 0, head: null } }).endsWith("…"));
+});
+
+test("a trace without tokens says why there is nothing", () => {
+  assert.equal(graphView.applies(small().trace), true);
+  assert.match(graphView.applies(traceOf({ tokens: [] }, {})), /no layers of tokens/);
+});
+
+test("a layer of a deeper encoder is the decoder's last", () => {
+  const { trace } = pair();
+  trace.about.groups.encoder.layers = 6;
+  const calls = (state) => JSON.stringify(drawn(graphView, trace, { method: "raw", ...state }).calls);
+  assert.equal(calls({ group: "encoder", layer: 5 }), calls({ layer: 1 }));
+});
+
+test("a selection beyond the shorter of two traces takes its last layer and token", () => {
+  const { trace } = small();
+  const state = { picked: true, layer: 11, query: 40, head: 7 };
+  const texts = drawn(graphView, trace, state).texts;
+  assert.deepEqual(texts, drawn(graphView, trace, { picked: true, layer: 2, query: 4 }).texts);
+  assert.ok(!texts.some((text) => /undefined|NaN/.test(text)));
+});
+
+test("the chosen token is where it is drawn", () => {
+  const { trace } = small();
+  const { y } = graphLayout(trace, 900);
+  const place = graphView.placeOf({ trace, state: { query: 3 }, width: 900 });
+  assert.ok(place < y(3) && place > y(2));
+});
