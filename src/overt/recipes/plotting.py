@@ -1,0 +1,107 @@
+"""Draw a saved trace, or a sentence or picture through a pretrained model, for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import overt
+from overt import _check
+from overt._extras import need
+from overt.recipes.tracing import is_picture, open_model, read_input
+from overt.trace.weighted import GRAPHS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRACES = ".safetensors"
+
+
+def run(
+    source: str | Sequence[str],
+    out: Path,
+    view: str = "strip",
+    *,
+    model: str | None = None,
+    decoder: str | None = None,
+    samples: int = 20,
+    graph: Any = "attention",
+    columns: int = 1,
+    dpi: float = 300.0,
+    **arguments: Any,
+) -> Figure:
+    """Draw a view of a trace and write it; returns the figure.
+
+    Args:
+        source: a saved trace (.safetensors); or, with `model`, a sentence or the path of an image. Of view
+            "compare", several of them.
+        out: .pdf, .svg or .png.
+        view: one of `overt.view.plots.VIEWS`, or "compare".
+        model: a folder with weights and tokenizer, or a name on the hub.
+        decoder: what an encoder–decoder's decoder is fed.
+        samples: of the posterior, for view "uncertainty".
+        graph: what the edges weigh.
+        columns: width of the figure, 1 or 2.
+        dpi: of .png.
+        arguments: others of `overt.view.plots.plot`: example, query, layer, head, method, methods, …; those
+            that are None are left to their defaults.
+    """
+    from rich.console import Console
+
+    need("matplotlib", "view")
+    from overt.view.plots import VIEWS, WIDTHS, check_path, plot, plot_compare, save
+
+    # What can be refused is, before a model is opened.
+    _check.one_of("--view", view, (*VIEWS, "compare"))
+    _check.one_of("--columns", columns, WIDTHS)
+    _check.one_of("--graph", graph, GRAPHS)
+    out = check_path("--out", out)
+    sources = [source] if isinstance(source, str) else list(source)
+    if not sources or (view != "compare" and len(sources) > 1):
+        raise ValueError(f"--view {view} draws one source, got {len(sources)}; --view compare draws several")
+    for one in sources:
+        _check_source(one, model)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    kept: dict[str, Any] = {"decoder": decoder, "graph": graph}
+    kept |= {"heads": True} if view == "heads" or given.get("head") is not None else {}
+    kept |= {"parts": True} if view == "evolution" else {}
+    kept |= {"samples": samples} if view == "uncertainty" else {}
+    opened = None if model is None else open_model(model)
+    traces = [_traced(one, opened, kept) for one in sources]
+    if view == "compare":
+        figure = plot_compare(_named(sources, traces), columns=columns, **given)
+    else:
+        figure = plot(traces[0], view, columns=columns, **given)
+    save(figure, out, dpi)
+    Console().print(f"[dim]figure in {out}[/dim]")
+    return figure
+
+
+def _check_source(source: str, model: str | None) -> None:
+    """Refuse a source that is neither a saved trace nor something for a model to read."""
+    if source.endswith(TRACES):
+        if model is not None:
+            raise ValueError(f"{source} is a saved trace, which needs no --model, got {model}")
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"there is no trace {source}")
+    elif model is None:
+        raise ValueError(
+            f"source must be a saved trace ({TRACES}), or a sentence or picture with --model; got {source!r}"
+        )
+    else:
+        read_input(source)
+
+
+def _traced(source: str, model: Any, kept: dict[str, Any]) -> overt.Trace:
+    if model is None:
+        return overt.Trace.load(source)
+    return overt.trace(model, read_input(source), **kept)
+
+
+def _named(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, overt.Trace]:
+    """Files by their names, sentences by number; numbers tell apart those that would have one name."""
+    names = [Path(one).stem if one.endswith(TRACES) or is_picture(one) else "" for one in sources]
+    if len(set(names)) < len(names) or "" in names:
+        names = [f"{name or 'text'} {number}" for number, name in enumerate(names, start=1)]
+    return dict(zip(names, traces, strict=True))

@@ -1,0 +1,158 @@
+"""What is asked of a figure: one example of a trace, its query, layers, heads and tokens, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from overt import _check
+from overt.trace import Trace
+from overt.trace.graph import numbers
+from overt.view.plots.style import WIDTHS
+from overt.view.plots.words import word
+
+METHODS = ("raw", "rollout", "flow")
+TITLES = {"raw": "raw attention", "rollout": "attention rollout", "flow": "attention flow"}
+
+Number = int | Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One example, and what of it is to be seen; the numbers are checked and not negative."""
+
+    trace: Trace
+    query: int
+    named: bool  # whether the caller named the query
+    layer: Number
+    head: Number
+    method: str | None
+    methods: Sequence[str]
+    shown: list[int]  # along the token axis
+    importances: bool
+    target: Any
+    unk: int | None
+    columns: int
+    arguments: dict[str, Any]  # of raw, rollout and flow
+
+    @property
+    def first(self) -> int:
+        """The token that is query 0."""
+        return int(self.trace.mask.shape[1] - self.trace.maps[0].shape[-2])
+
+    @property
+    def place(self) -> int:
+        """The query among the tokens."""
+        return self.first + self.query
+
+    @property
+    def strong(self) -> int | None:
+        """The query among the shown tokens, if it is one of them."""
+        return self.shown.index(self.place) if self.place in self.shown else None
+
+    @property
+    def queries(self) -> list[int]:
+        """The shown tokens that are queries, as queries."""
+        found = [token - self.first for token in self.shown if token >= self.first]
+        if not found:
+            raise ValueError(f"tokens must hold some of the queries, which begin at {self.first}")
+        return found
+
+    def words_of(self, tokens: Sequence[int]) -> list[str]:
+        """Tokens in words."""
+        return [word(self.trace.tokens[0][token]) for token in tokens]
+
+    @property
+    def words(self) -> list[str]:
+        """The tokens that are shown."""
+        return self.words_of(self.shown)
+
+    @property
+    def query_words(self) -> list[str]:
+        """The shown tokens that are queries."""
+        return self.words_of([self.first + query for query in self.queries])
+
+    @property
+    def name(self) -> str:
+        """The query's token."""
+        return self.words_of([self.place])[0]
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that are asked for; all by default."""
+        return numbers("layer", self.layer, len(self.trace.maps))
+
+    def one_layer(self, view: str) -> int:
+        """The one layer of a view that has no more; the last by default."""
+        found = [len(self.trace.maps) - 1] if self.layer is None else self.layers
+        if len(found) != 1:
+            raise ValueError(f"layer must be one number for view={view!r}, got {self.layer!r}")
+        return found[0]
+
+    def heads(self, maps: Sequence[Tensor | None]) -> list[int]:
+        """The heads that are asked for; all by default."""
+        kept = next(cells for cells in maps if cells is not None)
+        if kept.dim() != 4:
+            raise ValueError(
+                f"head={self.head!r} needs the maps of single heads, which were not kept: "
+                "overt.trace(…, heads=True)"
+            )
+        return numbers("head", self.head, kept.shape[1])
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of a method, with its heads."""
+        if self.head is None:
+            return self.arguments
+        return {**self.arguments, "heads": self.heads(self.trace.cross or self.trace.maps)}
+
+    def values(self, method: str, **more: Any) -> Tensor:
+        """A method's result for this example, (layer, query, token)."""
+        found: Tensor = getattr(self.trace, method)(**self.given, **more)[0]
+        return found
+
+
+def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
+    """Check the arguments that the views share."""
+    if not isinstance(trace, Trace):
+        raise TypeError(f"trace must be a Trace, as overt.trace makes them, got {type(trace).__name__}")
+    _check.one_of("columns", given["columns"], WIDTHS)
+    one = trace[_one("example", given["example"], len(trace))]
+    if given["method"] is not None:
+        _check.one_of("method", given["method"], METHODS)
+    methods = [given["methods"]] if isinstance(given["methods"], str) else list(given["methods"])
+    if not methods:
+        raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
+    for method in methods:
+        _check.one_of("methods", method, METHODS)
+    queries, total = one.maps[0].shape[-2], one.mask.shape[1]
+    query = one.main_queries()[0] if given["query"] is None else _one("query", given["query"], queries)
+    if given["tokens"] is not None:
+        shown = sorted(set(numbers("tokens", given["tokens"], total)))
+    else:
+        real = one.mask[0]
+        plain = real if given["special"] else real & ~one.special[0]
+        # Where all is special there is nothing else to show.
+        shown = (plain if bool(plain.any()) else real).nonzero().flatten().tolist()
+    numbers("layer", given["layer"], len(one.maps))
+    same = ("layer", "head", "method", "importances", "target", "unk", "columns")
+    return Asked(
+        trace=one,
+        query=query,
+        named=given["query"] is not None,
+        methods=methods,
+        shown=shown,
+        arguments={name: given[name] for name in ("residual", "normalize", "receptive_field")},
+        **{name: given[name] for name in same},
+    )
+
+
+def _one(name: str, asked: Any, count: int) -> int:
+    """One position along an axis."""
+    found = numbers(name, asked, count)
+    if len(found) != 1:
+        raise ValueError(f"{name} must be one number, got {asked!r}")
+    return found[0]

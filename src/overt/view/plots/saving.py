@@ -1,0 +1,72 @@
+"""Figures as files."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overt import _check
+from overt._extras import need
+from overt.view.plots.matrix import SEAMLESS
+from overt.view.plots.words import missing_letters_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.figure import Figure
+
+FORMATS = (".pdf", ".svg", ".png")
+
+
+def save(figure: Figure, path: str | Path, dpi: float = 300.0) -> None:
+    """Write a figure whole or not at all; text stays text in .pdf and .svg, and equal figures equal files.
+
+    Letters that no installed font has are boxes in .png and .pdf; an .svg leaves them to its reader's fonts.
+
+    Args:
+        figure: what `plot` made, or any other.
+        path: ends in .pdf, .svg or .png.
+        dpi: of .png, and of what is a picture inside the others.
+    """
+    need("matplotlib", "view")
+    from matplotlib import rc_context
+
+    path = check_path("path", path)
+    _check.positive("dpi", dpi)
+    part = path.with_name(f".{path.name}.part")
+    undated: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    kind = path.suffix.lower()
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "overt"}
+    try:
+        with rc_context(settings), missing_letters_pass(), _seamless(figure, kind):
+            figure.savefig(part, format=kind[1:], dpi=dpi, metadata=undated.get(kind, {}))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_path(name: str, path: str | Path) -> Path:
+    """Refuse a path that no figure can be written to."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{name} must end in {', '.join(FORMATS)}, got {path}")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
+    return path
+
+
+@contextmanager
+def _seamless(figure: Figure, kind: str) -> Iterator[None]:
+    """Let cells overlap by a hair in vectors, whose viewers smooth edges and so would show seams."""
+    from matplotlib.collections import QuadMesh
+
+    meshes = [one for one in figure.findobj(QuadMesh) if one.get_label() == SEAMLESS and kind != ".png"]
+    try:
+        for mesh in meshes:
+            mesh.set(edgecolor="face", linewidth=0.1)
+        yield
+    finally:
+        for mesh in meshes:
+            mesh.set(edgecolor="none", linewidth=0.0)

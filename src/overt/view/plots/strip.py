@@ -1,0 +1,174 @@
+"""What a query draws on, tokens across and layers up: one strip per method, of one trace or of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from overt.view.plots.asked import TITLES, Asked
+from overt.view.plots.matrix import Scale, colour_bar, mesh, scaled
+from overt.view.plots.sheet import Panel, Sheet
+from overt.view.plots.style import INK, LEADING, LESS, MORE, SIZE, SMALL, SOFT, TICKS, number, side, title
+from overt.view.plots.words import width
+
+TALL_ROW, LOW_ROW = 0.135, 0.075  # inches of a layer, where there are few and where there are many
+BARS, SCALE = 0.45, 0.055  # inches of a row of bars, and of a colour bar's thin side
+NARROWEST = 0.092  # inches of a token that still has room for its label
+
+
+@dataclass(frozen=True)
+class _Strips:
+    """What there is to draw of each trace; the name of a single one is empty."""
+
+    rows: Mapping[str, Asked]
+    values: dict[tuple[str, str], Tensor]  # name and method → (layer, token)
+    scales: dict[str, Scale]  # by method
+    importances: dict[str, dict[str, Tensor]]  # name → what they are → (token,)
+
+    def labelled(self, name: str) -> bool:
+        """Whether tokens stand beneath this trace: if it is the last, or others have other tokens."""
+        return name == list(self.rows)[-1] or len({tuple(asked.words) for asked in self.rows.values()}) > 1
+
+
+def draw(sheet: Sheet, asked: Asked) -> None:
+    """Strips of one trace."""
+    draw_several(sheet, {"": asked})
+
+
+def draw_several(sheet: Sheet, rows: Mapping[str, Asked]) -> None:
+    """Strips of one trace or several, methods side by side if tokens have room for labels."""
+    values = {
+        (name, method): asked.values(method, queries=asked.query, layers=asked.layers)[:, 0, asked.shown]
+        for name, asked in rows.items()
+        for method in asked.methods
+    }
+    methods = next(iter(rows.values())).methods
+    scales = {one: scaled([values[name, one] for name in rows]) for one in methods}
+    importances = {name: _importances(asked) if asked.importances else {} for name, asked in rows.items()}
+    strips = _Strips(rows, values, scales, importances)
+    longest = max(len(asked.shown) for asked in rows.values())
+    names = 0.42 + (0.14 if any(rows) else 0.0)
+    if (sheet.width - names) / len(methods) - 0.06 >= longest * NARROWEST:
+        _draw_beside(sheet, strips)
+    else:
+        _draw_below(sheet, strips)
+
+
+def _importances(asked: Asked) -> dict[str, Tensor]:
+    """Blank-out and gradients of the shown tokens."""
+    given = {"queries": asked.query, "target": asked.target, "unk": asked.unk}
+    found = {"blank-out": asked.trace.blankout(**given), "gradients": asked.trace.gradients(**given)}
+    return {name: values[0, 0, 0, asked.shown] for name, values in found.items()}
+
+
+def _draw_beside(sheet: Sheet, strips: _Strips) -> None:
+    """A column per method, its colour bar on top."""
+    heights = [SCALE]
+    for name, asked in strips.rows.items():
+        heights += [_height(asked), *([BARS] * len(strips.importances[name]))]
+    grid = sheet.grid(heights, [1.0] * len(strips.scales))
+    tops = [sheet.figure.add_subplot(grid[0, column]) for column in range(len(strips.scales))]
+    sheet.row(tops[0], heights[0])
+    at = 1
+    for name, asked in strips.rows.items():
+        for column, (method, scale) in enumerate(strips.scales.items()):
+            axes = sheet.figure.add_subplot(grid[at, column])
+            made = mesh(axes, strips.values[name, method], scale, lined=True, down=False)
+            _part_source(axes, asked)
+            if column == 0:
+                sheet.row(axes, heights[at])
+                _layer_ticks(axes, asked.layers, heights[at])
+                side(axes, f"{name}\nlayer" if name else _of_layer(asked, heights[at]))
+            if at == 1:
+                colour_bar(sheet, made, tops[column], TITLES[method], upright=False)
+            for step, (what, values) in enumerate(strips.importances[name].items(), start=1):
+                axes = sheet.figure.add_subplot(grid[at + step, column])
+                _bars(axes, values, what if column == 0 else None)
+                if column == 0:
+                    sheet.row(axes, BARS)
+            if strips.labelled(name):
+                sheet.panels.append(Panel(axes, asked.words, None, (asked.strong, None)))
+        at += 1 + len(strips.importances[name])
+
+
+def _draw_below(sheet: Sheet, strips: _Strips) -> None:
+    """A row per method, its colour bar at the right."""
+    heights: list[float] = []
+    for name, asked in strips.rows.items():
+        heights += [_height(asked)] * len(strips.scales) + [BARS] * len(strips.importances[name])
+    grid = sheet.grid(heights, [sheet.width - 0.6, SCALE])
+    at = 0
+    for name, asked in strips.rows.items():
+        axes: Any = None
+        for method, scale in strips.scales.items():
+            axes = sheet.figure.add_subplot(grid[at, 0])
+            lined = len(asked.shown) <= 60
+            made = mesh(axes, strips.values[name, method], scale, lined=lined, down=False)
+            _part_source(axes, asked)
+            title(axes, f"{name}: {TITLES[method]}" if name else TITLES[method])
+            _layer_ticks(axes, asked.layers, heights[at])
+            side(axes, "layer" if name else _of_layer(asked, heights[at]))
+            colour_bar(sheet, made, sheet.figure.add_subplot(grid[at, 1]))
+            sheet.row(axes, heights[at])
+            at += 1
+        for what, values in strips.importances[name].items():
+            axes = sheet.figure.add_subplot(grid[at, 0])
+            _bars(axes, values, what)
+            sheet.row(axes, BARS)
+            at += 1
+        if strips.labelled(name):
+            sheet.panels.append(Panel(axes, asked.words, None, (asked.strong, None)))
+
+
+def _height(asked: Asked) -> float:
+    count = len(asked.layers)
+    return count * TALL_ROW if count <= 12 else max(12 * TALL_ROW, count * LOW_ROW)
+
+
+def _part_source(axes: Any, asked: Asked) -> None:
+    """A line between an encoder–decoder's source and target."""
+    before = sum(token < asked.first for token in asked.shown)
+    if 0 < before < len(asked.shown):
+        axes.axvline(before, color=INK, linewidth=0.8)
+
+
+def _layer_ticks(axes: Any, layers: Sequence[int], tall: float) -> None:
+    """Layers by number, at the left of a strip, as many as there is room for."""
+    every = max(1, math.ceil(len(layers) * SMALL * LEADING / 72.0 / tall))
+    places = list(range(every - 1, len(layers), every))
+    axes.set_yticks([place + 0.5 for place in places], [str(layers[place] + 1) for place in places])
+    axes.tick_params(axis="y", length=0, pad=2, labelsize=SMALL, labelcolor=INK)
+
+
+def _of_layer(asked: Asked, tall: float) -> str:
+    """The y-axis in words, with the query's name if there is room."""
+    words = f"{asked.name} at layer"
+    return words if width(words) * SIZE * 0.95 <= tall * 72.0 else "layer"
+
+
+def _bars(axes: Any, values: Tensor, words: str | None) -> None:
+    """A bar per token, upwards or downwards from zero."""
+    listed = values.tolist()
+    colours = [LESS if value < 0.0 else MORE for value in listed]
+    axes.bar([place + 0.5 for place in range(len(listed))], listed, width=0.72, color=colours)
+    axes.axhline(0.0, color=INK, linewidth=0.5)
+    low, high = min(0.0, *listed), max(0.0, *listed)
+    room = 0.06 * ((high - low) or 1.0)
+    axes.set_ylim(low - (room if low < 0.0 else 0.0), high + room)
+    axes.set(xlim=(0, len(listed)), xticks=[])
+    largest = high if high >= -low else low
+    ticks = [0.0, largest] if largest else [0.0]
+    axes.set_yticks(ticks, [number(one) for one in ticks])
+    axes.get_yticklabels()[-1].set_va("top" if largest >= 0.0 else "bottom")
+    axes.tick_params(axis="y", **TICKS, color=SOFT)
+    for where in ("top", "right", "bottom"):
+        axes.spines[where].set_visible(False)
+    axes.spines["left"].set(linewidth=0.5, color=SOFT)
+    if words is None:
+        axes.tick_params(axis="y", labelleft=False)
+    else:
+        axes.set_ylabel(words, fontsize=SMALL, color=INK, labelpad=3)
