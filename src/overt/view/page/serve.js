@@ -1,0 +1,361 @@
+// The server's page: a form that asks for a trace, above the viewer that shows it.
+import { fromBase64 } from "./bytes.js";
+import { element } from "./dom.js";
+import { mount } from "./main.js";
+
+const serveTries = 5; // when the server is busy
+const serveGraphs = [
+  ["attention", "attention weights"],
+  ["effective", "effective attention"],
+  ["norm", "norms of what is added"],
+  ["gradient", "weights × gradients"],
+];
+
+/**
+ * What a link asks for: {model, text, decoder, methods, layers, graph, picture}, null where it says nothing.
+ * @param {string} search the query string
+ */
+export function serveAsked(search) {
+  const found = new URLSearchParams(search);
+  const methods = found.getAll("method").flatMap((one) => one.split(","));
+  return {
+    model: found.get("model"),
+    text: found.get("text"),
+    decoder: found.get("decoder"),
+    methods: methods.length ? methods : null,
+    layers: found.get("layers"),
+    graph: found.get("graph"),
+    picture: found.get("picture"),
+  };
+}
+
+/** The form and everything it does. */
+export class ServeForm {
+  /**
+   * @param {HTMLElement} root
+   * @param {{models: object[], methods: string[], images: string[], limits: object}} facts of /api/models
+   */
+  constructor(root, facts) {
+    this.facts = facts;
+    this.file = null;
+    this.link = null;
+    this.viewer = null;
+    this.running = null;
+    this.root = root;
+    this.build(root);
+    this.listen();
+    this.showModel();
+  }
+
+  build(root) {
+    const { models, methods, images } = this.facts;
+    this.model = element("select", { id: "serve-model" });
+    for (const one of models) this.model.append(element("option", { value: one.name }, one.name));
+    this.text = element("textarea", {
+      id: "serve-text",
+      rows: 2,
+      maxLength: this.facts.limits.characters,
+      placeholder: "Type a sentence",
+      spellcheck: "false",
+      autocapitalize: "off",
+    });
+    this.decoder = element("textarea", {
+      id: "serve-decoder",
+      rows: 1,
+      maxLength: this.facts.limits.characters,
+      placeholder: "left empty, the model writes it",
+      spellcheck: "false",
+    });
+    this.choose = element("input", { id: "serve-file", type: "file", accept: images.join(",") });
+    this.thumb = element("img", { alt: "", hidden: true });
+    this.dropText = element("span", {}, "Drop an image, paste one, or choose a file");
+    this.drop = element("label", { class: "serve-drop", for: "serve-file" }, this.choose, this.thumb, this.dropText);
+    this.methods = methods.map((name) => element("input", { type: "checkbox", value: name, checked: true }));
+    this.layers = element("select", { id: "serve-layers" });
+    this.graph = element("select", { id: "serve-graph" });
+    for (const [value, name] of serveGraphs) this.graph.append(element("option", { value }, name));
+    this.go = element("button", { type: "submit", class: "serve-go" }, "Trace");
+    this.copy = element("button", { type: "button", disabled: true }, "Copy link");
+    this.status = element("p", { class: "serve-status", role: "status", "aria-live": "polite" });
+    this.view = element("div", { class: "serve-view" });
+
+    const field = (name, input, more = "") =>
+      element("div", { class: `serve-field ${more}` }, element("label", { for: input.id }, name), input);
+    this.textField = field("Sentence", this.text, "serve-wide");
+    this.decoderField = field("Decoder", this.decoder, "serve-wide");
+    this.imageField = element("div", { class: "serve-field serve-wide" }, this.drop);
+    this.modelField = field("Model", this.model, "serve-model");
+    const boxes = this.methods.map((box) => element("label", { class: "serve-box" }, box, box.value));
+    this.form = element(
+      "form",
+      { class: "serve-form", noValidate: true, autocomplete: "off" },
+      this.modelField,
+      this.textField,
+      this.imageField,
+      this.decoderField,
+      element(
+        "div",
+        { class: "serve-row" },
+        element(
+          "div",
+          { class: "serve-field", role: "group", "aria-label": "Methods" },
+          element("span", { class: "serve-title" }, "Methods"),
+          element("div", { class: "serve-boxes" }, ...boxes),
+        ),
+        field("Layers", this.layers),
+        field("Maps", this.graph),
+        element("div", { class: "serve-buttons" }, this.go, this.copy),
+      ),
+      this.status,
+    );
+    root.replaceChildren(
+      element("header", { class: "serve-head" }, element("h1", {}, "Overt"), element("p", {}, "which tokens a model’s attention draws on")),
+      this.form,
+      this.view,
+    );
+  }
+
+  listen() {
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault(); // the page's policy forbids forms to go anywhere, and so do we
+      this.run();
+    });
+    for (const box of [this.text, this.decoder]) {
+      box.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) {
+          event.preventDefault();
+          this.run();
+        }
+      });
+      box.addEventListener("input", () => this.grow(box));
+    }
+    this.model.addEventListener("change", () => this.showModel());
+    this.copy.addEventListener("click", () => this.copyLink());
+    this.choose.addEventListener("change", () => this.take(this.choose.files[0]));
+    // A picture that misses the zone would otherwise replace the page.
+    for (const name of ["dragover", "drop"]) {
+      window.addEventListener(name, (event) => {
+        if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
+        event.preventDefault();
+        const images = this.current().kind === "image";
+        event.dataTransfer.dropEffect = images ? "copy" : "none";
+        this.drop.classList.toggle("serve-over", images && name === "dragover");
+        if (images && name === "drop") this.take(event.dataTransfer.files[0]);
+      });
+    }
+    window.addEventListener("dragleave", () => this.drop.classList.remove("serve-over"));
+    window.addEventListener("paste", (event) => {
+      const file = event.clipboardData?.files[0];
+      if (file && this.current().kind === "image") this.take(file);
+    });
+  }
+
+  /** The model that is chosen. */
+  current() {
+    return this.facts.models.find((one) => one.name === this.model.value) ?? this.facts.models[0];
+  }
+
+  showModel() {
+    const { kind, decoder, layers } = this.current();
+    this.modelField.hidden = this.facts.models.length < 2;
+    this.textField.hidden = kind !== "text";
+    this.imageField.hidden = kind !== "image";
+    this.decoderField.hidden = !decoder;
+    const kept = this.layers.value;
+    this.layers.replaceChildren(element("option", { value: "" }, layers ? `all ${layers}` : "all"));
+    for (let n = 1; n < (layers ?? 13); n += 1) {
+      this.layers.append(element("option", { value: String(n) }, n === 1 ? "the last" : `the last ${n}`));
+    }
+    this.layers.value = kept;
+    if (this.layers.selectedIndex < 0) this.layers.value = "";
+  }
+
+  recolour(theme) {
+    this.root.dataset.theme = theme;
+  }
+
+  grow(box) {
+    box.style.height = "auto";
+    box.style.height = `${box.scrollHeight + 2}px`;
+  }
+
+  take(file) {
+    if (!file) return;
+    const { images, limits } = this.facts;
+    if (!images.includes(file.type)) {
+      this.say(`${file.type || "this file"} is no image that can be read: PNG, JPEG, WebP, GIF or BMP will do`, "error");
+      return;
+    }
+    if (file.size > limits.image_bytes) {
+      this.say(`the image has ${(file.size / 2 ** 20).toFixed(1)} MiB, at most ${limits.image_bytes / 2 ** 20} are taken`, "error");
+      return;
+    }
+    this.file = file;
+    if (this.thumb.src) URL.revokeObjectURL(this.thumb.src);
+    this.thumb.src = URL.createObjectURL(file);
+    this.thumb.hidden = false;
+    this.dropText.textContent = file.name || "pasted image";
+    this.run();
+  }
+
+  say(line, kind = "") {
+    this.status.textContent = line;
+    this.status.className = `serve-status ${kind && `serve-${kind}`}`;
+  }
+
+  /** Fill the form from a link and ask for what it says. */
+  async follow(asked) {
+    if (asked.picture) {
+      await this.fetched(() => fetch(`/api/picture?${new URLSearchParams({ name: asked.picture })}`));
+      return;
+    }
+    if (asked.model && !this.facts.models.some((one) => one.name === asked.model)) {
+      this.say(`the link names the model “${asked.model}”, which is not served here`, "error");
+      return;
+    }
+    if (asked.model) this.model.value = asked.model;
+    this.showModel();
+    if (asked.methods) for (const box of this.methods) box.checked = asked.methods.includes(box.value);
+    if (asked.layers) this.layers.value = asked.layers;
+    if (this.layers.selectedIndex < 0) this.layers.value = "";
+    if (serveGraphs.some(([name]) => name === asked.graph)) this.graph.value = asked.graph;
+    if (asked.decoder) this.decoder.value = asked.decoder;
+    if (asked.text && this.current().kind === "text") {
+      this.text.value = asked.text;
+      this.grow(this.text);
+      await this.run();
+    } else {
+      (this.current().kind === "text" ? this.text : this.choose).focus();
+    }
+  }
+
+  /** Ask for what the form says. */
+  async run() {
+    const { name, kind, decoder } = this.current();
+    const methods = this.methods.filter((box) => box.checked).map((box) => box.value);
+    if (!methods.length) return this.say("choose at least one method", "error");
+    const fed = decoder && this.decoder.value.trim() ? this.decoder.value : null;
+    const layers = this.layers.value ? Number(this.layers.value) : null;
+    let address = "/api/trace";
+    let request = null;
+    if (kind === "image") {
+      if (!this.file) return this.say("choose an image first", "error");
+      const fields = { model: name, methods: methods.join(","), graph: this.graph.value };
+      if (layers) fields.layers = layers;
+      if (fed) fields.decoder = fed;
+      address += `?${new URLSearchParams(fields)}`;
+      request = { method: "POST", headers: { "Content-Type": this.file.type }, body: this.file };
+    } else {
+      if (!this.text.value.trim()) {
+        this.text.focus();
+        return this.say("type a sentence first", "error");
+      }
+      const asked = { model: name, text: this.text.value, methods, graph: this.graph.value };
+      if (layers) asked.layers = layers;
+      if (fed) asked.decoder = fed;
+      request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };
+    }
+    return this.fetched((signal) => fetch(address, { ...request, signal }));
+  }
+
+  /** Send, wait, show. A newer request takes the place of an older one. */
+  async fetched(ask) {
+    this.running?.abort();
+    const control = new AbortController();
+    this.running = control;
+    const began = performance.now();
+    this.say("tracing…", "busy");
+    this.form.setAttribute("aria-busy", "true");
+    const watch = setInterval(() => this.tell(control), 1000);
+    try {
+      const answer = await this.answered(ask, control.signal);
+      if (this.running !== control) return;
+      this.show(answer);
+      const took = (performance.now() - began) / 1000;
+      this.say(`took ${took.toFixed(took < 1 ? 2 : 1)} s${answer.link ? "" : "; too long for a link"}`);
+    } catch (error) {
+      if (this.running !== control) return;
+      this.say(error instanceof TypeError ? "the server does not answer: is it still running?" : error.message, "error");
+    } finally {
+      clearInterval(watch);
+      if (this.running === control) {
+        this.running = null;
+        this.form.removeAttribute("aria-busy");
+      }
+    }
+  }
+
+  async answered(ask, signal) {
+    for (let tries = 1; ; tries += 1) {
+      const response = await ask(signal);
+      let answer = null;
+      try {
+        answer = await response.json();
+      } catch (error) {
+        if (signal.aborted) throw error;
+        throw new Error(`the server gave no answer that can be read (status ${response.status})`);
+      }
+      if (response.ok) return answer;
+      const wait = Number(response.headers.get("Retry-After"));
+      if (response.status !== 503 || !wait || tries >= serveTries) throw new Error(answer.error);
+      this.say(`${answer.error} (asking again in ${wait} s)`, "busy");
+      // Not all at once: those who were turned away together would come back together.
+      await new Promise((resolve) => setTimeout(resolve, 1000 * wait * (0.5 + Math.random())));
+      if (signal.aborted) throw new Error("a newer request took its place");
+    }
+  }
+
+  /** While an answer is awaited, say how many wait. */
+  async tell(control) {
+    try {
+      const { waiting } = await (await fetch("/health", { signal: control.signal })).json();
+      if (this.running === control && waiting > 0) this.say(`tracing… ${waiting} in the queue`, "busy");
+    } catch {
+      // The request itself will say what is wrong.
+    }
+  }
+
+  show(answer) {
+    this.link = answer.link;
+    this.copy.disabled = !answer.link;
+    if (answer.link) history.replaceState(null, "", answer.link + location.hash);
+    this.viewer?.destroy();
+    const root = element("div", {});
+    this.view.replaceChildren(root);
+    this.viewer = mount(root, { index: answer.index, block: async (n) => fromBase64(answer.blocks[n]) });
+    // The viewer knows whether it is light or dark; the form follows.
+    this.themes?.disconnect();
+    const frame = root.querySelector(".overt");
+    this.themes = new MutationObserver(() => this.recolour(frame.dataset.theme));
+    this.themes.observe(frame, { attributeFilter: ["data-theme"] });
+    this.recolour(frame.dataset.theme);
+  }
+
+  async copyLink() {
+    const whole = new URL(this.link + location.hash, location.origin).href;
+    try {
+      await navigator.clipboard.writeText(whole);
+      this.say("link copied");
+    } catch {
+      // Without https or leave to write there, the link is shown to be copied by hand.
+      const box = element("input", { value: whole, readOnly: true, "aria-label": "link to this trace" });
+      this.status.replaceChildren(box);
+      box.select();
+    }
+  }
+}
+
+/** Start the page. */
+async function serveStart() {
+  const root = document.getElementById("serve");
+  const asked = serveAsked(location.search);
+  root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  try {
+    const form = new ServeForm(root, await (await fetch("/api/models")).json());
+    await form.follow(asked);
+  } catch (error) {
+    root.append(element("p", { class: "serve-status serve-error" }, `the page cannot start: ${error.message}`));
+  }
+}
+
+serveStart();

@@ -1,0 +1,200 @@
+"""Requests read with limits, answers sent with patience: the server's side of ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from overt.view.server.limits import GoneError, Limits, RefusedError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+PIECE = 2**16  # bytes that are sent before looking whether the client still reads
+LINGER_BYTES, LINGER_SECONDS = 2**25, 2.0  # of a refused body that are read and thrown away
+FIELDS = 32  # of a query string
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back."""
+
+    body: bytes
+    kind: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    close: bool = False
+
+
+def said(value: Any, status: int = 200, **headers: str) -> Answer:
+    """A JSON answer."""
+    body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Answer(body.encode(), status=status, headers=headers)
+
+
+def refusal(error: RefusedError) -> Answer:
+    """A JSON answer with one line, `error`."""
+    headers = {} if error.retry is None else {"Retry-After": str(error.retry)}
+    body = json.dumps({"error": " ".join(error.line.split())}).encode()
+    return Answer(body, status=error.status, headers=headers, close=error.close)
+
+
+class Asked:
+    """One request."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope, self.receive = scope, receive
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        # Of a header that came twice nobody knows which counts; joined, it fits no check.
+        self.headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    @property
+    def kind(self) -> str:
+        """The media type of its body, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def query(self) -> dict[str, str]:
+        """The query string; a field that comes twice is refused."""
+        raw = self.scope.get("query_string", b"").decode("latin-1")
+        try:
+            pairs = parse_qsl(
+                raw, keep_blank_values=True, encoding="utf-8", errors="strict", max_num_fields=FIELDS
+            )
+        except ValueError:
+            raise RefusedError(400, f"the query string must be UTF-8 with at most {FIELDS} fields") from None
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise RefusedError(400, "a field of the query string came twice")
+        return dict(pairs)
+
+    async def left(self) -> None:
+        """Return when the client has gone away."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+class Bodies:
+    """Bodies of requests, each within its limit and all within one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held = 0
+        self.stopping = False
+        self._clocks: set[asyncio.Timeout] = set()
+
+    @contextmanager
+    def _hold(self) -> Iterator[Callable[[int], None]]:
+        mine = 0
+
+        def more(count: int) -> None:
+            nonlocal mine
+            if self.held + count > self.limits.held_bytes:
+                raise RefusedError(503, "busy: other requests are being read, try again in a moment", 2, True)
+            self.held += count
+            mine += count
+
+        try:
+            yield more
+        finally:
+            self.held -= mine
+
+    @contextmanager
+    def reading(self, asked: Asked, most: int) -> Iterator[Callable[[], Awaitable[bytes]]]:
+        """A function that reads the body, which counts as held until the end of the context.
+
+        Args:
+            asked: the request.
+            most: bytes.
+        """
+        too_much = f"the body must have at most {most:,} bytes"
+        told = asked.headers.get("content-length", "")
+        if told.isdecimal() and (len(told) > 18 or int(told) > most):
+            raise RefusedError(413, f"{too_much}, got {told[:24]}", close=True)
+
+        async def read() -> bytes:
+            parts: list[bytes] = []
+            size = 0
+            # The length that was told may be a lie, or missing; what counts is what comes.
+            while True:
+                message = await asked.receive()
+                if message["type"] == "http.disconnect":
+                    raise GoneError
+                piece = message.get("body", b"")
+                size += len(piece)
+                if size > most:
+                    raise RefusedError(413, f"{too_much}, more came", close=True)
+                more(len(piece))
+                parts.append(piece)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+
+        async def in_time() -> bytes:
+            try:
+                async with asyncio.timeout(self.limits.patience) as clock:
+                    self._clocks.add(clock)
+                    try:
+                        return await read()
+                    finally:
+                        self._clocks.discard(clock)
+            except TimeoutError:
+                if self.stopping:
+                    raise RefusedError(503, "the server is shutting down", 5, True) from None
+                line = f"the body did not arrive within {self.limits.patience:g} s"
+                raise RefusedError(408, line, close=True) from None
+
+        with self._hold() as more:
+            yield in_time
+
+    def stop(self) -> None:
+        """Wait for no body any longer."""
+        self.stopping = True
+        now = asyncio.get_running_loop().time()
+        for clock in list(self._clocks):
+            clock.reschedule(now)
+
+
+async def send(answer: Answer, asked: Asked, send: Send, linger: float = LINGER_SECONDS) -> None:
+    """Send an answer, in pieces; after one that refuses a body, throw away what is still coming.
+
+    A connection that is closed with unread bytes is reset, and the client would never see the answer.
+
+    Args:
+        answer: what to send.
+        asked: to whom.
+        send: ASGI's.
+        linger: seconds to go on reading.
+    """
+    headers = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body)), **answer.headers}
+    if answer.close:
+        headers["Connection"] = "close"
+    raw = [(name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+    for start in range(0, len(answer.body), PIECE):
+        piece = answer.body[start : start + PIECE]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if answer.close:
+        await _drain(asked.receive, linger)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drain(receive: Receive, seconds: float) -> None:
+    read = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while read < LINGER_BYTES:
+                message = await receive()
+                read += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
