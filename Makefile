@@ -4,16 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench support docs clean
+.PHONY: help demo test browser lint bench support docs clean
 
 help:
-	@echo "make demo    train four small models, print the table and trace their attention (about 5 minutes)"
+	@echo "make demo    train four small models, print the table, trace them, write demo/index.html (about 5 minutes)"
 	@echo "make test    run the tests"
+	@echo "make browser  install a browser for the tests of pages, where there is none"
 	@echo "make lint    style, format and types"
-	@echo "make bench   time the mechanisms, attention flow and graphs against named rivals"
+	@echo "make bench   time the mechanisms, attention flow, graphs and pages against named rivals"
 	@echo "make support  write docs/support.md from the tests of attach"
 	@echo "make docs    build the documentation into site/"
-	@echo "make clean   remove .venv, runs/ and site/"
+	@echo "make clean   remove .venv, runs/, demo/ and site/"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -41,6 +42,9 @@ demo: $(VENV)/.installed-train
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+browser: $(VENV)/.installed-dev
+	@$(BIN)/python tests/browser.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,6 +55,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/graphs.py
+	$(BIN)/python benchmarks/page.py
 
 support: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \
@@ -61,4 +66,4 @@ docs: $(VENV)/.installed-dev
 	@echo "open site/index.html"
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) runs demo site

@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_demo_prints_its_table_and_keeps_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = demo.run(tmp_path, steps=4)
+    rows = demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=4)
     table = capsys.readouterr().out
     for word in ("plain", "both", "majority", "first noun", "nearest noun", "PAvPU", "parameters", "ms/step"):
         assert word in table
@@ -36,10 +36,16 @@ def test_the_demo_prints_its_table_and_keeps_what_is_done(
     assert set(rows["both"]["pavpu"]) == {"0.01", "0.05", "0.1"}
     assert "pavpu" not in rows["plain"]
     assert not list(tmp_path.rglob("checkpoints")), "checkpoints go when a form is done"
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "index.html has the traces of these sentences by all forms" in " ".join(table.split())
+    for name in ('"name":"plain: ', '"name":"both: ', '"part convolution"', '"singular"', '"blank-out"'):
+        assert name in page
 
-    assert demo.run(tmp_path, steps=4) == rows
+    assert demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=4) == rows
     assert "done before" in capsys.readouterr().out
-    assert demo.run(tmp_path, steps=2) != rows, "other settings start over"
+    assert demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=2) != rows, (
+        "other settings start over"
+    )
 
     model = demo.load(tmp_path / "both")
     assert int(model.step) == 1
@@ -53,7 +59,7 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 ) -> None:
     monkeypatch.setattr(demo, "FORMS", {"both": (overt.Evolving(), overt.Bayesian())})
     monkeypatch.setattr(demo, "CHECKPOINTS", 3)
-    demo.run(tmp_path / "whole", steps=6)
+    demo.run(tmp_path / "whole", page=tmp_path / "page" / "index.html", steps=6)
 
     collate, calls = demo.collate, []
 
@@ -65,10 +71,10 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 
     monkeypatch.setattr(demo, "collate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        demo.run(tmp_path / "parts", steps=6)
+        demo.run(tmp_path / "parts", page=tmp_path / "page" / "index.html", steps=6)
     assert list((tmp_path / "parts" / "both" / "checkpoints").iterdir()), "there is something to go on from"
     monkeypatch.setattr(demo, "collate", collate)
-    demo.run(tmp_path / "parts", steps=6)
+    demo.run(tmp_path / "parts", page=tmp_path / "page" / "index.html", steps=6)
 
     whole, parts = (demo.load(tmp_path / name / "both").state_dict() for name in ("whole", "parts"))
     for name in whole:
@@ -89,7 +95,7 @@ def test_the_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path, fresh: boo
     with pytest.raises(
         ValueError, match="holds something else than a run of this recipe: choose another --out"
     ):
-        demo.run(tmp_path, steps=1, fresh=fresh)
+        demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=1, fresh=fresh)
     assert (tmp_path / "thesis.tex").exists()
     assert (tmp_path / "plain" / "notes.txt").exists()
 

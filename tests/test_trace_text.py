@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ def test_the_command_prints_a_table_and_saves(folder: Path, tmp_path: Path) -> N
         (["--layer", "7"], "layers must lie in 0 to 2"),
         (["--query", "99"], "queries must lie in 0 to"),
         (["--residual", "2"], r"residual must lie in \[0, 1\]"),
+        (["--out", "trace.json"], r"--out must end in \.html \(a page\) or \.safetensors"),
     ],
 )
 def test_mistakes_on_the_command_line(folder: Path, more: list[str], message: str) -> None:
@@ -130,6 +132,55 @@ def test_mistakes_on_the_command_line(folder: Path, more: list[str], message: st
     assert result.exit_code != 0
     assert isinstance(result.exception, ValueError)
     assert re.search(message, str(result.exception))
+
+
+def test_a_page_holds_every_text_by_every_model(folder: Path, tmp_path: Path) -> None:
+    made = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
+    overt.attach(made, overt.Evolving(), overt.Bayesian())
+    made.save_pretrained(tmp_path / "both")
+    tokenizer().save_pretrained(tmp_path / "both")
+    models = ["--model", str(folder), "--model", str(tmp_path / "both")]
+    result = runner.invoke(
+        app, ["trace", "the key", "the <cabinets>", *models, "--out", str(tmp_path / "p.html")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "open it in any browser" in plain(result.output)
+    text = (tmp_path / "p.html").read_text()
+    index = json.loads(re.findall(r'id="overt-index">(.*?)</script>', text)[0])
+    names = [entry["name"] for entry in index["traces"]]
+    words = ("the key", "the <cabinets>")
+    assert names == [f"{one} · {two}" for one in (folder.name, "both") for two in words]
+    assert "<cabinets>" not in text, "tokens are escaped"
+    plain_one, both = index["traces"][0], index["traces"][2]
+    assert "part convolution" in both["fields"]
+    assert both["samples"] == 20
+    assert "samples" not in plain_one
+    assert plain_one["heads"] == TEXT["num_attention_heads"]
+
+    result = runner.invoke(
+        app, ["trace", "a", "b", "--model", str(folder), "--out", str(tmp_path / "t.safetensors")]
+    )
+    assert "holds one trace: give one text and one model" in str(result.exception)
+    result = runner.invoke(
+        app, ["trace", "a", "--model", str(folder), "--out", str(tmp_path / "no" / "p.html")]
+    )
+    assert "there is no folder" in str(result.exception)
+
+
+def test_a_figure_from_the_command(folder: Path, tmp_path: Path) -> None:
+    asked = ["plot", "the key to cabinets", "--model", str(folder), "--out", str(tmp_path / "strip.svg")]
+    result = runner.invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert "cabinets" in (tmp_path / "strip.svg").read_text()
+    result = runner.invoke(app, [*asked, "--view", "magic"])
+    assert "--view must be one of 'strip', 'graph'" in str(result.exception)
+
+
+def test_the_server_names_what_it_cannot_serve(folder: Path) -> None:
+    result = runner.invoke(app, ["serve", "--model", "./nowhere", "--port", "0"])
+    assert "--model ./nowhere must be a folder with config.json" in str(result.exception)
+    result = runner.invoke(app, ["serve", "--model", str(folder), "--model", str(folder), "--port", "0"])
+    assert "there is already a model named" in str(result.exception)
 
 
 def test_a_folder_that_is_no_model_is_named() -> None:

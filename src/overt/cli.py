@@ -42,12 +42,13 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="Training steps per model.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of data, initial weights and noise.", min=0)] = 0,
     fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    page: Annotated[Path, typer.Option(help="Where the page with traces goes.")] = Path("demo/index.html"),
 ) -> None:
     """Train plain, evolving, Bayesian and combined attention on subject-verb agreement, side by side."""
     from overt.recipes.demo import STEPS, run
 
     try:
-        run(out=out, steps=STEPS if steps is None else steps, seed=seed, fresh=fresh)
+        run(out=out, steps=STEPS if steps is None else steps, seed=seed, fresh=fresh, page=page)
     except KeyboardInterrupt:
         typer.secho("\ninterrupted; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
@@ -119,8 +120,13 @@ def reproduce(
 
 @app.command(rich_help_panel="Read attention")
 def trace(
-    text: Annotated[str, typer.Argument(help="A sentence, or the path of an image.")],
-    model: Annotated[str, typer.Option(help="A folder with weights and tokenizer, or a name on the hub.")],
+    text: Annotated[
+        list[str], typer.Argument(help="A sentence, or the path of an image; several are compared.")
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(help="A folder with weights and tokenizer, or a name on the hub; several are compared."),
+    ],
     method: Annotated[
         list[str] | None,
         typer.Option(help="raw, rollout, flow, blankout or gradients; may be given several times."),
@@ -137,7 +143,9 @@ def trace(
         bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
     ] = False,
     graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
-    out: Annotated[Path | None, typer.Option(help="Also save the trace, as safetensors.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page to look at (.html), or the trace (.safetensors).")
+    ] = None,
 ) -> None:
     """Show which tokens a model's attention draws on: raw attention, rollout and flow, side by side."""
     from overt.recipes.tracing import run
@@ -156,6 +164,88 @@ def trace(
     )
 
 
+@app.command(rich_help_panel="Look at attention")
+def plot(
+    source: Annotated[
+        list[str], typer.Argument(help="A saved trace; or, with --model, a sentence or the path of an image.")
+    ],
+    out: Annotated[Path, typer.Option(help="The figure: .pdf, .svg or .png.")],
+    view: Annotated[
+        str,
+        typer.Option(
+            help="strip, graph, heads, evolution, uncertainty, image, cross; compare takes several."
+        ),
+    ] = "strip",
+    model: Annotated[str | None, typer.Option(help="A folder with weights, or a name on the hub.")] = None,
+    query: Annotated[int | None, typer.Option(help="Whose row: a position.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Which layer, from 0; −1 is the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Which head, from 0.")] = None,
+    method: Annotated[str | None, typer.Option(help="raw, rollout or flow.")] = None,
+    importances: Annotated[bool, typer.Option(help="Blank-out and gradients under a strip.")] = False,
+    special: Annotated[bool, typer.Option(help="Show special tokens too.")] = False,
+    columns: Annotated[int, typer.Option(help="Width: one column of a paper (3.3 in) or two (6.9 in).")] = 1,
+    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
+    decoder: Annotated[str | None, typer.Option(help="What an encoder–decoder's decoder is fed.")] = None,
+    samples: Annotated[int, typer.Option(help="Posterior samples, for uncertainty.", min=1)] = 20,
+    graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
+    dpi: Annotated[float, typer.Option(help="Of .png.")] = 300.0,
+) -> None:
+    """Draw one view of a trace for a paper."""
+    from overt.recipes.plotting import run
+
+    run(
+        source,
+        out,
+        view,
+        model=model,
+        decoder=decoder,
+        samples=samples,
+        graph=graph,
+        columns=columns,
+        dpi=dpi,
+        query=query,
+        layer=layer,
+        head=head,
+        method=method,
+        importances=importances or None,
+        special=special or None,
+        title=title,
+    )
+
+
+@app.command(rich_help_panel="Look at attention")
+def serve(
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A folder, or a name on the hub, as PATH or NAME=PATH; give it several times for more."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; this machine alone by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8321,
+    tokens: Annotated[int, typer.Option(help="Tokens of a text, at most.", min=1)] = 256,
+    workers: Annotated[int, typer.Option(help="Traces at a time.", min=1)] = 1,
+    queue: Annotated[int, typer.Option(help="Requests that wait; more are told to come back.", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(help="From a request to its answer, at most.")] = 60.0,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name by which this server may be called.")
+    ] = None,
+) -> None:
+    """Serve a page on this machine: type a sentence or drop an image, and see the trace."""
+    from overt.recipes.serving import run
+
+    run(
+        model,
+        host,
+        port,
+        tokens=tokens,
+        workers=workers,
+        queue=queue,
+        seconds=seconds,
+        hosts=allow_host or (),
+    )
+
+
 @app.command(rich_help_panel="Read attention")
 def neighbours(
     node: Annotated[int, typer.Argument(help="The node's number.")],
@@ -169,7 +259,9 @@ def neighbours(
     method: Annotated[str, typer.Option(help="What to order by: raw, rollout or flow.")] = "rollout",
     samples: Annotated[int, typer.Option(help="Posterior samples.", min=1)] = 20,
     out: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Also write it down, as JSON.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write a page to look at (.html), or the data (.json).")
+    ] = None,
 ) -> None:
     """Show which neighbours a node of a citation graph draws on, by a network of bam-table-1."""
     from overt.recipes.neighbours import run as show

@@ -50,10 +50,16 @@ LEARNING_RATE = 2e-3
 WARMUP = 40  # steps
 SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence; test sentences that are sampled, and traced
 CHECKPOINTS = 4  # per form
+PAGE = Path("demo/index.html")
 
 
-def run(out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False) -> dict[str, dict[str, Any]]:
-    """Train and test every form, print the table, and return its rows; everything is kept under `out`."""
+def run(
+    out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False, page: Path = PAGE
+) -> dict[str, dict[str, Any]]:
+    """Train and test every form, print the table, and return its rows; everything is kept under `out`.
+
+    Traces of a few sentences end up in `page`.
+    """
     from rich.console import Console
 
     _check.whole("steps", steps, 1)
@@ -85,7 +91,7 @@ def run(out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False) -> di
         rows[form] = row
     _show(console, rows, train, test)
     models = {form: (out / form, load(out / form)) for form in FORMS}
-    flow_demo.end(console, models, test[:SAMPLED], collate)
+    flow_demo.end(console, models, test[:SAMPLED], collate, page)
     console.print(
         f"[dim]seed {seed}, {steps} steps of {BATCH} sentences, {torch.get_num_threads()} CPU threads; "
         f"models and numbers in {out}; --fresh starts over[/dim]"

@@ -1,4 +1,4 @@
-"""The demo's ending: where its models' answers come from, on a few sentences and in numbers."""
+"""The demo's ending: where its models' answers come from, on a few sentences, in numbers and on a page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from overt.recipes._tables import show
 from overt.recipes._training import Collate, batches
 from overt.recipes.agreement import VOCABULARY, Sentence
 from overt.recipes.flow_measure import METHODS, REFERENCES, classifier_batches, correlated, layers
+from overt.recipes.tracing import whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,14 +31,18 @@ def end(
     models: dict[str, tuple[Path, AgreementClassifier]],
     test: Sequence[Sentence],
     collate: Collate[Sentence],
+    page: Path,
 ) -> None:
     """Print traces of a few sentences with attractors, then how attention ranks words over many.
+
+    The same sentences, read by every form, go onto a page.
 
     Args:
         console: to print on.
         models: form → its folder, where the numbers are kept, and its model; traces are of the first.
         test: sentences that the models were not trained on.
         collate: makes a batch of them.
+        page: where to write the page.
     """
     first = next(iter(models))
     short = [sentence for sentence in test if sentence.attractors and len(sentence.tokens) <= WORDS]
@@ -53,6 +58,11 @@ def end(
     }
     show(console, _by_layer(first, found[first]))
     show(console, _last(found))
+    _write_page({form: model for form, (_, model) in models.items()}, short[:SHOWN], collate, page)
+    console.print(
+        f"[bold]{page}[/bold] has the traces of these sentences by all forms: open it in any browser",
+        soft_wrap=True,
+    )
 
 
 def _traced(model: AgreementClassifier, sentence: Sentence, collate: Collate[Sentence]) -> Grid:
@@ -71,6 +81,27 @@ def _traced(model: AgreementClassifier, sentence: Sentence, collate: Collate[Sen
         ["[CLS]", *words],
         [(name, [cell(float(value)) for value in values]) for name, values in rows],
     )
+
+
+def _write_page(
+    models: dict[str, AgreementClassifier],
+    sentences: Sequence[Sentence],
+    collate: Collate[Sentence],
+    path: Path,
+) -> None:
+    """Traces of the sentences by all forms, with parts and posterior samples where a form has them."""
+    traces = {}
+    for sentence in sentences:
+        [(inputs, labels)] = classifier_batches([[(0, sentence)]], collate)
+        for form, model in models.items():
+            given = {**inputs, "labels": labels}
+            trace = overt.trace(model, given, tokens=[["[CLS]", *sentence.tokens]], **whole(model))
+            trace.special[:, 0] = True
+            trace.labels = ["singular", "plural"]
+            traces[f"{form}: {sentence}"] = trace
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = "Overt: subject–verb agreement"
+    overt.page(traces, title=title, unk=VOCABULARY.index("[UNK]")).save(path)
 
 
 def _correlated(

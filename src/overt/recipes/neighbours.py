@@ -40,7 +40,7 @@ def run(
         method: that orders the neighbours.
         samples: of the posterior; none are drawn of plain GAT.
         out: a picture: .png, .svg or .pdf.
-        page: the same as JSON.
+        page: the same to look at (.html), or as data (.json).
     """
     from rich.console import Console
 
@@ -77,7 +77,10 @@ def run(
         figure.savefig(part, dpi=200)
         part.replace(out)
         console.print(f"[dim]picture in {out}[/dim]")
-    if page is not None:
+    if page is not None and page.suffix.lower() in (".html", ".htm"):
+        trace.html(node, page, by=method, labels=graph.y, title=f"{dataset}, {row}: node {node}")
+        console.print(f"[dim]page in {page}: open it in any browser[/dim]")
+    elif page is not None:
         write_whole(page, json.dumps(trace.page(node, by=method, labels=graph.y), indent=1) + "\n")
         console.print(f"[dim]data in {page}[/dim]")
     return trace

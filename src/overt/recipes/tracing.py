@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import overt
 from overt import _check
+from overt.mechanisms.attention_map import AttentionMap
 from overt.recipes._runs import check_model
 from overt.trace.graph import numbers
 from overt.trace.trace import METHODS
 from overt.trace.weighted import GRAPHS
 from overt.view.terminal import table
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SAMPLES = 20  # of the posterior of a Bayesian model, for a page
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 
@@ -34,9 +39,33 @@ def open_model(name: str) -> Any:
     return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
 
 
+def whole(model: Any, samples: int = SAMPLES) -> dict[str, Any]:
+    """Arguments of `overt.trace` that keep all a page or figure can show of a model."""
+    maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
+    evolving = any(one.evolving is not None for one in maps)
+    random = any(one.bayesian is not None for one in maps)
+    return {"heads": True, "parts": evolving, "samples": samples if random else 0}
+
+
+def is_picture(text: str) -> bool:
+    """Whether a text is the path of a picture, by its ending."""
+    return Path(text).suffix.lower() in PICTURES and " " not in text
+
+
+def read_input(text: str) -> Any:
+    """The text itself, or the picture whose path it is."""
+    if not is_picture(text):
+        return text
+    from PIL import Image
+
+    if not Path(text).is_file():
+        raise FileNotFoundError(f"there is no picture {text}")
+    return Image.open(text)
+
+
 def run(
-    text: str,
-    model: str,
+    texts: Sequence[str],
+    models: Sequence[str],
     methods: Sequence[str],
     layer: int = -1,
     query: int | None = None,
@@ -45,37 +74,58 @@ def run(
     receptive_field: bool = False,
     graph: Any = "attention",
     out: Path | None = None,
-) -> overt.Trace:
-    """Trace, print the table, and save the trace if `out` is given."""
+) -> dict[str, overt.Trace]:
+    """Trace each text through each model, print a table of each, and write a page or the trace to `out`."""
     from rich.console import Console
 
     for method in methods:
         _check.one_of("--method", method, METHODS)
     _check.one_of("--graph", graph, GRAPHS)
-    inputs: Any = text
-    if Path(text).suffix.lower() in PICTURES and " " not in text:
-        from PIL import Image
+    page = out is not None and out.suffix.lower() in (".html", ".htm")
+    if out is not None:
+        if not page and out.suffix != ".safetensors":
+            raise ValueError(f"--out must end in .html (a page) or .safetensors (the trace), got {out}")
+        if not out.absolute().parent.is_dir():
+            raise FileNotFoundError(f"--out {out}: there is no folder {out.parent}")
+        if not page and len(texts) * len(models) > 1:
+            raise ValueError(
+                f"{out} holds one trace: give one text and one model, or a page, --out page.html"
+            )
+    console = Console()
+    found: dict[str, overt.Trace] = {}
+    for name in models:
+        model = open_model(name)
+        wanted = whole(model) if page and graph == "attention" else {"heads": page}
+        for text in texts:
+            traced = overt.trace(model, read_input(text), decoder=decoder, graph=graph, **wanted)
+            label = " · ".join(
+                part for part, many in ((Path(name).name, models), (text, texts)) if len(many) > 1
+            )
+            found[label if label not in found else f"{label} ({len(found) + 1})"] = traced
+            heading = f"{label}: " if label else ""
+            arguments = {"residual": residual, "receptive_field": receptive_field}
+            _print(console, traced, methods, layer, query, heading, arguments)
+    if page and out is not None:
+        made = overt.page(found if len(found) > 1 else next(iter(found.values())), residual=residual)
+        made.save(out)
+        console.print(f"[dim]page in {out}: open it in any browser[/dim]", soft_wrap=True)
+    elif out is not None:
+        next(iter(found.values())).save(out)
+        console.print(f"[dim]saved in {out}; overt.Trace.load reads it[/dim]", soft_wrap=True)
+    return found
 
-        if not Path(text).is_file():
-            raise FileNotFoundError(f"there is no picture {text}")
-        inputs = Image.open(text)
-    traced = overt.trace(open_model(model), inputs, decoder=decoder, graph=graph)
+
+def _print(
+    console: Console,
+    traced: overt.Trace,
+    methods: Sequence[str],
+    layer: int,
+    query: int | None,
+    heading: str,
+    arguments: dict[str, Any],
+) -> None:
     layers, queries = len(traced.maps), traced.maps[0].shape[-2]
     row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
     word = traced.tokens[0][traced.mask.shape[1] - queries + row]
-    console = Console()
-    title = f"{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
-    shown = table(
-        traced,
-        methods,
-        query,
-        layer,
-        title,
-        residual=residual,
-        receptive_field=receptive_field,
-    )
-    console.print(shown)
-    if out is not None:
-        traced.save(out)
-        console.print(f"[dim]saved in {out}; overt.Trace.load reads it[/dim]")
-    return traced
+    title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
+    console.print(table(traced, methods, query, layer, title, **arguments))
