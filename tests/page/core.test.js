@@ -38,7 +38,7 @@ test("deflated bytes are inflated, and broken ones are refused", async () => {
 });
 
 /** Bytes as view/pack.py's docstring has them, made by hand: cells of (code, sign) or null where dropped. */
-function packedByHand(maps, scales, dropped) {
+function packedByHand(maps, scales, dropped, wide = false) {
   const [rows, columns] = [maps[0].length, maps[0][0].length];
   const kept = [];
   const bits = [];
@@ -50,27 +50,30 @@ function packedByHand(maps, scales, dropped) {
   const head = new Uint8Array(new Float32Array(scales).buffer);
   const signs = asBytes(kept.map(([, sign]) => (sign < 0 ? 1 : 0)));
   const first = deflateRawSync(Uint8Array.from([...head, ...dropped, ...asBytes(bits), ...signs]));
-  const second = deflateRawSync(Uint8Array.from(kept.map(([code]) => code)));
-  const about = { shape: [maps.length, rows, columns], kept: kept.length, signed: true, unit: 0.02, parts: [first.length, second.length] };
+  const codes = kept.map(([code]) => code);
+  const second = deflateRawSync(wide ? new Uint8Array(Uint16Array.from(codes, (code) => 100 * code).buffer) : Uint8Array.from(codes));
+  const about = { shape: [maps.length, rows, columns], kept: kept.length, signed: true, bytes: wide ? 2 : 1, steps: wide ? 1000 : 10, unit: 0.02, parts: [first.length, second.length] };
   return [about, Uint8Array.from([...first, ...second])];
 }
 
-test("a field made by hand reads as its format says", async () => {
-  const maps = [[[[10, 1], null, [20, -1]], [null, [1, 1], [255, 1]]], [[null, null, null], [[30, -1], [10, 1], [10, -1]]]];
-  const field = await unpack(...packedByHand(maps, [0.5, 0.001, 0, 2], [0, 255, 51, 102]));
-  const near = (found, wanted) => assert.ok(Math.abs(found - wanted) <= 1e-6 * Math.abs(wanted), `${found} is not ${wanted}`);
-  near(field.at(0, 0, 0), 0.5);
-  near(field.at(0, 0, 2), -1.5);
-  assert.equal(field.at(0, 0, 1), 0);
-  near(field.at(0, 1, 2), 0.001 * (2 ** 25.5 - 1));
-  assert.deepEqual(Array.from(field.row(1, 0)), [0, 0, 0]);
-  assert.deepEqual(Array.from(field.row(1, 1)), [-14, 2, -2]);
-  near(field.peak(0), 0.001 * (2 ** 25.5 - 1));
-  near(field.peak(1), 14);
-  near(field.peak(1), 14); // and when it was kept
-  near(field.lost(0, 1), 0.02);
-  near(field.lost(1, 0), 0.004);
-});
+for (const wide of [false, true]) {
+  test(`a field made by hand reads as its format says, its codes of ${wide ? "two bytes" : "one byte"}`, async () => {
+    const maps = [[[[10, 1], null, [20, -1]], [null, [1, 1], [255, 1]]], [[null, null, null], [[30, -1], [10, 1], [10, -1]]]];
+    const field = await unpack(...packedByHand(maps, [0.5, 0.001, 0, 2], [0, 255, 51, 102], wide));
+    const near = (found, wanted) => assert.ok(Math.abs(found - wanted) <= 1e-6 * Math.abs(wanted), `${found} is not ${wanted}`);
+    near(field.at(0, 0, 0), 0.5);
+    near(field.at(0, 0, 2), -1.5);
+    assert.equal(field.at(0, 0, 1), 0);
+    near(field.at(0, 1, 2), 0.001 * (2 ** 25.5 - 1));
+    assert.deepEqual(Array.from(field.row(1, 0)), [0, 0, 0]);
+    assert.deepEqual(Array.from(field.row(1, 1)), [-14, 2, -2]);
+    near(field.peak(0), 0.001 * (2 ** 25.5 - 1));
+    near(field.peak(1), 14);
+    near(field.peak(1), 14); // and when it was kept
+    near(field.lost(0, 1), 0.02);
+    near(field.lost(1, 0), 0.004);
+  });
+}
 
 const given = process.env.OVERT_FIELDS;
 test("fields packed by Python read here as they read there", { skip: given ? false : "run by tests/test_page_js.py" }, async () => {

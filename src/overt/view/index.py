@@ -145,6 +145,9 @@ def _add_method(
     main: int,
 ) -> None:
     """Rollout or flow of the wanted queries, (query, token) for each layer."""
+    if not all(bool(torch.isfinite(c).all()) for c in (*trace.maps, *trace.encoder_maps, *trace.cross)):
+        entry["missing"][method] = f"no {method}: the maps hold weights that are no numbers"
+        return
     if isinstance(wanted.queries, str):
         every = wanted.queries == "all" or (wanted.queries == "auto" and len(real) <= EVERY[method])
         rows = list(range(len(own))) if every else [main]

@@ -4,7 +4,7 @@ A row keeps its largest entries until they hold `mass` of its absolute sum; what
 one number per row. An entry w becomes the code c = round(steps · log2(1 + |w| / s)) and is read back as
 s · (2^(c / steps) − 1). The row's scale s is near the median of what was kept, and such that the largest
 entry comes back as it was. Small fields have codes of two bytes, a thousand steps to a doubling. Large ones
-have one byte and ten steps, so that an entry comes back within 4 % of itself plus 4 % of the median. None
+have one byte and ten steps, so that an entry comes back within 4 % of itself plus 8 % of the median. None
 that is kept becomes zero.
 
 The bytes of a field (map, row, column) are two deflated parts. The first has the scales (float32, little

@@ -30,7 +30,7 @@ export function picker(label, options, value, onchange) {
 export function choice(label, options, value, onchange) {
   const group = element("div", { class: "choice", role: "group", "aria-label": label });
   for (const [key, title, off] of options) {
-    const button = element("button", { type: "button", "aria-pressed": String(key === value), onclick: () => onchange(key) }, title);
+    const button = element("button", { type: "button", "aria-label": `${label}: ${title}`, "aria-pressed": String(key === value), onclick: () => onchange(key) }, title);
     if (off) {
       button.disabled = true;
       button.title = off;
@@ -55,7 +55,7 @@ export function slider(label, count, value, title, oninput) {
 
 /** A box to tick. */
 export function tick(label, value, onchange, title = null) {
-  const box = element("input", { type: "checkbox", onchange: () => onchange(box.checked) });
+  const box = element("input", { type: "checkbox", "aria-label": label, onchange: () => onchange(box.checked) });
   box.checked = value;
   return element("label", { class: "control tick", title }, box, element("span", {}, label));
 }

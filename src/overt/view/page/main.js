@@ -123,7 +123,7 @@ class Viewer {
       this.themeButton,
       element("button", { type: "button", title: "Keys", "aria-label": "Keys", onclick: () => this.help.showModal() }, "?"),
     );
-    const title = element("h1", {}, this.index.title || "Overt");
+    const title = element("h1", {}, shown(this.index.title || "Overt", 120));
     const head = element("header", { class: "head" }, title, this.tabs, this.tools);
     this.frame = element("div", { class: "overt", "data-theme": this.theme() }, head, this.controls, this.area, this.status, this.help);
     this.root.append(this.frame);
@@ -195,7 +195,7 @@ class Viewer {
         const kept = old.find((pane) => pane.view.id === id && pane.trace === trace);
         if (kept) return kept;
         const view = VIEWS.find((one) => one.id === id);
-        const heading = this.traces.length > 1 ? `${view.title} · ${trace.name}` : view.title;
+        const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
         return new Pane(view, trace, this.store, () => this.theme(), heading);
       });
       for (const pane of old) if (!this.panes.includes(pane)) pane.destroy();
@@ -218,6 +218,7 @@ class Viewer {
   fillTabs() {
     const { state } = this.store;
     const fits = VIEWS.filter((view) => this.traces.some((trace) => view.applies(trace) === true));
+    const focused = this.tabs.querySelector(":focus-visible"); // by keys: who clicked wants the keys for the view
     this.tabs.replaceChildren(
       ...fits.map((view) => {
         const on = view.id === state.view;
@@ -226,6 +227,7 @@ class Viewer {
       }),
     );
     this.fits = fits;
+    if (focused) this.tabs.querySelector('[aria-selected="true"]')?.focus();
   }
 
   fillControls() {

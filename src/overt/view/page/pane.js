@@ -27,7 +27,6 @@ export class Pane {
     this.scroll = element("div", { class: "scroll", tabindex: "0", role: "img", "aria-label": heading }, this.spacer);
     this.minimap = element("canvas", { class: "minimap", "aria-hidden": "true" });
     this.minimap.hidden = true; // an unsized canvas as tall as the pane would be wider than it
-    this.minimap.hidden = true;
     this.tip = element("div", { class: "tip", role: "tooltip" });
     this.tip.hidden = true;
     this.body = element("div", { class: "pane-body" }, this.scroll, this.minimap, this.tip);

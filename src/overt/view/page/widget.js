@@ -21,6 +21,10 @@ export function render({ model, el }) {
       },
     },
   );
-  model.on("change:selection", () => telling || handle.select(model.get("selection")));
-  return () => handle.destroy();
+  const heard = () => telling || handle.select(model.get("selection"));
+  model.on("change:selection", heard);
+  return () => {
+    model.off("change:selection", heard);
+    handle.destroy();
+  };
 }

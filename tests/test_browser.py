@@ -1,0 +1,655 @@
+"""The page in a real browser: it draws, answers, links, exports, and lets no text become code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from overt.view.page import Page, node_page, page
+from traces import WORDS, evolving, image, made, neighbourhood, pair, sampled
+
+pytest_plugins = ["browser"]
+
+Shown = Any  # playwright's Page; what is in it has no types here
+Opener = Callable[..., Shown]
+
+NODES = [f"paper {number}" for number in range(7)]
+# Every kind of page, with the views that it must have, and what they must name.
+KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
+    "encoder": (lambda: page(made()), {"graph", "strip", "heads"}, WORDS),
+    "causal": (lambda: page(made(causal=True)), {"graph", "strip", "heads"}, WORDS),
+    "no heads": (lambda: page(made(heads=0)), {"graph", "strip", "heads"}, WORDS),
+    "encoder–decoder": (lambda: page(pair()), {"graph", "strip", "heads", "cross"}, ["Schlüssel", "missing"]),
+    "evolving": (lambda: page(evolving()), {"graph", "strip", "heads", "evolution"}, WORDS),
+    "samples": (lambda: page(sampled()), {"graph", "strip", "heads", "uncertainty"}, WORDS),
+    "image": (lambda: page(image()), {"graph", "strip", "heads", "image"}, ["[CLS]"]),
+    "nodes": (lambda: node_page(neighbourhood(), [0, 3], names=NODES), {"nodes"}, NODES),
+}
+
+INK = """(view) => {
+  const canvas = document.querySelector(`.pane[data-view="${view}"] canvas.drawing`);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  let drawn = 0;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3]) {
+    drawn++;
+    colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  }
+  return { share: drawn / (data.length / 4), colours: colours.size };
+}"""
+# The views once each: of a page with several traces, which trace has them; of a page of nodes.
+SEVERAL = {"graph": 0, "strip": 0, "heads": 0, "cross": 1, "evolution": 2, "uncertainty": 3, "image": 4}
+ONCE = pytest.mark.parametrize("places", [SEVERAL, {"nodes": 0}], ids=["tokens", "nodes"])
+
+
+def once(places: dict[str, int]) -> str:
+    if "nodes" in places:
+        return KINDS["nodes"][0]().html()
+    return page([made(), pair(), evolving(), sampled(), image()]).html()
+
+
+CUT = """() => {
+  const line = document.querySelector(".status");
+  return line.scrollHeight > line.clientHeight + 1 && line.clientHeight < 60;
+}"""
+OVERFLOW = "() => document.scrollingElement.scrollWidth - innerWidth"
+
+
+def state(shown: Shown) -> dict[str, Any]:
+    return dict(shown.evaluate("overt.state()"))
+
+
+def settle(shown: Shown) -> None:
+    shown.evaluate("overt.settled()")
+
+
+def choose(shown: Shown, **changes: Any) -> None:
+    shown.evaluate("(changes) => overt.select(changes)", changes)
+    settle(shown)
+
+
+def views(shown: Shown) -> list[str]:
+    return [str(tab.get_attribute("data-view")) for tab in shown.query_selector_all('[role="tab"]')]
+
+
+def drawing(shown: Shown, pane: int = 0) -> ElementTree.Element:
+    """A pane's SVG, which must be well-formed."""
+    return ElementTree.fromstring(shown.evaluate("(pane) => overt.svg(pane)", pane))
+
+
+def texts(shown: Shown, pane: int = 0) -> list[str]:
+    return ["".join(one.itertext()) for one in drawing(shown, pane).findall(".//{*}text")]
+
+
+def spot(shown: Shown, pane: int, text: str) -> tuple[float, float]:
+    """Where on the screen a pane has a text."""
+    found = next(one for one in drawing(shown, pane).findall(".//{*}text") if "".join(one.itertext()) == text)
+    left, top = shown.evaluate(
+        """(pane) => {
+          const scroll = document.querySelectorAll(".scroll")[pane];
+          const box = scroll.querySelector("canvas").getBoundingClientRect();
+          return [box.left - scroll.scrollLeft, box.top - scroll.scrollTop];
+        }""",
+        pane,
+    )
+    return left + float(found.attrib["x"]), top + float(found.attrib["y"])
+
+
+def status(shown: Shown) -> str:
+    return str(shown.inner_text(".status"))
+
+
+# --- every view
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_view_draws(opened: Opener, kind: str) -> None:
+    make, wanted, names = KINDS[kind]
+    shown = opened(make().html())
+    assert set(views(shown)) == wanted
+    for view in views(shown):
+        choose(shown, view=view, beside=None)
+        assert state(shown)["view"] == view
+        ink = shown.evaluate(INK, view)
+        assert ink["share"] > 0.01, f"{view} is blank"
+        assert ink["colours"] > 20, f"{view} has hardly a colour"
+        written = texts(shown)
+        there = [name for name in names if any(one.startswith(name[:6]) for one in written)]
+        assert len(there) >= len(names) / 2, f"{view} names {there} alone: {written}"
+        assert any(re.fullmatch(r"[−≤ \d.·⁰-⁹⁻%]+", one) for one in written), f"{view}: no numbers"
+        assert status(shown)
+
+
+def test_every_view_is_among_those_tested() -> None:
+    folder = Path(__file__).parent.parent / "src" / "overt" / "view" / "page"
+    listed = (folder / "views.js").read_text().split("VIEWS = [")[1].split("]")[0]
+    known = {view for _, some, _ in KINDS.values() for view in some}
+    assert {one.strip().removesuffix("View") for one in listed.split(",")} == known
+
+
+@ONCE
+def test_a_phone_shows_every_view_without_scrolling_sideways(opened: Opener, places: dict[str, int]) -> None:
+    shown = opened(once(places), width=390, height=800, has_touch=True, is_mobile=True)
+    assert state(shown)["beside"] is None
+    for view, trace in places.items():
+        choose(shown, view=view, trace=trace)
+        assert shown.evaluate(OVERFLOW) <= 0, view
+        assert shown.evaluate(INK, view)["share"] > 0.005, f"{view} is blank"
+        size = shown.evaluate("document.querySelector('.scroll').clientHeight")
+        assert size > 200, f"{view} has {size} pixels of height left"
+        assert not shown.evaluate(CUT), f"{view}: the status is cut, where it may have four lines"
+
+
+# --- one selection for all
+
+
+def test_a_click_on_a_token_is_followed_everywhere(opened: Opener) -> None:
+    shown = opened(page(made()).html())
+    assert state(shown)["view"] == "graph"
+    assert state(shown)["beside"] == "strip"
+    before = shown.evaluate("overt.svg(0)")
+    assert "“[CLS]”" in status(shown)
+    shown.mouse.click(*spot(shown, 1, "cabinets"))
+    settle(shown)
+    assert state(shown)["query"] == WORDS.index("cabinets")
+    assert "“cabinets”" in status(shown)
+    assert "query=5" in shown.evaluate("location.hash")
+    assert shown.input_value('[aria-label="Token"]') == "5"
+    assert shown.evaluate("overt.svg(0)") != before, "the graph stayed as it was"
+
+
+def test_the_pointer_shows_what_lies_under_it_and_chooses_nothing(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=strip")
+    before = state(shown)
+    shown.mouse.move(*spot(shown, 0, "lost"))
+    settle(shown)
+    assert shown.inner_text(".tip") == "lost\ntoken 7"
+    assert "“lost”" in status(shown)
+    assert state(shown) == before
+    shown.mouse.move(2, 2)
+    settle(shown)
+    assert shown.is_hidden(".tip")
+    assert "“lost”" not in status(shown)
+
+
+def test_keys_move_the_selection(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=strip&query=4")
+    keys: list[tuple[str, str, Any]] = [
+        ("ArrowDown", "query", 5), ("ArrowUp", "query", 4),
+        ("ArrowLeft", "layer", 1), ("ArrowRight", "layer", 2), ("ArrowRight", "layer", 2),
+        ("]", "head", 0), ("]", "head", 1), ("[", "head", 0), ("[", "head", None),
+        ("m", "method", "flow"), ("m", "method", "raw"), ("g", "log", True), ("w", "words", True),
+        ("3", "view", "heads"), ("1", "view", "graph"),
+    ]  # fmt: skip
+    for key, what, value in keys:
+        shown.keyboard.press(key)
+        assert state(shown)[what] == value, key
+    choose(shown, token=3, picked=True)
+    shown.keyboard.press("Escape")
+    assert (state(shown)["token"], state(shown)["picked"]) == (None, False)
+    for _ in range(12):
+        shown.keyboard.press("ArrowUp")
+    assert state(shown)["query"] == 0
+    shown.keyboard.press("?")
+    assert shown.is_visible("dialog")
+    shown.keyboard.press("ArrowDown")
+    assert state(shown)["query"] == 0, "a key in the help is for the help"
+    shown.keyboard.press("Escape")
+    assert shown.is_hidden("dialog")
+
+
+def test_keys_in_a_control_are_the_controls(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=strip")
+    shown.focus('[aria-label="Layer"]')
+    shown.keyboard.press("ArrowLeft")
+    settle(shown)
+    assert state(shown)["layer"] == 1
+    assert state(shown)["query"] == 0
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer"
+    shown.fill('[aria-label="Token"]', "7")
+    shown.keyboard.press("Enter")
+    assert state(shown)["query"] == 7
+    shown.select_option('[aria-label="Head"]', index=3)
+    assert state(shown)["head"] == 2
+
+
+def test_tabs_are_walked_with_arrows_and_keep_the_focus(opened: Opener) -> None:
+    shown = opened(page(made()).html())
+    shown.focus('[role="tab"][aria-selected="true"]')
+    order = views(shown)
+    for step in (*order[1:], order[0]):
+        shown.keyboard.press("ArrowRight")
+        assert state(shown)["view"] == step
+        assert shown.evaluate("document.activeElement.dataset.view") == step
+    shown.click('[role="tab"][data-view="heads"]')
+    assert state(shown)["view"] == "heads"
+    assert shown.get_attribute('[role="tab"][data-view="heads"]', "aria-selected") == "true"
+
+
+def test_a_click_on_a_label_chooses_its_token_in_every_view_that_has_labels(opened: Opener) -> None:
+    shown = opened(once(SEVERAL), height=1000)
+    for view, trace in SEVERAL.items():
+        if view == "image":
+            continue
+        choose(shown, view=view, trace=trace, query=0, beside=None)
+        name, place = ("key", 2) if view == "cross" else ("cabinets", 5)
+        shown.mouse.click(*spot(shown, 0, name))
+        settle(shown)
+        assert state(shown)["query"] == place, view
+        assert f"“{name}”" in status(shown), view
+
+
+def test_a_control_that_was_used_by_key_keeps_the_focus(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=strip&beside=graph")
+    for control, key, what, value in (
+        ('[aria-label="Method: raw"]', "Enter", "method", "raw"),
+        ('[aria-label="log scale"]', "Space", "log", True),
+        ('[role="tab"][data-view="heads"]', "Enter", "view", "heads"),
+    ):
+        shown.focus(control)
+        shown.keyboard.press(key)
+        settle(shown)
+        assert state(shown)[what] == value
+        assert shown.evaluate("(control) => document.activeElement.matches(control)", control), control
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder–decoder", "samples"])
+def test_clicks_anywhere_lead_to_a_state_that_can_be_shown(opened: Opener, kind: str) -> None:
+    shown = opened(KINDS[kind][0]().html(), height=900)
+    for view in views(shown):
+        choose(shown, view=view, beside=None)
+        box = shown.query_selector(".scroll").bounding_box()
+        for across in (0.15, 0.6):
+            for down in (0.12, 0.4):
+                shown.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"])
+                settle(shown)
+                if state(shown)["view"] != view:
+                    choose(shown, view=view)
+        assert shown.evaluate(INK, view)["share"] > 0.01, f"{view} went blank"
+
+
+# --- links
+
+
+def test_a_link_leads_back(opened: Opener) -> None:
+    text = page(made()).html()
+    shown = opened(text)
+    choose(shown, view="heads", layer=1, head=2, query=6, token=3, log=True, method="raw", beside=None)
+    link = shown.evaluate("location.hash")
+    again = opened(text, link.removeprefix("#"))
+    assert state(again) == state(shown)
+    assert again.evaluate("overt.svg(0)") == shown.evaluate("overt.svg(0)")
+    again.evaluate("location.hash = 'query=2'")
+    again.wait_for_function("overt.state().query === 2")
+    assert state(again)["layer"] == 2, "what a link does not say is as at the beginning"
+
+
+def test_nonsense_links_are_harmless(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=nothing&layer=99&head=-3&query=1e9&method=%00&trace=7&other=7")
+    first = state(shown)
+    links = ["%", "&&==&&", "__proto__=1", "view=%E0%A4%A", "query=<img src=x>", "beside=graph&view=graph"]
+    for link in (*links, "group=cross", "part=x&token=9999", "other=0", "x" * 5000):
+        shown.evaluate("(link) => { location.hash = link; }", link)
+        settle(shown)
+        found = state(shown)
+        assert 0 <= found["query"] < 9
+        assert 0 <= found["layer"] < 3
+        assert found["view"] in views(shown)
+    assert first["layer"] == 2
+    assert first["trace"] == 0
+    assert first["other"] is None
+
+
+# --- files to keep
+
+
+@ONCE
+def test_views_are_saved_as_svg_and_png(opened: Opener, places: dict[str, int], tmp_path: Path) -> None:
+    shown = opened(once(places), accept_downloads=True)
+    for view, trace in places.items():
+        choose(shown, view=view, trace=trace, beside=None)
+        for name in ("SVG", "PNG"):
+            with shown.expect_download() as coming:
+                shown.click(f".tools button:text-is('{name}')")
+            coming.value.save_as(tmp_path / name)
+            assert coming.value.suggested_filename.endswith(f"-{view}.{name.lower()}")
+        root = ElementTree.parse(tmp_path / "SVG").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        written = " ".join("".join(one.itertext()) for one in root.findall(".//{*}text"))
+        names = {"nodes": "paper 0", "cross": "Schlüssel", "image": "[CLS]"}
+        assert names.get(view, "cabinets") in written, view
+        facts = [value for one in root.iter() for key, value in one.items() if key != "href"]
+        assert not any("NaN" in value for value in facts), f"{view} draws at no place"
+        data = (tmp_path / "PNG").read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        sizes = [2 * float(root.attrib[side]) for side in ("width", "height")]
+        assert struct.unpack(">II", data[16:24]) == pytest.approx(sizes, abs=2)
+
+
+# --- looks
+
+
+def test_themes_follow_the_system_until_one_is_chosen(opened: Opener) -> None:
+    shown = opened(page(made()).html(), "view=strip", color_scheme="dark")
+
+    def paper() -> str:
+        return str(shown.evaluate("getComputedStyle(document.querySelector('.overt')).backgroundColor"))
+
+    dark = paper()
+    drawn = shown.evaluate("overt.svg(0)")
+    assert shown.get_attribute(".overt", "data-theme") == "dark"
+    button = ".tools button:text-matches('^(Auto|Light|Dark)$')"
+    shown.click(button)
+    settle(shown)
+    assert shown.inner_text(button) == "Light"
+    assert paper() == "rgb(255, 255, 255)" != dark
+    assert shown.evaluate("overt.svg(0)") != drawn
+    shown.reload()
+    shown.wait_for_function("globalThis.overt")
+    settle(shown)
+    assert shown.get_attribute(".overt", "data-theme") == "light", "the choice is remembered"
+    shown.click(button)
+    shown.click(button)
+    assert shown.inner_text(button) == "Auto"
+    assert shown.get_attribute(".overt", "data-theme") == "dark"
+    shown.emulate_media(color_scheme="light")
+    settle(shown)
+    assert shown.get_attribute(".overt", "data-theme") == "light"
+
+
+def test_two_traces_are_compared_with_one_selection(opened: Opener) -> None:
+    words = [*WORDS[:4], "my", "drawers", *WORDS[6:]]
+    shown = opened(page({"before": made(), "after": made(words, seed=1)}).html(), "view=strip")
+    assert shown.evaluate("document.querySelectorAll('.pane').length") == 1
+    shown.select_option('[aria-label="Compare with"]', label="after")
+    settle(shown)
+    assert state(shown)["other"] == 1
+    assert shown.evaluate("[...document.querySelectorAll('.pane h2')].map((one) => one.textContent)") == [
+        "Token strip · before", "Token strip · after",
+    ]  # fmt: skip
+    assert "cabinets" in texts(shown, 0)
+    assert "drawers" in texts(shown, 1)
+    old = shown.evaluate("overt.svg(1)")
+    shown.mouse.click(*spot(shown, 0, "lost"))
+    settle(shown)
+    assert state(shown)["query"] == 7
+    assert shown.evaluate("overt.svg(1)") != old, "the other trace follows"
+    shown.select_option('[aria-label="Trace"]', label="after")
+    settle(shown)
+    assert state(shown)["trace"] == 1
+    assert state(shown)["other"] is None, "a trace is not compared with itself"
+
+
+def test_traces_of_different_sizes_are_compared(opened: Opener) -> None:
+    four = [made(), pair(), made(["a", "b"], layers=1, heads=0), image()]
+    shown = opened(page(four).html(), "query=8&layer=2")
+    for number in (1, 2, 3):
+        choose(shown, trace=number, other=0, view="strip")
+        for view in views(shown):
+            choose(shown, view=view, trace=0, other=number, query=8, layer=2, head=3)
+            assert shown.evaluate(OVERFLOW) <= 0
+
+
+# --- text that stays text
+
+HOSTILE = {
+    "<script>alert(1)</script>": None, '"><img src=x onerror=alert(1)>': None, "</script>": "</script>",
+    "<!--": "<!--", "'\"`\\": "'\"`\\", "${alert(1)}": "${alert(1)}", "__proto__": "__proto__",
+    "\0\x07": "␀␇", "a\u2028b": "a·b", "\ud800": "?", "\u202egnp.exe": "·gnp.exe", "&lt;": "&lt;",
+    "Z" + "\u0351\u0357" * 60: None, "": "∅", " ": "␣", "\n": "↵",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467": "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "مفتاح": "مفتاح", "מפתח": "מפתח", "鑰匙": "鑰匙",
+}  # fmt: skip
+
+
+def test_hostile_tokens_do_no_harm(opened: Opener) -> None:
+    tokens = list(HOSTILE)
+    shown = opened(page(made(tokens, layers=2), title="</title><img src=x>", names=["<b>&amp;</b>"]).html())
+    for view in views(shown):
+        choose(shown, view=view, beside="strip" if view != "strip" else None)
+        drawing(shown)
+    choose(shown, view="strip")
+    written = texts(shown)
+    for token, seen in HOSTILE.items():
+        assert seen is None or seen in written, f"{token!r} is not shown as {seen!r}"
+    assert any(one.startswith("<script>alert(1)") for one in written)
+    shown.evaluate("for (let query = 0; query < 99; query++) overt.select({ query })")
+    settle(shown)
+    assert shown.evaluate("document.querySelectorAll('img, iframe, object, embed, b').length") == 0
+    assert shown.title() == "</title><img src=x>"
+    assert shown.inner_text("h1") == "</title><img src=x>"
+
+
+@pytest.mark.parametrize("words", [["מפתח", "הארונות", "אבד"], ["鑰匙", "遺失", "了"]], ids=["rtl", "wide"])
+def test_other_scripts_are_laid_out_within_the_page(opened: Opener, words: list[str]) -> None:
+    shown = opened(page(made(5 * words, layers=2)).html(), width=640)
+    for view in views(shown):
+        choose(shown, view=view, beside=None)
+        assert shown.evaluate(OVERFLOW) <= 0
+        assert any(word in texts(shown) for word in words), view
+    choose(shown, view="strip")
+    labels = [one for one in drawing(shown).findall(".//{*}text") if "".join(one.itertext()) in words]
+    places = [float(one.attrib["x"]) for one in labels]
+    assert (places[0] > places[1]) == (words[0] == "מפתח"), "Hebrew begins at the right"
+
+
+def test_a_token_of_ten_megabytes_is_cut_when_shown(opened: Opener) -> None:
+    shown = opened(page(made(["the", "x" * 10_000_000, "end"], layers=1, heads=1), methods=["raw"]).html())
+    for view in views(shown):
+        choose(shown, view=view, query=1)
+        assert max(map(len, texts(shown))) < 200
+    assert len(status(shown)) < 1000
+    assert shown.evaluate("document.querySelector('.overt').textContent.length") < 20_000
+
+
+def test_the_policy_stops_scripts_that_were_put_into_the_page(opened: Opener) -> None:
+    text = page(made()).html()
+    added = (
+        "<script>globalThis.harm = 1</script><script type=module>globalThis.harm = 2</script>"
+        '<img src="data:," onerror="globalThis.harm = 3"><img src="https://overt.invalid/x.png">'
+        '<style>.overt { display: none }</style><iframe src="data:text/html,x"></iframe>'
+        '<script src="https://overt.invalid/x.js"></script>'
+    )
+    expected = "Content Security Policy|^request: (https://overt.invalid/|data:)"
+    shown = opened(text.replace("</body>", f"{added}</body>"), faults=expected)
+    shown.wait_for_timeout(100)
+    assert shown.evaluate("globalThis.harm") is None
+    assert shown.evaluate("getComputedStyle(document.querySelector('.overt')).display") == "flex"
+    # A control: without the policy they would have run.
+    free = text.replace('http-equiv="Content-Security-Policy"', 'name="nothing"')
+    control = opened(free.replace("</body>", "<script>globalThis.harm = 1</script></body>"))
+    assert control.evaluate("globalThis.harm") == 1
+
+
+def test_a_damaged_page_says_so_and_rests(opened: Opener) -> None:
+    shown = page(made(), methods=["raw"])
+    shown.blocks = [b"\xff" * len(block) for block in shown.blocks]
+    seen = opened(shown.html(), "view=strip")
+    assert "cannot be read" in status(seen)
+    assert "cannot be read" in " ".join(texts(seen))
+    seen.keyboard.press("ArrowDown")
+    settle(seen)
+    assert state(seen)["query"] == 1
+
+
+# --- sizes
+
+
+def structured(layers: int, heads: int, count: int) -> list[torch.Tensor]:
+    """Maps such as models have: sharp, near the diagonal, with a sink at the first token."""
+    place = torch.arange(count)
+    near = -(place[:, None] - place).abs() / 2.0
+    near[:, 0] += 4.0
+    return [
+        (near + 1.5 * torch.randn(1, heads, count, count, generator=torch.Generator().manual_seed(layer)))
+        .mul(1.5)
+        .softmax(dim=-1)
+        for layer in range(layers)
+    ]
+
+
+def test_a_page_is_far_smaller_than_its_maps_as_text(tmp_path: Path) -> None:
+    cells = structured(6, 8, 64)
+    trace = made(["word"] * 64, layers=6, heads=8)
+    trace.maps = cells
+    page(trace, methods=["raw", "rollout"]).save(tmp_path / "page.html")
+    bare = page(made(["a"], layers=1, heads=1)).html()
+    size = (tmp_path / "page.html").stat().st_size - len(bare)
+    assert size < 0.1 * len(json.dumps([one.tolist() for one in cells]))
+
+
+@pytest.mark.slow
+def test_a_long_text_with_many_heads_opens(opened: Opener, record_property: Any, tmp_path: Path) -> None:
+    trace = made(["[CLS]", *(f"word{number}" for number in range(511))], layers=1, heads=12)
+    trace.maps = structured(1, 12, 512)
+    whole = page(trace, methods=["raw", "rollout"])
+    # One layer packed and put there twelve times: as large as twelve, and sooner ready.
+    (entry,) = whole.index["traces"]
+    count = len(whole.blocks)
+    for layers in entry["fields"].values():
+        layers *= 12
+        layers[:] = [{**about, "at": about["at"] + count * number} for number, about in enumerate(layers)]
+    whole.blocks *= 12
+    entry["layers"] = entry["groups"][""]["layers"] = 12
+    path = tmp_path / "long.html"
+    whole.save(path)
+    start = time.perf_counter()
+    shown = opened(path)
+    record_property("seconds to the first view", time.perf_counter() - start)
+    record_property("bytes", path.stat().st_size)
+    print(f"512 tokens × 144 heads: {path.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - start:.1f} s")
+    for view in views(shown):
+        choose(shown, view=view, beside=None, query=300)
+        assert shown.evaluate(INK, view)["share"] > 0.01, f"{view} is blank"
+        assert shown.evaluate(OVERFLOW) <= 0
+        with shown.expect_download() as coming:
+            shown.click(".tools button:text-is('PNG')")
+        coming.value.save_as(tmp_path / "long.png")
+        assert (tmp_path / "long.png").read_bytes()[:4] == b"\x89PNG"
+        drawing(shown)
+
+
+# --- notebooks
+
+
+def test_a_notebook_shows_the_page_in_its_frame(opened: Opener) -> None:
+    text = page(made())._repr_html_()
+    look = "<style>button { display: none }</style>"  # of the notebook; the page's buttons stay
+    shown = opened(f"<!doctype html><meta charset=utf-8>{look}{text}", ready="")
+    frame = shown.frames[1]
+    frame.wait_for_function("globalThis.overt")
+    frame.evaluate("overt.settled()")
+    assert frame.evaluate(INK, "graph")["share"] > 0.01
+    frame.click('[role="tab"][data-view="strip"]')
+    frame.evaluate("overt.settled()")
+    assert frame.evaluate(INK, "strip")["share"] > 0.01
+    assert frame.evaluate("overt.state().view") == "strip"
+    button = ".tools button:text-matches('^(Auto|Light|Dark)$')"
+    frame.click(button)
+    assert frame.inner_text(button) == "Light", "without storage, too"
+
+
+WIDGET = """async ({ esm, css, index, blocks, height }) => {
+  const style = document.createElement("style");
+  style.textContent = css;
+  document.head.append(style);
+  const url = URL.createObjectURL(new Blob([esm], { type: "text/javascript" }));
+  const { default: widget } = await import(url);
+  const bytes = blocks.map((text) => {
+    const one = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+    const padded = new Uint8Array(one.length + 8); // a kernel's buffers may begin anywhere
+    padded.set(one, 5);
+    return new DataView(padded.buffer, 5, one.length);
+  });
+  const values = { index, blocks: bytes, height, selection: {} };
+  const heard = {};
+  globalThis.saved = [];
+  globalThis.model = {
+    get: (name) => values[name],
+    set: (name, value) => { values[name] = value; (heard[`change:${name}`] || []).forEach((one) => one()); },
+    save_changes: () => saved.push({ ...values.selection }),
+    on: (name, listener) => (heard[name] ||= []).push(listener),
+    off: (name, listener) => { heard[name] = (heard[name] || []).filter((one) => one !== listener); },
+  };
+  globalThis.place = document.createElement("div");
+  document.body.append(place);
+  globalThis.leave = await widget.render({ model, el: place });
+}"""
+
+
+def test_a_widget_mounts_and_its_selection_flows_both_ways(opened: Opener) -> None:
+    pytest.importorskip("anywidget")
+    source = page(made())
+    widget = source.widget(height=500)
+    assert widget.height == 500
+    shown = opened("<!doctype html><meta charset=utf-8><body>", ready="")
+    parts = {
+        "esm": str(widget._esm),
+        "css": str(widget._css),
+        "index": widget.index,
+        "blocks": [base64.b64encode(block).decode() for block in widget.blocks],
+        "height": widget.height,
+    }
+    shown.evaluate(WIDGET, parts)
+    shown.wait_for_function("document.querySelector('.status').textContent.includes('“[CLS]”')")
+    shown.wait_for_function(f"({INK})('graph').share > 0.01")
+    assert shown.evaluate("place.getBoundingClientRect().height") == 500
+    assert shown.evaluate("location.hash") == ""
+    # From the page to the kernel,
+    shown.click('[role="tab"][data-view="strip"]')
+    shown.keyboard.press("ArrowDown")
+    assert shown.evaluate("saved.at(-1).view") == "strip"
+    assert shown.evaluate("saved.at(-1).query") == 1
+    assert shown.evaluate("location.hash") == "", "a notebook's address is its own"
+    # and from the kernel to the page, which does not echo for ever.
+    shown.evaluate("model.set('selection', { query: 5 })")
+    shown.wait_for_function("document.querySelector('.status').textContent.includes('“cabinets”')")
+    assert shown.evaluate("saved.length") < 10
+    shown.evaluate("leave()")
+    assert shown.evaluate("place.childElementCount") == 0
+    shown.evaluate("model.set('selection', { query: 2 })")  # nobody is there to fail
+
+
+# --- `make browser`
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="apt-get is of Debian and its kin")
+@pytest.mark.parametrize("fresh", [False, True], ids=["lists are old", "lists are fresh"])
+def test_a_missing_browser_is_installed(fresh: bool, tmp_path: Path) -> None:
+    def program(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    program("sudo", 'exec "$@"')
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    log, mark = tmp_path / "log", tmp_path / "fresh"
+    made_up = f"printf '#!/bin/sh\\n' > {tmp_path}/chromium; /bin/chmod +x {tmp_path}/chromium"
+    program(
+        "apt-get",
+        f'echo "$2" >> {log}\n[ "$2" = update ] && : > {mark}\n[ -e {mark} ] || exit 100\n'
+        f'if [ "$2" = install ]; then {made_up}; fi',
+    )
+    if fresh:
+        mark.touch()
+    here = {"PATH": str(tmp_path), "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, str(Path(__file__).parent / "browser.py")]
+
+    def run() -> str:
+        return subprocess.run(command, env=here, capture_output=True, text=True, check=True).stdout
+
+    assert "installed chromium" in run()
+    assert log.read_text().split() == (["install"] if fresh else ["install", "update", "install"])
+    assert run() == "", "and is left alone when it is there"
