@@ -197,6 +197,8 @@ def test_keys_move_the_selection(opened: Opener) -> None:
     for key, what, value in keys:
         shown.keyboard.press(key)
         assert state(shown)[what] == value, key
+    shown.keyboard.press("Enter")
+    assert state(shown)["picked"], "a node is picked without a mouse"
     choose(shown, token=3, picked=True)
     shown.keyboard.press("Escape")
     assert (state(shown)["token"], state(shown)["picked"]) == (None, False)
@@ -219,6 +221,10 @@ def test_keys_in_a_control_are_the_controls(opened: Opener) -> None:
     assert state(shown)["layer"] == 1
     assert state(shown)["query"] == 0
     assert shown.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer"
+    assert shown.get_attribute('[aria-label="Layer"]', "aria-valuetext") == "2 of 3"
+    choose(shown, query=3, layer=0)
+    assert shown.input_value('[aria-label="Token"]') == "3", "the others follow while one has the focus"
+    assert shown.get_attribute('[aria-label="Layer"]', "aria-valuetext") == "1 of 3"
     shown.fill('[aria-label="Token"]', "7")
     shown.keyboard.press("Enter")
     assert state(shown)["query"] == 7
@@ -403,12 +409,39 @@ def test_traces_of_different_sizes_are_compared(opened: Opener) -> None:
             assert shown.evaluate(OVERFLOW) <= 0
 
 
+def test_the_larger_of_two_compared_traces_can_be_reached(opened: Opener) -> None:
+    small, large = made(["a", "b"], layers=1), made()
+    shown = opened(page({"small": small, "large": large}).html(), "view=strip&other=1&beside=none")
+    shown.mouse.click(*spot(shown, 1, WORDS[7]))
+    settle(shown)
+    assert state(shown)["query"] == 7
+    shown.mouse.move(5, 5)
+    choose(shown, layer=2, method="raw")
+    assert state(shown)["layer"] == 2, "which the small one has not"
+    assert shown.input_value('[aria-label="Layer"]') == "2"
+    assert status(shown).startswith("small: “b” (token 1), layer 1 of 1, raw")
+    shown.mouse.move(*spot(shown, 1, WORDS[4]))
+    settle(shown)
+    assert status(shown).startswith("large: “" + WORDS[7]), "the words are of the trace under the pointer"
+
+
+def test_the_encoders_layers_stay_with_the_views_of_the_encoder(opened: Opener) -> None:
+    shown = opened(page(pair()).html(), "view=heads&group=encoder&beside=none")
+    layers = int(shown.get_attribute('[aria-label="Layer"]', "max")) + 1
+    choose(shown, layer=layers - 1)
+    shown.keyboard.press("ArrowDown")
+    assert state(shown)["row"] == 0, "rows of the encoder are no queries"
+    choose(shown, view="strip")
+    assert shown.get_attribute('[aria-label="Layer"]', "max") == "1"
+    assert "layer 2 of 2" in status(shown)
+
+
 # --- text that stays text
 
 HOSTILE = {
     "<script>alert(1)</script>": None, '"><img src=x onerror=alert(1)>': None, "</script>": "</script>",
     "<!--": "<!--", "'\"`\\": "'\"`\\", "${alert(1)}": "${alert(1)}", "__proto__": "__proto__",
-    "\0\x07": "␀␇", "a\u2028b": "a·b", "\ud800": "?", "\u202egnp.exe": "·gnp.exe", "&lt;": "&lt;",
+    "\0\x07": "␀␇", "a\u2028b": "a·b", "\ud800": "\ufffd", "\u202egnp.exe": "·gnp.exe", "&lt;": "&lt;",
     "Z" + "\u0351\u0357" * 60: None, "": "∅", " ": "␣", "\n": "↵",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467": "\U0001f468\u200d\U0001f469\u200d\U0001f467",
     "مفتاح": "مفتاح", "מפתח": "מפתח", "鑰匙": "鑰匙",

@@ -477,7 +477,7 @@ def test_hostile_text_stays_in_the_index(tmp_path: Path) -> None:
     found = parsed(text)
     assert found.tags == parsed(plain.html()).tags, "no element more than a dull page has"
     (index,) = [json.loads(data) for about, data in found.texts if about.get("id") == "overt-index"]
-    kept = [token.replace("\ud800", "?") for token in HOSTILE]
+    kept = [token.replace("\ud800", "\ufffd") for token in HOSTILE]
     assert index["traces"][0]["tokens"] == kept
     assert index["title"] == "</title><script>alert(1)</script>"
     raw = re.search(r'id="overt-index">(.*?)</script>', text, re.S)
@@ -492,8 +492,8 @@ def test_names_that_utf8_cannot_hold_become_signs(arguments: dict[str, Any], tmp
     shown = page(arguments.pop("traces", made()), **arguments)
     shown.save(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "a?b" in text
-    assert "a?b" in shown._repr_html_()
+    assert "a\ufffdb" in text
+    assert "a\ufffdb" in shown._repr_html_()
 
 
 def test_the_policy_lets_in_the_pages_own_script_and_style_alone() -> None:
@@ -533,7 +533,7 @@ def test_a_page_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("overt.view.page.os.replace", broken)
+    monkeypatch.setattr("overt._files.os.replace", broken)
     with pytest.raises(OSError, match="no room"):
         page(made(seed=1)).save(path)
     shown.index["traces"][0]["residual"] = float("nan")
@@ -620,3 +620,44 @@ def test_weights_that_are_no_numbers_are_counted_and_stop_no_page() -> None:
     assert entry["missing"]["flow"] == "no flow: the maps hold weights that are no numbers"
     assert entry["fields"]["mean"][1]["broken"] == 1
     assert "broken" not in entry["fields"]["mean"][0]
+
+
+def test_padding_may_hold_anything() -> None:
+    trace = made(["a", "b", "c", "d"])
+    trace.mask[0, :2] = False
+    for cells in trace.maps:
+        cells[:, :, :2] = torch.nan
+        cells[..., :2] = 0.0
+        cells[:, :, :2] = torch.nan
+    [entry] = page(trace).index["traces"]
+    assert entry["tokens"] == ["c", "d"]
+    assert "rollout" in entry["fields"]
+    assert not {"rollout", "flow"} & set(entry["missing"])
+
+
+def test_a_page_speaks_of_itself_in_a_line() -> None:
+    assert repr(page(made(), title="one")) == repr(page(made(), title="one"))
+    assert re.fullmatch(r"Page\('one', 1 trace, 0\.\d MB of maps\)", repr(page(made(), title="one")))
+
+
+def test_where_a_page_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"path .*x\.html: there is no folder .*none$"):
+        made().html(tmp_path / "none" / "x.html", importances=False)
+    with pytest.raises(IsADirectoryError, match="is a folder: give the name of a file in it"):
+        made().html(tmp_path, importances=False)
+
+
+def test_one_method_is_a_list_of_one() -> None:
+    [entry] = page(made(), methods="rollout").index["traces"]
+    assert set(entry["missing"]) >= {"flow"}
+    assert "rollout" in entry["fields"]
+
+
+def test_a_target_that_is_none_stops_the_page() -> None:
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=8)).eval()  # fmt: skip
+    trace = overt.trace(model, torch.tensor([[1, 2, 3]]))
+    with pytest.raises(ValueError, match="target"):
+        trace.html(target=99, unk=0)
+    [entry] = trace.html(target=1, unk=0).index["traces"]
+    assert {one["target"] for one in entry["importances"]} == {"“LABEL_1”"}

@@ -35,6 +35,7 @@ pytest.importorskip("starlette", reason="needs starlette")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
+import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
 from overt.recipes import serving as recipe  # noqa: E402
 from overt.view.server import (  # noqa: E402
@@ -127,10 +128,10 @@ class Reply(NamedTuple):
 class Running:
     """A real server on a free port of this machine."""
 
-    def __init__(self, models: dict[str, Served], limits: Limits) -> None:
+    def __init__(self, models: dict[str, Served], limits: Limits, **more: Any) -> None:
         self.socket = bound("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
-        self.application = app(models, limits, threads=1)
+        self.application = app(models, limits, threads=1, **more)
         self.server = server(self.application, limits)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
         self.thread.start()
@@ -675,6 +676,32 @@ def test_other_hosts_are_refused(up: Running, host: str) -> None:
         assert "answers to its own names only" in found.error
 
 
+def test_beyond_this_machine_a_host_is_an_address_or_a_known_name(served: dict[str, Served]) -> None:
+    made = Running(served, Limits(), hosts=["box"], addresses=True)
+    try:
+        made.until(lambda: made.server.started)
+        for host, status in (
+            ("10.1.2.3", 200),
+            ("[fe80::1]:8321", 200),
+            ("box:80", 200),
+            ("evil.example", 403),
+        ):
+            assert made.ask("GET", "/health", headers={"Host": host}).status == status, host
+    finally:
+        made.server.should_exit = True
+        made.thread.join(30)
+
+
+def test_mechanisms_come_with_what_there_is_to_see_of_them() -> None:
+    bert = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
+    overt.attach(bert, overt.Evolving(), overt.Bayesian())
+    with running({"both": Served("both", bert, tokenizer(), layers=3)}) as made:
+        [entry] = made.trace("the key", model="both").json["index"]["traces"]
+    assert entry["samples"] == 10
+    assert {"part convolution", "spread", "rollout spread"} <= set(entry["fields"])
+    assert len(entry["outputs"]["draws"]) == 10
+
+
 @pytest.mark.parametrize(
     ("header", "host"),
     [("localhost", "localhost"), ("LOCALHOST:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"),
@@ -854,7 +881,7 @@ def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Runni
     text = "the <img src=x onerror=alert(1)> key & lies"
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("bert")
-        page.get_by_label("flow").uncheck()
+        page.get_by_label("flow", exact=True).uncheck()
         page.get_by_label("Sentence").fill(text)
         page.get_by_label("Sentence").press("Control+Enter")
         page.get_by_text(TOOK).wait_for()
@@ -865,7 +892,7 @@ def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Runni
     with looking(browser, up, link, viewport={"width": 390, "height": 800}) as page:
         page.get_by_text(TOOK).wait_for()
         assert page.get_by_label("Sentence").input_value() == text
-        assert not page.get_by_label("flow").is_checked()
+        assert not page.get_by_label("flow", exact=True).is_checked()
         assert page.get_by_role("button", name="Trace", exact=True).bounding_box()["width"] > 100
 
 
@@ -931,6 +958,7 @@ def test_models_are_named_by_their_folders_or_as_told(tmp_path: Path) -> None:
 def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "other.safetensors").write_bytes(b"")  # which is not the model's
     with pytest.raises(ValueError, match="has no weights in safetensors, and a pickle is not opened"):
         recipe.opened("x", str(tmp_path))
     assert not MARK.exists()

@@ -452,3 +452,14 @@ def test_an_encoder_keeps_the_picture_that_it_read() -> None:
     assert traced.picture is not None
     assert traced.encoder.picture is traced.picture
     torch.testing.assert_close(traced.outputs, logits_of(model, inputs)[:, -1], atol=1e-5, rtol=1e-4)
+
+
+def test_an_encoders_outputs_are_of_its_first_real_token() -> None:
+    model = build(hf.BertForMaskedLM, lambda: hf.BertConfig(**TEXT))().eval()
+    ids = torch.tensor([[0, 0, 5, 6, 7]])
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    trace = overt.trace(model, {"input_ids": ids, "attention_mask": mask})
+    assert trace.main_queries() == [2]
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask).logits[:, 2]
+    torch.testing.assert_close(trace.outputs, expected)

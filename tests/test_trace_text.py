@@ -167,6 +167,22 @@ def test_a_page_holds_every_text_by_every_model(folder: Path, tmp_path: Path) ->
     assert "there is no folder" in str(result.exception)
 
 
+def test_a_table_is_the_same_with_a_page_and_without(folder: Path, tmp_path: Path) -> None:
+    asked = ["trace", "the key", "--model", str(folder), "--graph", "norm"]
+    one = runner.invoke(app, asked, env={"COLUMNS": "120"})
+    two = runner.invoke(app, [*asked, "--out", str(tmp_path / "p.html")], env={"COLUMNS": "120"})
+    assert plain(two.output).startswith(plain(one.output).rstrip())
+
+
+def test_text_is_no_markup(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p[red].html"
+    result = runner.invoke(app, ["trace", "the", "key [/dim] to", "--model", str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.exception
+    assert "key [/dim] to: encoder" in plain(result.output)
+    assert "p[red].html" in plain(result.output).replace("\n", "")
+    assert out.is_file()
+
+
 def test_a_figure_from_the_command(folder: Path, tmp_path: Path) -> None:
     asked = ["plot", "the key to cabinets", "--model", str(folder), "--out", str(tmp_path / "strip.svg")]
     result = runner.invoke(app, asked)

@@ -144,7 +144,8 @@ def trace(
     ] = False,
     graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
     out: Annotated[
-        Path | None, typer.Option(help="Also write a page to look at (.html), or the trace (.safetensors).")
+        Path | None,
+        typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
     ] = None,
 ) -> None:
     """Show which tokens a model's attention draws on: raw attention, rollout and flow, side by side."""

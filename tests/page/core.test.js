@@ -9,9 +9,10 @@ import { TraceData } from "../../src/overt/view/page/data.js";
 import { unpack } from "../../src/overt/view/page/field.js";
 import { strongest } from "../../src/overt/view/page/parts.js";
 import { Store } from "../../src/overt/view/page/store.js";
+import { stripView } from "../../src/overt/view/page/strip.js";
 import { escaped, fitted, SvgSurface, textWidth } from "../../src/overt/view/page/surface.js";
 import { direction, mostlyRightToLeft, number, percent, shown } from "../../src/overt/view/page/words.js";
-import { traceOf } from "./record.js";
+import { drawn, traceOf } from "./record.js";
 
 // --- bytes and fields
 
@@ -358,4 +359,40 @@ test("the strongest values come largest first, by size, without zeros", () => {
   const values = Float32Array.from([0, 0.5, -2, 0.25, 0]);
   assert.deepEqual(strongest(values, 2), [{ token: 2, value: -2 }, { token: 1, value: 0.5 }]);
   assert.equal(strongest(values, 9).length, 3);
+});
+
+test("few fields are unpacked side by side, all come, and rows outlive their fields", async () => {
+  const [about, bytes] = packedByHand([[[[10, 1], [20, 1]], [[10, 1], null]]], [0.5, 1], [0, 0]);
+  const layers = 12;
+  const entry = { name: "t", tokens: ["a", "b"], layers, groups: { "": { layers, heads: 0 } }, fields: { mean: Array.from({ length: layers }, () => ({ at: 0, ...about })) } };
+  let asked = 0;
+  const trace = new TraceData(entry, async () => (asked++, bytes));
+  for (let layer = 0; layer < layers; layer++) assert.equal(trace.row("raw", layer, 0), null);
+  assert.ok(asked < layers, `${asked} at once`);
+  for (let layer = 0; layer < layers; layer++) assert.ok(await trace.fetched("mean", layer));
+  for (let layer = 0; layer < layers; layer++) assert.ok(trace.row("raw", layer, 0).values);
+  trace.fields.clear();
+  asked = 0;
+  for (let layer = 0; layer < layers; layer++) assert.ok(trace.row("raw", layer, 0).values, "kept");
+  assert.equal(asked, 0);
+});
+
+test("importances say of which tokens the page has them", () => {
+  const importances = [{ method: "gradients", title: "gradients", target: "the next token", queries: [2, 0], values: [[1, 2, 3], [3, 2, 1]] }];
+  const trace = traceOf({ tokens: ["a", "b", "c"], importances }, { mean: [[[[1, 0, 0], [0, 1, 0], [0, 0, 1]]]] });
+  assert.deepEqual(trace.importances(0)[0].values, [3, 2, 1]);
+  assert.deepEqual(trace.importances(1)[0], { method: "gradients", title: "gradients", target: "the next token", only: [2, 0], values: null });
+  const strip = drawn(stripView, trace, { query: 1, method: "raw" });
+  assert.ok(strip.texts.includes("the page has it of token 2, token 0 only"), strip.texts.join("|"));
+});
+
+test("what is not in the page is said under the strip", () => {
+  const trace = traceOf({ tokens: ["a", "b"], missing: { blankout: "no blank-out: the model has no outputs" } }, { mean: [[[[1, 0], [0, 1]]]] });
+  assert.ok(drawn(stripView, trace, { method: "raw" }).texts.includes("no blank-out: the model has no outputs"));
+});
+
+test("a selection is fitted to the trace that shows it", () => {
+  const trace = traceOf({ tokens: ["a", "b"] }, { mean: [[[[1, 0], [0, 1]]]] });
+  const near = trace.nearest({ layer: 7, query: 9, token: 5, head: 3, method: "flow", group: "encoder" });
+  assert.deepEqual(near, { layer: 0, query: 1, token: null, head: null, method: "raw", group: "" });
 });

@@ -1,9 +1,15 @@
 // Source and target of an encoder–decoder, step by step.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { crossLines, crossStrongest, crossView } from "../../src/overt/view/page/cross.js";
-import { drawn, Recorder, traceOf } from "./record.js";
+import { crossLines, crossView } from "../../src/overt/view/page/cross.js";
+import { drawn as drawnAs, Recorder, traceOf } from "./record.js";
 import { palette } from "../../src/overt/view/page/colour.js";
+
+/** As a pane draws it: with the nearest selection that the trace has. */
+function drawn(view, trace, state = {}, ...more) {
+  const first = { layer: trace.layers - 1, head: null, query: trace.main, token: null, method: "rollout" };
+  return drawnAs(view, trace, trace.nearest({ ...first, ...state, group: "" }), ...more);
+}
 
 const SOURCE = ["the", "old", "key", "</s>"];
 const TARGET = ["<s>", "der", "Schlüssel"];
@@ -11,10 +17,10 @@ const SELF = [[1, 0, 0], [0.4, 0.6, 0], [0.2, 0.3, 0.5]];
 const CROSS = [[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.05, 0.05, 0.8, 0.1]];
 const ROLLOUT = [[0.1, 0.2, 0.1, 0.1, 0.5, 0, 0], [0.1, 0.1, 0.1, 0.1, 0.2, 0.4, 0], [0.1, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1]];
 
-function pair({ source = SOURCE, target = TARGET, self = SELF, cross = CROSS, rollout = ROLLOUT, ...more } = {}) {
+function pair({ source = SOURCE, target = TARGET, self = SELF, cross = CROSS, rollout = ROLLOUT, flow = null, ...more } = {}) {
   const tokens = [...source, ...target];
   const groups = { cross: { layers: 1, heads: 0, rows: [source.length, tokens.length], columns: [0, source.length] } };
-  const fields = { mean: [[self]], "cross mean": [[cross]], ...(rollout ? { rollout: [[rollout]] } : {}) };
+  const fields = { mean: [[self]], "cross mean": [[cross]], ...(rollout && { rollout: [[rollout]] }), ...(flow && { flow: [[flow]] }) };
   return traceOf({ tokens, source: source.length, kind: "encoder–decoder", groups, ...more }, fields);
 }
 
@@ -39,8 +45,8 @@ test("it is for encoder–decoders", () => {
 test("raw is cross attention before self-attention, of the chosen step", () => {
   const trace = pair();
   const surface = drawn(crossView, trace, { method: "raw", query: 2 });
-  assert.match(tipOf(surface, 2), /^key\nsource 3 of 4\nraw: 0\.800/);
-  assert.match(tipOf(surface, 5), /^der\ntarget 2 of 3\nraw: 0\.300/);
+  assert.match(tipOf(surface, 2), /^key\nsource 2\nraw, weight: 0\.800/);
+  assert.match(tipOf(surface, 5), /^der\ntarget 1\nraw, weight: 0\.300/);
 });
 
 test("curves lead to the strongest source words, the wider the stronger; weak ones have none", () => {
@@ -52,12 +58,17 @@ test("curves lead to the strongest source words, the wider the stronger; weak on
   assert.ok(curves(pointed, trace).has(1), "what is pointed at has a curve");
 });
 
-test("targets that are not yet written are faint and have no colour", () => {
+test("targets that are not yet written are soft, yet legible, and have no colour", () => {
   const trace = pair();
   const surface = drawn(crossView, trace, { method: "rollout", query: 1 });
   const look = (text) => surface.of("text").find((call) => call.at[0] === text && call.look.size === 13).look;
-  assert.equal(look("Schlüssel").opacity, 0.5);
-  assert.equal(look("der").opacity, 1);
+  assert.equal(look("Schlüssel").fill, palette("light").soft);
+  assert.equal(look("Schlüssel").opacity ?? 1, 1, "less would be too little contrast");
+  const { boxes } = crossLines(trace, 900);
+  const dashed = surface.of("line").filter((call) => call.look.dash);
+  assert.deepEqual(dashed.map((call) => call.at[0] > boxes[6].x && call.at[2] < boxes[6].x + boxes[6].wide), [true], "a dashed line marks it");
+  const filled = surface.of("rect").filter((call) => call.look.fill && call.look.radius === 5).map((call) => `${call.at[0]} ${call.at[2]}`);
+  assert.deepEqual([5, 6].map((token) => filled.includes(`${boxes[token].x} ${boxes[token].wide}`)), [true, false]);
   assert.equal(look("der").weight, 700);
   assert.match(tipOf(surface, 6), /not written yet/);
 });
@@ -65,6 +76,39 @@ test("targets that are not yet written are faint and have no colour", () => {
 test("the parts of source and target in rollout are said", () => {
   const texts = drawn(crossView, pair(), { method: "rollout", query: 2 }).texts;
   assert.ok(texts.includes("source · 70 % of rollout") && texts.includes("target · 30 % of rollout"));
+  assert.ok(texts.includes("rollout, share"));
+});
+
+test("raw is two distributions, each by its name", () => {
+  const texts = drawn(crossView, pair(), { method: "raw", query: 2 }).texts;
+  assert.ok(texts.includes("source · cross-attention") && texts.includes("target · self-attention"));
+});
+
+test("flow is told in amounts, not in shares", () => {
+  const trace = pair({ flow: ROLLOUT.map((row) => row.map((value) => 5 * value)) });
+  const surface = drawn(crossView, trace, { method: "flow", query: 2 });
+  assert.ok(surface.texts.includes("flow, amount"));
+  assert.ok(surface.texts.includes("source") && surface.texts.includes("target"));
+  assert.doesNotMatch(surface.texts.join("\n"), /%|share/);
+  assert.match(tipOf(surface, 1), /^old\nsource 1\nflow, amount: 1\.50$/);
+});
+
+test("a weight that may have been left out is not said to be 0", () => {
+  const trace = pair({ cross: [CROSS[0], CROSS[1], [0, 0.2, 0.8, 0]] });
+  assert.match(tipOf(drawn(crossView, trace, { method: "raw", query: 2 }), 0), /raw, weight: left out or 0$/);
+  assert.match(crossView.describe({ trace, seen: { method: "raw", layer: 0, head: null, query: 2, token: 0 } }), /· “the” left out or 0$/);
+});
+
+test("frames have paper beneath, whatever the colour of the cell", () => {
+  const trace = pair();
+  const { boxes } = crossLines(trace, 900);
+  const theme = palette("light");
+  const surface = drawn(crossView, trace, { method: "raw", query: 2, token: 2 });
+  for (const [token, stroke] of [[6, theme.select], [2, theme.accent]]) {
+    const frames = surface.of("rect").filter((call) => call.look.stroke && call.look.radius === 5 && call.at[0] === boxes[token].x && call.at[2] === boxes[token].wide);
+    assert.deepEqual(frames.map((call) => call.look.stroke), [theme.paper, stroke]);
+    assert.ok(frames[0].look.line > frames[1].look.line);
+  }
 });
 
 test("a click on a target chooses the step, on a source word holds it", () => {
@@ -111,18 +155,6 @@ test("what a row left out is said", () => {
   assert.ok(drawn(crossView, pair(), { method: "rollout" }).texts.includes("layer 1, nothing is left out of this row"));
 });
 
-test("a layer that only the encoder has is read as the decoder's last", () => {
-  assert.match(crossView.describe({ trace: pair(), seen: { method: "raw", layer: 5, head: null, query: 1, token: null } }), /layer 1 of 1, raw.*: source the 0\.700/);
-});
-
-test("beside a longer trace, a step and a token beyond the end do no harm", () => {
-  const trace = pair();
-  const beyond = { query: 40, token: 90, head: 7, method: "rollout", layer: 0 };
-  assert.match(tipOf(drawn(crossView, trace, beyond), 1), /rollout: 0\.300/, "the last step");
-  assert.match(crossView.describe({ trace, seen: beyond }), /^step 3 of 3/);
-  assert.ok(Number.isFinite(crossView.placeOf({ trace, seen: beyond, state: beyond, width: 900 })));
-});
-
 test("lines of right-to-left tokens run from the right, the others from the left", () => {
   const source = ["المفتاح", "تحت", "السجادة"];
   const cut = (rows) => rows.map((row) => row.slice(0, 3));
@@ -156,11 +188,6 @@ test("of a long text only what is on the screen is drawn", () => {
   assert.ok(surface.of("path").length <= 8);
 });
 
-test("the strongest are found in one pass, signs aside", () => {
-  const found = crossStrongest([0.1, -0.5, 0, 0.3, 0.2, 9], 0, 5, 3);
-  assert.deepEqual(found.map((one) => one.token), [1, 3, 4]);
-});
-
 test("who chose in the matrix is not carried away", () => {
   const source = Array.from({ length: 300 }, (_, i) => `word${i}`);
   const trace = pair({ source, cross: TARGET.map(() => source.map(() => 1 / 300)), rollout: null });
@@ -176,7 +203,7 @@ test("who chose in the matrix is not carried away", () => {
 
 test("the status names the step and its strongest sources", () => {
   const said = crossView.describe({ trace: pair(), seen: { method: "raw", layer: 0, head: null, query: 2, token: 0 } });
-  assert.match(said, /^step 3 of 3, “Schlüssel”, layer 1 of 1, raw: source key 0\.800, <\/s> 0\.100, .*; target Schlüssel 0\.500, der 0\.300 · “the” 0\.050/);
+  assert.match(said, /^“Schlüssel” \(target 2\), layer 1 of 1, raw, weight: source key 0\.800, <\/s> 0\.100, .*; target Schlüssel 0\.500, der 0\.300 · “the” 0\.050/);
 });
 
 test("tokens are drawn as visible signs", () => {

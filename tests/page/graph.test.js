@@ -3,7 +3,13 @@ import test from "node:test";
 import { palette } from "../../src/overt/view/page/colour.js";
 import { graphLayout, graphTotals, graphView } from "../../src/overt/view/page/graph.js";
 import { GraphEdges, graphPaths, graphRow, GraphTop } from "../../src/overt/view/page/graph_paths.js";
-import { drawn, traceOf } from "./record.js";
+import { drawn as drawnAs, fieldOf, traceOf } from "./record.js";
+
+/** As a pane draws it: with the nearest selection that the trace has. */
+function drawn(view, trace, state = {}, ...more) {
+  const first = { layer: trace.layers - 1, head: null, query: trace.main, token: null, method: "rollout" };
+  return drawnAs(view, trace, trace.nearest({ ...first, ...state, group: "" }), ...more);
+}
 
 // Numbers that look random and are the same every time.
 function dice(seed = 1) {
@@ -81,6 +87,94 @@ test("raw paths are products of raw weights", () => {
   near(graphPaths(trace, "raw", 2, 4).totals, times(maps[2], times(maps[1], maps[0]))[4]);
 });
 
+/** The same trace as it would be packed: without the smallest weights of each row, as many as hold `most` of it or less. */
+function packed(trace, most = 0.02) {
+  for (const [name, field] of trace.fields) {
+    const dropped = [];
+    const maps = Array.from({ length: field.maps }, (_, map) =>
+      Array.from({ length: field.rows }, (_, at) => {
+        const row = Array.from(field.row(map, at));
+        const order = [...row.keys()].sort((a, b) => row[a] - row[b]);
+        const whole = row.reduce((sum, value) => sum + value, 0);
+        let gone = 0;
+        for (const key of order) {
+          if (gone + row[key] > most * whole) break;
+          gone += row[key];
+          row[key] = 0;
+        }
+        dropped.push(gone / whole);
+        return row;
+      }),
+    );
+    const cut = fieldOf(maps);
+    cut.dropped.set(dropped);
+    trace.fields.set(name, cut);
+  }
+  return trace;
+}
+
+test("a product of raw weights does not shrink by what packing left out, and says how much that was", () => {
+  for (const causal of [false, true]) {
+    const roll = dice(11);
+    const tokens = Array.from({ length: 30 }, (_, i) => `w${i}`);
+    const maps = Array.from({ length: 6 }, () => attention(30, 30, roll, causal));
+    const trace = packed(traceOf({ tokens }, { mean: maps.map((map) => [map]) }));
+    const whole = maps.reduce((below, map) => (below ? times(map, below) : map), null);
+    const { totals, lost } = graphPaths(trace, "raw", 5, 29);
+    assert.ok(Math.abs(totals.reduce((a, b) => a + b) - 1) < 1e-6);
+    whole[29].forEach((value, i) => assert.ok(Math.abs(totals[i] - value) < 0.02 * value + 1e-4, `${i}: ${totals[i]} is not ${value}`));
+    assert.ok(lost > 0.05 && lost < 0.12, `six levels lose near 2 % each, got ${lost}`);
+    const early = graphPaths(trace, "raw", 5, 4).totals;
+    if (causal) assert.ok(early.slice(5).every((value) => value === 0), "nothing comes from later tokens");
+    const seen = { method: "raw", picked: true, layer: 5, query: 29, head: null, token: null };
+    assert.equal(graphTotals(trace, seen).lost, lost);
+    assert.match(graphView.describe({ trace, seen }), /left out \d[.\d]* % on the way/);
+  }
+});
+
+test("a picked node's product of raw weights is called one, and is not taken for the raw row", () => {
+  const { trace, maps } = small();
+  const product = times(maps[2], times(maps[1], maps[0]))[4];
+  const best = Math.max(...product).toFixed(3);
+  const name = "product of raw weights, layer 3 to the input";
+  const state = { method: "raw", picked: true, layer: 2, query: 4 };
+  const surface = drawn(graphView, trace, state);
+  assert.ok(surface.texts.includes(name), "the scale's title");
+  const { x, y } = graphLayout(trace, 900);
+  const token = product.indexOf(Math.max(...product));
+  assert.match(hitAt(surface, 20, y(token)).tip, new RegExp(`drawn on by “cabinet”, layer 3\n${name}: ${best}$`));
+  const said = graphView.describe({ trace, seen: trace.nearest({ ...state, head: null }) });
+  assert.ok(said.startsWith(`“cabinet” (token 4) at layer 3 draws on (${name}): ${words[token]} ${best}`), said);
+  const row = Math.max(...maps[2][4]).toFixed(3);
+  const tip = hitAt(surface, x(3), y(4)).tip;
+  assert.match(tip, new RegExp(`^cabinet\ntoken 4, layer 3\nraw weight: .* ${row}.*\n${name}: .* ${best}`), "both, each by its name");
+  const plain = drawn(graphView, trace, { ...state, picked: false });
+  assert.ok(!plain.texts.some((text) => text.includes("product")));
+  assert.match(hitAt(plain, 20, y(0)).tip, new RegExp(`\nraw weight: ${maps[2][4][0].toFixed(3)}`));
+});
+
+test("flow is told in amounts", () => {
+  const flows = small().rollouts.map((map) => map.map((row) => row.map((value) => 3 * value)));
+  const { trace } = small({}, () => ({ flow: flows.map((map) => [map]) }));
+  const { y } = graphLayout(trace, 900);
+  for (const picked of [false, true]) {
+    const surface = drawn(graphView, trace, { method: "flow", picked, layer: 2, query: 1 });
+    assert.ok(surface.texts.includes(picked ? "flow of “key”, layer 3, amount" : "flow, amount"));
+    assert.match(hitAt(surface, 20, y(1)).tip, new RegExp(`\nflow, amount: ${flows[2][1][1].toFixed(2)}$`));
+  }
+});
+
+test("a weight that may have been left out is not said to be 0", () => {
+  const trace = traceOf({ tokens: ["a", "b"] }, { mean: [[[[1, 0], [0.5, 0.5]]]] });
+  const { y } = graphLayout(trace, 900);
+  for (const picked of [false, true]) {
+    const state = { method: "raw", query: 0, layer: 0, picked };
+    assert.match(hitAt(drawn(graphView, trace, state), 20, y(1)).tip, /: left out or 0$/);
+  }
+  const seen = { method: "raw", query: 0, layer: 0, head: null, picked: true, token: 1 };
+  assert.match(graphView.describe({ trace, seen }), /· “b” left out or 0$/);
+});
+
 test("what arrives at a token is what its edges bring", () => {
   const { trace } = small();
   const { reach, edges, total } = graphPaths(trace, "rollout", 2, 1);
@@ -108,6 +202,29 @@ test("an encoder–decoder's paths go through self-attention, cross-attention an
   ];
   const product = levels.reduceRight((above, level) => (above ? times(above, level) : level), null);
   for (let query = 0; query < target; query++) near(graphPaths(trace, "rollout", 1, query).totals, product[source + query]);
+});
+
+test("raw paths of an encoder–decoder are rollout's without a residual: its last cross-attention, through the encoder", () => {
+  const { trace, encoder, cross, source } = pair();
+  const through = times(cross[1], times(encoder[1], encoder[0]));
+  for (let query = 0; query < 4; query++) {
+    const { totals } = graphPaths(trace, "raw", 1, query);
+    near(totals, [...through[query], 0, 0, 0, 0]);
+    assert.ok(Math.abs(totals.reduce((a, b) => a + b) - 1) < 1e-6, "one distribution, not two");
+  }
+  const { edges } = graphPaths(trace, "raw", 1, 2);
+  assert.ok(edges.length && edges.every((edge) => edge.to < source));
+  const said = (method) => drawn(graphView, trace, { method, picked: true, layer: 1, query: 2 }).texts.join(" ");
+  assert.match(said("raw"), /without a residual it passes on nothing of the target/);
+});
+
+test("tokens of an encoder–decoder are counted from 0 in source and target", () => {
+  const { trace } = pair();
+  const { x, y } = graphLayout(trace, 900);
+  const surface = drawn(graphView, trace, { method: "raw" });
+  assert.match(hitAt(surface, 20, y(2)).tip, /^Schlüssel\nsource 2\n/);
+  assert.match(hitAt(surface, 20, y(5)).tip, /^old\ntarget 2\n/);
+  assert.match(hitAt(surface, x(1), y(5)).tip, /^old\ntarget 2, layer 1\n/);
 });
 
 test("weights that packing left out are made up for", () => {
@@ -226,7 +343,7 @@ test("nodes, heads of columns and tokens lead where they should", () => {
   const node = hitAt(surface, x(2), y(4));
   assert.deepEqual(node.select, { query: 4, layer: 1, token: null, picked: true });
   assert.deepEqual(node.hover, { query: 4, layer: 1, token: 4, picked: true });
-  assert.match(node.tip, /^cabinet\ntoken 4, layer 2\nrollout: /);
+  assert.match(node.tip, /^cabinet\ntoken 4, layer 2\nrollout, share: /);
   assert.deepEqual(hitAt(surface, x(0), y(1)).select, { query: 1, token: null });
   assert.deepEqual(hitAt(surface, 20, y(3)).select, { query: 3, token: null });
   assert.deepEqual(hitAt(surface, 20, y(3)).hover, { token: 3 });
@@ -252,6 +369,8 @@ test("the token that the pointer is over is marked in every column", () => {
   const { x, y } = graphLayout(trace, 900);
   const rings = drawn(graphView, trace, { token: 2 }).of("circle").filter((call) => call.look.stroke && call.at[1] === y(2));
   assert.deepEqual(rings.map((call) => call.at[0]), [0, 1, 2, 3].map(x));
+  const paper = drawn(graphView, trace, { token: 2 }).of("circle").filter((call) => call.look.fill === palette("light").paper && call.at[2] > 5);
+  assert.ok(rings.every((ring) => paper.some((call) => call.at[0] === ring.at[0] && call.at[1] === ring.at[1])), "with paper around it");
 });
 
 test("a long text draws few things, and says how many edges it has left out", () => {
@@ -306,7 +425,7 @@ test("the status says what a picked node draws on", () => {
   const seen = { method: "rollout", picked: true, layer: 1, query: 1, head: null, token: null };
   const best = rollouts[1][1].map((value, i) => [value, words[i]]).sort((a, b) => b[0] - a[0])[0];
   const text = graphView.describe({ trace, seen });
-  assert.ok(text.startsWith(`“key” at layer 2 draws on: ${best[1]} ${best[0].toFixed(3)}`), text);
+  assert.ok(text.startsWith(`“key” (token 1) at layer 2 draws on (rollout, share): ${best[1]} ${best[0].toFixed(3)}`), text);
   assert.equal(graphView.describe({ trace, seen: { ...seen, picked: false } }), null);
 });
 
@@ -348,21 +467,6 @@ test("while maps are on their way the rest is drawn", () => {
 test("a trace without tokens says why there is nothing", () => {
   assert.equal(graphView.applies(small().trace), true);
   assert.match(graphView.applies(traceOf({ tokens: [] }, {})), /no layers of tokens/);
-});
-
-test("a layer of a deeper encoder is the decoder's last", () => {
-  const { trace } = pair();
-  trace.about.groups.encoder.layers = 6;
-  const calls = (state) => JSON.stringify(drawn(graphView, trace, { method: "raw", ...state }).calls);
-  assert.equal(calls({ group: "encoder", layer: 5 }), calls({ layer: 1 }));
-});
-
-test("a selection beyond the shorter of two traces takes its last layer and token", () => {
-  const { trace } = small();
-  const state = { picked: true, layer: 11, query: 40, head: 7 };
-  const texts = drawn(graphView, trace, state).texts;
-  assert.deepEqual(texts, drawn(graphView, trace, { picked: true, layer: 2, query: 4 }).texts);
-  assert.ok(!texts.some((text) => /undefined|NaN/.test(text)));
 });
 
 test("the chosen token is where it is drawn", () => {

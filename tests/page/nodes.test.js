@@ -1,7 +1,7 @@
 // The picture and the table of a node's neighbours.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { KINDS } from "../../src/overt/view/page/colour.js";
+import { KINDS, palette } from "../../src/overt/view/page/colour.js";
 import { TraceData } from "../../src/overt/view/page/data.js";
 import { nodesFacts, nodesKinds, nodesView } from "../../src/overt/view/page/nodes.js";
 import { nodesAngles, nodesLabels, nodesOrdered, nodesScene, nodesTies, nodesValue } from "../../src/overt/view/page/nodes_layout.js";
@@ -121,9 +121,9 @@ test("pale discs and whiskers are one spread more", () => {
 test("pointing at a node lights its edges and dims the others", () => {
   const trace = traceOfNodes(NODES, EDGES);
   const paths = (surface) => surface.of("path");
-  assert.ok(paths(drawn(nodesView, trace)).every((call) => call.look.stroke !== "#b4470e"));
+  assert.ok(paths(drawn(nodesView, trace)).every((call) => call.look.stroke !== palette("light").accent));
   const lit = paths(drawn(nodesView, trace, { node: 9 }));
-  assert.deepEqual(lit.map((call) => call.look.stroke === "#b4470e"), [false, false, true], "its own come last, on top");
+  assert.deepEqual(lit.map((call) => call.look.stroke === palette("light").accent), [false, false, true], "its own come last, on top");
   const before = Math.max(...paths(drawn(nodesView, trace)).map((call) => call.look.opacity));
   assert.ok(lit[1].look.opacity < before / 2);
 });
@@ -204,4 +204,14 @@ test("a link holds the node", () => {
   const other = new Store({ node: null });
   other.fromHash("node=17");
   assert.equal(other.state.node, 17);
+});
+
+test("keys walk the table", () => {
+  const trace = traceOfNodes(NODES, EDGES);
+  const state = { method: "rollout", node: null, layer: 0, query: 0, head: null, token: null, group: "" };
+  const first = nodesView.step({ trace, state, step: 1 }).node;
+  const order = nodesOrdered(trace.about.nodes, "rollout").map((one) => one.id);
+  assert.equal(first, order[0]);
+  assert.equal(nodesView.step({ trace, state: { ...state, node: order[0] }, step: 1 }).node, order[1]);
+  assert.equal(nodesView.step({ trace, state: { ...state, node: order[0] }, step: -1 }).node, order[0], "the end is the end");
 });

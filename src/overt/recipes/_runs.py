@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from overt._files import written_whole
+
 
 def finished(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
     """The result of an earlier run with the same settings; a run with other settings is cleared away."""
@@ -35,6 +37,5 @@ def check_model(model: str) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, path)
+    with written_whole(path) as part:
+        part.write_text(text)

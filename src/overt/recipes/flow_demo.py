@@ -12,8 +12,9 @@ from overt.recipes._recipe import Grid, cell, once
 from overt.recipes._tables import show
 from overt.recipes._training import Collate, batches
 from overt.recipes.agreement import VOCABULARY, Sentence
-from overt.recipes.flow_measure import METHODS, REFERENCES, classifier_batches, correlated, layers
-from overt.recipes.tracing import whole
+from overt.recipes.flow_measure import REFERENCES, classifier_batches, correlated, layers
+from overt.trace.methods import METHODS
+from overt.trace.trace import everything
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +60,8 @@ def end(
     show(console, _by_layer(first, found[first]))
     show(console, _last(found))
     _write_page({form: model for form, (_, model) in models.items()}, short[:SHOWN], collate, page)
-    console.print(
-        f"[bold]{page}[/bold] has the traces of these sentences by all forms: open it in any browser",
-        soft_wrap=True,
-    )
+    line = f"{page} has the traces of these sentences by all forms: open it in any browser"
+    console.print(line, style="bold", markup=False, soft_wrap=True)
 
 
 def _traced(model: AgreementClassifier, sentence: Sentence, collate: Collate[Sentence]) -> Grid:
@@ -95,7 +94,7 @@ def _write_page(
         [(inputs, labels)] = classifier_batches([[(0, sentence)]], collate)
         for form, model in models.items():
             given = {**inputs, "labels": labels}
-            trace = overt.trace(model, given, tokens=[["[CLS]", *sentence.tokens]], **whole(model))
+            trace = overt.trace(model, given, tokens=[["[CLS]", *sentence.tokens]], **everything(model))
             trace.special[:, 0] = True
             trace.labels = ["singular", "plural"]
             traces[f"{form}: {sentence}"] = trace

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import overt
 from overt.recipes._recipe import Grid, cell
 from overt.recipes._training import Collate, E
+from overt.trace.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-METHODS = ("raw", "rollout", "flow")
 REFERENCES = {
     "blankout": "blank-out",
     "blankout-absolute": "absolute blank-out",

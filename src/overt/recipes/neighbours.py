@@ -11,7 +11,8 @@ from overt import _check
 from overt._extras import need
 from overt.recipes import bam_graphs, planetoid
 from overt.recipes._runs import write_whole
-from overt.trace.nodes import METHODS, NodeTrace, trace_nodes
+from overt.trace.methods import METHODS
+from overt.trace.nodes import NodeTrace, trace_nodes
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -79,7 +80,7 @@ def run(
         console.print(f"[dim]picture in {out}[/dim]")
     if page is not None and page.suffix.lower() in (".html", ".htm"):
         trace.html(node, page, by=method, labels=graph.y, title=f"{dataset}, {row}: node {node}")
-        console.print(f"[dim]page in {page}: open it in any browser[/dim]")
+        console.print(f"page in {page}: open it in any browser", style="dim", markup=False)
     elif page is not None:
         write_whole(page, json.dumps(trace.page(node, by=method, labels=graph.y), indent=1) + "\n")
         console.print(f"[dim]data in {page}[/dim]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from overt import _check
 from overt._extras import need
 from overt.recipes._runs import check_model
 from overt.recipes.tracing import open_model
-from overt.view.server.limits import Limits, RefusedError, Served, check_name
+from overt.view.server.limits import Limits, Served, check_name
 
 WORDS = "the key to the cabinets"
 
@@ -75,13 +76,15 @@ def _line(error: Exception) -> str:
 
 def _check_weights(place: str) -> None:
     """Refuse weights that are a pickle: a file that can run code when it is opened."""
+    names = ("model.safetensors", "model.safetensors.index.json")
     if Path(place).is_dir():
-        found = any(Path(place).glob("*.safetensors"))
+        found = any((Path(place) / name).is_file() for name in names)
     else:
         from transformers.utils.hub import cached_file
 
-        names = ("model.safetensors", "model.safetensors.index.json")
         try:
+            if not cached_file(place, "config.json", _raise_exceptions_for_missing_entries=False):
+                raise OSError("the hub has no model of this name, or cannot be reached")
             found = any(cached_file(place, one, _raise_exceptions_for_missing_entries=False) for one in names)
         except OSError as error:
             raise OSError(f"--model {place} is no folder here, and: {_line(error)}") from None
@@ -106,7 +109,7 @@ def _tried(served: Served, place: str) -> Served:
         ask = Ask(served, picture=picture.getvalue(), format="PNG")
     try:
         answer = json.loads(made(ask, Limits(), lambda: True))
-    except (RefusedError, RuntimeError) as error:
+    except Exception as error:  # whatever a model's own code says: nobody can ask for what cannot be traced
         raise ValueError(f"--model {place} cannot be traced: {_line(error)}") from None
     return replace(served, layers=answer["index"]["traces"][0]["layers"])
 
@@ -132,8 +135,7 @@ def run(
         workers: traces at a time.
         queue: requests that wait; more are told that the server is busy.
         seconds: from a request to its answer, at most.
-        hosts: further names that a request's Host header may have. Where the server listens beyond this
-            machine, any will do unless some are given.
+        hosts: further names that a request's Host header may have, beside this machine's own.
     """
     from rich.console import Console
 
@@ -143,6 +145,7 @@ def run(
     from overt.view.server.run import address_of, bound, server
 
     _check.whole("--port", port, 0)
+    _check.positive("--seconds", seconds)
     limits = Limits(tokens=tokens, workers=workers, queue=queue, seconds=seconds)
     places = named(models)
     console = Console(highlight=False, soft_wrap=True)
@@ -155,9 +158,9 @@ def run(
             about = f"{served[name].kind}, {served[name].layers} layers, {time.monotonic() - began:.1f} s"
             console.print(f"{name}: {about}", markup=False)
         local = is_loopback(host)
-        allowed = [*LOCAL, host, *hosts] if local or hosts else None
+        names = [*LOCAL, host, socket.gethostname(), socket.getfqdn(), *hosts]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        application = app(served, limits, hosts=allowed, threads=max(1, cores // workers))
+        application = app(served, limits, hosts=names, addresses=not local, threads=max(1, cores // workers))
         if not local:
             console.print(
                 f"warning: --host {host} lets everybody who reaches this machine use these models; there are "

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import overt
 from overt import _check
-from overt.mechanisms.attention_map import AttentionMap
+from overt._files import check_folder
 from overt.recipes._runs import check_model
 from overt.trace.graph import numbers
-from overt.trace.trace import METHODS
+from overt.trace.trace import METHODS, everything
 from overt.trace.weighted import GRAPHS
 from overt.view.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SAMPLES = 20  # of the posterior of a Bayesian model, for a page
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 
@@ -39,17 +38,10 @@ def open_model(name: str) -> Any:
     return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
 
 
-def whole(model: Any, samples: int = SAMPLES) -> dict[str, Any]:
-    """Arguments of `overt.trace` that keep all a page or figure can show of a model."""
-    maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
-    evolving = any(one.evolving is not None for one in maps)
-    random = any(one.bayesian is not None for one in maps)
-    return {"heads": True, "parts": evolving, "samples": samples if random else 0}
-
-
 def is_picture(text: str) -> bool:
     """Whether a text is the path of a picture, by its ending."""
-    return Path(text).suffix.lower() in PICTURES and " " not in text
+    named = Path(text).suffix.lower() in PICTURES
+    return named and (" " not in text or Path(text).is_file())
 
 
 def read_input(text: str) -> Any:
@@ -85,8 +77,7 @@ def run(
     if out is not None:
         if not page and out.suffix != ".safetensors":
             raise ValueError(f"--out must end in .html (a page) or .safetensors (the trace), got {out}")
-        if not out.absolute().parent.is_dir():
-            raise FileNotFoundError(f"--out {out}: there is no folder {out.parent}")
+        check_folder("--out", out)
         if not page and len(texts) * len(models) > 1:
             raise ValueError(
                 f"{out} holds one trace: give one text and one model, or a page, --out page.html"
@@ -95,7 +86,7 @@ def run(
     found: dict[str, overt.Trace] = {}
     for name in models:
         model = open_model(name)
-        wanted = whole(model) if page and graph == "attention" else {"heads": page}
+        wanted = everything(model, graph) if page else {}
         for text in texts:
             traced = overt.trace(model, read_input(text), decoder=decoder, graph=graph, **wanted)
             label = " · ".join(
@@ -108,10 +99,11 @@ def run(
     if page and out is not None:
         made = overt.page(found if len(found) > 1 else next(iter(found.values())), residual=residual)
         made.save(out)
-        console.print(f"[dim]page in {out}: open it in any browser[/dim]", soft_wrap=True)
+        console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
         next(iter(found.values())).save(out)
-        console.print(f"[dim]saved in {out}; overt.Trace.load reads it[/dim]", soft_wrap=True)
+        line = f"saved in {out}; overt.Trace.load reads it"
+        console.print(line, style="dim", markup=False, soft_wrap=True)
     return found
 
 
@@ -128,4 +120,5 @@ def _print(
     row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
     word = traced.tokens[0][traced.mask.shape[1] - queries + row]
     title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
+    title += f", mean of {len(traced.draws)} posterior samples" if traced.draws else ""
     console.print(table(traced, methods, query, layer, title, **arguments))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
+
+from overt._files import check_folder, written_whole
 
 T = TypeVar("T")
 
@@ -17,17 +18,12 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], about: dict[str, Any]
     """Write tensors and JSON-able facts, under the name of a format."""
     from safetensors.torch import save_file
 
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    try:
+    with written_whole(check_folder("path", path)) as part:
         save_file(
             {name: value.contiguous() for name, value in tensors.items()},
             part,
             {"format": form, "overt": json.dumps(about)},
         )
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read(path: str | Path, form: str, what: str, make: Callable[[dict[str, Tensor], dict[str, Any]], T]) -> T:

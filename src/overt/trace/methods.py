@@ -21,6 +21,7 @@ from overt import _check
 from overt.trace.graph import Graph, Heads, averaged, check_heads, check_residual, numbers, unit_rows
 from overt.trace.progress import watching
 
+METHODS = ("raw", "rollout", "flow")
 MOST_CELLS = 2**26  # of the levels that flow holds at once, in float64
 
 Numbers: TypeAlias = Union[int, Sequence[int], Tensor, "np.ndarray[Any, Any]", None]

@@ -26,10 +26,9 @@ from overt.mechanisms.chain import Chain
 from overt.trace.files import read as read_file
 from overt.trace.files import write
 from overt.trace.graph import Heads, check_heads, check_residual, numbers, unit_rows
-from overt.trace.methods import Numbers
+from overt.trace.methods import METHODS, Numbers
 from overt.trace.trace import Spread
 
-METHODS = ("raw", "rollout", "flow")
 FORMAT = "nodes 1"
 MOST_FLOW_NODES = (
     2048  # that flow over three or more layers takes: it holds a square matrix of them per layer

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._shown import ShownTrace
+from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
-from overt.trace import importance
+from overt.trace import importance, methods
 from overt.trace.capture import Call, watching
 from overt.trace.files import read as read_file
 from overt.trace.files import write
@@ -27,7 +28,7 @@ from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
 from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder"]
-METHODS = ("raw", "rollout", "flow", "blankout", "gradients")
+METHODS = (*methods.METHODS, "blankout", "gradients")
 FORMAT = "1"
 PARTS = ("attention", "convolution", "fused")
 NAMED = 50  # likeliest tokens of each example whose names a trace of a language model keeps
@@ -288,7 +289,8 @@ class Trace(ShownTrace):
     def main_queries(self) -> list[int]:
         """The row of each example that says most: CLS, or the last real token where later ones see more."""
         if self.kind == "encoder":
-            return [0] * len(self)
+            first: list[int] = self.mask.int().argmax(dim=1).tolist()
+            return first
         real = self.mask[:, self.mask.shape[1] - self.maps[0].shape[-2] :]
         places = torch.arange(real.shape[1]).expand_as(real).masked_fill(~real, 0)
         return [int(place) for place in places.max(dim=1).values]
@@ -689,6 +691,24 @@ def _name_classes(made: Trace) -> None:
         rows.append(torch.stack([made._probabilities(example)[0] for example in range(len(made))]))
     likely = {number for row in rows for number in row.topk(min(NAMED, classes)).indices.flatten().tolist()}
     made.words = names_of(subject.inputs.tokenizer, sorted(likely))
+
+
+def everything(model: nn.Module, graph: GraphKind = "attention", samples: int = 20) -> dict[str, Any]:
+    """Arguments of `trace` that keep all there is: heads, parts, posterior samples, as a model has them.
+
+    Args:
+        model: the model.
+        graph: what the maps are. "norm" keeps no heads: the norm of a sum is not the mean of the norms.
+        samples: of a Bayesian model's posterior.
+    """
+    maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
+    evolving = any(one.evolving is not None for one in maps)
+    random = any(one.bayesian is not None for one in maps)
+    return {
+        "heads": graph != "norm",
+        "parts": evolving and graph == "attention",
+        "samples": samples if random and graph != "gradient" else 0,
+    }
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

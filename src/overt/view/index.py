@@ -8,6 +8,7 @@ picture. `missing` says for what is not there why, and how to have it.
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -22,13 +23,12 @@ from overt.trace.methods import Numbers
 from overt.trace.trace import Trace
 from overt.view.pack import pack
 
-METHODS = ("raw", "rollout", "flow")
 IMPORTANCES = {"blankout": "blank-out", "gradients": "gradients"}
 Queries = Numbers | Literal["auto", "all", "main"]
 # Up to how many tokens "auto" has rows for every query; beyond, for the main one.
 EVERY = {"rollout": 1024, "flow": 48, "importances": 64, "spread": 256}
 MOST_FLOW = 768  # tokens; beyond, "auto" leaves flow out
-MOST_BLANKS = 256  # tokens that "auto" blanks out, each for one more forward pass
+MOST_WORK = 5e11  # multiplications, about, that "auto" spends on blank-out: some seconds on two cores
 SHOWN_CLASSES = 6
 DIGITS = 5  # of numbers in the index
 
@@ -118,8 +118,12 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         "missing": {},
         "queries": {},
     }
+    packed = [layer for layers in fields.found.values() for layer in layers if layer is not None]
+    whole = all("broken" not in layer for layer in packed)
     for method in wanted.methods:
-        if method != "raw":
+        if method != "raw" and not whole:
+            entry["missing"][method] = f"no {method}: the maps hold weights that are no numbers"
+        elif method != "raw":
             _add_method(trace, method, wanted, entry, fields, own, real, main)
     for method in ("rollout", "flow"):
         if method not in wanted.methods:
@@ -145,9 +149,6 @@ def _add_method(
     main: int,
 ) -> None:
     """Rollout or flow of the wanted queries, (query, token) for each layer."""
-    if not all(bool(torch.isfinite(c).all()) for c in (*trace.maps, *trace.encoder_maps, *trace.cross)):
-        entry["missing"][method] = f"no {method}: the maps hold weights that are no numbers"
-        return
     if isinstance(wanted.queries, str):
         every = wanted.queries == "all" or (wanted.queries == "auto" and len(real) <= EVERY[method])
         rows = list(range(len(own))) if every else [main]
@@ -188,9 +189,7 @@ def _add_importances(
             missing = f"{title} was not asked for: t.html(…, importances=True)"
         elif trace.subject is None:
             missing = f"{title} needs the model, which this trace has not (it was loaded from a file)"
-        elif trace.grid is not None and method == "blankout":
-            missing = "blank-out needs tokens that can be blanked out, and an image has none"
-        elif method == "blankout" and wanted.importances == "auto" and len(real) > MOST_BLANKS:
+        elif method == "blankout" and wanted.importances == "auto" and _work(trace, len(real)) > MOST_WORK:
             missing = f"blank-out of {len(real)} tokens takes long: t.html(…, importances=True) has it"
         if missing is None:
             arguments = {"target": _one_target(wanted.target, number, examples)}
@@ -200,13 +199,33 @@ def _add_importances(
                 found = getattr(trace, method)(queries=own[rows], **arguments)[0, 0]
             except (ValueError, RuntimeError) as error:  # torch's own, of models whose inputs are no tokens
                 missing = f"no {title}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-                if wanted.importances is True and wanted.target is not None:
+                if wanted.importances is True or wanted.target is not None:
                     raise
             else:
+                single = found.shape[0] == 1
                 one = {"method": method, "title": title, "values": short(found[:, real].tolist())}
-                entry["importances"].append({**one, "queries": None if found.shape[0] == 1 else rows})
+                explained = {"target": _explained(trace, arguments["target"], single)}
+                entry["importances"].append({**one, **explained, "queries": None if single else rows})
         if missing is not None:
             entry["missing"][method] = missing
+
+
+def _work(trace: Trace, tokens: int) -> float:
+    """Multiplications that blanking out every token takes: a forward pass for each."""
+    if trace.subject is None:
+        return 0.0
+    return float(tokens**2 * sum(parameter.numel() for parameter in trace.subject.model.parameters()))
+
+
+def _explained(trace: Trace, target: Any, single: bool) -> str:
+    """What importances are of, in words."""
+    if single and trace.outputs is not None and trace.subject is not None:
+        chosen = int(trace.subject.target(trace.outputs.unsqueeze(1), target, [0])[0, 0])
+        named = trace.labels[chosen] if trace.labels else trace.words.get(chosen, str(chosen))
+        return f"“{printable(named)}”"
+    if target is not None:
+        return "the target"
+    return "the prediction" if trace.kind == "encoder" else "the next token"
 
 
 def _one_target(target: Any, number: int, examples: int) -> Any:
@@ -296,8 +315,8 @@ def label_of(trace: Trace) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can hold: lone surrogates become a sign."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Text that UTF-8 can hold: lone surrogates become the sign for what cannot be shown."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def short(value: Any) -> Any:

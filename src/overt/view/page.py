@@ -11,27 +11,30 @@ import base64
 import hashlib
 import html
 import json
-import os
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import overt
 from overt import _check
 from overt._extras import need
+from overt._files import check_folder, written_whole
+from overt.trace.methods import METHODS
 from overt.trace.nodes import NodeTrace
 from overt.trace.trace import Trace
 from overt.view import bundle
-from overt.view.index import METHODS, Queries, Wanted, entry_of, label_of, printable, short
+from overt.view.index import Queries, Wanted, entry_of, label_of, printable, short
 from overt.view.pack import MASS
 
 HEIGHT = 620  # pixels, in a notebook
 COLOURS = 8  # for classes of nodes; where these are more, the last is for those left over
 
 
-@dataclass
+@dataclass(repr=False)
 class Page:
     """One or more traces, ready to be looked at. `Trace.html` and `page` make it; a notebook displays it.
 
@@ -71,19 +74,19 @@ class Page:
 
     def save(self, path: str | Path) -> Page:
         """Write the page, whole or not at all."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
+        with written_whole(check_folder("path", path)) as part:
             part.write_text(self.html(), encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         return self
+
+    def __repr__(self) -> str:
+        count, size = len(self.index["traces"]), sum(map(len, self.blocks))
+        traces = "1 trace" if count == 1 else f"{count} traces"
+        return f"Page({self.title!r}, {traces}, {size / 1e6:.1f} MB of maps)"
 
     def _repr_html_(self) -> str:
         # A frame of its own: the notebook's styles and scripts stay out, the page's stay in.
         text = html.escape(self.html())
-        rules = "allow-scripts allow-downloads allow-popups"
+        rules = "allow-scripts allow-downloads"
         look = f"width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:8px"
         title = html.escape(printable(self.title))
         return f'<iframe srcdoc="{text}" sandbox="{rules}" style="{look}" title="{title}"></iframe>'
@@ -121,6 +124,7 @@ def page(
         methods: which of raw, rollout and flow to have; raw is always there.
         queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
             "auto": all where that is quick, else the main one, and flow not at all for very long texts.
+            Numbers count an example's tokens as the page shows them, without padding.
         residual: weight of the residual connection in rollout and flow.
         importances: whether to run blank-out and gradients, for models that have outputs; "auto" leaves out
             blank-out for long texts.
@@ -132,13 +136,14 @@ def page(
     if isinstance(traces, Mapping):
         named = [(printable(str(name)), one) for name, one in traces.items()]
     else:
-        listed = [traces] if isinstance(traces, Trace) else list(traces)
+        listed: list[Any] = list(traces) if isinstance(traces, list | tuple) else [traces]
         named = [("", one) for one in listed]
     for _, one in named:
         if not isinstance(one, Trace):
             raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
+    methods = [methods] if isinstance(methods, str) else list(methods)
     for method in methods:
         _check.one_of("methods", method, METHODS)
     if isinstance(queries, str):
@@ -160,7 +165,7 @@ def page(
             raise ValueError(f"names must be {len(entries)}, one for each example, got {len(names)}")
         for entry, given in zip(entries, names, strict=True):
             entry["name"] = printable(str(given))
-    title = str(entries[0]["name"]) if title is None else title
+    title = str(entries[0]["name"] if title is None else title)
     return _page(title, entries, blocks, mass)
 
 
@@ -183,7 +188,10 @@ def node_page(
         names: the nodes' names, likewise.
         arguments: further ones of `NodeTrace.page`: by, layer, heads, residual, flow, top.
     """
-    listed = [nodes] if isinstance(nodes, int) else list(nodes)
+    try:
+        listed = [operator.index(nodes)]  # type: ignore[arg-type]
+    except TypeError:
+        listed = [operator.index(node) for node in nodes]  # type: ignore[union-attr]
     if not listed:
         raise ValueError("nodes must name at least one node, got none")
     found = [trace.page(node, labels=labels, names=names, **arguments) for node in listed]
@@ -229,6 +237,7 @@ def content_hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
+@lru_cache
 def _widget_class() -> Any:
     anywidget, traitlets = need("anywidget", "notebook"), need("traitlets", "notebook")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overt.trace import Trace
+from overt.trace.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +26,7 @@ def bar(value: float, largest: float, width: int = BAR) -> str:
 
 def table(
     trace: Trace,
-    methods: Sequence[str] = ("raw", "rollout", "flow"),
+    methods: Sequence[str] = METHODS,
     query: int | None = None,
     layer: int = -1,
     title: str | None = None,
@@ -52,7 +53,12 @@ def table(
     for method in methods:
         given = {} if method in ("blankout", "gradients") else {"layers": layer, **arguments}
         columns[method] = getattr(trace, method)(queries=query, **given)[0, 0, 0]
-    made = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    made = Table(
+        title=None if title is None else escape(title),
+        title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     made.add_column("", justify="right", style="dim")
     made.add_column("token", no_wrap=True)
     for method in methods:

@@ -8,7 +8,7 @@ const LIGHT = {
   ink: "#1c2430",
   soft: "#5c6776",
   line: "#d9dee5",
-  accent: "#b4470e",
+  accent: "#983706",
   select: "#d8590f",
   edge: "#123f7c",
   sizes: [[247, 249, 252], [198, 217, 240], [120, 170, 219], [45, 112, 181], [12, 58, 120], [6, 27, 66]],
@@ -23,7 +23,7 @@ const DARK = {
   ink: "#e8ecf1",
   soft: "#9aa6b4",
   line: "#333c48",
-  accent: "#ff9d5c",
+  accent: "#ffb483",
   select: "#ff8a3d",
   edge: "#8ec5ff",
   sizes: [[24, 30, 38], [26, 54, 92], [36, 94, 160], [74, 146, 217], [150, 200, 245], [232, 244, 255]],
@@ -44,6 +44,12 @@ function mixed(ramp, part) {
   const low = Math.min(Math.floor(place), ramp.length - 2);
   const share = place - low;
   return ramp[low].map((from, i) => Math.round(from + share * (ramp[low + 1][i] - from)));
+}
+
+/** Relative luminance of a colour, as contrast is counted. */
+function luminance(rgb) {
+  const [r, g, b] = rgb.map((part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 /**
@@ -74,9 +80,6 @@ export function scaled(theme, top, { kind = "sizes", log = false } = {}) {
       return kind === "signs" ? Math.sign(place - 0.5) * back(Math.abs(2 * place - 1)) : back(place);
     },
     /** Ink that can be read on the colour of a value. */
-    ink: (value) => {
-      const [r, g, b] = table[index(value)];
-      return 0.299 * r + 0.587 * g + 0.114 * b > 115 ? "#10151c" : "#ffffff";
-    },
+    ink: (value) => (luminance(table[index(value)]) > 0.179 ? "#000000" : "#ffffff"), // where both contrast alike
   };
 }

@@ -1,9 +1,9 @@
 // An encoder–decoder, step by step: what the chosen target token draws on in the source, and in the target written so
 // far; beneath, the alignment of all targets with the source.
 import { drawMatrix, matrixPeak, matrixScale, matrixSize } from "./matrix.js";
-import { drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
+import { drawScale, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
-import { mostlyRightToLeft, number, percent, shown } from "./words.js";
+import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
 const CROSS_PAD = 14;
 const CROSS_LINE = 31; // height of a line of tokens
@@ -70,37 +70,13 @@ function crossBox(trace, layout, token) {
   return { x, y: (token < trace.source ? layout.source : layout.target) + line * CROSS_LINE, wide };
 }
 
-/** The selection as this trace has it: beside a longer one, a step or a token may lie beyond its end. */
-function crossWithin(trace, seen) {
-  const token = Number.isInteger(seen.token) && seen.token < trace.tokens.length ? seen.token : null;
-  return { ...seen, query: Math.min(seen.query, trace.queries - 1), token, head: seen.head !== null && seen.head < trace.heads ? seen.head : null };
+function crossRow(trace, { method, layer, query, head }) {
+  return trace.row(method, layer, query, method === "raw" ? head : null);
 }
 
-function crossLayer(trace, seen) {
-  return Math.min(seen.layer, trace.layers - 1); // the encoder may have more
-}
-
-function crossMethod(trace, seen) {
-  return trace.methods.includes(seen.method) ? seen.method : "raw";
-}
-
-function crossRow(trace, seen) {
-  const method = crossMethod(trace, seen);
-  return trace.row(method, crossLayer(trace, seen), seen.query, method === "raw" ? seen.head : null);
-}
-
-/** The largest weights of a part of a row, the largest first: `[{ token, value }]`. One pass, for long texts. */
-export function crossStrongest(values, start, stop, count) {
-  const found = [];
-  for (let i = start; i < stop; i++) {
-    const value = values[i];
-    if (!value || (found.length === count && Math.abs(value) <= Math.abs(found[count - 1].value))) continue;
-    let place = found.length;
-    while (place > 0 && Math.abs(found[place - 1].value) < Math.abs(value)) place--;
-    found.splice(place, 0, { token: i, value });
-    if (found.length > count) found.pop();
-  }
-  return found;
+/** What a number of a method is: a flow's amounts are no shares. */
+function crossMeasure(method) {
+  return `${method}, ${{ raw: "weight", flow: "amount" }[method] || "share"}`;
 }
 
 function crossSum(values, start, stop) {
@@ -139,8 +115,7 @@ function crossCut(field, columns) {
 
 /** What the matrix shows: `{ field, map, title, note }`; the field is null while it comes. */
 function crossAligned(trace, seen) {
-  const layer = crossLayer(trace, seen);
-  const method = crossMethod(trace, seen);
+  const { layer, method } = seen;
   if (method !== "raw" && !trace.rowsOf(method)) {
     const field = trace.field(method, layer);
     const title = `${method} of every target token, the source's part, layer ${layer + 1}`;
@@ -171,17 +146,14 @@ export const crossView = {
   },
 
   draw(scene) {
-    const { surface, trace, theme, width, top, bottom } = scene;
-    const seen = crossWithin(trace, scene.seen);
-    const state = crossWithin(trace, scene.state);
+    const { surface, trace, seen, theme, width, top, bottom } = scene;
     crossScreens.set(trace, { top, bottom });
     const layout = crossLayout(trace, width);
     const row = crossRow(trace, seen);
     const values = row && row.values ? row.values : null;
-    const method = crossMethod(trace, seen);
     const signed = values !== null && values.some((value) => value < 0);
     const scale = scaleFor(theme, values ? peakOf(trace, values, seen, trace.source + seen.query) : 1, seen, signed ? "signs" : "sizes");
-    const parts = { ...scene, seen, state, layout, row, values, scale, method };
+    const parts = { ...scene, layout, row, values, signed, scale };
     if (top < layout.head) crossDrawHead(parts);
     // Curves lie beneath the tokens that they pass.
     crossDrawCurves(parts);
@@ -198,8 +170,7 @@ export const crossView = {
     crossDrawMatrix(parts);
   },
 
-  minimap({ trace, seen: chosen, width }) {
-    const seen = crossWithin(trace, chosen);
+  minimap({ trace, seen, width }) {
     const layout = crossLayout(trace, width);
     const row = crossRow(trace, seen);
     const query = trace.source + seen.query;
@@ -214,8 +185,7 @@ export const crossView = {
     return marks.map((one) => ({ ...one, size: one.size / most }));
   },
 
-  placeOf({ trace, state: chosen, width }) {
-    const state = crossWithin(trace, chosen);
+  placeOf({ trace, state, width }) {
     const layout = crossLayout(trace, width);
     const { y } = crossBox(trace, layout, trace.source + state.query);
     const screen = crossScreens.get(trace);
@@ -225,35 +195,34 @@ export const crossView = {
     return y;
   },
 
-  describe({ trace, seen: chosen }) {
-    const seen = crossWithin(trace, chosen);
-    const method = crossMethod(trace, seen);
-    const layer = crossLayer(trace, seen);
+  describe({ trace, seen }) {
+    const { method, layer } = seen;
     const head = method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
-    const step = `step ${seen.query + 1} of ${trace.queries}, “${shown(trace.tokens[trace.source + seen.query], 30)}”`;
-    const place = `${step}, layer ${layer + 1} of ${trace.layers}, ${method}${head}: `;
+    const query = trace.source + seen.query;
+    const step = `“${shown(trace.tokens[query], 30)}” (${tokenPlace(trace, query)})`;
+    const place = `${step}, layer ${layer + 1} of ${trace.layers}, ${crossMeasure(method)}${head}: `;
     const row = crossRow(trace, seen);
     if (!row) return `${place}…`;
     if (row.missing) return place + row.missing;
     const said = (start, stop, count) =>
-      crossStrongest(row.values, start, stop, count).map((one) => `${shown(trace.tokens[one.token], 20)} ${number(one.value)}`).join(", ") || "nothing";
+      strongest(row.values.subarray(start, stop), count).map((one) => `${shown(trace.tokens[start + one.token], 20)} ${number(one.value)}`).join(", ") || "nothing";
     const lost = row.lost > 0 ? ` · left out ${percent(row.lost)}` : "";
-    const pointed = Number.isInteger(seen.token) ? ` · “${shown(trace.tokens[seen.token], 20)}” ${number(row.values[seen.token])}` : "";
+    const pointed = Number.isInteger(seen.token) ? ` · “${shown(trace.tokens[seen.token], 20)}” ${weightWords(row.values[seen.token])}` : "";
     return `${place}source ${said(0, trace.source, 4)}; target ${said(trace.source, trace.tokens.length, 2)}${lost}${pointed}`;
   },
 };
 
 function crossDrawHead(scene) {
-  const { surface, row, scale, theme, method, seen, width, layout, trace } = scene;
-  const title = method === "raw" ? "raw, weight" : `${method}, share`;
+  const { surface, row, scale, theme, seen, width, layout, trace } = scene;
+  const { method, layer } = seen;
   const room = width - 2 * CROSS_PAD;
   const wide = Math.min(220, room);
-  drawScale(surface, theme, scale, CROSS_PAD, 8, title, wide);
+  drawScale(surface, theme, scale, CROSS_PAD, 8, crossMeasure(method), wide);
   const x = layout.beside ? CROSS_PAD + wide + 28 : CROSS_PAD;
   const y = layout.beside ? 14 : SCALE_HEIGHT + 20;
   const heads = method === "raw" && trace.heads ? `${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}, ` : "";
   const lost = !row || row.missing ? "" : row.lost > 0 ? `left out of this row: ${percent(row.lost)}` : "nothing is left out of this row";
-  surface.text(fitted(`layer ${crossLayer(trace, seen) + 1}, ${heads}${lost || method}`, width - x - CROSS_PAD, 11), x, y, { size: 11, fill: theme.soft });
+  surface.text(fitted(`layer ${layer + 1}, ${heads}${lost || method}`, width - x - CROSS_PAD, 11), x, y, { size: 11, fill: theme.soft });
   crossDrawSteps(scene, x, y + (layout.beside ? 14 : 18));
 }
 
@@ -261,7 +230,7 @@ function crossDrawHead(scene) {
 function crossDrawSteps(scene, from, y) {
   const { surface, trace, seen, state, theme, width } = scene;
   const { queries } = trace;
-  const wide = textWidth(`step ${queries} of ${queries}`, 11, 600) + 12;
+  const wide = textWidth(tokenPlace(trace, trace.tokens.length - 1), 11, 600) + 12;
   let x = from - 6;
   const arrow = (text, to, tip) => {
     const on = to >= 0 && to < queries;
@@ -270,18 +239,24 @@ function crossDrawSteps(scene, from, y) {
     x += 20;
   };
   arrow("‹", state.query - 1, "the step before (↑)");
-  surface.text(`step ${seen.query + 1} of ${queries}`, x + wide / 2, y + 10, { size: 11, fill: theme.ink, align: "center", weight: 600 });
+  surface.text(tokenPlace(trace, trace.source + seen.query), x + wide / 2, y + 10, { size: 11, fill: theme.ink, align: "center", weight: 600 });
   x += wide;
   arrow("›", state.query + 1, "the next step (↓)");
   const track = Math.min(width - x - CROSS_PAD - 28, 320);
   if (track >= 60 && queries > 1) crossDrawTrack(scene, x + 16, y + 10, track);
 }
 
-function crossDrawCaptions({ surface, trace, theme, layout, values, method, top, bottom }) {
-  for (const [name, start, stop, y] of [["source", 0, trace.source, layout.source], ["target", trace.source, trace.tokens.length, layout.target]]) {
+function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed, top, bottom }) {
+  const parts = [
+    ["source", "cross-attention", 0, trace.source, layout.source],
+    ["target", "self-attention", trace.source, trace.tokens.length, layout.target],
+  ];
+  for (const [name, by, start, stop, y] of parts) {
     if (y < top || y - CROSS_CAPTION > bottom) continue;
-    const share = values && method !== "raw" ? ` · ${percent(crossSum(values, start, stop))} of ${method}` : "";
-    const text = name + share;
+    let text = name;
+    // Raw is two distributions. Of rollout each part has a share; a flow's amounts are maxima, each by itself, and sum to nothing.
+    if (seen.method === "raw") text += ` · ${by}`;
+    else if (seen.method === "rollout" && values && !signed) text += ` · ${percent(crossSum(values, start, stop))} of rollout`;
     surface.rect(CROSS_PAD - 3, y - 23, textWidth(text, 11) + 6, 18, { fill: theme.paper, opacity: 0.85, radius: 4 });
     surface.text(text, CROSS_PAD, y - 14, { size: 11, fill: theme.soft });
   }
@@ -297,35 +272,39 @@ function crossDrawTrack({ surface, trace, seen, theme }, x, y, wide) {
   surface.circle(at(seen.query), y, 6, { fill: theme.select, stroke: theme.paper, line: 2 });
   surface.hit(x - 8, y - 11, wide + 16, 22, (px) => {
     const query = Math.min(Math.max(Math.round(((px - x) / wide) * (queries - 1)), 0), queries - 1);
-    return { hover: { query }, select: { query, token: null }, tip: `step ${query + 1}: ${shown(trace.tokens[trace.source + query], 60)}` };
+    return { hover: { query }, select: { query, token: null }, tip: `${shown(trace.tokens[trace.source + query], 60)}\n${tokenPlace(trace, trace.source + query)}` };
   });
 }
 
-function crossDrawToken({ surface, trace, seen, state, theme, layout, row, values, scale, method }, token) {
+function crossDrawToken({ surface, trace, seen, state, theme, layout, row, values, scale }, token) {
   const { x, y, wide } = crossBox(trace, layout, token);
   const query = trace.source + seen.query;
   const chosen = token === query;
   const later = token > query;
   const value = values ? values[token] : 0;
   if (!later) surface.rect(x, y, wide, CROSS_BOX, { fill: values ? scale.css(value) : theme.raised, radius: 5 });
-  if (chosen) surface.rect(x, y, wide, CROSS_BOX, { stroke: theme.select, line: 2, radius: 5 });
-  else if (token === seen.token) surface.rect(x, y, wide, CROSS_BOX, { stroke: theme.accent, line: 1.5, radius: 5 });
+  const frame = chosen ? { stroke: theme.select, line: 2 } : token === seen.token ? { stroke: theme.accent, line: 1.5 } : null;
+  if (frame) {
+    // Paper between the frame and a cell that may be as dark as it.
+    surface.rect(x, y, wide, CROSS_BOX, { stroke: theme.paper, line: frame.line + 3, radius: 5 });
+    surface.rect(x, y, wide, CROSS_BOX, { ...frame, radius: 5 });
+  }
   const fill = later ? theme.soft : values ? scale.ink(value) : theme.ink;
   const text = fitted(shown(trace.tokens[token]), wide - 6, 13, chosen ? 700 : 400);
-  surface.text(text, x + wide / 2, y + CROSS_BOX / 2, { size: 13, fill, align: "center", weight: chosen ? 700 : 400, opacity: later ? 0.5 : 1 });
+  surface.text(text, x + wide / 2, y + CROSS_BOX / 2, { size: 13, fill, align: "center", weight: chosen ? 700 : 400 });
+  if (later) surface.line(x + 5, y + CROSS_BOX - 2, x + wide - 5, y + CROSS_BOX - 2, { stroke: theme.soft, opacity: 0.6, dash: [2, 3] });
   const name = shown(trace.tokens[token], 120);
-  const where = token < trace.source ? `source ${token + 1} of ${trace.source}` : `target ${token - trace.source + 1} of ${trace.queries}`;
-  const weight = !values ? "" : later ? "\nnot written yet at this step" : `\n${method}: ${value ? number(value) : "left out or 0"}`;
+  const weight = !values ? "" : later ? "\nnot written yet at this step" : `\n${crossMeasure(seen.method)}: ${weightWords(value)}`;
   const lost = row && row.lost > 0 && !later ? `\nthis row left out ${percent(row.lost)}` : "";
   const select = token < trace.source ? { token: state.token === token ? null : token } : { query: token - trace.source, token: null };
-  surface.hit(x, y, wide, CROSS_BOX, { hover: { token }, select, tip: `${name}\n${where}${weight}${lost}` });
+  surface.hit(x, y, wide, CROSS_BOX, { hover: { token }, select, tip: `${name}\n${tokenPlace(trace, token)}${weight}${lost}` });
 }
 
 /** From the target word to the strongest source words: a curve that leaves and arrives upright. */
 function crossDrawCurves({ surface, trace, seen, theme, layout, values, scale, top, bottom }) {
   if (!values) return;
   const pointed = Number.isInteger(seen.token) && seen.token < trace.source ? seen.token : null;
-  const most = crossStrongest(values, 0, trace.source, CROSS_CURVES);
+  const most = strongest(values.subarray(0, trace.source), CROSS_CURVES);
   if (!most.length) return;
   const peak = Math.abs(most[0].value);
   const kept = most.filter((one) => Math.abs(one.value) >= CROSS_FAINTEST * peak && one.token !== pointed).reverse();

@@ -2,6 +2,8 @@
 import { unpack } from "./field.js";
 
 const MOST_HELD = 6e7; // cells unpacked at a time; older fields are unpacked again when they are wanted
+const MOST_WAITING = 6; // fields unpacked side by side
+const MOST_ROWS = 1e7; // values of rows that are kept
 
 /** One trace of the page's index. */
 export class TraceData {
@@ -16,6 +18,8 @@ export class TraceData {
     this.arrived = arrived;
     this.fields = new Map();
     this.held = 0; // cells of all fields
+    this.rows = new Map(); // rows outlive their fields: a view of all layers needs one of each
+    this.rowValues = 0;
     this.waiting = new Map();
     this.unreadable = new Set(); // not asked for again: each answer would ask for a redraw, which asks again
     this.failed = null;
@@ -69,18 +73,20 @@ export class TraceData {
     const key = `${name}/${layer}`;
     const found = this.fields.get(key);
     if (found) {
+      found.read = true;
       this.fields.delete(key); // what was used last goes last
       this.fields.set(key, found);
       return found;
     }
-    if (!this.waiting.has(key) && !this.unreadable.has(key)) {
+    if (!this.waiting.has(key) && !this.unreadable.has(key) && this.waiting.size < MOST_WAITING) {
       const coming = this.block(about.at)
         .then((bytes) => unpack(about, bytes))
         .then((field) => {
           this.fields.set(key, field);
           this.held += field.codes.length;
-          for (const [old, { codes }] of this.fields) {
-            if (this.held <= MOST_HELD || old === key) break;
+          for (const [old, { codes, read }] of this.fields) {
+            if (this.held <= MOST_HELD) break;
+            if (!read) continue; // who asked for it has not seen it yet
             this.fields.delete(old);
             this.held -= codes.length;
           }
@@ -98,13 +104,13 @@ export class TraceData {
     return null;
   }
 
-  /** A promise of a field. */
+  /** A promise of a field; of null where there is none, or none that can be read. */
   async fetched(name, layer) {
+    const key = `${name}/${layer}`;
     for (;;) {
       const found = this.field(name, layer);
-      const coming = this.waiting.get(`${name}/${layer}`);
-      if (found || !coming) return found;
-      await coming;
+      if (found || this.unreadable.has(key) || !this.waiting.size) return found;
+      await (this.waiting.get(key) || Promise.race(this.waiting.values()));
     }
   }
 
@@ -137,6 +143,25 @@ export class TraceData {
    * @returns {{values: Float32Array, lost: number} | {missing: string} | null} null while it comes
    */
   row(method, layer, query, head = null) {
+    const key = `${method}/${layer}/${query}/${head}`;
+    let found = this.rows.get(key);
+    if (found) {
+      this.rows.delete(key);
+    } else {
+      found = this.unpackedRow(method, layer, query, head);
+      if (!found || !found.values) return found;
+      this.rowValues += found.values.length;
+      for (const [old, { values }] of this.rows) {
+        if (this.rowValues <= MOST_ROWS) break;
+        this.rows.delete(old);
+        this.rowValues -= values.length;
+      }
+    }
+    this.rows.set(key, found);
+    return found;
+  }
+
+  unpackedRow(method, layer, query, head) {
     const list = this.about.fields && this.about.fields[method === "raw" ? "mean" : method];
     if (list && !list[layer]) return { missing: this.why("layers") };
     if (method === "raw") {
@@ -167,11 +192,15 @@ export class TraceData {
     return (this.about.missing && this.about.missing[name]) || `the page has no ${name}`;
   }
 
-  /** Importances of the input tokens that hold for a query: `[{ method, title, values }]`. */
+  /**
+   * Importances of the input tokens: `[{ method, title, target, values }]`. Where the page has none of this query,
+   * `values` is null and `only` says of which it has some.
+   */
   importances(query) {
-    return (this.about.importances || []).flatMap((one) => {
-      const place = one.queries ? one.queries.indexOf(query) : 0;
-      return place < 0 ? [] : [{ method: one.method, title: one.title, target: one.target, values: one.values[place] }];
+    return (this.about.importances || []).map(({ method, title, target, queries, values }) => {
+      const place = queries ? queries.indexOf(query) : 0;
+      const only = place < 0 ? queries : null;
+      return { method, title, target, only, values: place < 0 ? null : values[place] };
     });
   }
 }

@@ -47,6 +47,7 @@ export function slider(label, count, value, title, oninput) {
   const words = element("output", {}, title(value));
   range.addEventListener("input", () => {
     words.textContent = title(Number(range.value));
+    range.setAttribute("aria-valuetext", words.textContent);
     oninput(Number(range.value));
   });
   range.setAttribute("aria-valuetext", title(value));

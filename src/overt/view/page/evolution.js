@@ -1,9 +1,9 @@
 // How a map evolves (Wang et al. 2021, Figure 6): a layer's own attention, what the convolution makes of it and the map
 // below, and the two fused, which is the map in use; underneath all layers of one of them.
-import { drawMatrix, drawNote, drawThumb, matrixColumn, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, noteLines, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
-import { drawMessage, drawScale, drawToken, SCALE_HEIGHT, strongest } from "./parts.js";
+import { drawMatrix, drawThumb, matrixColumn, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
+import { drawMessage, drawNote, drawScale, drawToken, noteLines, SCALE_HEIGHT, strongest } from "./parts.js";
 import { fitted } from "./surface.js";
-import { number, percent, shown } from "./words.js";
+import { number, percent, shown, weightWords } from "./words.js";
 
 const EVOLUTION_PARTS = [
   { part: "attention", title: "self-attention" },
@@ -179,7 +179,7 @@ export const evolutionView = {
 function evolutionValues(found, row, column, group) {
   return found.map(({ part, field, map, missing }) => {
     const value = field && field.at(map, row - group.rows[0], column - group.columns[0]);
-    return `${part} ${missing ? "none" : !field ? "…" : value ? number(value) : "left out or 0"}`;
+    return `${part} ${missing ? "none" : !field ? "…" : weightWords(value)}`;
   });
 }
 

@@ -1,9 +1,9 @@
 // The attention graph (Abnar & Zuidema 2020, Figure 1): layers as columns, tokens as rows, weights as lines between them.
 // A picked node shows its own paths down to the input and nothing else.
 import { GRAPH_MOST, graphCost, GraphEdges, graphPaths, graphRow } from "./graph_paths.js";
-import { drawScale, drawToken, labelWidth, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
-import { textWidth } from "./surface.js";
-import { number, percent, shown } from "./words.js";
+import { drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
+import { fitted, textWidth } from "./surface.js";
+import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
 const GRAPH_PAD = 12;
 const GRAPH_ROW = 22; // height of a row; a short text gets more
@@ -47,11 +47,6 @@ function graphScreen(trace, layout, top, bottom) {
   const first = Math.floor((top - layout.start - 2 * layout.part) / layout.row) - 1;
   const last = Math.ceil((bottom - layout.start) / layout.row) + 1;
   return [Math.max(0, first), Math.min(trace.tokens.length, last)];
-}
-
-/** The selection as the graph has it: layers are the trace's own, whichever group is chosen elsewhere. */
-function graphWithin(trace, seen) {
-  return trace.nearest({ ...seen, group: "" });
 }
 
 const graphPeaks = new WeakMap();
@@ -98,7 +93,7 @@ export function graphTotals(trace, seen) {
   if (seen.method === "rollout" && row && !row.missing) return row; // the paths lead to it
   if (seen.method === "rollout" && !row) return null;
   const paths = graphPaths(trace, seen.method, seen.layer, seen.query, seen.head);
-  return paths && { values: paths.totals, lost: 0 };
+  return paths && { values: paths.totals, lost: paths.lost };
 }
 
 /** Edges of the whole matrices, from the rows on the screen, or from all where they are few. */
@@ -177,16 +172,6 @@ function graphScale(theme, top, seen, signed) {
   return { ...scale, strength, stroke, css: (value) => (value < 0 ? negative : ramp)[Math.round(255 * strength(value))] };
 }
 
-function graphWrapped(text, width, size) {
-  const lines = [];
-  for (const word of text.split(" ")) {
-    const last = lines[lines.length - 1];
-    if (last !== undefined && textWidth(`${last} ${word}`, size) <= width) lines[lines.length - 1] = `${last} ${word}`;
-    else lines.push(word);
-  }
-  return lines;
-}
-
 function graphQuoted(trace, token, most = 18) {
   return `“${shown(trace.tokens[token], most)}”`;
 }
@@ -194,6 +179,14 @@ function graphQuoted(trace, token, most = 18) {
 function graphHead(trace, seen) {
   if (seen.method !== "raw" || !trace.heads) return "";
   return seen.head === null ? ", mean of heads" : `, head ${seen.head + 1}`;
+}
+
+/** What the numbers of the chosen node are. A product down to the input is not the node's raw row. */
+function graphMeasure(trace, seen) {
+  if (seen.method === "flow") return "flow, amount";
+  if (seen.method !== "raw") return `${seen.method}, share`;
+  if (!seen.picked) return `raw weight${graphHead(trace, seen)}`;
+  return `product of raw weights, layer ${seen.layer + 1} to the input${graphHead(trace, seen)}`;
 }
 
 function graphStrongest(trace, values, count) {
@@ -215,8 +208,7 @@ export const graphView = {
     return { height: layout.height, width: layout.width };
   },
 
-  draw({ surface, trace, seen: wanted, state, theme, width, top, bottom }) {
-    const seen = graphWithin(trace, wanted);
+  draw({ surface, trace, seen, state, theme, width, top, bottom }) {
     const layout = graphLayout(trace, width);
     const found = graphEdges(trace, seen, layout, top, bottom);
     const totals = graphTotals(trace, seen);
@@ -234,8 +226,7 @@ export const graphView = {
     drawGraphFoot(scene);
   },
 
-  minimap({ trace, seen: wanted, width }) {
-    const seen = graphWithin(trace, wanted);
+  minimap({ trace, seen, width }) {
     const layout = graphLayout(trace, width);
     const totals = graphTotals(trace, seen);
     const values = totals && totals.values;
@@ -256,21 +247,22 @@ export const graphView = {
 
   placeOf({ trace, state, width }) {
     const { y, row } = graphLayout(trace, width);
-    return y(trace.source + graphWithin(trace, state).query) - row / 2;
+    return y(trace.source + state.query) - row / 2;
   },
 
-  describe({ trace, seen: wanted }) {
-    const seen = graphWithin(trace, wanted);
+  describe({ trace, seen }) {
     if (!seen.picked) return null;
     const totals = graphTotals(trace, seen);
-    const node = `${graphQuoted(trace, trace.source + seen.query, 30)} at layer ${seen.layer + 1}`;
-    if (!totals) return `${node} draws on: …`;
-    if (totals.missing) return `${node}: ${totals.missing}`;
-    const lost = totals.lost > 0 ? ` · left out ${percent(totals.lost)}` : "";
+    const query = trace.source + seen.query;
+    const node = `${graphQuoted(trace, query, 30)} (${tokenPlace(trace, query)}) at layer ${seen.layer + 1}`;
+    if (totals && totals.missing) return `${node}: ${totals.missing}`;
+    const begin = `${node} draws on (${graphMeasure(trace, seen)}): `;
+    if (!totals) return `${begin}…`;
+    const way = seen.method === "raw" ? " on the way, spread evenly" : "";
+    const lost = totals.lost > 0 ? ` · left out ${percent(totals.lost)}${way}` : "";
     const token = seen.token ?? null;
-    const other = token !== null && token !== trace.source + seen.query;
-    const own = other ? ` · ${graphQuoted(trace, token)} ${number(totals.values[token])}` : "";
-    return `${node} draws on: ${graphStrongest(trace, totals.values, 6)} (${seen.method}${graphHead(trace, seen)})${lost}${own}`;
+    const own = token !== null && token !== query ? ` · ${graphQuoted(trace, token)} ${weightWords(totals.values[token])}` : "";
+    return `${begin}${graphStrongest(trace, totals.values, 6) || "nothing"}${lost}${own}`;
   },
 };
 
@@ -320,6 +312,8 @@ function drawGraphNodes(scene) {
       const layer = column - 1;
       const chosen = query === seen.query && layer === seen.layer;
       const got = !found.paths || layer > seen.layer ? 0 : found.paths.reach[column][i];
+      // Paper around what is marked, so that it stands out from the lines.
+      if (chosen || i === seen.token) surface.circle(x(column), y(i), 7.5, { fill: theme.paper });
       if (chosen) surface.circle(x(column), y(i), 5, ring);
       else if (got) {
         const part = Math.min(Math.sqrt(Math.abs(got) / scale.top), 1);
@@ -359,18 +353,24 @@ class GraphNode {
   get tip() {
     const { token, layer, scene: { trace, seen, found } } = this;
     const name = shown(trace.tokens[token], 120);
-    const place = `token ${token < trace.source ? token : this.query}`;
+    const place = tokenPlace(trace, token);
     if (layer < 0) return `${name}\n${place}, input`;
     const lines = [name, `${place}, layer ${layer + 1}`];
     const row = graphRow(trace, seen.method, layer, this.query, seen.head);
     if (row && row.missing) lines.push(row.missing);
     else if (row) {
       const best = Array.from(row.tokens.subarray(0, 3), (one, i) => `${shown(trace.tokens[one], 20)} ${number(row.values[i])}`);
-      lines.push(`${seen.method}${graphHead(trace, seen)}: ${best.join(", ")}`);
+      lines.push(`${graphMeasure(trace, { ...seen, picked: false })}: ${best.join(", ") || "nothing"}`);
+    }
+    const own = { ...seen, picked: true, layer, query: this.query };
+    if (seen.method === "raw" && layer > 0 && graphCost(trace) <= GRAPH_QUICK) {
+      const totals = graphTotals(trace, own);
+      const best = totals && totals.values && (graphStrongest(trace, totals.values, 3) || "nothing");
+      if (best) lines.push(`${graphMeasure(trace, own)}: ${best}`);
     }
     if (found.paths && layer < seen.layer) {
-      const got = number(found.paths.reach[layer + 1][token]);
-      lines.push(`${got} of ${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}, comes through here`);
+      const got = weightWords(found.paths.reach[layer + 1][token]);
+      lines.push(`comes through here of ${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}: ${got}`);
     }
     return lines.join("\n");
   }
@@ -408,10 +408,10 @@ function drawGraphLabels({ surface, trace, seen, theme, layout, totals, screen: 
 }
 
 function graphLabelTip(trace, seen, token, values) {
-  const name = `${shown(trace.tokens[token], 120)}\ntoken ${token < trace.source ? token : token - trace.source}`;
+  const name = `${shown(trace.tokens[token], 120)}\n${tokenPlace(trace, token)}`;
   if (!values) return name;
   const node = `${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}`;
-  return `${name}\n${number(values[token])} of what ${node}, draws on`;
+  return `${name}\ndrawn on by ${node}\n${graphMeasure(trace, seen)}: ${weightWords(values[token])}`;
 }
 
 function graphShort(value) {
@@ -423,18 +423,24 @@ function graphShort(value) {
 function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }) {
   if (top > GRAPH_TOP) return;
   const node = `${graphQuoted(trace, trace.source + seen.query, 14)}, layer ${seen.layer + 1}`;
-  const title = !seen.picked ? `${seen.method}${graphHead(trace, seen)}` : found.straight ? `flow of ${node}` : `share of ${node}`;
+  const title = fitted(graphTitle(trace, seen, node), layout.width - 2 * GRAPH_PAD, 11);
   drawScale(surface, theme, scale, GRAPH_PAD, 6, title, 170);
-  const from = GRAPH_PAD + 170 + 36;
+  const from = GRAPH_PAD + Math.max(170, textWidth(title, 11)) + 36;
   const room = Math.min(layout.width - from - GRAPH_PAD, 600);
   if (room < 170 || layout.over) return; // a drawing wider than the pane begins with its scale alone
   const lines = `Lines between two columns: ${seen.method} at the right one’s layer.`;
-  const by = seen.method === "raw" ? `raw weights${graphHead(trace, seen)}` : seen.method;
+  const by = seen.method === "raw" ? "weights multiplied along the way" : `by ${seen.method}`;
   let text = `${lines} Point at a node, or click it, for its paths to the input.`;
   if (found.straight) text = `What flows from ${node}, to each input token. Esc lets go.`;
-  else if (seen.picked) text = `The paths of ${node}, down to the input, by ${by}. Esc lets go.`;
+  else if (seen.picked) text = `The paths of ${node}, down to the input, ${by}. Esc lets go.`;
   const look = { size: 11, fill: theme.soft };
-  graphWrapped(text, room, 11).slice(0, 3).forEach((line, i) => surface.text(line, from, 12 + 14 * i, look));
+  noteLines(text, room, 11).slice(0, 3).forEach((line, i) => surface.text(line, from, 12 + 14 * i, look));
+}
+
+function graphTitle(trace, seen, node) {
+  if (seen.method === "raw") return seen.picked ? graphMeasure(trace, seen) : `raw${graphHead(trace, seen)}`;
+  if (seen.method === "flow") return seen.picked ? `flow of ${node}, amount` : "flow, amount";
+  return seen.picked ? `share of ${node}` : seen.method;
 }
 
 /** The columns' heads, which stay while the rows scroll. */
@@ -457,18 +463,21 @@ function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
 }
 
 /** Small lines at the foot of the screen: what is not drawn, and why. */
-function drawGraphFoot({ surface, trace, theme, layout, found, bottom }) {
+function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
   const notes = [];
   if (found.missing) notes.push(found.missing);
   if (found.straight && !found.missing) notes.push("a maximum flow can take many ways: its amounts are drawn, not its paths");
   const through = found.paths && trace.source && trace.groups.includes("encoder");
+  if (found.paths && trace.source && seen.method === "raw") {
+    notes.push("cross-attention comes last, and without a residual it passes on nothing of the target: rollout, with one, does");
+  }
   if (through) notes.push("the bars of the source tokens are what reaches them through the encoder");
   if (found.total > found.edges.length) {
     const where = found.few ? " from the tokens on the screen" : "";
     notes.push(`${graphCount(found.edges.length)} of ${graphCount(found.total)} edges${where}, strong ones first`);
   }
   if (!notes.length) return;
-  const lines = notes.flatMap((note) => graphWrapped(note, (layout.over ? 350 : layout.width) - 2 * GRAPH_PAD, 11));
+  const lines = notes.flatMap((note) => noteLines(note, (layout.over ? 350 : layout.width) - 2 * GRAPH_PAD, 11));
   const few = lines.slice(0, 3);
   const y = bottom - 14 * few.length - 6;
   surface.rect(0, y - 2, layout.width, bottom - y + 2, { fill: theme.paper });

@@ -4,6 +4,7 @@ export const GRAPH_MOST = 3000; // edges in one frame
 const GRAPH_ROW_KEPT = 128; // strongest entries of a row that may become edges
 const GRAPH_ROWS_HELD = 8000;
 const GRAPH_PATHS_HELD = 24;
+const GRAPH_STAYS = { row: [1], gaps: [], gap: 0, lost: 0 };
 
 const graphFloat = new Float32Array(1);
 const graphBits = new Uint32Array(graphFloat.buffer);
@@ -119,13 +120,15 @@ export function graphCost(trace) {
 }
 
 /**
- * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: the
- * raw weight, or for rollout the weight mixed with the residual.
+ * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: for
+ * rollout mixed with the residual, for raw as it is. Raw is hence what rollout gives with a residual of 0: in an
+ * encoder–decoder cross-attention comes last, and without a residual nothing of self-attention gets past it.
  *
- * @returns {{reach: Float64Array[], edges: object[], total: number, totals: Float64Array} | null} `reach`: for each
- *   column from the input to the node's, what arrives at each token; `edges`: the strongest, weak ones first, as
- *   `{ layer, from, to, value, size }` with token numbers; `total`: how many there are; `totals`: what the input tokens
- *   get, through the encoder where there is one. Null while maps come.
+ * @returns {{reach: Float64Array[], edges: object[], total: number, totals: Float64Array, lost: number} | null} `reach`:
+ *   for each column from the input to the node's, what arrives at each token; `edges`: the strongest, weak ones first,
+ *   as `{ layer, from, to, value, size }` with token numbers; `total`: how many there are; `totals`: what the input
+ *   tokens get, through the encoder where there is one; `lost`: the share whose way led over weights that the page has
+ *   not, at any level. Null while maps come.
  */
 export function graphPaths(trace, method, layer, query, head = null) {
   const { paths } = graphHeldFor(trace);
@@ -141,16 +144,28 @@ export function graphPaths(trace, method, layer, query, head = null) {
   const top = new GraphEdges(layer + 1);
   const reach = Array.from({ length: layer + 2 }, () => new Float64Array(trace.tokens.length));
   reach[layer + 1][trace.source + query] = 1;
-  for (let at = layer; at >= 0; at--) graphStep(trace, maps[at], residual, at, reach[at + 1], reach[at], top);
+  let kept = 1;
+  for (let at = layer; at >= 0; at--) kept *= 1 - graphStep(trace, maps[at], residual, at, reach[at + 1], reach[at], top);
   let totals = reach[0];
   if (encoder.length) {
     let below = totals.slice(0, trace.source);
-    for (const map of encoder.reverse()) below = graphThrough(trace, map, residual, below);
+    const beside = graphMass(totals.subarray(trace.source));
+    for (const map of encoder.reverse()) {
+      const level = graphThrough(trace, map, residual, below, beside);
+      below = level.below;
+      kept *= 1 - level.lost;
+    }
     totals = totals.slice();
     totals.set(below);
   }
   const total = top.total;
-  return graphKeep(paths, GRAPH_PATHS_HELD, key, { reach, edges: top.rising(), total, totals });
+  return graphKeep(paths, GRAPH_PATHS_HELD, key, { reach, edges: top.rising(), total, totals, lost: Math.max(1 - kept, 0) });
+}
+
+function graphMass(values) {
+  let sum = 0;
+  for (let i = 0; i < values.length; i++) sum += Math.abs(values[i]);
+  return sum;
 }
 
 function graphEncoderMaps(trace, head) {
@@ -160,11 +175,14 @@ function graphEncoderMaps(trace, head) {
   return Array.from({ length: layers }, (_, at) => trace.map("encoder", at, own));
 }
 
-/** One layer's edges from what has reached its tokens, added to `below` and offered to `top`. */
+/** One layer's edges from what has reached its tokens, added to `below` and offered to `top`; returns the share lost. */
 function graphStep(trace, [self, cross], residual, layer, above, below, top) {
   const { source } = trace;
+  let gone = 0;
   let floor = top.floor(layer);
-  const spread = (from, first, mass, row) => {
+  const spread = (from, first, mass, { row, gaps, gap, lost }) => {
+    gone += Math.abs(mass) * lost;
+    for (let i = 0; i < gaps.length; i++) below[first + gaps[i]] += mass * gap; // no edges: nobody knows them
     for (let key = 0; key < row.length; key++) {
       const value = mass * row[key];
       if (value === 0) continue;
@@ -177,51 +195,94 @@ function graphStep(trace, [self, cross], residual, layer, above, below, top) {
     }
   };
   // The encoder's output is the same for every layer: what reached it stays there.
-  for (let token = 0; token < source; token++) if (above[token]) spread(token, token, above[token], [1]);
+  for (let token = 0; token < source; token++) if (above[token]) spread(token, token, above[token], GRAPH_STAYS);
   for (let query = 0; query < trace.queries; query++) {
     const from = source + query;
     let mass = above[from];
     if (mass === 0) continue;
     if (cross) {
-      const { row, own } = graphLevel(trace, cross, residual, query);
-      spread(from, 0, mass, row);
+      const level = graphLevel(trace, cross, residual, query);
+      spread(from, 0, mass, level);
       // Cross-attention comes after self-attention: its residual carries what self-attention brought.
-      if (residual !== null) mass *= own;
+      mass *= level.own;
+      if (mass === 0) continue;
     }
-    const { row, own } = graphLevel(trace, self, residual, query);
-    row[query] += own;
-    spread(from, source, mass, row);
+    const level = graphLevel(trace, self, residual, query);
+    level.row[query] += level.own;
+    spread(from, source, mass, level);
   }
+  return gone / (graphMass(above) || 1);
 }
 
-function graphThrough(trace, map, residual, above) {
+/** One of the encoder's layers; `beside` is the mass at the target's tokens, which has no part in it. */
+function graphThrough(trace, map, residual, above, beside) {
   const below = new Float64Array(above.length);
+  let gone = 0;
   for (let query = 0; query < above.length; query++) {
     if (above[query] === 0) continue;
-    const { row, own } = graphLevel(trace, map, residual, query);
+    const { row, own, gaps, gap, lost } = graphLevel(trace, map, residual, query);
+    for (const key of gaps) below[key] += above[query] * gap;
+    gone += Math.abs(above[query]) * lost;
     for (let key = 0; key < row.length; key++) below[key] += above[query] * row[key];
     below[query] += above[query] * own;
   }
-  return below;
+  return { below, lost: gone / (graphMass(above) + beside || 1) };
 }
 
-/** A row of a level as trace/graph.py has it: `row` without the residual's weight, which is `own`. */
+const graphOpened = new WeakMap();
+
+/** Which columns of a map hold anything, and whether its queries see no later keys: there, weights may have been left out. */
+function graphOpen(field, map) {
+  let held = graphOpened.get(field);
+  if (!held) graphOpened.set(field, (held = new Map()));
+  if (!held.has(map)) {
+    const columns = new Uint8Array(field.columns);
+    let last = 0; // how far beyond itself a query sees
+    for (let query = 0; query < field.rows; query++) {
+      const row = field.row(map, query);
+      for (let key = 0; key < row.length; key++) {
+        if (row[key] === 0) continue;
+        columns[key] = 1;
+        if (key - query > last) last = key - query;
+      }
+    }
+    held.set(map, { columns, causal: field.rows === field.columns && last === 0 });
+  }
+  return held.get(map);
+}
+
+/**
+ * A row of a level as trace/graph.py has it: `row` without the residual's weight, which is `own`. What packing left out
+ * would be missing anew at each level of a product, so it is spread evenly over the cells that may have held it: `gap` at
+ * each of `gaps`. `lost` is its share.
+ */
 function graphLevel(trace, { field, map }, residual, query) {
   const row = field.row(map, query);
-  if (residual === null) return { row, own: 0 };
   const kind = trace.about.graph;
+  const left = Math.min(field.lost(map, query), 0.9);
+  const gaps = [];
+  let gap = 0;
   let sum = 0;
   for (let key = 0; key < row.length; key++) sum += row[key];
+  // Of signed weights those left out may cancel.
+  if (left > 0 && kind !== "effective") {
+    const { columns, causal } = graphOpen(field, map);
+    const stop = causal ? query + 1 : row.length;
+    for (let key = 0; key < stop; key++) if (row[key] === 0 && columns[key]) gaps.push(key);
+    if (gaps.length) gap = (sum * left) / (1 - left) / gaps.length;
+    else for (let key = 0; key < row.length; key++) row[key] /= 1 - left;
+    sum /= 1 - left;
+  }
+  if (residual === null) return { row, own: 0, gaps, gap, lost: left };
   let part = 1 - residual;
   let own = residual;
   if (kind !== "effective") {
-    // Rows sum to one there; what packing left out is made up for.
+    // Rows sum to one there.
     if (kind === "gradient" || kind === "norm") part /= sum || 1;
-    else part /= 1 - Math.min(field.lost(map, query), 0.9);
     const whole = part * sum + own || 1;
     part /= whole;
     own /= whole;
   }
   for (let key = 0; key < row.length; key++) row[key] *= part;
-  return { row, own };
+  return { row, own, gaps, gap: gap * part, lost: (1 - residual) * left };
 }

@@ -1,6 +1,6 @@
 // Every head of every layer as a thumbnail, the chosen one enlarged with its tokens.
-import { drawMatrix, drawNote, drawThumb, matrixCell, matrixColumn, matrixLost, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, noteLines, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
-import { drawScale, SCALE_HEIGHT, strongest } from "./parts.js";
+import { drawMatrix, drawThumb, matrixCell, matrixColumn, matrixLost, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
+import { drawNote, drawScale, noteLines, SCALE_HEIGHT, strongest } from "./parts.js";
 import { number, shown } from "./words.js";
 
 const HEADS_PAD = 14;

@@ -2,7 +2,7 @@
 // beneath in grey, so that no colour of its own is taken for a weight; lightness orders the weights, as everywhere.
 import { drawMessage, drawScale, SCALE_HEIGHT, scaleFor } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
-import { mostlyRightToLeft, number, percent, shown } from "./words.js";
+import { mostlyRightToLeft, number, percent, shown, weightWords } from "./words.js";
 
 const IMAGE_EDGE = 14;
 const IMAGE_CHIP = 24; // height of a chip
@@ -170,7 +170,7 @@ function imageDrawChips({ surface, trace, seen, theme, scale, what, query }, lay
     surface.rect(x, y, wide, IMAGE_CHIP - 2, { fill, radius: asks ? 6 : 2, stroke, line: chosen ? 2.5 : 1 });
     const text = fitted(shown(trace.tokens[token]), wide - 10, 13, chosen ? 700 : 400);
     surface.text(text, x + wide / 2, y + IMAGE_CHIP / 2 - 1, { size: 13, fill: ink, align: "center", weight: chosen ? 700 : 400 });
-    const says = value === null ? "" : `\n${what}: ${value ? number(value) : "left out or 0"}`;
+    const says = value === null ? "" : `\n${what}: ${weightWords(value)}`;
     const target = { hover: { token }, tip: `${shown(trace.tokens[token], 120)}\ntoken ${token}${says}` };
     if (asks) target.select = { query: token - trace.source, token: null };
     surface.hit(x, y, wide, IMAGE_CHIP, target);
@@ -255,7 +255,7 @@ function imageHit({ surface, trace, what, size }, place, row, layer, target) {
     const j = Math.min(Math.max(Math.floor((px - place.x) / wide), 0), columns - 1);
     const token = first + i * columns + j;
     const value = row.values[token];
-    const tip = `patch ${i},${j} (row, column): ${value ? number(value) : "left out or 0"}\n${what}, layer ${layer + 1}${lost}`;
+    const tip = `patch ${i},${j} (row, column): ${weightWords(value)}\n${what}, layer ${layer + 1}${lost}`;
     return { ...target(token), tip };
   });
 }

@@ -1,23 +1,16 @@
 // The viewer: a head with tabs and controls, panes that share one selection, a line that says what is chosen.
+import { fillControls } from "./controls.js";
 import { TraceData } from "./data.js";
-import { choice, download, element, picker, slider, tick } from "./dom.js";
+import { download, element } from "./dom.js";
+import { KEYS, pressed } from "./keys.js";
 import { Pane } from "./pane.js";
 import { strongest } from "./parts.js";
 import { Store } from "./store.js";
 import { VIEWS } from "./views.js";
-import { number, percent, shown } from "./words.js";
+import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const KEYS = [
-  ["↑ ↓", "the token before, after"],
-  ["← →", "the layer below, above"],
-  ["[ ]", "the head before, after"],
-  ["m", "the next method"],
-  ["1 – 9", "a view"],
-  ["g", "log scale"],
-  ["w", "scale by words alone"],
-  ["Esc", "let go of what was picked"],
-  ["?", "this list"],
-];
+const FIRST = ["nodes", "image", "cross"]; // views that say most of the traces that have them
+let mounted = 0;
 
 /**
  * Show a page's traces in an element.
@@ -54,8 +47,8 @@ class Viewer {
   begin() {
     const trace = this.traces[0];
     const fits = VIEWS.filter((view) => view.applies(trace) === true);
-    const view = fits[0] || VIEWS[0];
-    const wide = globalThis.innerWidth === undefined || innerWidth > 1100;
+    const view = fits.find((one) => FIRST.includes(one.id)) || fits[0] || VIEWS[0];
+    const wide = this.root.getBoundingClientRect().width > 1100;
     const strip = view.id !== "strip" && fits.some((one) => one.id === "strip");
     return {
       view: view.id,
@@ -67,6 +60,7 @@ class Viewer {
       head: null,
       query: trace.main,
       token: null,
+      row: null,
       node: null,
       method: trace.methods.includes("rollout") ? "rollout" : trace.methods[0] || "raw",
       part: "fused",
@@ -84,25 +78,54 @@ class Viewer {
     if (!VIEWS.some((view) => view.id === state.view)) state.view = VIEWS[0].id;
     if (!VIEWS.some((view) => view.id === state.beside) || state.beside === state.view) state.beside = null;
     if (!trace.groups.includes(state.group)) state.group = "";
-    const layers = trace.layers ? trace.group(state.group).layers : 0;
+    const { layers, heads, queries, tokens, methods } = this.limitsOf(state);
     state.layer = within(state.layer, layers, Math.max(layers - 1, 0));
-    state.head = within(state.head, trace.heads ? trace.group(state.group).heads : 0, null);
-    state.query = within(state.query, Math.max(trace.queries, 1), Math.min(trace.main, Math.max(trace.queries - 1, 0)));
-    state.token = within(state.token, trace.tokens.length, null);
+    state.head = within(state.head, heads, null);
+    state.query = within(state.query, queries, Math.max(0, Math.min(trace.main, queries - 1)));
+    state.token = within(state.token, tokens, null);
+    state.row = within(state.row, tokens, null);
     state.node = within(state.node, Infinity, null);
-    if (trace.methods.length && !trace.methods.includes(state.method)) state.method = trace.methods[0];
+    if (methods.length && !methods.includes(state.method)) state.method = methods[0];
     if (!["attention", "convolution", "fused"].includes(state.part)) state.part = "fused";
-    state.picked = Boolean(state.picked);
-    state.log = Boolean(state.log);
-    state.words = Boolean(state.words);
+    for (const key of ["picked", "log", "words"]) state[key] = Boolean(state[key]);
     return state;
   }
+
+  /** How far a selection may go: as far as the larger of two compared traces. */
+  limitsOf(state) {
+    const traces = [this.traces[state.trace], this.traces[state.other]].filter(Boolean);
+    const views = VIEWS.filter((view) => view.id === state.view || view.id === state.beside);
+    const group = views.some((view) => view.controls.includes("group")) ? state.group : "";
+    const most = (count) => Math.max(...traces.map(count));
+    return {
+      layers: most((trace) => (trace.layers ? trace.group(group).layers : 0)),
+      heads: most((trace) => (trace.heads ? trace.group(group).heads : 0)),
+      queries: most((trace) => trace.queries),
+      tokens: most((trace) => trace.tokens.length),
+      methods: [...new Set(traces.flatMap((trace) => trace.methods))],
+    };
+  }
+
+  get limits() {
+    return this.limitsOf(this.store.state);
+  }
+
+  /** Whether a view on the screen listens to a control. */
+  uses = (control) => this.panes.some((pane) => pane.view.controls.includes(control));
 
   get trace() {
     return this.traces[this.store.state.trace];
   }
 
+  /** Paper is white. */
+  printed(now) {
+    this.printing = now;
+    this.frame.dataset.theme = this.theme();
+    for (const pane of this.panes) pane.draw();
+  }
+
   theme() {
+    if (this.printing) return "light";
     if (this.themeChoice !== "auto") return this.themeChoice;
     return this.darkness && this.darkness.matches ? "dark" : "light";
   }
@@ -111,15 +134,16 @@ class Viewer {
     this.tabs = element("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
     this.tools = element("div", { class: "tools" });
     this.controls = element("div", { class: "controls" });
-    this.area = element("main", { class: "panes" });
-    this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
+    const name = `overt-${++mounted}`;
+    this.area = element("main", { class: "panes", id: `${name}-panes`, role: "tabpanel" });
+    this.status = element("p", { class: "status", id: `${name}-status`, role: "status", "aria-live": "polite" });
     this.help = element("dialog", { class: "help" });
     this.fillHelp();
     this.themeButton = element("button", { type: "button", onclick: () => this.nextTheme() });
     this.tools.append(
-      element("button", { type: "button", title: "The view as a vector picture", onclick: () => this.save("svg") }, "SVG"),
-      element("button", { type: "button", title: "The view as a picture", onclick: () => this.save("png") }, "PNG"),
-      ...(this.options.link ? [element("button", { type: "button", title: "An address that leads back here", onclick: (event) => this.copyLink(event.currentTarget) }, "Link")] : []),
+      element("button", { type: "button", title: "The first pane as a vector picture; a very tall one as far as it is on the screen", onclick: () => this.save("svg") }, "SVG"),
+      element("button", { type: "button", title: "The first pane as a picture, likewise", onclick: () => this.save("png") }, "PNG"),
+      ...(this.options.link && location.protocol !== "about:" ? [element("button", { type: "button", title: "An address that leads back here", onclick: (event) => this.copyLink(event.currentTarget) }, "Link")] : []),
       this.themeButton,
       element("button", { type: "button", title: "Keys", "aria-label": "Keys", onclick: () => this.help.showModal() }, "?"),
     );
@@ -138,15 +162,17 @@ class Viewer {
   }
 
   listen() {
-    this.onkey = (event) => this.key(event);
+    this.onkey = (event) => pressed(this, event);
     this.frame.addEventListener("keydown", this.onkey);
     this.onhash = () => this.readLink();
     if (this.options.link) globalThis.addEventListener("hashchange", this.onhash);
     this.ondark = () => this.recolour();
     if (this.darkness) this.darkness.addEventListener("change", this.ondark);
-    // Keys work before anything was clicked.
-    this.onbody = (event) => event.target === document.body && this.key(event);
-    document.addEventListener("keydown", this.onbody);
+    // On a page of its own keys work before anything was clicked; a notebook has keys of its own.
+    this.onbody = (event) => event.target === document.body && pressed(this, event);
+    if (this.options.link) document.addEventListener("keydown", this.onbody);
+    this.onprint = (event) => this.printed(event.type === "beforeprint");
+    for (const type of ["beforeprint", "afterprint"]) globalThis.addEventListener(type, this.onprint);
   }
 
   readLink() {
@@ -196,14 +222,14 @@ class Viewer {
         if (kept) return kept;
         const view = VIEWS.find((one) => one.id === id);
         const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
-        return new Pane(view, trace, this.store, () => this.theme(), heading);
+        return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id);
       });
       for (const pane of old) if (!this.panes.includes(pane)) pane.destroy();
       this.area.replaceChildren(...this.panes.map((pane) => pane.root));
       this.area.dataset.panes = String(this.panes.length);
     }
     this.fillTabs();
-    this.fillControls();
+    fillControls(this);
     this.recolour();
     this.say();
   }
@@ -218,84 +244,31 @@ class Viewer {
   fillTabs() {
     const { state } = this.store;
     const fits = VIEWS.filter((view) => this.traces.some((trace) => view.applies(trace) === true));
-    const focused = this.tabs.querySelector(":focus-visible"); // by keys: who clicked wants the keys for the view
+    const focused = this.tabs.contains(document.activeElement);
+    const byKeys = this.tabs.querySelector(":focus-visible"); // who clicked wants the keys for the view
     this.tabs.replaceChildren(
       ...fits.map((view) => {
         const on = view.id === state.view;
-        const tab = element("button", { type: "button", role: "tab", "aria-selected": String(on), "data-view": view.id, tabindex: on ? "0" : "-1", onclick: () => this.store.select({ view: view.id }) }, view.title);
+        const tab = element("button", { type: "button", role: "tab", "aria-selected": String(on), "aria-controls": this.area.id, "data-view": view.id, tabindex: on ? "0" : "-1", onclick: () => this.store.select({ view: view.id }) }, view.title);
         return tab;
       }),
     );
     this.fits = fits;
-    if (focused) this.tabs.querySelector('[aria-selected="true"]')?.focus();
-  }
-
-  fillControls() {
-    const { store, trace } = this;
-    const { state } = store;
-    const views = this.panes.map((pane) => pane.view);
-    const uses = (control) => views.some((view) => (view.controls || []).includes(control));
-    const focused = document.activeElement && this.controls.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    // A slider that is being dragged must not be replaced under the finger.
-    if (focused && document.activeElement.type === "range" && this.controlsFor === this.arranged + state.trace + state.group) {
-      return;
-    }
-    this.controlsFor = this.arranged + state.trace + state.group;
-    const made = [];
-    if (this.traces.length > 1) {
-      const names = this.traces.map((one, i) => [String(i), shown(one.name, 60)]);
-      made.push(picker("Trace", names, String(state.trace), (value) => store.select({ trace: Number(value) })));
-      made.push(picker("Compare with", [["", "–"], ...names.filter(([i]) => Number(i) !== state.trace)], state.other === null ? "" : String(state.other), (value) => store.select({ other: value === "" ? null : Number(value) })));
-    }
-    if (uses("method") && trace.methods.length > 1) made.push(choice("Method", trace.methods.map((one) => [one, one]), state.method, (method) => store.select({ method })));
-    if (uses("group") && trace.groups.length > 1) {
-      const titles = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
-      made.push(choice("Attention", trace.groups.map((one) => [one, titles[one]]), state.group, (group) => store.select({ group })));
-    }
-    if (uses("part")) made.push(choice("Part", ["attention", "convolution", "fused"].map((one) => [one, one]), state.part, (part) => store.select({ part })));
-    const layers = trace.layers ? trace.group(state.group).layers : 0;
-    if (uses("layer") && layers > 1) made.push(slider("Layer", layers, state.layer, (value) => `${value + 1} of ${layers}`, (layer) => store.select({ layer })));
-    if (uses("head") && trace.heads) {
-      const heads = Array.from({ length: trace.group(state.group).heads }, (_, i) => [String(i), String(i + 1)]);
-      made.push(picker("Head", [["", "mean"], ...heads], state.head === null ? "" : String(state.head), (value) => store.select({ head: value === "" ? null : Number(value) })));
-    }
-    if (uses("query") && trace.queries > 1) {
-      const box = element("input", { type: "number", min: "0", max: String(trace.queries - 1), "aria-label": "Token", onchange: () => store.select({ query: Math.min(Math.max(Number(box.value) || 0, 0), trace.queries - 1) }) });
-      box.value = String(state.query);
-      made.push(element("label", { class: "control" }, element("span", {}, "Token"), box, element("output", { dir: "auto" }, shown(trace.tokens[trace.source + state.query], 14))));
-    }
-    if (uses("words") && trace.special.some(Boolean)) made.push(tick("scale by words", state.words, (words) => store.select({ words }), "The scale ends at the largest weight of a word, without special tokens and the token itself"));
-    if (uses("log")) made.push(tick("log scale", state.log, (log) => store.select({ log })));
-    if (this.fits.length > 1) {
-      const others = this.fits.filter((view) => view.id !== state.view).map((view) => [view.id, view.title]);
-      made.push(picker("Beside", [["", "–"], ...others], state.beside || "", (value) => store.select({ beside: value || null })));
-    }
-    this.controls.replaceChildren(...made);
-    if (focused) {
-      const again = [...this.controls.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === focused);
-      if (again) again.focus();
-    }
+    if (byKeys) this.tabs.querySelector('[aria-selected="true"]')?.focus();
+    else if (focused) this.front.scroll.focus({ preventScroll: true });
   }
 
   /** Say what is chosen, for everybody and for those who cannot see the drawing. */
   say() {
-    const { seen, state } = this.store;
-    const { trace } = this;
-    const view = VIEWS.find((one) => one.id === state.view);
-    let text = view.describe && view.applies(trace) === true ? view.describe({ trace, seen, state }) : null;
-    if (text === null && trace.methods.length && trace.queries) {
-      const row = trace.row(seen.method, seen.layer, seen.query, seen.method === "raw" ? seen.head : null);
-      const head = seen.method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
-      text = `“${shown(trace.tokens[trace.source + seen.query], 30)}” (token ${seen.query}), layer ${seen.layer + 1} of ${trace.layers}, ${seen.method}${head}: `;
-      if (!row) text += "…";
-      else if (row.missing) text += row.missing;
-      else {
-        text += strongest(row.values, 5).map((one) => `${shown(trace.tokens[one.token], 20)} ${number(one.value)}`).join(", ");
-        if (row.lost > 0) text += ` · left out ${percent(row.lost)}`;
-        if (seen.token !== null && seen.token !== undefined) text += ` · “${shown(trace.tokens[seen.token], 20)}” ${number(row.values[seen.token])}`;
-      }
-    }
-    this.status.textContent = trace.failed || text || "";
+    const pane = this.panes.find((one) => one === this.store.pointing) || this.front;
+    const { trace } = pane;
+    const view = pane.view.describe ? pane.view : this.front.view;
+    const near = (one) => trace.nearest(view.controls.includes("group") ? one : { ...one, group: "" });
+    const [seen, state] = [near(this.store.seen), near(this.store.state)];
+    const shows = view.applies(trace) === true;
+    const text = (view.describe && shows ? view.describe({ trace, seen, state }) : null) ?? rowWords(trace, seen);
+    const name = this.store.state.other === null ? "" : `${shown(trace.name, 40)}: `;
+    this.status.textContent = trace.failed || name + text;
   }
 
   recolour() {
@@ -311,42 +284,6 @@ class Viewer {
     this.themeChoice = order[(order.indexOf(this.themeChoice) + 1) % 3];
     remember("overt-theme", this.themeChoice);
     this.recolour();
-  }
-
-  key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
-    const inTabs = this.tabs.contains(event.target);
-    if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-    const { store, trace } = this;
-    const { state } = store;
-    const heads = trace.heads ? trace.group(state.group).heads : 0;
-    if (inTabs && (event.key === "ArrowLeft" || event.key === "ArrowRight")) {
-      const at = this.fits.findIndex((view) => view.id === state.view);
-      const next = this.fits[(at + (event.key === "ArrowRight" ? 1 : -1) + this.fits.length) % this.fits.length];
-      store.select({ view: next.id });
-      this.tabs.querySelector('[aria-selected="true"]').focus();
-      event.preventDefault();
-      return;
-    }
-    const turn = (value, count, step) => (value === null ? (step > 0 ? 0 : count - 1) : value + step < 0 || value + step >= count ? null : value + step);
-    const actions = {
-      ArrowUp: () => store.select({ query: Math.max(state.query - 1, 0) }),
-      ArrowDown: () => store.select({ query: Math.min(state.query + 1, Math.max(trace.queries - 1, 0)) }),
-      ArrowLeft: () => store.select({ layer: Math.max(state.layer - 1, 0) }),
-      ArrowRight: () => store.select({ layer: state.layer + 1 < (trace.layers ? trace.group(state.group).layers : 1) ? state.layer + 1 : state.layer }),
-      "[": () => heads && store.select({ head: turn(state.head, heads, -1) }),
-      "]": () => heads && store.select({ head: turn(state.head, heads, 1) }),
-      m: () => trace.methods.length && store.select({ method: trace.methods[(trace.methods.indexOf(state.method) + 1) % trace.methods.length] }),
-      g: () => store.select({ log: !state.log }),
-      w: () => store.select({ words: !state.words }),
-      Escape: () => store.select({ picked: false, token: null, node: null }),
-      "?": () => this.help.showModal(),
-    };
-    const place = Number(event.key) - 1;
-    if (this.fits[place]) store.select({ view: this.fits[place].id });
-    else if (Object.hasOwn(actions, event.key)) actions[event.key]();
-    else return;
-    event.preventDefault();
   }
 
   /** The pane whose view is the one on top of the page. */
@@ -394,11 +331,27 @@ class Viewer {
         for (const pane of this.panes) pane.destroy();
         globalThis.removeEventListener("hashchange", this.onhash);
         document.removeEventListener("keydown", this.onbody);
+        for (const type of ["beforeprint", "afterprint"]) globalThis.removeEventListener(type, this.onprint);
         if (this.darkness) this.darkness.removeEventListener("change", this.ondark);
         this.frame.remove();
       },
     };
   }
+}
+
+/** What the chosen token draws on, in words. */
+function rowWords(trace, seen) {
+  if (!trace.methods.length || !trace.queries) return "";
+  const { method, layer, query, token } = seen;
+  const row = trace.row(method, layer, query, method === "raw" ? seen.head : null);
+  const head = method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
+  const place = trace.source + query;
+  const text = `“${shown(trace.tokens[place], 30)}” (${tokenPlace(trace, place)}), layer ${layer + 1} of ${trace.layers}, ${method}${head}: `;
+  if (!row) return `${text}…`;
+  if (row.missing) return text + row.missing;
+  const pointed = token === null || token === undefined ? "" : `“${shown(trace.tokens[token], 20)}” ${weightWords(row.values[token])} · `;
+  const most = strongest(row.values, 5).map((one) => `${shown(trace.tokens[one.token], 20)} ${number(one.value)}`).join(", ");
+  return text + pointed + (most || "nothing") + (row.lost > 0 ? ` · left out ${percent(row.lost)}` : "");
 }
 
 function fileName(text) {

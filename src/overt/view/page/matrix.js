@@ -1,7 +1,7 @@
 // Maps as pictures: one enlarged, with its tokens on both axes, and small ones for grids.
 import { drawToken, labelWidth, mapPixels, scaleFor } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
-import { number, percent, shown } from "./words.js";
+import { percent, shown, weightWords } from "./words.js";
 
 const MATRIX_LEAST = 9; // pixels of a cell that still has a label of its own
 const MATRIX_MOST = 26;
@@ -123,7 +123,7 @@ function matrixRowState(trace, token) {
 /** A cell in words. */
 export function matrixCell(trace, field, map, row, column, rows, columns) {
   const value = field.at(map, row - rows[0], column - columns[0]);
-  return `${shown(trace.tokens[row], 60)} → ${shown(trace.tokens[column], 60)}: ${value ? number(value) : "left out or 0"}`;
+  return `${shown(trace.tokens[row], 60)} → ${shown(trace.tokens[column], 60)}: ${weightWords(value)}`;
 }
 
 /** What a row left out, in words; nothing if that is nothing. */
@@ -374,22 +374,4 @@ export function drawThumb(surface, theme, { thumb, x, y, size, rows, columns, ro
   }
   if (chosen) surface.rect(left - 2, above - 2, width + 4, height + 4, { stroke: theme.select, line: 2.5, radius: 2 });
   else if (pointed) surface.rect(left - 1.5, above - 1.5, width + 3, height + 3, { stroke: theme.soft, line: 1.5, radius: 2 });
-}
-
-/** A text in lines that fit a width. */
-export function noteLines(text, width, size = 11) {
-  const lines = [];
-  for (const word of String(text).split(" ")) {
-    const last = lines[lines.length - 1];
-    if (last !== undefined && textWidth(`${last} ${word}`, size) <= width) lines[lines.length - 1] = `${last} ${word}`;
-    else lines.push(word);
-  }
-  return lines;
-}
-
-/** A note in soft ink, wrapped; returns the height it takes. */
-export function drawNote(surface, theme, text, x, y, width, { size = 11, align = "left" } = {}) {
-  const lines = noteLines(text, width, size);
-  lines.forEach((line, i) => surface.text(line, x, y + (size + 4) * (i + 0.5), { size, fill: theme.soft, align }));
-  return lines.length * (size + 4);
 }

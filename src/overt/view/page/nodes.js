@@ -224,6 +224,13 @@ export const nodesView = {
   title: "Neighbours",
   controls: ["method"],
 
+  step({ trace, state, step }) {
+    const rows = nodesRows(trace, trace.nearest(state).method);
+    const at = rows.findIndex((one) => one.id === state.node);
+    const next = at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.min(Math.max(at + step, 0), rows.length - 1);
+    return { node: rows.length ? rows[next].id : null };
+  },
+
   applies(trace) {
     return trace.kind === "nodes" ? true : "this is no graph's node: overt.view.page.node_page(…) shows those";
   },

@@ -14,8 +14,10 @@ export class Pane {
    * @param {TraceData} trace
    * @param {Store} store
    * @param {() => string} theme "light" or "dark"
+   * @param {string} heading
+   * @param {string} described id of the element that says in words what is drawn
    */
-  constructor(view, trace, store, theme, heading) {
+  constructor(view, trace, store, theme, heading, described) {
     this.view = view;
     this.trace = trace;
     this.store = store;
@@ -24,7 +26,7 @@ export class Pane {
     this.size = { width: 0, height: 0 };
     this.canvas = element("canvas", { class: "drawing" });
     this.spacer = element("div", { class: "spacer" }, this.canvas);
-    this.scroll = element("div", { class: "scroll", tabindex: "0", role: "img", "aria-label": heading }, this.spacer);
+    this.scroll = element("div", { class: "scroll", tabindex: "0", role: "img", "aria-label": heading, "aria-describedby": described }, this.spacer);
     this.minimap = element("canvas", { class: "minimap", "aria-hidden": "true" });
     this.minimap.hidden = true; // an unsized canvas as tall as the pane would be wider than it
     this.tip = element("div", { class: "tip", role: "tooltip" });
@@ -51,6 +53,7 @@ export class Pane {
     });
     const jump = (event) => {
       if (!event.buttons && event.type !== "pointerdown") return;
+      if (event.type === "pointerdown") this.minimap.setPointerCapture(event.pointerId);
       const box = this.minimap.getBoundingClientRect();
       const part = (event.clientY - box.top) / box.height;
       this.scroll.scrollTop = part * this.content.height - this.size.height / 2;
@@ -84,7 +87,7 @@ export class Pane {
       this.tip.style.top = `${Math.min(y + 14, Math.max(0, box.height - this.tip.offsetHeight - 2))}px`;
     }
     // A finger that scrolls points at nothing.
-    if (event.pointerType !== "touch") this.store.point(target && target.hover ? target.hover : null);
+    if (event.pointerType !== "touch") this.store.point(target && target.hover ? target.hover : null, this);
   }
 
   /** Draw again in the next frame. */
@@ -94,7 +97,9 @@ export class Pane {
 
   /** The selection as this trace can have it: a compared one may be shorter, or have fewer layers. */
   get selection() {
-    return { seen: this.trace.nearest(this.store.seen), state: this.trace.nearest(this.store.state) };
+    const grouped = this.view.controls.includes("group");
+    const near = (state) => this.trace.nearest(grouped ? state : { ...state, group: "" });
+    return { seen: near(this.store.seen), state: near(this.store.state) };
   }
 
   scene(surface, width, top, bottom) {
@@ -204,7 +209,7 @@ export class Pane {
   /** The view as a PNG at twice its size, as a promise of a blob. */
   async png() {
     this.draw();
-    const whole = this.content.height <= TALLEST / 2;
+    const whole = this.content.height <= TALLEST;
     const wide = Math.max(this.content.width, this.size.width);
     const top = whole ? 0 : this.scroll.scrollTop;
     const tall = whole ? Math.max(this.content.height, 60) : this.size.height;

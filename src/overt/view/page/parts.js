@@ -65,9 +65,16 @@ export function mapPixels(field, map, scale, most = Infinity) {
 
 /** The largest values of a row: `[{ token, value }]`. */
 export function strongest(values, count) {
-  const order = Array.from(values.keys()).filter((i) => values[i] !== 0);
-  order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
-  return order.slice(0, count).map((token) => ({ token, value: values[token] }));
+  const found = [];
+  for (let token = 0; token < values.length; token++) {
+    const size = Math.abs(values[token]);
+    if (!size || (found.length === count && size <= Math.abs(found[count - 1].value))) continue;
+    let place = found.length;
+    while (place && Math.abs(found[place - 1].value) < size) place--;
+    found.splice(place, 0, { token, value: values[token] });
+    if (found.length > count) found.pop();
+  }
+  return found;
 }
 
 /** A token's label within a width, marked when it is chosen. */
@@ -85,16 +92,28 @@ export function labelWidth(tokens, { size = 13, least = 40, most = 150 } = {}) {
   return Math.min(wide, most);
 }
 
-/** A message in the middle of a view that has nothing else to show. */
-export function drawMessage(surface, theme, text, width, y = 60) {
-  const words = String(text).split(" ");
+/** A text in lines that fit a width. */
+export function noteLines(text, width, size = 11) {
   const lines = [];
-  for (const word of words) {
+  for (const word of String(text).split(" ")) {
     const last = lines[lines.length - 1];
-    if (last !== undefined && textWidth(`${last} ${word}`, 14) < width - 40) lines[lines.length - 1] = `${last} ${word}`;
+    if (last !== undefined && textWidth(`${last} ${word}`, size) <= width) lines[lines.length - 1] = `${last} ${word}`;
     else lines.push(word);
   }
-  lines.forEach((line, i) => surface.text(line, width / 2, y + 22 * i, { size: 14, fill: theme.soft, align: "center" }));
+  return lines;
+}
+
+/** A note in soft ink, wrapped; returns the height it takes. */
+export function drawNote(surface, theme, text, x, y, width, { size = 11, align = "left" } = {}) {
+  const lines = noteLines(text, width, size);
+  lines.forEach((line, i) => surface.text(line, x, y + (size + 4) * (i + 0.5), { size, fill: theme.soft, align }));
+  return lines.length * (size + 4);
+}
+
+/** A message in the middle of a view that has nothing else to show. */
+export function drawMessage(surface, theme, text, width, y = 60) {
+  const look = { size: 14, fill: theme.soft, align: "center" };
+  noteLines(text, width - 40, 14).forEach((line, i) => surface.text(line, width / 2, y + 22 * i, look));
 }
 
 /**

@@ -11,6 +11,7 @@ const READERS = {
   head: (text) => (text === "mean" ? null : whole(text)),
   query: whole,
   token: whole,
+  row: whole,
   node: (text) => (text === "none" ? null : whole(text)),
   method: String,
   part: String,
@@ -32,6 +33,7 @@ export class Store {
     this.legal = legal;
     this.state = legal({ ...first });
     this.hover = null;
+    this.pointing = null; // the pane that the pointer is in
     this.listeners = new Set();
   }
 
@@ -47,8 +49,9 @@ export class Store {
     this.tell("select");
   }
 
-  /** Look at something for as long as the pointer is there; null ends it. */
-  point(changes) {
+  /** Look at something for as long as the pointer is there, in a pane; null ends it. */
+  point(changes, pane = null) {
+    this.pointing = changes ? pane : null;
     const same = JSON.stringify(changes || null) === JSON.stringify(this.hover);
     if (same) return;
     this.hover = changes || null;

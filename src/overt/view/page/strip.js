@@ -1,8 +1,8 @@
 // The token strip (Abnar & Zuidema 2020, Figures 2 and 3): what the chosen token draws on, at every layer, the
 // methods side by side, importances beneath. Tokens stand as in the text and wrap like it, so any length will do.
-import { drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { textWidth } from "./surface.js";
-import { mostlyRightToLeft, number, percent, shown } from "./words.js";
+import { drawNote, drawScale, noteLines, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
+import { fitted, textWidth } from "./surface.js";
+import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
 const GUTTER = 92; // for the names of methods and layers
 const LABEL = 24; // height of the tokens' line
@@ -60,6 +60,11 @@ function sections(trace, seen) {
   return { methods, scores, block: LABEL + tall + BLOCK_GAP };
 }
 
+/** Why methods and importances are not here, which stands beneath. */
+function stripNotes(trace) {
+  return ["rollout", "flow", "blankout", "gradients"].filter((name) => trace.about.missing && trace.about.missing[name]).map((name) => trace.why(name));
+}
+
 function heading(trace) {
   return SCALE_HEIGHT + 16 + (trace.methods.length ? 0 : 20);
 }
@@ -74,7 +79,8 @@ export const stripView = {
   },
 
   measure({ trace, seen, width }) {
-    return { height: heading(trace) + stripLines(trace, width).length * sections(trace, seen).block };
+    const notes = stripNotes(trace).reduce((sum, note) => sum + 15 * noteLines(note, width - 24).length + 4, 0);
+    return { height: heading(trace) + stripLines(trace, width).length * sections(trace, seen).block + notes };
   },
 
   draw({ surface, trace, seen, theme, width, top, bottom }) {
@@ -89,7 +95,7 @@ export const stripView = {
     });
     rows.forEach(({ method, scale }, i) => {
       const wide = Math.min(150, (width - 24) / rows.length - 20);
-      drawScale(surface, theme, scale, 12 + i * (wide + 20), 8, `${method}, share of attention`, wide);
+      drawScale(surface, theme, scale, 12 + i * (wide + 20), 8, method === "flow" ? "flow, amount" : `${method}, share`, wide);
     });
     const query = trace.source + seen.query;
     lines.forEach((line, number_) => {
@@ -108,6 +114,8 @@ export const stripView = {
         y += BAR + GAP;
       }
     });
+    let y = heading(trace) + lines.length * block;
+    for (const note of stripNotes(trace)) y += drawNote(surface, theme, note, 12, y, width - 24) + 4;
   },
 
   minimap({ trace, seen, width }) {
@@ -134,8 +142,9 @@ function drawLabels(surface, trace, seen, theme, line, y, query) {
     if (chosen) surface.rect(x + 1, y, wide - 2, LABEL - 4, { fill: theme.select, radius: 4, opacity: theme.dark ? 0.35 : 0.2 });
     if (i === seen.token) surface.rect(x + 1, y, wide - 2, LABEL - 4, { stroke: theme.accent, radius: 4 });
     const fill = chosen ? theme.accent : trace.special[i] ? theme.soft : theme.ink;
-    surface.text(shown(trace.tokens[i]), x + wide / 2, y + LABEL / 2 - 2, { size: 13, fill, align: "center", weight: chosen ? 700 : 400 });
-    const target = { hover: { token: i }, tip: `${shown(trace.tokens[i], 120)}\ntoken ${i}` };
+    const weight = chosen ? 700 : 400;
+    surface.text(fitted(shown(trace.tokens[i]), wide - 2, 13, weight), x + wide / 2, y + LABEL / 2 - 2, { size: 13, fill, align: "center", weight });
+    const target = { hover: { token: i }, tip: `${shown(trace.tokens[i], 120)}\n${tokenPlace(trace, i)}` };
     if (i >= trace.source) target.select = { query: i - trace.source, token: null };
     surface.hit(x, y, wide, LABEL, target);
   }
@@ -156,14 +165,29 @@ function drawRow(surface, trace, seen, theme, line, y, row, scale, method, layer
     const wide = line.widths[i - line.start];
     const value = row.values[i];
     surface.rect(x + 0.5, y, wide - 1, cell - (cell > 5 ? 1 : 0), { fill: scale.css(value) });
-    if (i === seen.token && chosen) surface.rect(x + 0.5, y, wide - 1, cell - (cell > 5 ? 1 : 0), { stroke: theme.accent, line: 1.5 });
-    const lost = row.lost > 0 ? `\nthis row left out ${percent(row.lost)}` : "";
-    const tip = `${shown(trace.tokens[i], 60)}: ${value ? number(value) : "left out or 0"}\n${method}, layer ${layer + 1}${lost}`;
-    surface.hit(x, y, wide, cell, { hover: { token: i, layer }, select: { layer, method, token: i }, tip });
+    if (i === seen.token && chosen) {
+      surface.rect(x + 0.5, y, wide - 1, cell - 1, { stroke: theme.paper, line: 3 });
+      surface.rect(x + 0.5, y, wide - 1, cell - 1, { stroke: theme.accent, line: 1.5 });
+    }
   }
+  // One place for the whole line: words for every cell of every frame would cost more than the drawing.
+  surface.hit(Math.min(...line.x), y, line.used, cell, (at) => {
+    const place = line.x.findIndex((left, i) => at >= left && at < left + line.widths[i]);
+    if (place < 0) return null;
+    const token = line.start + place;
+    const lost = row.lost > 0 ? `\nthis row left out ${percent(row.lost)}` : "";
+    const tip = `${shown(trace.tokens[token], 60)}: ${weightWords(row.values[token])}\n${method}, layer ${layer + 1}${lost}`;
+    return { hover: { token, layer }, select: { layer, method, token }, tip };
+  });
 }
 
 function drawBars(surface, trace, seen, theme, line, y, score) {
+  if (!score.values) {
+    const few = score.only.slice(0, 4).map((query) => tokenPlace(trace, trace.source + query)).join(", ");
+    surface.text(score.title, 12, y + 6, { size: 12, fill: theme.ink, weight: 600 });
+    surface.text(`the page has it of ${few}${score.only.length > 4 ? ", …" : ""} only`, GUTTER, y + 6, { size: 11, fill: theme.soft });
+    return;
+  }
   const most = Math.max(...score.values.map(Math.abs), 1e-12);
   const signed = score.values.some((value) => value < 0);
   const zero = signed ? y + BAR / 2 : y + BAR;
@@ -178,6 +202,6 @@ function drawBars(surface, trace, seen, theme, line, y, score) {
     const below = score.values[i] < 0;
     const colour = below ? `rgb(${theme.spreads[3].join(",")})` : `rgb(${theme.sizes[3].join(",")})`;
     surface.rect(x + 2, below ? zero : zero - tall, wide - 4, Math.max(tall, 0.5), { fill: colour, opacity: i === seen.token ? 1 : 0.85 });
-    surface.hit(x, y, wide, BAR, { hover: { token: i }, tip: `${shown(trace.tokens[i], 60)}: ${number(score.values[i])}\n${score.title}${score.target ? `, of ${score.target}` : ""}` });
+    surface.hit(x, y, wide, BAR, { hover: { token: i }, tip: `${shown(trace.tokens[i], 60)}: ${number(score.values[i])}\n${score.title}${score.target ? ` of ${shown(score.target, 60)}` : ""}` });
   }
 }

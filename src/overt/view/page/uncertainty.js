@@ -1,7 +1,7 @@
 // What posterior samples of the weights (Fan et al. 2020) agree on: the predictions of each, what the chosen token's
 // rollout draws on, and single weights, every one with its spread.
-import { drawMatrix, drawNote, matrixPeak, matrixScale, matrixSize, noteLines } from "./matrix.js";
-import { drawScale, drawToken, labelWidth, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
+import { drawMatrix, matrixPeak, matrixScale, matrixSize } from "./matrix.js";
+import { drawNote, drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { number, percent, shown } from "./words.js";
 

@@ -1,11 +1,12 @@
 // Every view, in the order of its tabs. A view is an object:
 //   id, title
-//   controls: which of method, group, layer, head, query, part, log it listens to
+//   controls: which of method, group, layer, head, query, part, words, log it listens to
 //   applies(trace): true, or why there is nothing to show
 //   measure({ trace, seen, state, width, screen }): { height, width? } of the whole drawing
 //   draw({ surface, trace, seen, state, theme, width, height, top, bottom, redraw }): draw what lies between top and bottom
 //   minimap({ trace, seen, state, width }): [{ at, size, chosen }], optional
 //   placeOf({ trace, seen, state, width }): y of the chosen token, optional
+//   step({ trace, state, step }): what the keys ↑ and ↓ select, optional; else the token before or after
 //   describe({ trace, seen }): a line for the status, optional
 import { crossView } from "./cross.js";
 import { evolutionView } from "./evolution.js";

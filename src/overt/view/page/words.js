@@ -4,13 +4,28 @@ const segmenter = typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segme
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
 const LEFT_TO_RIGHT = /[A-Za-z\u00c0-\u058f\u0900-\u1fff\u3040-\ud7ff]/;
 // Controls, and marks that turn the direction of the text around them.
-const HIDDEN = /[\u0000-\u0020\u007f-\u00a0\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+const HIDDEN =
+  /[\u0000-\u0020\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 const MARKS = /(\p{M}{4})\p{M}+/gu; // no script needs more on one letter; piled up they cover other lines
 const NAMES = { 9: "⇥", 10: "↵", 13: "↵", 32: "␣", 160: "␣", 127: "␡" };
+
+const seenBefore = new Map();
 
 /** A token as it may be drawn: controls as visible signs, at most `most` characters as readers count them. */
 export function shown(token, most = 18) {
   const text = String(token);
+  if (text.length > 64) return cleaned(text, most);
+  // The same few words are drawn in every frame.
+  const key = `${most} ${text}`;
+  let found = seenBefore.get(key);
+  if (found === undefined) {
+    if (seenBefore.size > 20000) seenBefore.clear();
+    seenBefore.set(key, (found = cleaned(text, most)));
+  }
+  return found;
+}
+
+function cleaned(text, most) {
   const start = text.length > 12 * most ? text.slice(0, 12 * most) : text; // a letter may have many marks, not any number
   const few = start.replace(MARKS, "$1");
   const parts = segmenter ? Array.from(segmenter.segment(few), (one) => one.segment) : Array.from(few);
@@ -53,7 +68,7 @@ export function number(value) {
   const sign = value < 0 ? "−" : "";
   if (size === 0) return "0";
   if (size >= 100) return sign + Math.round(size);
-  if (size >= 1) return sign + size.toFixed(2);
+  if (size >= 0.9995) return sign + size.toFixed(2);
   if (size >= 0.1) return sign + size.toFixed(3);
   if (size >= 0.001) return sign + size.toFixed(4).replace(/0$/, "");
   const [digits, power] = size.toExponential(1).split("e");
@@ -62,6 +77,17 @@ export function number(value) {
 
 function superscript(value) {
   return String(value).replace(/-/g, "⁻").replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);
+}
+
+/** A weight that a page may not have kept, in words. */
+export function weightWords(value) {
+  return value ? number(value) : "left out or 0";
+}
+
+/** Which token it is, counted from 0; of an encoder–decoder in its source or its target. */
+export function tokenPlace(trace, token) {
+  if (!trace.source) return `token ${token}`;
+  return token < trace.source ? `source ${token}` : `target ${token - trace.source}`;
 }
 
 /** A share as a percentage. */

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from overt._extras import need
-from overt.view.server.asks import FORMATS, METHODS, Ask, from_image, from_json, made, picture_key
+from overt.trace.methods import METHODS
+from overt.view.server.asks import FORMATS, Ask, from_image, from_json, made, picture_key
 from overt.view.server.http import (
     LINGER_SECONDS,
     Answer,
@@ -154,6 +155,7 @@ def app(
     limits: Limits | None = None,
     *,
     hosts: Collection[str] | None = LOCAL,
+    addresses: bool = False,
     threads: int | None = None,
 ) -> Starlette:
     """The application, for any ASGI server. `app(…).state.serving.stop()` begins its end.
@@ -163,6 +165,7 @@ def app(
         limits: of requests; the usual ones where None.
         hosts: names that a request's Host header may have, so that no page from elsewhere can reach a server
             on this machine under a name of its own; None for any.
+        addresses: whether a Host in numbers will do as well: no page from elsewhere has that for its name.
         threads: of torch in each worker.
     """
     need("starlette", "view")
@@ -183,7 +186,13 @@ def app(
     made = Starlette(
         routes=[Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
         middleware=[
-            Middleware(_Guard, serving=serving, hosts=hosts, routes=frozenset(path for path, *_ in routes))
+            Middleware(
+                _Guard,
+                serving=serving,
+                hosts=hosts,
+                addresses=addresses,
+                routes=frozenset(path for path, *_ in routes),
+            )
         ],
         # Starlette's own words are plain text; ours are JSON, and the guard says them.
         exception_handlers={HTTPException: _no_route},
@@ -213,9 +222,14 @@ class _Guard:
     """Around everything: who may ask, headers of every answer, counts, and no traceback for anybody."""
 
     def __init__(
-        self, app: Any, serving: Serving, hosts: Collection[str] | None, routes: frozenset[str]
+        self,
+        app: Any,
+        serving: Serving,
+        hosts: Collection[str] | None,
+        addresses: bool,
+        routes: frozenset[str],
     ) -> None:
-        self.app, self.serving, self.routes = app, serving, routes
+        self.app, self.serving, self.addresses, self.routes = app, serving, addresses, routes
         self.hosts = None if hosts is None else frozenset(host.strip("[]").lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, sending: Send) -> None:
@@ -265,7 +279,10 @@ class _Guard:
             metrics.done(route, status or 499, time.monotonic() - began)
 
     def _check_host(self, asked: Asked) -> None:
-        if self.hosts is not None and host_of(asked.headers.get("host", "")) not in self.hosts:
+        if self.hosts is None:
+            return
+        host = host_of(asked.headers.get("host", ""))
+        if host not in self.hosts and not (self.addresses and _is_address(host)):
             line = "this server answers to its own names only, not to the Host of this request"
             raise RefusedError(403, line, close=True)
 
@@ -282,6 +299,13 @@ def host_of(header: str) -> str | None:
     # What was read must be all there was: no user, no path, nothing after it.
     whole = header.lower() in (shown, f"{shown}:{port}")
     return host if whole else None
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host or ""))
+    except ValueError:
+        return False
 
 
 def _check_origin(asked: Asked) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.trace.trace import Trace, trace
+from overt.trace.methods import METHODS
+from overt.trace.trace import Trace, everything, trace
 from overt.trace.weighted import GRAPHS
 from overt.view.page import page
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
 from overt.view.server.work import Wanted
 
-METHODS = ("raw", "rollout", "flow")
 FORMATS = {
     "image/png": "PNG",
     "image/jpeg": "JPEG",
@@ -31,6 +31,7 @@ FORMATS = {
     "image/bmp": "BMP",
 }
 LINK = 6000  # characters; longer addresses are cut by somebody on their way
+SAMPLES = 10  # of the posterior of a Bayesian model
 CELLS = 3 * 10**6  # of all heads' maps; beyond, only their means are sent
 IMPORTANCES = 0.05  # share of the time of a request that blank-out may take
 DEEPEST = 10**4  # layers that anybody may ask for
@@ -258,7 +259,7 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
             processor=served.processor,
             decoder=ask.decoder,
             graph=graph,
-            heads=ask.graph != "norm",  # the norm of the sum is not the mean of the heads' norms
+            **everything(served.model, graph, SAMPLES),
         )
         if not wanted():
             raise GoneError

@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def check_folder(name: str, path: str | Path) -> Path:
+    """The path, if a file can stand there: its folder exists, and it is none itself."""
+    path = Path(path)
+    if path.is_dir() or not path.name:
+        raise IsADirectoryError(f"{name} {path} is a folder: give the name of a file in it")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
+    return path
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """A path to write to, with the same ending; its file takes the place of `path` when all went well."""
+    path = Path(path)
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(f"{path} cannot be written: {reason}") from None
+    finally:
+        part.unlink(missing_ok=True)

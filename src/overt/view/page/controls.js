@@ -1,0 +1,97 @@
+// The controls above the panes: those that the views on the screen listen to.
+import { choice, element, picker, slider, tick } from "./dom.js";
+import { shown, tokenPlace } from "./words.js";
+
+const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
+
+/** Make the controls anew. One that has the focus and can be dragged stays the same element. */
+export function fillControls(viewer) {
+  const made = controlsOf(viewer);
+  const old = [...viewer.controls.children];
+  const active = viewer.controls.contains(document.activeElement) ? document.activeElement : null;
+  if (active && active.type === "range" && old.length === made.length) {
+    old.forEach((control, i) => {
+      if (!control.contains(active)) control.replaceWith(made[i]);
+      else updateSlider(active, made[i].querySelector("input"));
+    });
+    return;
+  }
+  const label = active && active.getAttribute("aria-label");
+  viewer.controls.replaceChildren(...made);
+  if (!label) return;
+  const again = [...viewer.controls.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === label);
+  if (again) again.focus();
+}
+
+function updateSlider(range, fresh) {
+  for (const name of ["max", "aria-valuetext"]) range.setAttribute(name, fresh.getAttribute(name));
+  if (range.value !== fresh.value) range.value = fresh.value;
+  range.parentElement.querySelector("output").textContent = fresh.getAttribute("aria-valuetext");
+}
+
+function controlsOf(viewer) {
+  const { store, trace, traces, limits } = viewer;
+  const { state } = store;
+  const select = (changes) => store.select(changes);
+  const uses = (control) => viewer.uses(control);
+  const made = [];
+  if (traces.length > 1) {
+    const names = traces.map((one, i) => [String(i), shown(one.name, 60)]);
+    const others = [["", "–"], ...names.filter(([i]) => Number(i) !== state.trace)];
+    made.push(picker("Trace", names, String(state.trace), (value) => select({ trace: Number(value) })));
+    const other = state.other === null ? "" : String(state.other);
+    made.push(picker("Compare with", others, other, (value) => select({ other: value === "" ? null : Number(value) })));
+    for (const control of made) control.classList.add("last"); // on a phone, where one has to scroll for them
+  }
+  if (uses("method")) {
+    const methods = ["raw", "rollout", "flow"].map((one) => [one, one, trace.methods.includes(one) ? null : trace.why(one)]);
+    made.push(choice("Method", methods, state.method, (method) => select({ method })));
+  }
+  if (uses("group") && trace.groups.length > 1) {
+    made.push(choice("Attention", trace.groups.map((one) => [one, GROUPS[one]]), state.group, (group) => select({ group })));
+  }
+  if (uses("part")) {
+    const parts = ["attention", "convolution", "fused"].map((one) => [one, one]);
+    made.push(choice("Part", parts, state.part, (part) => select({ part })));
+  }
+  if (uses("layer") && limits.layers > 1) {
+    const words = (value) => `${value + 1} of ${limits.layers}`;
+    made.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));
+  }
+  if (uses("head") && limits.heads) made.push(headPicker(viewer));
+  if (uses("query") && limits.queries > 1) made.push(tokenBox(viewer));
+  if (uses("words") && trace.special.some(Boolean)) {
+    const title = "The scale ends at the largest weight of a word, without special tokens and the token itself";
+    made.push(tick("scale by words", state.words, (words) => select({ words }), title));
+  }
+  if (uses("log")) made.push(tick("log scale", state.log, (log) => select({ log })));
+  if (viewer.fits.length > 1) {
+    const others = viewer.fits.filter((view) => view.id !== state.view).map((view) => [view.id, view.title]);
+    made.push(picker("Beside", [["", "–"], ...others], state.beside || "", (value) => select({ beside: value || null })));
+  }
+  return made;
+}
+
+function headPicker({ store, limits, panes }) {
+  const { state } = store;
+  const heads = Array.from({ length: limits.heads }, (_, i) => [String(i), String(i + 1)]);
+  const value = state.head === null ? "" : String(state.head);
+  const control = picker("Head", [["", "mean"], ...heads], value, (one) => store.select({ head: one === "" ? null : Number(one) }));
+  // Rollout and flow are of the mean of the heads.
+  const listens = ({ view }) => view.controls.includes("head") && (!view.controls.includes("method") || state.method === "raw");
+  if (!panes.some(listens)) {
+    control.querySelector("select").disabled = true;
+    control.title = `${state.method} is of the mean of the heads`;
+  }
+  return control;
+}
+
+function tokenBox({ store, trace, limits }) {
+  const { query } = trace.nearest(store.state);
+  const box = element("input", { type: "number", min: "0", max: String(limits.queries - 1), "aria-label": "Token" });
+  box.value = String(store.state.query);
+  box.addEventListener("change", () => store.select({ query: Math.min(Math.max(Math.round(Number(box.value)) || 0, 0), limits.queries - 1) }));
+  const token = trace.source + query;
+  const word = element("output", { dir: "auto", title: tokenPlace(trace, token) }, shown(trace.tokens[token], 14));
+  return element("label", { class: "control" }, element("span", {}, trace.source ? "Target" : "Token"), box, word);
+}
