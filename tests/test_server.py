@@ -509,7 +509,7 @@ def test_only_models_named_at_start_can_be_asked_for(
     def never(*arguments: Any, **more: Any) -> Any:
         raise AssertionError(f"a request loaded {arguments} {more}")
 
-    for thing in (hf.AutoModel, hf.AutoTokenizer, hf.AutoImageProcessor, hf.PreTrainedModel):
+    for thing in (hf.AutoModel, hf.AutoTokenizer, hf.PreTrainedModel):
         monkeypatch.setattr(thing, "from_pretrained", never)
     monkeypatch.setattr(recipe, "open_model", never)
     for found in (

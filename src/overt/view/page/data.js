@@ -2,7 +2,7 @@
 import { unpack } from "./field.js";
 
 const MOST_HELD = 6e7; // cells unpacked at a time; older fields are unpacked again when they are wanted
-const MOST_WAITING = 6; // fields unpacked side by side
+const MOST_COMING = 2e7; // cells unpacked side by side
 const MOST_ROWS = 1e7; // values of rows that are kept
 
 /** One trace of the page's index. */
@@ -21,6 +21,7 @@ export class TraceData {
     this.rows = new Map(); // rows outlive their fields: a view of all layers needs one of each
     this.rowValues = 0;
     this.waiting = new Map();
+    this.coming = 0; // cells of those
     this.unreadable = new Set(); // not asked for again: each answer would ask for a redraw, which asks again
     this.failed = null;
     this.name = about.name;
@@ -78,7 +79,9 @@ export class TraceData {
       this.fields.set(key, found);
       return found;
     }
-    if (!this.waiting.has(key) && !this.unreadable.has(key) && this.waiting.size < MOST_WAITING) {
+    const cells = about.shape.reduce((product, size) => product * size, 1);
+    const room = !this.waiting.size || this.coming + cells <= MOST_COMING;
+    if (room && !this.waiting.has(key) && !this.unreadable.has(key)) {
       const coming = this.block(about.at)
         .then((bytes) => unpack(about, bytes))
         .then((field) => {
@@ -97,9 +100,11 @@ export class TraceData {
         })
         .finally(() => {
           this.waiting.delete(key);
+          this.coming -= cells;
           this.arrived();
         });
       this.waiting.set(key, coming);
+      this.coming += cells;
     }
     return null;
   }
