@@ -13,7 +13,8 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
+from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -22,7 +23,9 @@ import overt
 from families import BY_NAME, inputs_of
 from overt.models.agreement import AgreementClassifier
 from overt.recipes.plotting import run
+from overt.trace.weighted import GraphKind
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
+from overt.view.plots.style import LESS, MORE
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "$x_1$ <b>", "[SEP]", "[PAD]"]
 LAYERS = 3
@@ -103,6 +106,16 @@ def test_special_tokens_and_chosen_ones_can_be_shown() -> None:
     np.testing.assert_allclose(meshes(some)[0], expected.numpy())
 
 
+def test_a_method_is_the_only_one_of_a_strip_and_of_a_comparison() -> None:
+    trace = made()
+    for figure in (sketch(trace, method="raw", query=2), sketch(trace, method="raw", methods="raw", query=2)):
+        (drawn,) = meshes(figure)
+        np.testing.assert_allclose(drawn, trace.raw(queries=2)[0, :, 0, [1, 2, 3, 4, 5, 7]].numpy())
+    both = plot_compare({"a": trace, "b": trace}, method="flow", query=2, figure=Figure())
+    assert len(meshes(both)) == 2
+    np.testing.assert_allclose(meshes(both)[1], trace.flow(queries=2)[0, :, 0, [1, 2, 3, 4, 5, 7]].numpy())
+
+
 def test_many_tokens_put_methods_under_each_other_and_labels_do_not_overlap() -> None:
     n = 40
     words = [[f"word{number}" for number in range(n)]]
@@ -159,6 +172,32 @@ def test_paths_of_a_query_bring_to_the_input_what_the_method_gives(method: str) 
     assert arrived.argmax() == int(expected.argmax())
 
 
+def test_inputs_that_a_signed_path_reaches_below_zero_are_dots_of_the_other_colour() -> None:
+    trace = made(batch=1, graph="effective")
+    trace.maps = [cells - 0.3 for cells in trace.maps]
+    figure = sketch(trace, "graph", method="rollout", query=2, special=True)
+    expected = trace.rollout(queries=2, layers=-1)[0, 0, 0].numpy()
+    assert expected.min() < 0.0 < expected.max()
+    dots = [one for one in figure.axes[0].collections if isinstance(one, PathCollection)][-1]
+    assert len(dots.get_offsets()) == len(WORDS)
+    np.testing.assert_allclose(dots.get_sizes(), 4.0 + 22.0 * np.abs(expected) / np.abs(expected).max())
+    colours = [to_hex(one).upper() for one in np.asarray(dots.get_facecolors())]
+    assert colours == [LESS if value < 0.0 else MORE for value in expected]
+
+
+def test_paths_leave_padding_out_and_take_the_heads_that_are_asked_for() -> None:
+    trace = made(heads=3)
+    figure = sketch(trace, "graph", example=1, query=2, head=[0, 2], special=True)
+    expected = trace.rollout(queries=2, layers=-1, heads=[0, 2])[1, 0, 0, :7].numpy()
+    dots = [one for one in figure.axes[0].collections if isinstance(one, PathCollection)][-1]
+    np.testing.assert_allclose(dots.get_sizes(), 4.0 + 22.0 * expected / expected.max())
+
+
+def test_a_graph_goes_up_to_its_layer() -> None:
+    found = lines(sketch(made(), "graph", method="raw", layer=1))
+    assert {right for _, _, right, _ in found} == {1.0, 2.0}
+
+
 def test_flow_to_a_query_is_direct_lines_from_the_input() -> None:
     trace = made(batch=1)
     found = lines(sketch(trace, "graph", method="flow", query=0, special=True))
@@ -179,6 +218,44 @@ def test_heads_are_a_grid_and_one_of_them_has_its_tokens_on_both_sides() -> None
     assert labels(one.axes[0]) == labels(one.axes[0], "y") == [WORDS[token] for token in shown]
     assert one.axes[0].get_title() == "layer 3, head 2"
     assert len(meshes(sketch(made(), "heads"))) == LAYERS
+
+
+def wide_trace(layers: int, heads: int, n: int = 5) -> overt.Trace:
+    shape = (1, heads, n, n) if heads else (1, n, n)
+    maps = [softmaxed(*shape, seed=layer) for layer in range(layers)]
+    mask = torch.ones(1, n, dtype=torch.bool)
+    return overt.Trace("encoder", maps, mask, [[f"w{number}" for number in range(n)]], ~mask)
+
+
+def overlap(boxes: list[Any]) -> bool:
+    # A line's box has room for what hangs and stands, so glyphs are lower than it.
+    inner = [(one.x0, one.x1, one.y0 + 0.15 * one.height, one.y1 - 0.15 * one.height) for one in boxes]
+    return any(
+        a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
+        for place, a in enumerate(inner)
+        for b in inner[:place]
+    )
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(48, 4), (25, 2), (70, 0)])
+def test_many_layers_keep_maps_square_and_labels_apart(layers: int, heads: int) -> None:
+    figure = plot(wide_trace(layers, heads), "heads")
+    figure.draw_without_rendering()
+    drawn = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert len(drawn) == layers * max(heads, 1)
+    sizes = [axes.get_window_extent() for axes in drawn]
+    assert all(0.8 < box.width / box.height < 1.25 for box in sizes)
+    assert figure.get_size_inches()[1] < 9.0
+    texts = [one for axes in drawn for one in (axes.yaxis.label, axes.xaxis.label, axes.title)]
+    boxes = [one.get_window_extent() for one in texts if one.get_text()]
+    assert len(boxes) > 20
+    assert not overlap(boxes)
+
+
+def test_rows_lower_than_a_number_have_every_second_one() -> None:
+    figure = plot(wide_trace(12, 12, n=2), "heads", figure=Figure(figsize=(1.6, 2.0)))
+    named = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel().isdigit()]
+    assert named == [str(number) for number in range(1, 12, 2)]
 
 
 def test_evolution_has_a_row_for_each_part_and_none_where_a_chain_starts(evolved: overt.Trace) -> None:
@@ -212,7 +289,7 @@ def test_image_shows_the_patches_of_each_layer_with_the_picture_and_without(pict
     trace = family("ViT")
     picture = np.zeros((3, 24, 24, 3), dtype=np.uint8)
     picture[1] = 200
-    trace.__dict__["picture"] = torch.from_numpy(picture) if pictured else None
+    trace.picture = torch.from_numpy(picture) if pictured else None
     figure = sketch(trace[1:2], "image", method="raw")
     expected = trace.patches(trace.raw(queries=0)[1, :, 0])
     np.testing.assert_allclose(np.stack(meshes(figure)), expected.numpy())
@@ -259,6 +336,38 @@ def test_negative_values_have_a_scale_around_zero() -> None:
     mesh = next(one for axes in figure.axes for one in axes.collections if isinstance(one, QuadMesh))
     assert mesh.norm.vmin == -mesh.norm.vmax < 0.0
     sketch(trace, "graph", method="raw", query=1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ("attention", {"raw attention", "attention rollout", "attention flow"}),
+        ("effective", {"effective attention", "effective attention rollout", "effective attention flow"}),
+        ("gradient", {"attention × gradient", "attention × gradient rollout", "attention × gradient flow"}),
+        ("norm", {"norm of what is added", "rollout of norms", "flow of norms"}),
+    ],
+)
+def test_titles_say_what_the_maps_hold(graph: GraphKind, words: set[str]) -> None:
+    trace = made(graph=graph)
+    figure = plot(trace)
+    assert {axes.get_title().replace("\n", " ") for axes in figure.axes} - {""} == words
+    figure.draw_without_rendering()
+    titled = sorted((axes.title.get_window_extent() for axes in figure.axes if axes.get_title()), key=left)
+    assert all(before.x1 < after.x0 for before, after in pairwise(titled))
+    weights = next(one for one in words if "rollout" not in one and "flow" not in one)
+    bars = {axes.get_ylabel() for axes in sketch(trace, "heads", layer=0).axes}
+    assert weights.removeprefix("raw ") in bars
+    drawn = {axes.get_ylabel() for axes in sketch(trace, "graph", method="raw").axes}
+    assert weights in drawn
+
+
+def left(box: Any) -> float:
+    return float(box.x0)
+
+
+def test_compared_traces_of_different_weights_are_named_by_method_alone() -> None:
+    figure = plot_compare({"a": made(), "b": made(graph="norm")}, methods="rollout", figure=Figure())
+    assert {axes.get_title() for axes in figure.axes} - {""} == {"rollout"}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -341,7 +450,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
         raise OSError("disk full")
 
     monkeypatch.setattr(figure, "savefig", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=r"figure\.svg cannot be written: disk full"):
         save(figure, path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
@@ -382,6 +491,13 @@ def test_a_figure_that_is_given_is_drawn_in_and_keeps_its_size() -> None:
         ({"layer": 3}, "layer must lie in 0 to 2 .*, got 3"),
         ({"tokens": [9]}, "tokens must lie in 0 to 7 .*, got 9"),
         ({"view": "graph", "query": 0, "layer": [0, 1]}, "layer must be one number for view='graph'"),
+        ({"view": "graph", "layer": [1]}, r"one number for view='graph', the uppermost; got \[1\]"),
+        ({"view": "graph", "layer": torch.tensor([1])}, r"one number for view='graph', .*; got \[1\]"),
+        ({"view": "heads", "method": "raw"}, "view='heads' shows the maps themselves.*got method='raw'"),
+        ({"view": "evolution", "method": "flow"}, "view='evolution' shows the maps themselves"),
+        ({"method": "raw", "methods": ["flow"]}, r"not both: got method='raw' and methods=\['flow'\]"),
+        ({"query": 7, "example": 1}, "query 7 is padding in example 1; its tokens are 0 to 6"),
+        ({"query": -1, "example": 1, "view": "graph"}, "query 7 is padding in example 1"),
         ({"view": "graph", "query": 0, "normalize": True}, "paths of a query have none"),
         ({"view": "heads", "head": 1}, r"head=1 needs the maps of single heads.*heads=True"),
         ({"view": "evolution"}, r"evolution needs .*overt\.trace\(…, parts=True\)"),
@@ -407,6 +523,9 @@ def test_other_refusals(tmp_path: Path) -> None:
         plot_compare({"a": made()}, view="graph")
     with pytest.raises(ValueError, match=r"path must end in \.pdf, \.svg, \.png, got figure\.gif"):
         save(Figure(), "figure.gif")
+    (tmp_path / "folder.pdf").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        save(Figure(), tmp_path / "folder.pdf")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         save(Figure(), tmp_path / "none" / "figure.pdf")
     with pytest.raises(ValueError, match=r"take trace\.encoder, or view=\"cross\""):
@@ -419,6 +538,7 @@ def test_the_command_draws_saved_traces_and_compares_them(tmp_path: Path) -> Non
     one, two = (str(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
     run(one, tmp_path / "strip.svg", methods=["raw"], query=None)
     assert "raw attention" in (tmp_path / "strip.svg").read_text()
+    assert len(meshes(run(one, tmp_path / "strip.svg", method="rollout"))) == 1
     figure = run([one, two], tmp_path / "both.png", "compare", columns=2, dpi=50, methods=["rollout"])
     assert {"one\nlayer", "two\nlayer"} <= {axes.get_ylabel() for axes in figure.axes}
 
@@ -429,6 +549,9 @@ def test_the_command_draws_saved_traces_and_compares_them(tmp_path: Path) -> Non
         ({"source": "a sentence"}, "or a sentence or picture with --model; got 'a sentence'"),
         ({"source": "a.safetensors"}, "there is no trace a.safetensors"),
         ({"source": "a.safetensors", "model": "m"}, "a.safetensors is a saved trace, which needs no --model"),
+        ({"source": "a.safetensors", "graph": "norm"}, "--graph is of tracing with --model; got norm"),
+        ({"source": "a.safetensors", "decoder": "b"}, "--decoder is of tracing with --model; got b"),
+        ({"source": "a.safetensors", "samples": 5}, "--samples is of tracing with --model; got 5"),
         ({"source": "a.png", "model": "m"}, "there is no picture a.png"),
         ({"source": ["a", "b"], "model": "m"}, "--view strip draws one source, got 2"),
         ({"source": "a", "view": "pie"}, "--view must be one of .*'compare'; got 'pie'"),

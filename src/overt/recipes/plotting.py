@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRACES = ".safetensors"
+SAMPLES = 20
 
 
 def run(
@@ -25,7 +26,7 @@ def run(
     *,
     model: str | None = None,
     decoder: str | None = None,
-    samples: int = 20,
+    samples: int = SAMPLES,
     graph: Any = "attention",
     columns: int = 1,
     dpi: float = 300.0,
@@ -39,7 +40,7 @@ def run(
         out: .pdf, .svg or .png.
         view: one of `overt.view.plots.VIEWS`, or "compare".
         model: a folder with weights and tokenizer, or a name on the hub.
-        decoder: what an encoder–decoder's decoder is fed.
+        decoder: what an encoder–decoder's decoder is fed; like the next two, not of a saved trace.
         samples: of the posterior, for view "uncertainty".
         graph: what the edges weigh.
         columns: width of the figure, 1 or 2.
@@ -60,8 +61,13 @@ def run(
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or (view != "compare" and len(sources) > 1):
         raise ValueError(f"--view {view} draws one source, got {len(sources)}; --view compare draws several")
+    traced = {
+        "--decoder": decoder,
+        "--graph": None if graph == "attention" else graph,
+        "--samples": None if samples == SAMPLES else samples,
+    }
     for one in sources:
-        _check_source(one, model)
+        _check_source(one, model, traced)
     given = {name: value for name, value in arguments.items() if value is not None}
     kept: dict[str, Any] = {"decoder": decoder, "graph": graph}
     kept |= {"heads": True} if view == "heads" or given.get("head") is not None else {}
@@ -78,11 +84,20 @@ def run(
     return figure
 
 
-def _check_source(source: str, model: str | None) -> None:
-    """Refuse a source that is neither a saved trace nor something for a model to read."""
+def _check_source(source: str, model: str | None, traced: Mapping[str, Any]) -> None:
+    """Refuse a source that is neither a saved trace nor something for a model to read.
+
+    Args:
+        source: as given.
+        model: as given.
+        traced: options that say how to trace, None where they were not given.
+    """
     if source.endswith(TRACES):
         if model is not None:
             raise ValueError(f"{source} is a saved trace, which needs no --model, got {model}")
+        for name, value in traced.items():
+            if value is not None:
+                raise ValueError(f"{source} is a saved trace, {name} is of tracing with --model; got {value}")
         if not Path(source).is_file():
             raise FileNotFoundError(f"there is no trace {source}")
     elif model is None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from overt import _check
 from overt.trace import Trace
+from overt.trace.methods import METHODS
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
-from overt.view.plots.asked import METHODS, Asked, Number, ask
+from overt.view.plots.asked import Asked, Number, ask
 from overt.view.plots.saving import check_path, save
 from overt.view.plots.sheet import Sheet, drawn
 from overt.view.plots.style import WIDTHS
@@ -60,10 +61,10 @@ def plot(
         "strip": what the query draws on, tokens across, layers up, methods side by side (Abnar & Zuidema,
             figures 2 and 3); where tokens are many, one under the other.
         "graph": layers as columns from the input on, tokens as rows; a line between columns l − 1 and l is
-            as dark as the method's value at layer l (figure 1). With `query`, that node's paths down from
-            `layer`: a line carries what comes to its upper end times its weight, so that the input's column
-            has the rollout (of raw attention: the product without residuals). Flow has no such paths, its
-            values are lines to the input.
+            as dark as the method's value at layer l (figure 1), up to `layer`. With `query`, that node's
+            paths down from `layer`: a line carries what comes to its upper end times its weight, so that the
+            input's column has the rollout (of raw attention: the product without residuals). Flow has no
+            such paths, its values are lines to the input.
         "heads": a map per layer and head, of a trace with heads=True; else a map per layer. One `layer` and
             one `head` give that map, with its tokens.
         "evolution": an evolving layer's own map, its convolution's and the fused one, layer by layer, of a
@@ -78,9 +79,11 @@ def plot(
         view: one of the above.
         example: of the batch.
         query: whose attention; CLS by default, or the last token of a causal model or decoder.
-        layer: one or several, where a view shows several; all by default, or the last where it shows one.
+        layer: one or several, where a view shows several; all by default, or the last where it shows one. Of
+            "graph", one number: the uppermost layer, and with `query` the layer of its node.
         head: the mean of all by default.
-        method: "raw", "rollout" or "flow"; by default "raw" for "cross", "rollout" for others.
+        method: "raw", "rollout" or "flow"; by default "raw" for "cross", "rollout" for others. Of "strip",
+            the only one. "heads" and "evolution" show the maps themselves and take none.
         methods: of "strip", side by side.
         importances: of "strip": also the model's blank-out and gradients, as bars beneath.
         tokens: which tokens to show, as positions; by default all but padding and special ones.
@@ -115,7 +118,7 @@ def plot_compare(
         columns: width of the figure.
         title: above all.
         figure: draw there.
-        arguments: others of `plot` for "strip": example, query, layer, head, methods, importances, ….
+        arguments: others of `plot` for "strip": example, query, layer, head, method, methods, importances, ….
     """
     if not isinstance(traces, Mapping) or not traces:
         got = "an empty mapping" if isinstance(traces, Mapping) else type(traces).__name__
@@ -123,5 +126,6 @@ def plot_compare(
     known = {**(plot.__kwdefaults__ or {}), "columns": columns}
     if unknown := sorted(arguments.keys() - known.keys()):
         raise ValueError(f"plot_compare takes the arguments of a strip, got {', '.join(unknown)}")
+    known["view"] = "compare"
     rows = {str(name): ask(one, {**known, **arguments}) for name, one in traces.items()}
     return drawn(lambda sheet: strip.draw_several(sheet, rows), columns, title, figure)

@@ -11,11 +11,19 @@ from torch import Tensor
 from overt import _check
 from overt.trace import Trace
 from overt.trace.graph import numbers
+from overt.trace.methods import METHODS
+from overt.trace.weighted import GraphKind
 from overt.view.plots.style import WIDTHS
 from overt.view.plots.words import word
 
-METHODS = ("raw", "rollout", "flow")
-TITLES = {"raw": "raw attention", "rollout": "attention rollout", "flow": "attention flow"}
+VIEWS_OF_METHODS = ("strip", "compare")  # which show several methods
+VIEWS_OF_MAPS = ("heads", "evolution")  # which show no method
+WEIGHTS: dict[GraphKind, str] = {
+    "attention": "attention",
+    "effective": "effective attention",
+    "gradient": "attention × gradient",
+    "norm": "norm of what is added",
+}
 
 Number = int | Sequence[int] | None
 
@@ -81,6 +89,17 @@ class Asked:
         return self.words_of([self.place])[0]
 
     @property
+    def weights(self) -> str:
+        """What the maps hold, in words."""
+        return WEIGHTS[self.trace.graph]
+
+    def title(self, method: str) -> str:
+        """What a method's values are, in words."""
+        if method == "raw":
+            return "raw attention" if self.trace.graph == "attention" else self.weights
+        return f"{method} of norms" if self.trace.graph == "norm" else f"{self.weights} {method}"
+
+    @property
     def layers(self) -> list[int]:
         """The layers that are asked for; all by default."""
         return numbers("layer", self.layer, len(self.trace.maps))
@@ -121,15 +140,11 @@ def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
         raise TypeError(f"trace must be a Trace, as overt.trace makes them, got {type(trace).__name__}")
     _check.one_of("columns", given["columns"], WIDTHS)
     one = trace[_one("example", given["example"], len(trace))]
-    if given["method"] is not None:
-        _check.one_of("method", given["method"], METHODS)
-    methods = [given["methods"]] if isinstance(given["methods"], str) else list(given["methods"])
-    if not methods:
-        raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
-    for method in methods:
-        _check.one_of("methods", method, METHODS)
+    methods = _methods(given)
     queries, total = one.maps[0].shape[-2], one.mask.shape[1]
     query = one.main_queries()[0] if given["query"] is None else _one("query", given["query"], queries)
+    if given["query"] is not None:
+        _check_real(one, query, given["example"])
     if given["tokens"] is not None:
         shown = sorted(set(numbers("tokens", given["tokens"], total)))
     else:
@@ -137,17 +152,50 @@ def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
         plain = real if given["special"] else real & ~one.special[0]
         # Where all is special there is nothing else to show.
         shown = (plain if bool(plain.any()) else real).nonzero().flatten().tolist()
-    numbers("layer", given["layer"], len(one.maps))
-    same = ("layer", "head", "method", "importances", "target", "unk", "columns")
+    layer: Any = given["layer"]
+    numbers("layer", layer, len(one.maps))
+    same = ("head", "method", "importances", "target", "unk", "columns")
     return Asked(
         trace=one,
         query=query,
         named=given["query"] is not None,
+        layer=layer.tolist() if hasattr(layer, "tolist") else layer,
         methods=methods,
         shown=shown,
         arguments={name: given[name] for name in ("residual", "normalize", "receptive_field")},
         **{name: given[name] for name in same},
     )
+
+
+def _methods(given: Mapping[str, Any]) -> list[str]:
+    """The methods to show side by side; one that is named alone is all of them."""
+    method, view = given["method"], given["view"]
+    several = [given["methods"]] if isinstance(given["methods"], str) else list(given["methods"])
+    if not several:
+        raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
+    for one in several:
+        _check.one_of("methods", one, METHODS)
+    if method is None:
+        return several
+    _check.one_of("method", method, METHODS)
+    if view in VIEWS_OF_MAPS:
+        raise ValueError(f"view={view!r} shows the maps themselves, of no method; got method={method!r}")
+    if view not in VIEWS_OF_METHODS:
+        return several
+    if several not in ([method], list(METHODS)):
+        raise ValueError(f"method or methods, not both: got method={method!r} and methods={several}")
+    return [method]
+
+
+def _check_real(one: Trace, query: int, example: int) -> None:
+    """Refuse padding as a query: all its values are zeros."""
+    real = one.mask[0, -one.maps[0].shape[-2] :]
+    if not bool(real[query]):
+        kept = real.nonzero().flatten().tolist()
+        raise ValueError(
+            f"query {query} is padding in example {example}; "
+            + (f"its tokens are {kept[0]} to {kept[-1]}" if kept else "it has no tokens")
+        )
 
 
 def _one(name: str, asked: Any, count: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overt.view.plots.asked import TITLES, Asked
+from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import draw_map
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import INK, SIZE, side
@@ -19,7 +19,9 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     if not source or not target:
         raise ValueError(f"tokens must hold some of the source, below {asked.first}, and some of the target")
     cells = asked.values(method, queries=asked.queries, layers=layer)[0][:, source]
-    words = "cross-attention" if method == "raw" else TITLES[method]
+    words = asked.title(method)
+    if method == "raw":
+        words = asked.weights.replace("attention", "cross-attention")
     title = f"layer {layer + 1}"
     if asked.head is not None:
         heads = [str(head + 1) for head in asked.heads(trace.cross)]

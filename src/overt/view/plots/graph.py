@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from overt.view.plots.asked import TITLES, Asked
+from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import MOST_CELLS, colour_bar, fading
 from overt.view.plots.sheet import Panel, Sheet
 from overt.view.plots.style import INK, LESS, MORE, SIZE, SOFT
@@ -32,7 +32,9 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     if asked.named and asked.place not in asked.shown:
         asked = replace(asked, shown=sorted([*asked.shown, asked.place]))
     method = asked.method or "rollout"
-    top = asked.one_layer("graph") if asked.named else max(asked.layers)
+    if isinstance(asked.layer, Sequence):
+        raise ValueError(f"layer must be one number for view='graph', the uppermost; got {asked.layer!r}")
+    top = asked.one_layer("graph")
     lines = _paths(asked, method, top) if asked.named else _all_lines(asked, method, top)
     largest = max((abs(line[4]) for line in lines), default=0.0) or 1.0
     signed = any(line[4] < 0.0 for line in lines)
@@ -52,7 +54,9 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     norm = PowerNorm(0.5, 0.0, largest) if rooted else Normalize(-largest if signed else 0.0, largest)
-    words = f"{method} carried on paths" if asked.named and method != "flow" else TITLES[method]
+    words = asked.title(method)
+    if asked.named and method != "flow":
+        words = f"{method if asked.trace.graph == 'attention' else words} carried on paths"
     shades = ScalarMappable(norm, fading(MORE, LESS if signed else None))
     colour_bar(sheet, shades, sheet.figure.add_subplot(grid[0, 1]), words)
     sheet.row(axes, max(0.155 * len(rows), 1.3))
@@ -78,16 +82,13 @@ def _paths(asked: Asked, method: str, top: int) -> list[Line]:
         return [(0, token, top + 1, asked.place, float(values[token])) for token in asked.shown]
     if asked.arguments["normalize"] or asked.arguments["receptive_field"]:
         raise ValueError("normalize and receptive_field are of whole rows: paths of a query have none")
-    graph = asked.trace._graph().without_padding()
-    heads: Any = "mean" if asked.head is None else asked.heads(asked.trace.maps)
     lines: list[Line] = []
-    coming = torch.zeros(graph.tokens, dtype=torch.float64)
+    coming = torch.zeros(asked.trace.mask.shape[1], dtype=torch.float64)
     coming[asked.query] = 1.0
     for layer in range(top, -1, -1):
-        if method == "raw":
-            level = asked.values("raw", layers=layer)[0]
-        else:
-            level = graph.level(layer + 1, heads, asked.arguments["residual"])[0]
+        # The rollout of a layer alone is its edges, with their residual.
+        alone = replace(asked, trace=replace(asked.trace, maps=[asked.trace.maps[layer]], visible=[]))
+        level = alone.values(method)[0]
         carried = coming.unsqueeze(1) * level
         lines += [
             (layer, target, layer + 1, source, float(carried[source, target]))
@@ -128,7 +129,13 @@ def _draw_nodes(axes: Any, asked: Asked, lines: Sequence[Line], rows: dict[int, 
     for left, target, _, _, weight in lines:
         if left == 0:
             arrived[target] += weight
-    most = max(arrived.values(), default=0.0) or 1.0
-    reached = {token: 4.0 + 22.0 * size / most for token, size in arrived.items() if size > 0.0}
-    at = [rows[token] for token in reached]
-    axes.scatter([0] * len(at), at, s=list(reached.values()), color=MORE, linewidths=0.0, zorder=3)
+    most = max(map(abs, arrived.values()), default=0.0) or 1.0
+    reached = {token: size for token, size in arrived.items() if size != 0.0}
+    axes.scatter(
+        [0] * len(reached),
+        [rows[token] for token in reached],
+        s=[4.0 + 22.0 * abs(size) / most for size in reached.values()],
+        color=[LESS if size < 0.0 else MORE for size in reached.values()],
+        linewidths=0.0,
+        zorder=3,
+    )

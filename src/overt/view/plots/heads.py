@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, draw_map, label_rim, mesh, scaled
 from overt.view.plots.sheet import Sheet
-from overt.view.plots.style import INK, SIZE, side, title
+from overt.view.plots.style import INK, LEADING, SIZE, TALLEST, side, title
+from overt.view.plots.words import PLAIN, width
 
 WORDY = 4  # heads across that have room for more than their numbers
+SIDES, ENDS = 0.75, 0.5  # inches beside a grid, of numbers and colour bar, and above and beneath it
+NUMBERS = 0.2  # inches of a column of layers' numbers
+TITLE = 0.14  # inches of a title
+
+Cells = dict[tuple[int, int], Tensor]  # by layer and head
 
 
 def draw(sheet: Sheet, asked: Asked) -> None:
@@ -26,40 +35,113 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     }
     if len(cells) == 1:
         named = f"layer {layers[0] + 1}" + (f", head {heads[0] + 1}" if each else ", mean of heads")
-        draw_map(sheet, next(iter(cells.values())), words, words, "attention", named)
-        return
-    across = len(heads) if each else min(len(layers), 3 * asked.columns)
+        draw_map(sheet, next(iter(cells.values())), words, words, asked.weights, named)
+    elif each:
+        _draw_heads(sheet, asked, cells)
+    else:
+        _draw_means(sheet, asked, cells)
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Layers in rows, from top to bottom; in several columns of rows where they are too many for one."""
+
+    columns: int
+    down: int
+    wide: float  # inches of a map
+    tall: float
+
+
+def _room(sheet: Sheet) -> tuple[float, float]:
+    """Inches across and down that maps can have."""
+    tall = TALLEST if sheet.own else float(sheet.figure.bbox.height / sheet.figure.dpi)
+    return max(sheet.width - SIDES, 0.5), max(tall - ENDS, 0.5)
+
+
+def _folded(sheet: Sheet, layers: int, heads: int) -> _Fold:
+    """As few columns of rows as let maps be square."""
+    across, tall = _room(sheet)
+    for columns in range(1, layers + 1):
+        down = math.ceil(layers / columns)
+        wide = max(across - NUMBERS * (columns - 1), 0.1) / (columns * heads)
+        if wide * down <= tall:
+            break
+    return _Fold(math.ceil(layers / down), down, wide, min(wide, tall / down))
+
+
+def _draw_heads(sheet: Sheet, asked: Asked, cells: Cells) -> None:
+    """Layers as rows, heads as columns, on one scale."""
+    layers, heads = asked.layers, asked.heads(asked.trace.maps)
+    fold = _folded(sheet, len(layers), len(heads))
+    grid = sheet.equal_grid(fold.down, fold.columns * len(heads))
+    scale = scaled(list(cells.values()))
+    made: Any = None
+    for place, layer in enumerate(layers):
+        column, y = divmod(place, fold.down)
+        for x, head in enumerate(heads):
+            axes = sheet.figure.add_subplot(grid[y, column * len(heads) + x])
+            made = mesh(axes, cells[layer, head], scale, lined=False, among=len(cells))
+            if x == 0:
+                _number_layer(axes, layer, y, fold, wordy=_wordy(fold, len(heads)))
+                if column == 0:
+                    sheet.row(axes, 1.0, relative=True)
+            if _few(fold, len(heads)):
+                title(axes, f"head {head + 1}" if y == 0 else "")
+            elif y == fold.down - 1 and x % _every(fold.wide, width(str(max(heads) + 1))) == 0:
+                axes.set_xlabel(str(head + 1), fontsize=SIZE, color=INK, labelpad=2)
+    if not _few(fold, len(heads)):
+        sheet.figure.supxlabel("head", fontsize=SIZE, color=INK)
+    if not _wordy(fold, len(heads)):
+        sheet.figure.supylabel("layer", fontsize=SIZE, color=INK)
+    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.weights)
+
+
+def _few(fold: _Fold, heads: int) -> bool:
+    """Whether a head has room for more than its number."""
+    return fold.columns * heads <= WORDY
+
+
+def _wordy(fold: _Fold, heads: int) -> bool:
+    """Whether a layer has room for more than its number."""
+    roomy = width("layer 10") * PLAIN * SIZE <= fold.tall * 72.0
+    return fold.down == 1 or (_few(fold, heads) and roomy)
+
+
+def _every(room: float, label: float) -> int:
+    """Every how many-th number there is room for; a label's size is in font sizes."""
+    return math.ceil(label * LEADING * SIZE / 72.0 / room)
+
+
+def _number_layer(axes: Any, layer: int, y: int, fold: _Fold, wordy: bool) -> None:
+    """A layer at the left of its row: in words, or by number alone, or every n-th number."""
+    if wordy:
+        side(axes, f"layer {layer + 1}")
+    elif y % _every(fold.tall, 1.0) == 0:
+        side(axes, str(layer + 1))
+        axes.yaxis.label.set(rotation=0, ha="right", va="center")
+
+
+def _draw_means(sheet: Sheet, asked: Asked, cells: Cells) -> None:
+    """Layers in reading order, as many across as let maps be square."""
+    words = asked.query_words
+    wide, tall = _room(sheet)
+    across = min(len(cells), 3 * asked.columns)
+    while across < len(cells) and math.ceil(len(cells) / across) * (wide / across + TITLE) > tall:
+        across += 1
     down = math.ceil(len(cells) / across)
     grid = sheet.equal_grid(down, across)
     scale = scaled(list(cells.values()))
+    wordy = (width(f"layer {len(asked.trace.maps)}") + 1.0) * PLAIN * SIZE <= wide / across * 72.0
     made: Any = None
-    for place, ((layer, head), values) in enumerate(cells.items()):
+    for place, ((layer, _), values) in enumerate(cells.items()):
         y, x = divmod(place, across)
         axes = sheet.figure.add_subplot(grid[y, x])
         made = mesh(axes, values, scale, lined=False, among=len(cells))
         if x == 0:
             sheet.row(axes, 1.0, relative=True)
-        if each:
-            _number(axes, layer, head, (y, x), (down, across))
-        else:
-            title(axes, f"layer {layer + 1}")
-            label_rim(sheet, axes, words, left=x == 0, lowest=place + across >= len(cells))
-    if each and across > WORDY:
-        sheet.figure.supxlabel("head", fontsize=SIZE, color=INK)
-        if down > 1:
-            sheet.figure.supylabel("layer", fontsize=SIZE, color=INK)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), "attention")
-
-
-def _number(axes: Any, layer: int, head: int, at: tuple[int, int], size: tuple[int, int]) -> None:
-    """Layer and head at the rim of the grid: in words, or by number alone where heads are many."""
-    (y, x), (down, across) = at, size
-    if across <= WORDY and y == 0:
-        title(axes, f"head {head + 1}")
-    if across > WORDY and y == down - 1:
-        axes.set_xlabel(str(head + 1), fontsize=SIZE, color=INK, labelpad=2)
-    if x == 0:
-        crowded = down > 1 and across > WORDY
-        side(axes, str(layer + 1) if crowded else f"layer {layer + 1}")
-        if crowded:
-            axes.yaxis.label.set(rotation=0, ha="right", va="center")
+        title(axes, f"layer {layer + 1}" if wordy else str(layer + 1))
+        # Labels beneath a row that is not the last would part all rows.
+        label_rim(sheet, axes, words, left=x == 0, lowest=y == down - 1)
+    if not wordy:
+        sheet.figure.supxlabel("layer", fontsize=SIZE, color=INK)
+    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.weights)

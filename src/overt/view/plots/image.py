@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.view.plots.asked import TITLES, Asked
+from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import MOST_CELLS, SEAMLESS, colour_bar, fading, scaled
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import HIGHLIGHT, MORE, bare, title
@@ -21,7 +21,7 @@ def draw(sheet: Sheet, asked: Asked) -> None:
             "image needs a trace of an image, got one without patches: overt.trace(model, picture)"
         )
     patches = trace.patches(asked.values(method, queries=asked.query, layers=asked.layers)[:, 0])
-    picture: Any = getattr(trace, "picture", None)
+    picture = trace.picture
     shades, norm = scaled([patches])
     edges: dict[str, Any] = {"snap": True, "label": SEAMLESS}
     if picture is not None:
@@ -48,7 +48,7 @@ def draw(sheet: Sheet, asked: Asked) -> None:
         bare(axes, columns, rows)
         # A figure of our own gets the height that makes it so.
         axes.set_aspect("auto" if sheet.own else height / width * columns / rows)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), TITLES[method])
+    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.title(method))
 
 
 def _greyed(pixels: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
 from overt._extras import need
+from overt._files import check_folder, written_whole
 from overt.view.plots.matrix import SEAMLESS
 from overt.view.plots.words import missing_letters_pass
 
@@ -35,16 +35,11 @@ def save(figure: Figure, path: str | Path, dpi: float = 300.0) -> None:
 
     path = check_path("path", path)
     _check.positive("dpi", dpi)
-    part = path.with_name(f".{path.name}.part")
     undated: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     kind = path.suffix.lower()
     settings: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "overt"}
-    try:
-        with rc_context(settings), missing_letters_pass(), _seamless(figure, kind):
-            figure.savefig(part, format=kind[1:], dpi=dpi, metadata=undated.get(kind, {}))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as part, rc_context(settings), missing_letters_pass(), _seamless(figure, kind):
+        figure.savefig(part, format=kind[1:], dpi=dpi, metadata=undated.get(kind, {}))
 
 
 def check_path(name: str, path: str | Path) -> Path:
@@ -52,9 +47,7 @@ def check_path(name: str, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{name} must end in {', '.join(FORMATS)}, got {path}")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
-    return path
+    return check_folder(name, path)
 
 
 @contextmanager

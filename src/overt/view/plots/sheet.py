@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from overt._extras import need
 from overt.view.plots.style import INK, LEADING, SIZE, SMALL, TALLEST, WIDTHS
-from overt.view.plots.words import missing_letters_pass, plainly, width
+from overt.view.plots.words import PLAIN, missing_letters_pass, plainly, width, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
+
+PAD = 0.02  # inches around axes
 
 
 @dataclass
@@ -61,6 +63,11 @@ class Sheet:
 
     def equal_grid(self, down: int, across: int) -> Any:
         """Places for equal panels, and a last column for a colour bar."""
+        if self.own:
+            # Titles alone would fill what is lower, and nothing be laid out.
+            self.figure.set_figheight(max(self.figure.get_figheight(), 0.5 * down))
+            pad = min(PAD, 0.1 * self.width / across)
+            self.figure.get_layout_engine().set(w_pad=pad, h_pad=pad)
         thin = 0.055 * across / max(self.width - 0.9, 0.5)
         return self.grid([1.0] * down, [1.0] * across + [thin])
 
@@ -83,8 +90,10 @@ class Sheet:
                 break
         for axes, height in zip(self.bars, tall, strict=True):
             words = axes.get_ylabel()
-            options = (words, words.removeprefix("attention "), "")
-            axes.set_ylabel(next(one for one in options if width(one) * SIZE <= height * 72.0))
+            room = height * 72.0 / SIZE
+            options = (words, words.removeprefix("attention "), wrapped(words, room), "")
+            fitting = (one for one in options if max(map(width, one.split("\n"))) * PLAIN <= room)
+            axes.set_ylabel(next(fitting))
 
     def _resize(self) -> list[float]:
         """Give the figure the height that its rows want; returns theirs, in inches."""
@@ -163,7 +172,7 @@ def drawn(
     place: Any = figure
     if place is None:
         place = Figure(figsize=(WIDTHS[columns], 5.0), layout="constrained", facecolor="white")
-        place.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
+        place.get_layout_engine().set(w_pad=PAD, h_pad=PAD, wspace=0.02, hspace=0.02)
     sheet = Sheet(place, own=figure is None)
     draw(sheet)
     if title is not None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.view.plots.asked import TITLES, Asked
+from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import Scale, colour_bar, mesh, scaled
 from overt.view.plots.sheet import Panel, Sheet
 from overt.view.plots.style import INK, LEADING, LESS, MORE, SIZE, SMALL, SOFT, TICKS, number, side, title
-from overt.view.plots.words import width
+from overt.view.plots.words import width, wrapped
 
 TALL_ROW, LOW_ROW = 0.135, 0.075  # inches of a layer, where there are few and where there are many
 BARS, SCALE = 0.45, 0.055  # inches of a row of bars, and of a colour bar's thin side
@@ -28,6 +28,11 @@ class _Strips:
     values: dict[tuple[str, str], Tensor]  # name and method → (layer, token)
     scales: dict[str, Scale]  # by method
     importances: dict[str, dict[str, Tensor]]  # name → what they are → (token,)
+
+    def title(self, method: str) -> str:
+        """What a method's values are; where traces hold different weights, the method alone."""
+        found = {asked.title(method) for asked in self.rows.values()}
+        return found.pop() if len(found) == 1 else method
 
     def labelled(self, name: str) -> bool:
         """Whether tokens stand beneath this trace: if it is the last, or others have other tokens."""
@@ -51,11 +56,15 @@ def draw_several(sheet: Sheet, rows: Mapping[str, Asked]) -> None:
     importances = {name: _importances(asked) if asked.importances else {} for name, asked in rows.items()}
     strips = _Strips(rows, values, scales, importances)
     longest = max(len(asked.shown) for asked in rows.values())
-    names = 0.42 + (0.14 if any(rows) else 0.0)
-    if (sheet.width - names) / len(methods) - 0.06 >= longest * NARROWEST:
+    if (sheet.width - _margin(rows)) / len(methods) - 0.06 >= longest * NARROWEST:
         _draw_beside(sheet, strips)
     else:
         _draw_below(sheet, strips)
+
+
+def _margin(rows: Mapping[str, Asked]) -> float:
+    """Inches at the left, of layers and names."""
+    return 0.42 + (0.14 if any(rows) else 0.0)
 
 
 def _importances(asked: Asked) -> dict[str, Tensor]:
@@ -71,6 +80,7 @@ def _draw_beside(sheet: Sheet, strips: _Strips) -> None:
     for name, asked in strips.rows.items():
         heights += [_height(asked), *([BARS] * len(strips.importances[name]))]
     grid = sheet.grid(heights, [1.0] * len(strips.scales))
+    room = (sheet.width - _margin(strips.rows)) / len(strips.scales) * 72.0 / SIZE
     tops = [sheet.figure.add_subplot(grid[0, column]) for column in range(len(strips.scales))]
     sheet.row(tops[0], heights[0])
     at = 1
@@ -84,7 +94,7 @@ def _draw_beside(sheet: Sheet, strips: _Strips) -> None:
                 _layer_ticks(axes, asked.layers, heights[at])
                 side(axes, f"{name}\nlayer" if name else _of_layer(asked, heights[at]))
             if at == 1:
-                colour_bar(sheet, made, tops[column], TITLES[method], upright=False)
+                colour_bar(sheet, made, tops[column], wrapped(strips.title(method), room), upright=False)
             for step, (what, values) in enumerate(strips.importances[name].items(), start=1):
                 axes = sheet.figure.add_subplot(grid[at + step, column])
                 _bars(axes, values, what if column == 0 else None)
@@ -109,7 +119,7 @@ def _draw_below(sheet: Sheet, strips: _Strips) -> None:
             lined = len(asked.shown) <= 60
             made = mesh(axes, strips.values[name, method], scale, lined=lined, down=False)
             _part_source(axes, asked)
-            title(axes, f"{name}: {TITLES[method]}" if name else TITLES[method])
+            title(axes, f"{name}: {asked.title(method)}" if name else asked.title(method))
             _layer_ticks(axes, asked.layers, heights[at])
             side(axes, "layer" if name else _of_layer(asked, heights[at]))
             colour_bar(sheet, made, sheet.figure.add_subplot(grid[at, 1]))

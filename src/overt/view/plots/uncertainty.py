@@ -7,7 +7,8 @@ from typing import Any
 from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, mesh, scaled
 from overt.view.plots.sheet import Panel, Sheet
-from overt.view.plots.style import INK, SPREADS, TICKS, VALUES, side, title
+from overt.view.plots.style import INK, SIZE, SPREADS, TICKS, VALUES, side, title
+from overt.view.plots.words import wrapped
 
 
 def draw(sheet: Sheet, asked: Asked) -> None:
@@ -20,12 +21,12 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     row = trace.spread(method, queries=asked.query, layers=layer, **asked.given)
     wide = asked.columns == 2
     grid = sheet.grid([1.0], [1.4, 1.4, 1.9]) if wide else sheet.grid([1.1, 1.0], [1.0, 1.0])
-    panels = (("mean attention", maps.mean, VALUES), ("its spread", maps.spread, SPREADS))
+    panels = ((f"mean {asked.weights}", maps.mean, VALUES), ("its spread", maps.spread, SPREADS))
     for place, (words, values, colours) in enumerate(panels):
         cells = values[0, 0][queries][:, asked.shown]
         axes = sheet.figure.add_subplot(grid[0, place])
         made = mesh(axes, cells, scaled([cells], colours), lined=False)
-        title(axes, words)
+        title(axes, wrapped(words, sheet.width * (0.22 if wide else 0.33) * 72.0 / SIZE))
         colour_bar(sheet, made, axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
         if place == 0:
             side(axes, f"layer {layer + 1}")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 16  # letters of a token
+PLAIN = 0.9  # how wide words of small letters are, of what `width` says
 
 
 def word(token: str) -> str:
@@ -22,6 +23,15 @@ def word(token: str) -> str:
 def width(text: str) -> float:
     """About how wide a text is, in font sizes."""
     return sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.6 for letter in text)
+
+
+def wrapped(text: str, room: float) -> str:
+    """A text in two lines, about equally long, where one is wider than the room, in font sizes."""
+    words = text.split(" ")
+    if width(text) * PLAIN <= room or len(words) == 1:
+        return text
+    parts = [(" ".join(words[:place]), " ".join(words[place:])) for place in range(1, len(words))]
+    return "\n".join(min(parts, key=lambda lines: max(map(width, lines))))
 
 
 def plainly(text: str) -> dict[str, Any]:
