@@ -641,6 +641,7 @@ def test_a_widget_mounts_and_its_selection_flows_both_ways(opened: Opener) -> No
     shown.wait_for_function(f"({INK})('graph').share > 0.01")
     assert shown.evaluate("place.getBoundingClientRect().height") == 500
     assert shown.evaluate("location.hash") == ""
+    assert shown.evaluate("saved.at(-1).view") == "graph", "the kernel knows how it began"
     # From the page to the kernel,
     shown.click('[role="tab"][data-view="strip"]')
     shown.keyboard.press("ArrowDown")

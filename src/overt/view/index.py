@@ -242,16 +242,18 @@ def _add_spread(
 ) -> None:
     """Spread over posterior samples: of each weight, and of what each token's rollout draws on."""
     entry["samples"] = len(trace.draws)
-    spreads = []
-    for layer in range(len(trace.maps)):
-        drawn = torch.stack([draw.maps[layer] for draw in trace.draws])
-        spreads.append(cut(drawn.std(dim=0, correction=0), own, own))
-        mean = drawn if drawn.dim() == 4 else drawn.mean(dim=2)
-        fields.found.setdefault("spread", []).append(
-            fields._packed(cut(mean.std(dim=0, correction=0), own, own))
-        )
-    if spreads[0].dim() == 4:
-        fields.add("spread heads", (cells[0] for cells in spreads))
+    single, layers = trace.maps[0].dim() == 4, range(len(trace.maps))
+
+    def spread(layer: int, each: bool) -> Tensor:
+        """(head or 1, query, key), of single heads or of their mean."""
+        drawn = torch.stack([draw.maps[layer].flatten(0, -3) for draw in trace.draws])  # one example
+        drawn = drawn if each else drawn.mean(dim=1, keepdim=True)
+        found: Tensor = cut(drawn.std(dim=0, correction=0), own, own)
+        return found
+
+    fields.add("spread", (spread(layer, each=False) for layer in layers))
+    if single:
+        fields.add("spread heads", (spread(layer, each=True) for layer in layers))
     if "rollout" in wanted.methods:
         every = len(real) <= EVERY["spread"]
         rows = list(range(len(own))) if every else [entry["main"]]

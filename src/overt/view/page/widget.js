@@ -7,20 +7,22 @@ export function render({ model, el }) {
   const bytes = (view) => new Uint8Array(view.buffer || view, view.byteOffset || 0, view.byteLength);
   el.style.height = `${model.get("height")}px`;
   let telling = false;
+  const tell = (state) => {
+    telling = true;
+    model.set("selection", state);
+    model.save_changes();
+    telling = false;
+  };
   const handle = mount(
     el,
     { index: model.get("index"), block: async (at) => bytes(blocks[at]) },
     {
       link: false,
       state: model.get("selection"),
-      onselect: (state) => {
-        telling = true;
-        model.set("selection", state);
-        model.save_changes();
-        telling = false;
-      },
+      onselect: tell,
     },
   );
+  tell(handle.state()); // what it begins with is selected too
   const heard = () => telling || handle.select(model.get("selection"));
   model.on("change:selection", heard);
   return () => {
