@@ -63,12 +63,12 @@ export class CanvasSurface extends Hits {
     this.context = context;
   }
 
-  rect(x, y, width, height, { fill = null, stroke = null, line = 1, opacity = 1, radius = 0 } = {}) {
+  /** Fill and stroke what `shape` puts into the path. */
+  painted({ fill = null, stroke = null, line = 1, opacity = 1 }, shape) {
     const c = this.context;
     c.globalAlpha = opacity;
     c.beginPath();
-    if (radius) c.roundRect(x, y, width, height, radius);
-    else c.rect(x, y, width, height);
+    shape(c);
     if (fill) {
       c.fillStyle = fill;
       c.fill();
@@ -81,21 +81,12 @@ export class CanvasSurface extends Hits {
     c.globalAlpha = 1;
   }
 
-  circle(x, y, radius, { fill = null, stroke = null, line = 1, opacity = 1 } = {}) {
-    const c = this.context;
-    c.globalAlpha = opacity;
-    c.beginPath();
-    c.arc(x, y, radius, 0, 2 * Math.PI);
-    if (fill) {
-      c.fillStyle = fill;
-      c.fill();
-    }
-    if (stroke) {
-      c.strokeStyle = stroke;
-      c.lineWidth = line;
-      c.stroke();
-    }
-    c.globalAlpha = 1;
+  rect(x, y, width, height, look = {}) {
+    this.painted(look, (c) => (look.radius ? c.roundRect(x, y, width, height, look.radius) : c.rect(x, y, width, height)));
+  }
+
+  circle(x, y, radius, look = {}) {
+    this.painted(look, (c) => c.arc(x, y, radius, 0, 2 * Math.PI));
   }
 
   line(x1, y1, x2, y2, { stroke = "#000", line = 1, opacity = 1, dash = null } = {}) {
@@ -127,22 +118,11 @@ export class CanvasSurface extends Hits {
   }
 
   /** A line through points [[x, y], …], closed and filled if `fill` is given. */
-  path(points, { fill = null, stroke = null, line = 1, opacity = 1 } = {}) {
-    const c = this.context;
-    c.globalAlpha = opacity;
-    c.beginPath();
-    points.forEach(([x, y], i) => (i ? c.lineTo(x, y) : c.moveTo(x, y)));
-    if (fill) {
-      c.closePath();
-      c.fillStyle = fill;
-      c.fill();
-    }
-    if (stroke) {
-      c.strokeStyle = stroke;
-      c.lineWidth = line;
-      c.stroke();
-    }
-    c.globalAlpha = 1;
+  path(points, look = {}) {
+    this.painted(look, (c) => {
+      points.forEach(([x, y], i) => (i ? c.lineTo(x, y) : c.moveTo(x, y)));
+      if (look.fill) c.closePath();
+    });
   }
 
   /** Text on one line; y is its middle. `turn` is in degrees, clockwise. */
