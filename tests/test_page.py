@@ -373,7 +373,7 @@ def test_what_cannot_be_had_says_why(traced: overt.Trace) -> None:
     assert entry["importances"] == []
     assert "importances=True" in entry["missing"]["gradients"]
     (entry,) = page(made()).index["traces"]
-    assert "needs the model" in entry["missing"]["gradients"]
+    assert "this trace has no model" in entry["missing"]["gradients"]
 
 
 # --- names and errors

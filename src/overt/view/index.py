@@ -188,7 +188,7 @@ def _add_importances(
         if wanted.importances is False:
             missing = f"{title} was not asked for: t.html(…, importances=True)"
         elif trace.subject is None:
-            missing = f"{title} needs the model, which this trace has not (it was loaded from a file)"
+            missing = f"no {title}: this trace has no model with it (it was loaded from a file, say)"
         elif method == "blankout" and wanted.importances == "auto" and _work(trace, len(real)) > MOST_WORK:
             missing = f"blank-out of {len(real)} tokens takes long: t.html(…, importances=True) has it"
         if missing is None:

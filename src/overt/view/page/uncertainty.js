@@ -229,7 +229,9 @@ function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, hi
   const chances = low === 0 && high === 1;
   const note = `${trace.about.samples} samples, their mean, what holds ${percent(SURE_HELD)} of them`;
   sureDrawHead(surface, theme, chances ? "Predicted probabilities" : "Outputs", note, SURE_EDGE, y, width);
-  const numbers = width >= 560 ? 150 : 46;
+  const wide = width >= 560; // room for the interval beside the mean
+  const written = ({ mean, interval: [from, to] }) => (wide ? `${number(mean)}  (${number(from)} to ${number(to)})` : number(mean));
+  const numbers = Math.max(46, ...rows.map((one) => Math.ceil(textWidth(written(one), 11)))) + 4;
   const most = Math.round(Math.min(200, 0.26 * width));
   const label = Math.ceil(Math.min(Math.max(...rows.map((one) => textWidth(shown(one.label, 40), 13)), 40), most)) + 13;
   const left = SURE_EDGE + label;
@@ -244,7 +246,8 @@ function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, hi
     surface.text(sureTick(value), at(value), start - 12, { size: 10, fill: theme.soft, align: "center" });
   }
   const dot = `rgb(${theme.sizes[3].join(",")})`;
-  rows.forEach(({ label: name, mean, values, interval }, i) => {
+  rows.forEach((row, i) => {
+    const { label: name, mean, values, interval } = row;
     const middle = start + (i + 0.5) * SURE_CLASS;
     const heights = (sample) => middle + 16 * (((sample * 0.6180339887) % 1) - 0.5); // spreads them evenly, always the same
     drawToken(surface, theme, name, left - 12, middle, { width: label - 12, align: "right" });
@@ -260,8 +263,7 @@ function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, hi
     if (Number.isFinite(mean)) surface.line(at(mean), middle - 13, at(mean), middle + 13, { stroke: theme.accent, line: 2.5 });
     const pointed = values[seen.sample];
     if (Number.isFinite(pointed)) surface.circle(at(pointed), heights(seen.sample), 5, { fill: dot, stroke: theme.accent, line: 2 });
-    const text = numbers > 100 ? `${number(mean)}  (${number(from)} to ${number(to)})` : number(mean);
-    surface.text(text, left + span + 12, middle, { size: 11, fill: theme.soft });
+    surface.text(written(row), left + span + 12, middle, { size: 11, fill: theme.soft });
     const whole = `${shown(name, 60)}\nmean ${number(mean)}, ${percent(SURE_HELD)} of samples ${number(from)} to ${number(to)}`;
     surface.hit(SURE_EDGE, middle - SURE_CLASS / 2, width, SURE_CLASS, (px, py) => {
       let nearest = null;
