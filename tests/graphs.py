@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
-from torch_geometric.datasets import KarateClub
+from torch_geometric.datasets import KarateClub, Planetoid
 from torch_geometric.utils import stochastic_blockmodel_graph
+
+
+def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data of the user's, and nothing to download."""
+
+    def download(_: Planetoid) -> None:
+        raise OSError("no network\nin tests")
+
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    monkeypatch.setattr(Planetoid, "download", download)
 
 
 def karate() -> Data:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch_geometric.datasets import Planetoid
 from typer.testing import CliRunner
 
-from graphs import write_planetoid
+from graphs import without_network, write_planetoid
 from overt.cli import app
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
@@ -39,12 +39,7 @@ FEW = 3  # samples of a prediction
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No data of the user's, no network, and few samples."""
-
-    def download(_: Planetoid) -> None:
-        raise OSError("no network\nin tests")
-
-    monkeypatch.delenv("OVERT_DATA", raising=False)
-    monkeypatch.setattr(Planetoid, "download", download)
+    without_network(monkeypatch)
     monkeypatch.setattr(bam_graphs, "SAMPLES", FEW)
 
 

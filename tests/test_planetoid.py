@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.datasets import Planetoid
 
-from graphs import as_published, blocks, karate, write_planetoid
+from graphs import as_published, blocks, karate, without_network, write_planetoid
 from overt.recipes.planetoid import NAMES, PARTS, load
 
 REAL = os.environ.get("OVERT_DATA")
@@ -23,12 +23,7 @@ REAL = os.environ.get("OVERT_DATA")
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No data of the user's, and no network."""
-
-    def download(_: Planetoid) -> None:
-        raise OSError("no network\nin tests")
-
-    monkeypatch.delenv("OVERT_DATA", raising=False)
-    monkeypatch.setattr(Planetoid, "download", download)
+    without_network(monkeypatch)
 
 
 def links(edge_index: Tensor) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,15 @@ def test_a_folder_that_is_no_model_is_named() -> None:
 def test_a_picture_that_is_not_there_is_no_sentence(folder: Path) -> None:
     result = runner.invoke(app, ["trace", "nowhere.png", "--model", str(folder)])
     assert isinstance(result.exception, FileNotFoundError)
+
+
+def test_a_picture_without_pillow_names_the_extra(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    result = runner.invoke(app, ["trace", str(tmp_path / "a.png"), "--model", str(folder)])
+    assert str(result.exception) == "PIL is needed here and is not installed: pip install 'overt[view]'"
 
 
 def test_attached_models_are_opened_with_their_mechanisms(model: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate", "datasets"),
-    "view": ("matplotlib", "starlette", "uvicorn"),
+    "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
     "interpret": ("captum", "lime"),
     "bench": ("ortools", "igraph"),

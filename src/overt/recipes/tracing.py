@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import overt
 from overt import _check
+from overt._extras import need
 from overt._files import check_folder
 from overt.recipes._runs import check_model
 from overt.trace.graph import numbers
@@ -48,10 +49,11 @@ def read_input(text: str) -> Any:
     """The text itself, or the picture whose path it is."""
     if not is_picture(text):
         return text
-    from PIL import Image
-
     if not Path(text).is_file():
         raise FileNotFoundError(f"there is no picture {text}")
+    need("PIL", "view")
+    from PIL import Image
+
     return Image.open(text)
 
 
