@@ -4,14 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test browser lint bench support docs clean
+# Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
+GPU ?= $(BIN)/python
+
+.PHONY: help demo test test-gpu browser lint bench bench-gpu support docs clean
 
 help:
 	@echo "make demo    train four small models, print the table, trace them, write demo/index.html (about 5 minutes)"
 	@echo "make test    run the tests"
+	@echo "make test-gpu  run the tests of GPU kernels; GPU=python3 takes another Python than that of .venv"
 	@echo "make browser  install a browser for the tests of pages, where there is none"
 	@echo "make lint    style, format and types"
 	@echo "make bench   time the mechanisms, attention flow, graphs and pages against named rivals"
+	@echo "make bench-gpu  time the GPU kernels against named rivals; writes results/gpu.md"
 	@echo "make support  write docs/support.md from the tests of attach"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, runs/, demo/ and site/"
@@ -42,6 +47,13 @@ demo: $(VENV)/.installed-train
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
+	@PYTHONPATH=src $(GPU) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null \
+		|| { echo "$(GPU) has no torch that sees a GPU; name one that does: make test-gpu GPU=python3"; exit 1; }
+	PYTHONPATH=src:tests $(GPU) -m pytest tests/test_fused_bayesian.py tests/test_fused_evolving.py \
+		tests/test_fused_models.py tests/test_fused_cuda.py tests/test_cuda.py tests/test_attach_cuda.py \
+		tests/test_graphs_cuda.py tests/test_trace_cuda.py tests/test_view_cuda.py
+
 browser: $(VENV)/.installed-dev
 	@$(BIN)/python tests/browser.py
 
@@ -56,6 +68,9 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/page.py
+
+bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
+	PYTHONPATH=src $(GPU) benchmarks/gpu.py
 
 support: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,10 +21,20 @@ from overt.mechanisms.bayesian.naive import dense_kl
 from overt.mechanisms.maps import log_normalizer
 
 REPEATS = 7
+WIDTH, HEADS, LAYERS, BATCH, LENGTH = 384, 12, 6, 8, 128  # the size of MiniLM
+FORMS: dict[str, list[overt.Mechanism]] = {
+    "plain": [],
+    "Evolving": [overt.Evolving()],
+    "Bayesian, no KL": [overt.Bayesian(prior=None)],
+    "Bayesian": [overt.Bayesian()],
+    "both": [overt.Evolving(), overt.Bayesian()],
+}
+# What a mechanism may cost on a CPU, × the plain step that multiplies, takes a softmax and multiplies.
+LIMITS = {"Evolving": 1.25, "Bayesian": 1.4}
 
 
-def milliseconds(*runs: Callable[[], object]) -> list[float]:
-    """Median time of each run; runs take turns, so that a disturbance falls on all of them."""
+def milliseconds(*runs: Callable[[], object]) -> list[list[float]]:
+    """Times of each run; runs take turns, so that a disturbance falls on all of them."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -32,16 +43,27 @@ def milliseconds(*runs: Callable[[], object]) -> list[float]:
             start = time.perf_counter()
             run()
             seen.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(seen) for seen in times]
+    return times
 
 
-def table_of(title: str, names: list[str], times: list[float], rival: int = 0) -> Table:
+def table_of(
+    title: str,
+    names: list[str],
+    times: list[list[float]],
+    rival: int = 0,
+    limits: dict[str, float] | None = None,
+) -> Table:
+    """Median times, and the median of each turn's ratio to the rival, with its quartiles."""
+    limits = limits or {}
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    table.add_column("ms", justify="right")
-    table.add_column(f"× {names[rival]}", justify="right")
-    for name, value in zip(names, times, strict=True):
-        table.add_row(name, f"{value:.1f}", f"{value / times[rival]:.2f}")
+    for column in ("ms", f"× {names[rival]}", "quartiles", *(["at most"] if limits else [])):
+        table.add_column(column, justify="right")
+    for name, seen in zip(names, times, strict=True):
+        ratios = [mine / other for mine, other in zip(seen, times[rival], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        cells = [f"{statistics.median(seen):.1f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}"]
+        table.add_row(name, *cells, *([f"{limits[name]:.2f}" if name in limits else ""] if limits else []))
     return table
 
 
@@ -67,6 +89,29 @@ def torch_encoder(width: int, heads: int, layers: int, x: Tensor) -> Callable[[]
     return step
 
 
+def attached_step(form: str) -> Callable[[], object]:
+    """A training step of a Hugging Face BERT, eager, with mechanisms attached, on sentences of any length."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"attn_implementation": "eager", "intermediate_size": 4 * WIDTH}
+    settings |= {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
+    config = BertConfig(**settings)
+    make: Any = BertForSequenceClassification
+    model = make(config).train()
+    if FORMS[form]:
+        overt.attach(model, *FORMS[form])
+    mask = (torch.arange(LENGTH) < torch.linspace(LENGTH // 2, LENGTH, BATCH).long().view(-1, 1)).long()
+    ids = torch.randint(5, 30000, (BATCH, LENGTH)) * mask
+    labels = torch.arange(BATCH) % 2
+
+    def step() -> None:
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
 def import_seconds() -> tuple[float, float]:
     """Median seconds to import torch, and torch with overt, in fresh interpreters."""
     import subprocess
@@ -83,23 +128,20 @@ def import_seconds() -> tuple[float, float]:
 def main() -> None:
     console = Console()
     versions = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}"
-    console.print(f"{versions}; forward + backward unless said, medians of {REPEATS}, float32")
+    console.print(f"{versions}; forward + backward unless said, medians of {REPEATS} turns, float32")
 
-    width, heads, layers = 384, 12, 6  # the size of MiniLM
-    x = torch.randn(8, 128, width)
-    forms: dict[str, list[overt.Mechanism]] = {
-        "overt, no mechanism": [],
-        "Evolving": [overt.Evolving()],
-        "Bayesian, no KL": [overt.Bayesian(prior=None)],
-        "Bayesian": [overt.Bayesian()],
-        "both": [overt.Evolving(), overt.Bayesian()],
-    }
-    runs = [torch_encoder(width, heads, layers, x)]
-    models = [overt.Encoder(width, heads, layers, form, dropout=0.0) for form in forms.values()]
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    size = f"{LAYERS} layers × {HEADS} heads × {WIDTH}, batch {BATCH} × {LENGTH}"
+    runs = [torch_encoder(WIDTH, HEADS, LAYERS, x)]
+    models = [overt.Encoder(WIDTH, HEADS, LAYERS, form, dropout=0.0) for form in FORMS.values()]
     runs += [training_step(model, x) for model in models]
-    names = ["nn.TransformerEncoder", *forms]
-    title = "Training step, 6 layers × 12 heads × 384, batch 8 × 128"
-    console.print(table_of(title, names, milliseconds(*runs), rival=1))
+    names = ["nn.TransformerEncoder", *FORMS]
+    title = f"Training step of overt.Encoder, {size}"
+    console.print(table_of(title, names, milliseconds(*runs), rival=1, limits=LIMITS))
+
+    times = milliseconds(*(attached_step(form) for form in FORMS))
+    title = f"Training step of a Hugging Face BERT, eager, {size}"
+    console.print(table_of(title, list(FORMS), times, limits=LIMITS))
 
     key = noise.stream(torch.tensor(0), torch.tensor(0), 0, torch.tensor(0), 0)
     examples, keys = torch.arange(8), key.expand(8, 2)

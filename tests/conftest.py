@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ settings.register_profile(
     "overt", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("overt")
+
+if not torch.cuda.is_available():  # GPU kernels are run by Triton's interpreter, before anything imports them
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # torch gives most warnings once per process; then which test fails for one would depend on their order.
 torch.set_warn_always(True)

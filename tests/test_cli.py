@@ -40,7 +40,7 @@ def test_info_prints_versions_devices_extras_and_fast_paths() -> None:
     text = plain(result.output)
     for word in ("Versions", "torch 2.", "Devices", "cpu", "Extras", "graphs", "Fast paths"):
         assert word in text
-    assert "compiled noise, CPU active (numba)" in text
+    assert "compiled loops, CPU active (numba)" in text
 
 
 def test_info_says_why_a_fast_path_is_not_active(monkeypatch: pytest.MonkeyPatch) -> None:

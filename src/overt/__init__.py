@@ -7,6 +7,7 @@ from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving import Evolving, evolve
+from overt.mechanisms.fused import naive
 from overt.mechanisms.scores import RelativePosition, RelativePosition2d, Synthesizer
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
@@ -40,6 +41,7 @@ __all__ = [
     "judge",
     "kl",
     "load",
+    "naive",
     "page",
     "penalty",
     "posterior",

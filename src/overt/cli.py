@@ -290,7 +290,17 @@ def info() -> None:
 
     section("Versions")
     table.add_row("python", platform.python_version())
-    packages = ("overt", "torch", "transformers", "torch-geometric", "numpy", "scipy", "numba", "safetensors")
+    packages = (
+        "overt",
+        "torch",
+        "transformers",
+        "torch-geometric",
+        "numpy",
+        "scipy",
+        "numba",
+        "triton",
+        "safetensors",
+    )
     for package in packages:
         table.add_row(package, _package_version(package))
 
@@ -315,13 +325,36 @@ def info() -> None:
     noise = "active (numba)"
     if compiled_kernels() is None:
         noise = f"not active: numba cannot be imported ({_import_error('numba')}); torch operations are used"
-    table.add_row("compiled noise, CPU", noise)
+    table.add_row("compiled loops, CPU", noise)
     table.add_row(
         "closed-form KL",
         "active for dot-product maps under padding and causal masks; other maps use the dense KL "
         "(logger 'overt', level DEBUG, says where)",
     )
+    for name, why in _kernels().items():
+        table.add_row(name, why)
     Console().print(table)
+
+
+def _kernels() -> dict[str, str]:
+    """Whether fused kernels run, for each GPU."""
+    import torch
+
+    from overt.mechanisms.fused import why_not
+
+    if not torch.cuda.is_available():
+        return {
+            "fused kernels": "not active: torch sees no GPU; plain operations and compiled loops are used"
+        }
+    found = {}
+    for number in range(torch.cuda.device_count()):
+        reason = why_not(torch.device("cuda", number))
+        active = (
+            "active for plain products under padding and causal masks, heads up to 128 wide "
+            "(logger 'overt', level DEBUG, says for each attention which path ran, and why)"
+        )
+        found[f"fused kernels, cuda:{number}"] = active if reason is None else f"not active: {reason}"
+    return found
 
 
 def _import_error(module: str) -> str:

@@ -18,6 +18,7 @@ from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.chain import recomputing
 from overt.mechanisms.maps import causal, softmax
+from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 NAME = "overt"
@@ -77,8 +78,10 @@ class AttachedAttention(nn.Module):
         dropout: float,
         position_bias: Tensor | None,
         softcap: float | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend: output (batch, query, heads, dim), and the map used, before dropout.
+
+        There is no map where fused kernels ran, which make none.
 
         Args:
             query: (batch, heads, query, dim).
@@ -93,6 +96,11 @@ class AttachedAttention(nn.Module):
         """
         site = self._site_of_this_call(query, key, current)
         queries, keys = query.shape[-2], key.shape[-2]
+        plain = softcap is None and position_bias is None
+        if self.map is not None:
+            fused = self._fused(query, key, value, mask, current, scaling, dropout, plain, site)
+            if fused is not None:
+                return fused, None
         logits = logits_of(query, key, scaling, softcap, position_bias)
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
         if mask is not None:
@@ -110,7 +118,6 @@ class AttachedAttention(nn.Module):
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
             chain.first_row(site, queries, total)  # counts rows where they are kept
             first_row = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
-            plain = softcap is None and position_bias is None
             dot = self._dot(query, key, scaling, made, current) if plain else None
             weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
         if total != keys:
@@ -118,6 +125,46 @@ class AttachedAttention(nn.Module):
             weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        current: Pass,
+        scaling: float,
+        dropout: float,
+        plain: bool,
+        site: Site,
+    ) -> Tensor | None:
+        """Output (batch, query, heads, dim) by fused kernels; None where they do not apply."""
+        assert self.map is not None
+        queries, keys = query.shape[-2], key.shape[-2]
+        past = current.past.get(self.stack, 0) if self.kind != "encoder" else 0
+        made = _made(mask) if mask is None or not torch.compiler.is_compiling() else None
+        hindrance = None
+        if current.weights:
+            hindrance = "weights are wanted (output_attentions)"
+        elif not plain:
+            hindrance = "logits are more than plain products"
+        elif made is None or not made.simple or (self.kind == "decoder") != (made.pattern == "causal"):
+            hindrance = "masks are more than padding and causality"
+        elif made.keys is not None and made.keys.shape != (query.shape[0], keys):
+            hindrance = "the padding mask is of another shape"
+        elif self.kind == "decoder" and (past or keys != queries):
+            hindrance = "rows come in pieces"
+        seen = None
+        if made is not None and hindrance is None:
+            real = current.real.get(self.layer_list) if self.kind == "cross" else made.keys
+            shown = None if made.keys is None else made.keys.to(query.device)
+            rows = None if real is None else real.to(query.device).expand(query.shape[0], queries)
+            seen = Seen(shown, rows, made.pattern == "causal")
+            current.real[self.layer_list] = real
+        chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
+        drop = dropout if self.training else 0.0
+        out = self.map.attend(query, key, value, scaling, seen, chain, past, site, drop, hindrance)
+        return None if out is None else out.transpose(1, 2)
 
     def _site_of_this_call(self, query: Tensor, key: Tensor, current: Pass) -> Site:
         batch, heads, queries, width = query.shape
@@ -256,7 +303,7 @@ def attention(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """The function registered with transformers; `module.overt` does the work."""
     here = getattr(module, "overt", None)
     if here is None:  # a plain model that shares its config with an attached one
@@ -283,7 +330,7 @@ def attention(
             )
     current.ran = True
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output: tuple[Tensor, Tensor] = here(
+    output: tuple[Tensor, Tensor | None] = here(
         query, key, value, attention_mask, current, scaling, dropout, position_bias, softcap
     )
     return output

@@ -46,9 +46,13 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def made_of(mask: Tensor) -> Made | None:
-    """How a mask was made, if it was made here."""
-    made: Made | None = _made.get(mask)  # type: ignore[no-untyped-call]
-    return made
+    """How a mask was made, if it was made here and not changed since."""
+    found: tuple[Made, int] | None = _made.get(mask)  # type: ignore[no-untyped-call]
+    return found[0] if found is not None and found[1] == _version(mask) else None
+
+
+def _version(mask: Tensor) -> int:
+    return 0 if mask.is_inference() else mask._version
 
 
 def _parts(function: Callable[..., Any]) -> Iterator[str]:
@@ -106,5 +110,5 @@ def mask(
     keys = None if attention_mask is None else attention_mask.bool()
     whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
-    _made[result] = Made(pattern, simple and whole and fits, keys)
+    _made[result] = Made(pattern, simple and whole and fits, keys), _version(result)
     return result

@@ -94,6 +94,7 @@ class Pass:
         calls: chain and kind → how many attentions have run, for modules that layers share.
         done: attentions that have run.
         batch: number of examples, once known.
+        weights: whether attention weights were asked for.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Pass:
         self.calls: dict[tuple[str, str], int] = {}
         self.done: set[str] = set()
         self.batch: int | None = None
+        self.weights = False
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
         """The Chain of this name, made when first asked for."""

@@ -95,6 +95,10 @@ class AttachedState(nn.Module):
         if current is None:
             current = self._begin(module)
         push(current)
+        asked = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}.get("output_attentions")
+        config = getattr(module, "config", None)
+        if asked or (asked is None and getattr(config, "output_attentions", False)):
+            current.weights = True
         stack = module.__dict__.get("overt_stack")
         if stack is not None:
             self._look_at_inputs(module, stack, args, kwargs, current)

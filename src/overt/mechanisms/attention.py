@@ -15,6 +15,7 @@ from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.maps import causal
 from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePosition2d
+from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind, Site
 
 # Masks often hold a large negative number for −inf: −1e4, −1e9, the lowest of the dtype. Such a number must
@@ -165,33 +166,46 @@ class MultiheadAttention(nn.Module):
         if is_causal and self.map.site.kind != "decoder":
             first_row = keys - queries
         scale = self.head_dim**-0.5
+        seen, key_bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
+        hindrance = None
+        if need_weights:
+            hindrance = "weights are wanted; need_weights=False goes without"
+        elif self.score is not None or self.position is not None:
+            hindrance = "logits are more than plain products"
+        elif key_bias is not None or attn_mask is not None:
+            hindrance = "masks are more than padding and causality"
+        dropout = self.dropout if self.training else 0.0
+        fused = self.map.attend(q, k, v, scale, seen, chain, first_row, None, dropout, hindrance)
+        if fused is not None:
+            return self._ordered(fused, seen.blind(queries, keys), batched), None
         shared = k.repeat_interleave(self.num_heads // self.key_heads, dim=1)
         logits = self.score(q, shared) if self.score is not None else (q * scale) @ shared.mT
         if self.position is not None:
             logits = logits + self.position(q, keys, first_row)
-        visible, bias, dot = self._masks(
-            q, k, scale, key_padding_mask, query_padding_mask, attn_mask, is_causal
-        )
+        visible, bias, dot = self._masks(q, k, scale, seen, key_bias, attn_mask)
         if bias is not None:
             logits = logits + bias.to(logits.dtype)
         if self.score is not None or self.position is not None:
             dot = None
         weights = self.map(logits, visible, q, k, chain, dot, first_row)
 
-        dropped = F.dropout(weights, self.dropout, self.training).to(v.dtype)
+        dropped = F.dropout(weights, dropout).to(v.dtype)
         mixed = dropped @ v.repeat_interleave(self.num_heads // self.key_heads, dim=1)
-        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        blind = ~visible.any(dim=-1).any(dim=1)  # queries that see no key: zeros, not the projection's bias
-        output = output.masked_fill(blind.unsqueeze(-1), 0.0)
-        if not batched:
-            output = output.squeeze(0)
-        elif not self.batch_first:
-            output = output.transpose(0, 1)
+        output = self._ordered(mixed, ~visible.any(dim=-1).any(dim=1), batched)
         if not need_weights:
             return output, None
         weights = weights.to(output.dtype)
         weights = weights.mean(dim=1) if average_attn_weights else weights
         return output, weights if batched else weights.squeeze(0)
+
+    def _ordered(self, mixed: Tensor, blind: Tensor | None, batched: bool) -> Tensor:
+        """Heads' outputs (batch, heads, query, dim) projected, in the order of axes that queries came in."""
+        output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if blind is not None:  # queries that see no key: zeros, not the projection's bias
+            output = output.masked_fill(blind.unsqueeze(-1), 0.0)
+        if not batched:
+            return output.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads: (batch, heads or key heads, sequence, head_dim)."""
@@ -213,19 +227,16 @@ class MultiheadAttention(nn.Module):
         )
         return q, k, v
 
-    def _masks(
+    def _seen(
         self,
         q: Tensor,
         k: Tensor,
-        scale: float,
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
         is_causal: bool,
-    ) -> tuple[Tensor, Tensor | None, Dot | None]:
-        """Visibility and additive bias of the map, and its description where it is a plain dot product."""
-        batch, heads, queries = q.shape[:3]
-        keys = k.shape[2]
+    ) -> tuple[Seen, Tensor | None]:
+        """What padding and causality show, and a finite bias on keys, (batch, key), where padding has one."""
+        batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
         kind = self.map.site.kind
         if is_causal and kind != "decoder" and self.map.evolving is not None:
             raise ValueError(
@@ -234,31 +245,45 @@ class MultiheadAttention(nn.Module):
         is_causal = is_causal or kind == "decoder"
         if is_causal and keys < queries:
             raise ValueError(f"a causal map needs at least as many keys as queries, got {keys} and {queries}")
-        key_visible = torch.ones(batch, keys, dtype=torch.bool, device=q.device)
-        key_bias = None
+        key_visible = key_bias = query_real = None
         if key_padding_mask is not None:
             _check_shape("key_padding_mask", key_padding_mask, (batch, keys))
             key_visible, key_bias = _split(key_padding_mask)
-        query_real = torch.ones(batch, queries, dtype=torch.bool, device=q.device)
         if query_padding_mask is not None:
             _check_shape("query_padding_mask", query_padding_mask, (batch, queries))
             if query_padding_mask.dtype != torch.bool:
                 raise TypeError(f"query_padding_mask must be boolean, got {query_padding_mask.dtype}")
             query_real = ~query_padding_mask
-        elif key_padding_mask is not None and kind != "cross" and self.map.has_mechanism:
+        elif key_visible is not None and kind != "cross" and self.map.has_mechanism:
             if queries != keys and kind == "encoder":
                 raise ValueError(
                     f'kind="encoder" is self-attention, got {queries} queries and {keys} keys: '
                     'use kind="cross", or give query_padding_mask'
                 )
             query_real = key_visible[:, keys - queries :]
+        return Seen(key_visible, query_real, is_causal), key_bias
 
+    def _masks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        scale: float,
+        seen: Seen,
+        key_bias: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Dot | None]:
+        """Visibility and additive bias of the map, and its description where it is a plain dot product."""
+        batch, heads, queries = q.shape[:3]
+        keys = k.shape[2]
+        every = torch.ones(batch, 1, dtype=torch.bool, device=q.device)
+        key_visible = every.expand(-1, keys) if seen.key_visible is None else seen.key_visible
+        query_real = every.expand(-1, queries) if seen.query_real is None else seen.query_real
         visible = key_visible.view(batch, 1, 1, keys) & query_real.view(batch, 1, queries, 1)
         bias = None if key_bias is None else key_bias.view(batch, 1, 1, keys)
-        if is_causal:
+        if seen.causal:
             visible = visible & causal(queries, keys, q.device)
         if attn_mask is None:
-            return visible, bias, Dot(q, k, scale, key_bias, key_visible, query_real, is_causal)
+            return visible, bias, Dot(q, k, scale, key_bias, key_visible, query_real, seen.causal)
         if attn_mask.dim() == 3:
             _check_shape("attn_mask", attn_mask, (batch * heads, queries, keys))
             attn_mask = attn_mask.view(batch, heads, queries, keys)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from overt.mechanisms import fused
+from overt.mechanisms.bayesian import fused as fused_bayesian
 from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving import fused as fused_evolving
 from overt.mechanisms.evolving.config import Evolving
 from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.maps import check_map, check_visible, softmax
 from overt.mechanisms.scores import Synthesizer, SynthesizerLayer
+from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
+log = logging.getLogger("overt")
 T = TypeVar("T")
 Mechanism = Evolving | Bayesian | Synthesizer
 
@@ -62,6 +69,77 @@ class AttentionMap(nn.Module):
     def has_mechanism(self) -> bool:
         """Whether anything but a softmax happens here."""
         return any(part is not None for part in (self.synthesizer, self.evolving, self.bayesian))
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        seen: Seen | None,
+        chain: Chain,
+        first_row: int = 0,
+        site: Site | None = None,
+        dropout: float = 0.0,
+        hindrance: str | None = None,
+    ) -> Tensor | None:
+        """From queries to outputs (batch, heads, query, dim) by fused kernels; None where they do not apply.
+
+        The caller then goes by `forward`. Logits are plain scaled products here.
+
+        Args:
+            query: (batch, heads, query, dim).
+            key: (batch, key heads, key, dim).
+            value: like `key`.
+            scale: of the products.
+            seen: which cells are visible; None where padding and causality do not say it all.
+            chain: what the layers below left, and where this one leaves its part.
+            first_row: absolute position of the first query row (`Chain.first_row`).
+            site: where the map is this time, for a module that several layers share; its own otherwise.
+            dropout: probability of dropping a weight; 0 in evaluation mode.
+            hindrance: what the caller knows that stands against it.
+        """
+        site = self.site if site is None else site
+        hindrance = hindrance or self._hindrance(query, key, value, scale, seen, chain, dropout)
+        if not torch.compiler.is_compiling():
+            which = "fused kernels" if hindrance is None else f"plain operations: {hindrance}"
+            log.debug("%s %d: %s", *site.place, which)
+        if hindrance is not None or seen is None:
+            return None
+        chain.claim(site, self)
+        at = (query, key, value, scale, seen, chain, site, first_row, dropout)
+        if self.evolving is not None:
+            return fused_evolving.attended(self.evolving, self.bayesian, *at)
+        assert self.bayesian is not None
+        return fused_bayesian.attended(self.bayesian, *at)
+
+    def _hindrance(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        seen: Seen | None,
+        chain: Chain,
+        dropout: float,
+    ) -> str | None:
+        """Why fused kernels do not apply to a call; None if they do."""
+        if not self.has_mechanism:
+            return "there is no mechanism"
+        if self.synthesizer is not None:
+            return "Synthesizer makes logits of its own"
+        if chain.keep:
+            return "rows may come in pieces"
+        if reason := chain.why_not_fused(query.device) or fused.unfit(query, key, value, scale, dropout):
+            return reason
+        if self.bayesian is not None and (reason := fused_bayesian.unfit(self.bayesian)):
+            return reason
+        if self.evolving is not None:
+            room = fused.room(query.device)
+            reason = fused_evolving.unfit(self.evolving, query.dtype, room)
+            if reason is not None:
+                return reason
+        return "masks are more than padding and causality" if seen is None else None
 
     def forward(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from overt import _check
+from overt.mechanisms.fused import why_not
 
 if TYPE_CHECKING:
     from overt.mechanisms.bayesian.config import Bayesian
@@ -83,9 +84,11 @@ class Chain:
         if generator is not None:
             drawn = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=generator.device)
             self.seed = drawn.cpu()
+            self.seed_number = int(self.seed)
         else:
             wrapped = (seed + 2**63) % 2**64 - 2**63  # any integer, by its low 64 bits
             self.seed = torch.tensor(wrapped, dtype=torch.int64)
+            self.seed_number = wrapped
         self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
         self.examples = torch.as_tensor(examples, dtype=torch.int64)
         self.keep, self.wants_kl, self.gaps = keep, kl, gaps
@@ -97,6 +100,7 @@ class Chain:
         self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
         self._called: dict[object, list[int]] = {}
         self._entered: list[Token[Chain | None]] = []
+        self._why_not: dict[torch.device, str | None] = {}
 
     def __enter__(self) -> Self:
         self._entered.append(_around.set(self))
@@ -107,6 +111,12 @@ class Chain:
     ) -> None:
         del kind, error, trace
         _around.reset(self._entered.pop())
+
+    def why_not_fused(self, device: torch.device) -> str | None:
+        """Why no fused kernel runs in this pass; decided once, so that what is recomputed goes the same way."""
+        if device not in self._why_not:
+            self._why_not[device] = why_not(device)
+        return self._why_not[device]
 
     def previous(self, site: Site) -> Tensor | None:
         """The evolved logits that the layer below left; None where layers may be left out and all were."""

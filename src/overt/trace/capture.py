@@ -24,6 +24,7 @@ from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving.layer import EvolvingLayer, ramp
 from overt.mechanisms.evolving.naive import continued, convolve, mix
+from overt.mechanisms.fused import naive
 from overt.mechanisms.maps import softmax
 from overt.mechanisms.site import Kind
 
@@ -139,6 +140,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
+        stack.enter_context(naive())  # fused kernels make no map to look at
         found = _watch_dispatched(model, watch, stack)
         for path, module in model.named_modules():
             if isinstance(module, AttachedAttention):

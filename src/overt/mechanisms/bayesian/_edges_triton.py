@@ -21,7 +21,7 @@ _ROUNDS = tl.constexpr(ROUNDS)
 
 
 @triton.jit
-def _units(keys, rows, columns, out, example, cells, heads, BLOCK: tl.constexpr):  # noqa: N803
+def _units(keys, rows, columns, out, example, cells, heads, BLOCK: tl.constexpr):
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     edge, head = cell // heads, cell % heads
@@ -64,7 +64,7 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
 @triton.jit
 def _weibull(
     log_mean, log_alpha, to_mean, to_alpha, sums, gamma, slope, base, beta, cells,
-    TERMS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    TERMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
@@ -89,7 +89,7 @@ def _weibull(
 @triton.jit
 def _lognormal(
     log_mean, prior_mu, to_mean, to_mu, sums, half, precision, base, cells,
-    BLOCK: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells

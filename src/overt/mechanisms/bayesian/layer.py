@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.mechanisms.bayesian import noise
+from overt.mechanisms.bayesian._draw_cpu import draw as draw_cpu
+from overt.mechanisms.bayesian._draw_cpu import weibull_kl
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import dense_kl, log_noise
@@ -80,8 +82,7 @@ class BayesianLayer(nn.Module):
             site: where the map is this time; the layer's own by default.
         """
         site = self.site if site is None else site
-        if wants_kl(self, self.config, chain):
-            chain.record_kl(site, self._kl(logits, visible, key, dot), self.config)
+        wanted, lse, weights = wants_kl(self, self.config, chain), None, None
         if draws_sample(self, chain):
             keys = noise_keys(site, chain).to(logits.device)
             if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
@@ -89,21 +90,33 @@ class BayesianLayer(nn.Module):
                     "sample must be one number or one for each of the batch's "
                     f"{logits.shape[0]} examples, got {keys.shape[0]}"
                 )
-            _, heads, rows, columns = logits.shape
-            unit = noise.uniform(keys, _examples(logits, chain), heads, rows, columns, first_row)
-            logits = logits + log_noise(unit, self.config)
-        return softmax(logits, visible)
+            examples = _examples(logits, chain)
+            drawn = draw_cpu(logits, visible, keys, examples, first_row, self.config, wanted)
+            if drawn is None:
+                _, heads, rows, columns = logits.shape
+                unit = noise.uniform(keys, examples, heads, rows, columns, first_row)
+                weights = softmax(logits + log_noise(unit, self.config), visible)
+            else:
+                weights, lse = drawn
+        if wanted:
+            chain.record_kl(site, self._kl(logits, visible, key, dot, lse), self.config)
+        return softmax(logits, visible) if weights is None else weights
 
-    def _kl(self, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None) -> Tensor:
+    def _kl(
+        self, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None, lse: Tensor | None
+    ) -> Tensor:
         # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             prior = self._prior_parameter(logits, visible, key)
             if dot is not None:
-                return closed_kl(dot, log_normalizer(logits, visible), prior, self.config)
+                lse = log_normalizer(logits, visible) if lse is None else lse
+                return closed_kl(dot, lse, prior, self.config)
             if not torch.compiler.is_compiling():
                 log.debug("%s %d: dense KL, the map is not a plain dot product", *self.site.place)
             heads = prior.repeat_interleave(logits.shape[1] // prior.shape[1], dim=1)
+            if lse is not None and self.config.family == "weibull":
+                return weibull_kl(logits, visible, lse, heads, self.config)
             return dense_kl(logits, visible, heads, self.config)
 
     def _prior_parameter(self, logits: Tensor, visible: Tensor, key: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.evolving._evolve_cpu import evolve as evolve_cpu
 from overt.mechanisms.evolving.config import Evolving
 from overt.mechanisms.evolving.naive import continued, join, mix, reach, refine
+from overt.mechanisms.maps import HIDDEN
 from overt.mechanisms.site import Site
 
 
@@ -56,10 +58,43 @@ class EvolvingLayer(nn.Module):
 
     def forward(self, logits: Tensor, visible: Tensor, chain: Chain, site: Site | None = None) -> Tensor:
         """Evolved logits, (batch, heads, query, key), −inf in hidden cells; leaves them in the chain."""
-        site, config = self.site if site is None else site, self.config
+        site = self.site if site is None else site
         below = None if site.layer == 0 else chain.previous(site)
         previous = None if below is None else continued(logits, below.to(logits.device))
-        grown = ramp(config, chain, self.training, logits.device)
+        grown = ramp(self.config, chain, self.training, logits.device)
+        evolved = self._compiled(logits, previous, visible, grown, site, chain)
+        if evolved is None:
+            evolved = self._evolved(logits, previous, visible, grown, site, chain)
+        chain.carry(site, evolved)
+        return evolved
+
+    def _compiled(
+        self,
+        logits: Tensor,
+        previous: Tensor | None,
+        visible: Tensor,
+        grown: Tensor | None,
+        site: Site,
+        chain: Chain,
+    ) -> Tensor | None:
+        """Evolved logits by compiled loops, where those apply."""
+        if previous is None or self.weight is None or self.bias is None or chain.keep:
+            return None
+        factors = self.alpha, self.config.beta, grown
+        return evolve_cpu(logits, previous, (self.weight, self.bias), visible, site.kind, *factors)
+
+    def _evolved(
+        self,
+        logits: Tensor,
+        previous: Tensor | None,
+        visible: Tensor,
+        grown: Tensor | None,
+        site: Site,
+        chain: Chain,
+    ) -> Tensor:
+        config = self.config
+        if previous is None:  # a chain starts: nothing to mix and nothing to convolve
+            return logits.masked_fill(~visible, HIDDEN)
         alpha = self.alpha if grown is None else self.alpha * grown
         beta = config.beta if grown is None else config.beta * grown
         mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
@@ -67,9 +102,7 @@ class EvolvingLayer(nn.Module):
         if previous is not None and self.weight is not None and self.bias is not None:
             convolution = (self.weight, self.bias)
         kept = self._keep(mixed, chain, site) if chain.keep and convolution is not None else None
-        evolved = refine(mixed, convolution, visible, site.kind, beta, kept)
-        chain.carry(site, evolved)
-        return evolved
+        return refine(mixed, convolution, visible, site.kind, beta, kept)
 
     def _keep(self, mixed: Tensor, chain: Chain, site: Site) -> Tensor | None:
         """Rows kept from the call before; leaves in the chain those that the next call will need."""

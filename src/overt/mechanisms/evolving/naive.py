@@ -75,6 +75,15 @@ def join(kept: Tensor | None, mixed: Tensor) -> Tensor:
     return torch.cat([F.pad(kept, (0, mixed.shape[-1] - kept.shape[-1])), mixed], dim=-2)
 
 
+def check_weight(weight: Tensor, mixed: Tensor) -> None:
+    """Refuse a convolution that does not fit the heads of a map."""
+    if weight.dim() != 4 or weight.shape[:2] != (mixed.shape[1], mixed.shape[1]):
+        raise ValueError(
+            f"the convolution of {mixed.shape[1]} heads' maps needs a weight of shape "
+            f"({mixed.shape[1]}, {mixed.shape[1]}, k, k), got {tuple(weight.shape)}"
+        )
+
+
 def convolve(mixed: Tensor, weight: Tensor, bias: Tensor, kind: Kind, kept: Tensor | None = None) -> Tensor:
     """ReLU of one convolution over all heads jointly (section 3.3), windows as `reach` says.
 
@@ -86,11 +95,7 @@ def convolve(mixed: Tensor, weight: Tensor, bias: Tensor, kind: Kind, kept: Tens
         kept: (batch, heads, ≤ k − 1, ≤ key), the rows of `mix`'s result just above these, where rows are fed
             in pieces.
     """
-    if weight.dim() != 4 or weight.shape[:2] != (mixed.shape[1], mixed.shape[1]):
-        raise ValueError(
-            f"the convolution of {mixed.shape[1]} heads' maps needs a weight of shape "
-            f"({mixed.shape[1]}, {mixed.shape[1]}, k, k), got {tuple(weight.shape)}"
-        )
+    check_weight(weight, mixed)
     left, right, above, below = reach(kind, weight.shape[-1])
     above -= 0 if kept is None else kept.shape[-2]
     image = F.pad(join(kept, mixed), (left, right, above, below))

@@ -1,0 +1,404 @@
+"""Fused kernels on a GPU against named rivals, all in one run; writes results/gpu.md and results/gpu.json.
+
+Times are of forward and backward passes in bfloat16, medians. "device" is the time of the same work replayed
+as a CUDA graph, without the host's share. Memory is the peak above inputs and incoming gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.testing import do_bench
+
+import overt
+from overt.mechanisms.bayesian import fused as fused_bayesian
+from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.bayesian.layer import BayesianLayer
+from overt.mechanisms.evolving import fused as fused_evolving
+from overt.mechanisms.evolving.layer import EvolvingLayer
+from overt.mechanisms.maps import softmax
+from overt.mechanisms.seen import Seen
+
+SHAPES = ((16, 12, 512, 64), (4, 16, 2048, 64), (1, 16, 8192, 64))
+RESULTS = Path(__file__).parent.parent / "results"
+BF16 = torch.bfloat16
+Run = Callable[[], object]
+
+
+def milliseconds(run: Run, rep: int = 100) -> float:
+    return float(do_bench(run, warmup=25, rep=rep, return_mode="median"))
+
+
+def replayed(run: Run) -> Run:
+    """The same work as a CUDA graph."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def peak_mebibytes(run: Run) -> float:
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _exponentials(out, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    x = (tl.program_id(0) * 256 + tl.arange(0, 256)).to(tl.float32) * 1e-6
+    for _ in tl.static_range(TURNS):
+        x = tl.exp2(-x)
+    tl.store(out + tl.program_id(0) * 256 + tl.arange(0, 256), x)
+
+
+def ceilings() -> dict[str, float]:
+    """Bytes, products and special functions per second, as measured here."""
+    source = torch.randn(2**28, device="cuda", dtype=BF16)
+    to = torch.empty_like(source)
+    copy = milliseconds(lambda: to.copy_(source))
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=BF16) for _ in range(2))
+    product = milliseconds(lambda: a @ b)
+    out = torch.empty(2**22, device="cuda")
+    turns = 128
+    special = milliseconds(lambda: _exponentials[(2**22 // 256,)](out, TURNS=turns))
+    return {
+        "bytes_per_s": 2 * source.numel() * 2 / copy * 1e3,
+        "flops_per_s": 2 * 8192**3 / product * 1e3,
+        "special_per_s": 2**22 * turns / special * 1e3,
+    }
+
+
+def bayesian_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str, Run]:
+    batch, heads, length, width = shape
+    q, k, v, to_out = (torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    step, ones, scale = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda"), width**-0.5
+    every = torch.ones(batch, length, dtype=torch.bool, device="cuda")
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+    layers = {
+        family: BayesianLayer(overt.Bayesian(family=family), overt.Site(heads, width)).cuda().train()
+        for family in ("weibull", "lognormal")
+    }
+
+    def flash() -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v)
+        torch.autograd.grad(out, inputs, to_out)
+
+    def fused(family: str, kl: bool = True) -> Run:
+        layer = layers[family]
+        trained = [*inputs, *layer.parameters()] if kl else inputs
+
+        def run() -> None:
+            chain = overt.Chain(step=step, kl=kl)
+            out = fused_bayesian.attended(layer, q, k, v, scale, Seen(), chain, layer.site, 0, 0.0)
+            found, given = ((out, chain.kl(per_example=True)), (to_out, ones)) if kl else ((out,), (to_out,))
+            torch.autograd.grad(found, trained, given)
+
+        return run
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        chain, dot = overt.Chain(step=step), Dot(q, k, scale, None, every, every, False)
+        weights = layers["weibull"]((q * scale) @ k.mT, visible, chain, k, dot)
+        return weights.to(BF16) @ v, chain.kl(per_example=True)
+
+    def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
+        trained = [*inputs, *layers["weibull"].parameters()]
+        return lambda: torch.autograd.grad(form(q, k, v), trained, (to_out, ones))
+
+    forms: dict[str, Run] = {
+        "sdpa, flash": flash,
+        "Bayesian, naive": naive(plain),
+        "Bayesian, fused": fused("weibull"),
+        "Bayesian, fused, no KL": fused("weibull", kl=False),
+        "Bayesian, fused, lognormal": fused("lognormal"),
+    }
+    if compiled:
+        forms["Bayesian, compiled naive"] = naive(torch.compile(plain))
+    return forms
+
+
+def evolving_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str, Run]:
+    batch, heads, length, width = shape
+    q, k, v, to_out = (torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(4))
+    previous, to_next = (
+        torch.randn(batch, heads, length, length, device="cuda", dtype=BF16) for _ in range(2)
+    )
+    layer = EvolvingLayer(overt.Evolving(), overt.Site(heads, width, layer=1)).cuda().train()
+    bayesian = BayesianLayer(overt.Bayesian(), layer.site).cuda().train()
+    inputs = [x.requires_grad_() for x in (q, k, v, previous)]
+    trained = [*inputs, *layer.parameters()]
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+    step, ones, scale = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda"), width**-0.5
+
+    def chain_of(previous: Tensor) -> overt.Chain:
+        chain = overt.Chain(step=step)
+        chain.maps["encoder", 0] = previous
+        return chain
+
+    def fused(second: BayesianLayer | None) -> Run:
+        everything = trained if second is None else [*trained, *second.parameters()]
+
+        def run() -> None:
+            chain = chain_of(previous)
+            out = fused_evolving.attended(layer, second, q, k, v, scale, Seen(), chain, layer.site, 0, 0.0)
+            found, given = [out, chain.maps["encoder", 1]], [to_out, to_next]
+            if second is not None:
+                found, given = [*found, chain.kl(per_example=True)], [*given, ones]
+            torch.autograd.grad(found, everything, given)
+
+        return run
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        chain = chain_of(previous)
+        with torch.autocast("cuda", BF16):
+            evolved = layer((q * scale) @ k.mT, visible, chain)
+            return softmax(evolved, visible).to(BF16) @ v, evolved
+
+    def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
+        return lambda: torch.autograd.grad(form(q, k, v, previous), trained, (to_out, to_next))
+
+    forms: dict[str, Run] = {
+        "Evolving, naive": naive(plain),
+        "Evolving, fused": fused(None),
+        "both, fused": fused(bayesian),
+    }
+    if compiled:
+        forms["Evolving, compiled naive"] = naive(torch.compile(plain))
+    return forms
+
+
+def floors(shape: tuple[int, int, int, int], rates: dict[str, float]) -> dict[str, float]:
+    """The least milliseconds that forward and backward passes can take here."""
+    batch, heads, length, width = shape
+    cells = batch * heads * length**2
+    products = 14 * cells * width / rates["flops_per_s"]
+    # Two logarithms and two exponentials per cell and pass.
+    special = 2 * 4 * cells / rates["special_per_s"]
+    # The previous map read, the new one written; both and the new one's gradient read, the other's written.
+    maps = 6 * cells * 2 / rates["bytes_per_s"]
+    convolutions = 3 * 2 * cells * heads * 9 / rates["flops_per_s"]
+    return {
+        "Bayesian": 1e3 * max(products, special),
+        "Evolving": 1e3 * max(maps, products + convolutions),
+    }
+
+
+def model_forms() -> dict[str, tuple[list[overt.Mechanism], bool]]:
+    return {
+        "plain, sdpa": ([], False),
+        "Bayesian, fused": ([overt.Bayesian()], False),
+        "Bayesian, naive": ([overt.Bayesian()], True),
+        "Evolving, fused": ([overt.Evolving()], False),
+        "Evolving, naive": ([overt.Evolving()], True),
+        "both, fused": ([overt.Evolving(), overt.Bayesian()], False),
+        "both, naive": ([overt.Evolving(), overt.Bayesian()], True),
+    }
+
+
+def model_step(mechanisms: list[overt.Mechanism], naive: bool, batch: int, length: int) -> tuple[Run, Any]:
+    """A training step of a BERT-base-sized classifier under autocast: forward, backward, AdamW."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    make: Any = BertForSequenceClassification
+    settings: dict[str, Any] = {"attn_implementation": "sdpa"}
+    model = make(BertConfig(**settings)).cuda().train()
+    if mechanisms:
+        overt.attach(model, *mechanisms)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    ids = torch.randint(5, 30000, (batch, length), device="cuda")
+    labels = torch.arange(batch, device="cuda") % 2
+
+    def step() -> None:
+        with torch.autocast("cuda", BF16):
+            loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def plainly() -> None:
+        with overt.naive():
+            step()
+
+    return plainly if naive else step, model
+
+
+def measure_model(batch: int, length: int, repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    for name, (mechanisms, naive) in model_forms().items():
+        run, model = model_step(mechanisms, naive, batch, length)
+        for _ in range(3):
+            run()
+        peak = peak_mebibytes(run)
+        seen = []
+        for _ in range(3 if naive else repeats):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            seen.append(1e3 * (time.perf_counter() - start))
+        row = {"shape": [batch, length], "form": name, "ms": statistics.median(seen), "peak_mib": peak}
+        rows.append({**row, "least_ms": min(seen), "most_ms": max(seen)})
+        print(row, flush=True)
+        del run, model
+        torch.cuda.empty_cache()
+    return rows
+
+
+def measure_attention(shape: tuple[int, int, int, int], compiled: bool, rep: int) -> list[dict[str, Any]]:
+    rows = []
+    forms = bayesian_forms(shape, compiled)
+    if shape[2] <= 2048:
+        forms |= evolving_forms(shape, compiled)
+    for name, run in forms.items():
+        row = {"shape": list(shape), "form": name, "peak_mib": peak_mebibytes(run), "device_ms": None}
+        row["ms"] = milliseconds(run, rep)
+        if "naive" not in name:
+            row["device_ms"] = milliseconds(replayed(run), rep)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def rivals(name: str) -> list[str]:
+    mechanism = name.split(",")[0]
+    return ["sdpa, flash", f"{mechanism}, naive", f"{mechanism}, compiled naive"]
+
+
+def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Titles, headings and rows."""
+    made = []
+    heads = ["form", "ms", "device ms", "× flash", "naive ×", "compiled ×", "peak MiB", "× flash ", "× floor"]
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in found["attention"]):
+        of_shape = {row["form"]: row for row in found["attention"] if tuple(row["shape"]) == shape}
+        floor = floors(shape, found["ceilings"])
+        flash = of_shape["sdpa, flash"]
+        rows = []
+        for name, row in of_shape.items():
+            _, naive, compiled = (of_shape.get(rival) for rival in rivals(name))
+            least = floor.get("Evolving" if name.startswith("both") else name.split(",")[0])
+            device = row["device_ms"]
+            rows.append(
+                [
+                    name,
+                    f"{row['ms']:.3f}",
+                    "" if device is None else f"{device:.3f}",
+                    f"{row['ms'] / flash['ms']:.2f}",
+                    "" if naive is None or "naive" in name else f"{naive['ms'] / row['ms']:.1f}",
+                    "" if compiled is None or "naive" in name else f"{compiled['ms'] / row['ms']:.1f}",
+                    f"{row['peak_mib']:.0f}",
+                    f"{row['peak_mib'] / flash['peak_mib']:.2f}",
+                    "" if least is None or device is None else f"{device / least:.1f}",
+                ]
+            )
+        made.append((f"Attention (batch, heads, length, width) = {shape}", heads, rows))
+    if found["model"]:
+        of_form = {row["form"]: row for row in found["model"]}
+        plain = of_form["plain, sdpa"]
+        rows = []
+        for name, row in of_form.items():
+            naive = of_form.get(name.replace("fused", "naive"))
+            gain = "" if naive is None or "fused" not in name else f"{naive['ms'] / row['ms']:.1f}"
+            spread = f"{row['least_ms']:.1f}–{row['most_ms']:.1f}"
+            ratio = f"{row['ms'] / plain['ms']:.2f}"
+            rows.append([name, f"{row['ms']:.1f}", spread, ratio, gain, f"{row['peak_mib']:.0f}"])
+        heads = ["form", "ms", "spread", "× plain, sdpa", "naive ×", "peak MiB"]
+        batch, length = plain["shape"]
+        made.append((f"Training step, BERT-base size, batch {batch} × {length}", heads, rows))
+    return made
+
+
+def report(found: dict[str, Any], out: Path) -> None:
+    rates = found["ceilings"]
+    lines = [
+        "# Fused kernels on a GPU",
+        "",
+        f"`make bench-gpu`. {found['device']}, torch {found['torch']}, triton {found['triton']}, "
+        f"transformers {found['transformers']}; bfloat16, forward + backward, medians.",
+        "",
+        '"device" is the same work replayed as a CUDA graph. Memory is the peak above inputs and incoming '
+        'gradients. "naive ×" and "compiled ×" are how many times faster a form is than plain operations '
+        'and than torch.compile of them. "× floor" is device time over the least that it could be: '
+        "products, special functions (two logarithms and two exponentials per cell and pass) or bytes "
+        "(Evolving: the maps that must be read and written), over the rates measured in the same run: "
+        f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied, {rates['flops_per_s'] / 1e12:.0f} TFLOP/s of "
+        f"bfloat16 products, {rates['special_per_s'] / 1e12:.2f} T exponentials/s.",
+    ]
+    console = Console(width=120)
+    for title, heads, rows in tables(found):
+        table = Table(title=title, title_justify="left")
+        for place, head in enumerate(heads):
+            table.add_column(head, justify="right" if place else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        lines += ["", f"## {title}", "", "| " + " | ".join(heads) + " |"]
+        lines += ["|" + "---|" + "---:|" * (len(heads) - 1)]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / "gpu.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
+    parser.add_argument("--no-compiled", action="store_true", help="leave out torch.compile of naive")
+    parser.add_argument("--no-model", action="store_true", help="leave out the whole model")
+    parser.add_argument("--batch", type=int, default=16, help="of the whole model")
+    parser.add_argument("--length", type=int, default=512, help="of the whole model")
+    parser.add_argument("--repeats", type=int, default=15, help="steps of the whole model")
+    parser.add_argument("--rep", type=int, default=100, help="milliseconds that a form is repeated for")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("bench-gpu needs a CUDA device: torch sees none")
+    import transformers
+
+    torch._dynamo.config.recompile_limit = 64
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "transformers": transformers.__version__,
+        "ceilings": ceilings(),
+        "attention": [],
+        "model": [],
+    }
+    for shape in SHAPES[: given.shapes]:
+        compiled = not given.no_compiled
+        found["attention"] += measure_attention(shape, compiled and shape[2] <= 2048, given.rep)
+        torch.cuda.empty_cache()
+    if not given.no_model:
+        found["model"] = measure_model(given.batch, given.length, given.repeats)
+    report(found, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Equation 4 on the CPU: one operator around compiled loops, with a backward pass of its own.
+
+It saves no image of a convolution, and computes no more than the map needs; torch's own gradient of a
+convolution over few channels takes ten times as long on some processors. `naive.evolve` is the definition.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.mechanisms import _cpu
+from overt.mechanisms.edges import shared
+from overt.mechanisms.evolving import naive
+from overt.mechanisms.site import Kind
+
+LOOPS = "evolving._evolve_numba"
+PARTS = 64  # sums of the weight's gradient that are taken by themselves, whatever the number of threads
+
+
+def evolve(
+    logits: Tensor,
+    previous: Tensor,
+    convolution: tuple[Tensor, Tensor],
+    visible: Tensor,
+    kind: Kind,
+    alpha: float,
+    beta: float,
+    grown: Tensor | None = None,
+) -> Tensor | None:
+    """`naive.evolve` with a previous map and a convolution; None where this form does not apply.
+
+    Args:
+        logits: Φ, (batch, heads, query, key).
+        previous: of the same shape, −inf in hidden cells.
+        convolution: weight (heads, heads, k, k) and bias (heads,).
+        visible: boolean, broadcasts to `logits`.
+        kind: which windows.
+        alpha: of equation 4.
+        beta: of equation 4.
+        grown: what alpha and beta are multiplied by, one number.
+    """
+    if not _cpu.applies(LOOPS, logits, previous, *convolution):
+        return None
+    naive.check_weight(convolution[0], logits)
+    evolved: Tensor = torch.ops.overt.evolve(
+        logits, previous, visible, *convolution, kind, alpha, beta, grown
+    )[0]
+    return evolved
+
+
+@torch.library.custom_op("overt::evolve", mutates_args=())
+def _evolve(
+    logits: Tensor,
+    previous: Tensor,
+    visible: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    kind: str,
+    alpha: float,
+    beta: float,
+    grown: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Evolved logits, and where ReLU let a visible cell through, in bytes."""
+    kernels = _loops()
+    alphas, betas = _factor(alpha, grown), _factor(beta, grown)
+    logits, previous, seen = logits.contiguous(), previous.contiguous(), _cpu.bytes_of(visible, logits)
+    left, _, above, _ = naive.reach(cast(Kind, kind), weight.shape[-1])
+    image = _image(logits, previous, seen, alphas, kind, weight.shape[-1])
+    evolved, passed = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.uint8)
+
+    def run(start: int, stop: int, image: Any, weight: Any, bias: Any, seen: Any, out: Any, let: Any) -> None:
+        kernels.convolve(start, stop, image, weight, bias, seen, betas, above, left, out, let)
+
+    _share(logits, run, image, weight.contiguous(), bias.contiguous(), seen, evolved, passed)
+    return evolved, passed
+
+
+@_evolve.register_fake
+def _(
+    logits: Tensor,
+    previous: Tensor,
+    visible: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    kind: str,
+    alpha: float,
+    beta: float,
+    grown: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    del previous, visible, weight, bias, kind, alpha, beta, grown
+    return logits.new_empty(logits.shape), logits.new_empty(logits.shape, dtype=torch.uint8)
+
+
+@torch.library.custom_op("overt::evolve_backward", mutates_args=())
+def _evolve_backward(
+    gradient: Tensor,
+    passed: Tensor,
+    logits: Tensor,
+    previous: Tensor,
+    visible: Tensor,
+    weight: Tensor,
+    kind: str,
+    alpha: float,
+    beta: float,
+    grown: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients to logits, previous, weight and bias."""
+    kernels = _loops()
+    alphas, betas = _factor(alpha, grown), _factor(beta, grown)
+    logits, previous, seen = logits.contiguous(), previous.contiguous(), _cpu.bytes_of(visible, logits)
+    gradient, size = gradient.contiguous(), weight.shape[-1]
+    left, right, above, below = naive.reach(cast(Kind, kind), size)
+    # Windows of the gradient reach the other way.
+    back = _empty_image(logits, (right, left, below, above))
+
+    def relu(start: int, stop: int, come: Any, let: Any, out: Any) -> None:
+        kernels.through_relu(start, stop, come, let, betas, below, right, out)
+
+    _share(logits, relu, gradient, passed, back)
+    to_logits, to_previous = torch.empty_like(logits), torch.empty_like(logits)
+
+    def maps(start: int, stop: int, *arrays: Any) -> None:
+        kernels.to_maps(start, stop, *arrays[:5], alphas, betas, *arrays[5:])
+
+    turned = weight.transpose(0, 1).flip(2, 3).contiguous()
+    _share(logits, maps, back, turned, gradient, previous, seen, to_logits, to_previous)
+
+    image = _image(logits, previous, seen, alphas, kind, size)
+    batch, heads, queries, keys = logits.shape
+    rows = max(8, -(-batch * queries // PARTS))
+    parts = logits.new_empty(-(-batch * queries // rows), *weight.shape)
+
+    def sums(start: int, stop: int, image: Any, back: Any, parts: Any) -> None:
+        kernels.to_weight(start, stop, image, back, below, right, rows, (batch, heads, queries, keys), parts)
+
+    shared(parts.shape[0], logits.numel(), sums, image, back, parts)
+    return to_logits, to_previous, parts.sum(dim=0), back.sum(dim=(0, 2, 3))
+
+
+@_evolve_backward.register_fake
+def _(
+    gradient: Tensor,
+    passed: Tensor,
+    logits: Tensor,
+    previous: Tensor,
+    visible: Tensor,
+    weight: Tensor,
+    kind: str,
+    alpha: float,
+    beta: float,
+    grown: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    del gradient, passed, previous, visible, kind, alpha, beta, grown
+    maps = logits.new_empty(logits.shape), logits.new_empty(logits.shape)
+    return *maps, weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, previous, visible, weight, bias, kind, alpha, beta, grown = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(logits, previous, visible, weight, bias, output[1], grown)
+    ctx.numbers = kind, alpha, beta
+
+
+def _gradients(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    logits, previous, visible, weight, bias, passed, grown = ctx.saved_tensors
+    kind, alpha, beta = ctx.numbers
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Where a gradient of gradients is wanted, operations are, that have one.
+        factors = [number if grown is None else number * grown for number in (alpha, beta)]
+        wanted = [tensor for tensor in (logits, previous, weight, bias) if tensor.requires_grad]
+        evolved = naive.evolve(logits, previous, (weight, bias), visible, kind, *factors)
+        found = iter(torch.autograd.grad(evolved, wanted, gradient, create_graph=True))
+        each = [next(found) if x.requires_grad else None for x in (logits, previous, weight, bias)]
+        return each[0], each[1], None, each[2], each[3], None, None, None, None
+    to_logits, to_previous, to_weight, to_bias = torch.ops.overt.evolve_backward(
+        gradient, passed, logits, previous, visible, weight, kind, alpha, beta, grown
+    )
+    return to_logits, to_previous, None, to_weight, to_bias, None, None, None, None
+
+
+_evolve.register_autograd(_gradients, setup_context=_setup)
+
+
+def _loops() -> Any:
+    return _cpu.loops(LOOPS)
+
+
+def _factor(number: float, grown: Tensor | None) -> np.float32:
+    return np.float32(number if grown is None else number * float(grown))
+
+
+def _empty_image(logits: Tensor, border: tuple[int, int, int, int]) -> Tensor:
+    left, right, above, below = border
+    batch, heads, queries, keys = logits.shape
+    return logits.new_zeros(batch, heads, above + queries + below, left + keys + right)
+
+
+def _image(
+    logits: Tensor, previous: Tensor, seen: Tensor, alpha: np.float32, kind: str, kernel_size: int
+) -> Tensor:
+    """`naive.mix`'s result in a border of zeros, as its windows reach."""
+    border = naive.reach(cast(Kind, kind), kernel_size)
+    image, kernels = _empty_image(logits, border), _loops()
+
+    def run(start: int, stop: int, now: Any, past: Any, seen: Any, out: Any) -> None:
+        kernels.mix(start, stop, now, past, seen, alpha, border[2], border[0], out)
+
+    _share(logits, run, logits, previous, seen, image)
+    return image
+
+
+def _share(logits: Tensor, run: Any, *tensors: Tensor) -> None:
+    """Run a loop over rows of maps, (example, row) in one number."""
+    shared(logits.shape[0] * logits.shape[2], logits.numel(), run, *tensors)

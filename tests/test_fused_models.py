@@ -1,0 +1,230 @@
+"""Models train the same with fused kernels and with the definitions; on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import overt
+from overt.mechanisms import fused as switch
+from overt.mechanisms.bayesian import fused as bayesian
+from test_attention import enliven
+
+pytest.importorskip("triton", reason="triton is made for Linux alone")
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+EVOLVING = overt.Evolving(alpha=0.3, beta=0.4)
+MECHANISMS: dict[str, list[overt.Mechanism]] = {
+    "evolving": [EVOLVING],
+    "bayesian": [overt.Bayesian()],
+    "both": [EVOLVING, overt.Bayesian(k=2.0)],
+}
+FORMS: dict[str, list[overt.Mechanism]] = {
+    "both, lognormal": [EVOLVING, overt.Bayesian(family="lognormal", prior_sigma=2.0)],
+    "kernel of 1": [overt.Evolving(kernel_size=1, alpha=0.3, beta=0.4)],
+    "kernel of 5": [overt.Evolving(kernel_size=5, alpha=0.3, beta=0.4)],
+    "no skip": [overt.Evolving(alpha=0.0, beta=0.4)],
+    "realformer": [overt.Evolving.realformer()],
+    "ramp": [overt.Evolving(alpha=0.5, beta=0.5, ramp_steps=10), overt.Bayesian(rho=0.1)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "DEVICES", {"cuda", "cpu"})
+
+
+def both_ways(model: nn.Module, run: Any, caplog: pytest.LogCaptureFixture, kernels: bool = True) -> None:
+    """Loss and every gradient, fused and naive."""
+
+    def found() -> list[Tensor | None]:
+        loss = run()
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+    with caplog.at_level("DEBUG", "overt"):
+        got = found()
+    ways = [record.getMessage() for record in caplog.records if "kernels" in record.getMessage()]
+    assert any("fused kernels" in way for way in ways) == kernels, ways
+    with overt.naive():
+        want = found()
+    for a, b in zip(got, want, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=3e-5)
+
+
+def padded(length: int) -> Tensor:
+    return (torch.arange(length) >= torch.tensor([[length - 3], [length]])).to(DEVICE)
+
+
+# The interpreter is slow: there, one form of each kind of code.
+ENCODERS = [*MECHANISMS, *FORMS] if CUDA else ["both", "kernel of 5", "realformer", "ramp"]
+DECODERS = list(MECHANISMS) if CUDA else ["both"]
+ATTACHED = (
+    [(kind, form) for kind in ("bert", "llama", "bart") for form in MECHANISMS]
+    if CUDA
+    else [("bert", "both"), ("llama", "bayesian")]
+)
+
+
+@pytest.mark.parametrize("form", ENCODERS)
+def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(2)
+    mechanisms = {**MECHANISMS, **FORMS}[form]
+    model = overt.Encoder(48, 3, 3, mechanisms, dropout=0.0).to(DEVICE)
+    enliven(model)
+    x = torch.randn(2, 11, 48, device=DEVICE)
+
+    def run() -> Tensor:
+        chain = overt.Chain(step=3)
+        return model(x, padded(11), chain=chain).square().mean() + chain.penalty()
+
+    both_ways(model, run, caplog)
+
+
+@pytest.mark.parametrize("form", DECODERS)
+def test_a_decoder_with_cross_attention_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(2)
+    model = overt.Decoder(32, 2, 2, MECHANISMS[form], cross=True, dropout=0.0).to(DEVICE)
+    enliven(model)
+    x, memory = torch.randn(2, 9, 32, device=DEVICE), torch.randn(2, 6, 32, device=DEVICE)
+
+    def run() -> Tensor:
+        chain = overt.Chain(step=3)
+        out = model(x, padded(9), chain=chain, memory=memory, memory_padding=padded(6))
+        return out.square().mean() + chain.penalty()
+
+    both_ways(model, run, caplog)
+
+
+def attached(kind: str, mechanisms: list[overt.Mechanism]) -> tuple[Any, dict[str, Tensor]]:
+    """A small Hugging Face model and a padded batch."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    size = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    ids = torch.randint(3, 50, (2, 9))
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(9) < torch.tensor([[6], [9]])).long()}
+    if kind == "bert":
+        drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model: Any = hf.BertForSequenceClassification(hf.BertConfig(**size, **drop, num_attention_heads=2))
+        inputs["labels"] = torch.tensor([0, 1])
+    elif kind == "llama":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(**size, **heads))
+        inputs["labels"] = ids
+    else:
+        size = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 50}
+        layers = {"encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        model = hf.BartForConditionalGeneration(hf.BartConfig(**size, **layers, **heads))
+        inputs["labels"] = ids
+    overt.attach(model.train(), *mechanisms)
+    for name, parameter in model.named_parameters():
+        if ".overt." in name:
+            nn.init.normal_(parameter, std=0.3)
+    return model.to(DEVICE), {name: value.to(DEVICE) for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize(("kind", "form"), ATTACHED)
+def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs = attached(kind, MECHANISMS[form])
+
+    def run() -> Tensor:
+        model.overt_state.seen.zero_()
+        loss: Tensor = model(**inputs).loss
+        return loss
+
+    both_ways(model, run, caplog)
+
+
+def test_weights_are_there_when_asked_for() -> None:
+    model, inputs = attached("bert", MECHANISMS["both"])
+    assert all(weights is not None for weights in model(**inputs, output_attentions=True).attentions)
+
+
+def test_a_trace_looks_at_the_same_maps() -> None:
+    model, inputs = attached("bert", MECHANISMS["evolving"])
+    del inputs["labels"]
+    traced = overt.trace(model, inputs)
+    with overt.naive():
+        assert torch.equal(traced.maps[0], overt.trace(model, inputs).maps[0])
+
+
+def test_dropout_of_attention_is_drawn_from_torchs_generator() -> None:
+    torch.manual_seed(0)
+    attention = overt.MultiheadAttention(32, 2, dropout=0.5, batch_first=True, mechanisms=[overt.Bayesian()])
+    attention, x = attention.to(DEVICE), torch.randn(1, 12, 32, device=DEVICE)
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return attention(x, x, x, need_weights=False, chain=overt.Chain(step=0))[0]  # type: ignore[no-any-return]
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
+
+
+def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
+    model, inputs = attached("bart", [overt.Bayesian(k=1.0)])
+    model.eval()
+    ids = inputs["input_ids"][:, :4]
+    given = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    state = model.overt_state
+    state.override = {"sample": torch.tensor(0), "examples": torch.arange(2)}
+    with torch.no_grad():
+        whole = model(**given, decoder_input_ids=ids, use_cache=False).logits
+        cache, rows = None, []
+        for place in range(4):
+            step = {
+                "decoder_input_ids": ids[:, place : place + 1],
+                "past_key_values": cache,
+                "use_cache": True,
+            }
+            out = model(**given, **step)
+            cache, rows = out.past_key_values, [*rows, out.logits]
+    torch.testing.assert_close(torch.cat(rows, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_addresses_may_be_views() -> None:
+    torch.manual_seed(0)
+    model = overt.Encoder(32, 2, 1, [overt.Bayesian(k=1.0, prior=None)], dropout=0.0).to(DEVICE)
+    x = torch.randn(3, 5, 32, device=DEVICE)
+    for view in (torch.arange(6, device=DEVICE)[::2], torch.tensor(4, device=DEVICE).expand(3)):
+        for name in ("examples", "sample"):
+            got = model(x, chain=overt.Chain(step=0, **{name: view}))  # type: ignore[arg-type]
+            want = model(x, chain=overt.Chain(step=0, **{name: view.contiguous()}))  # type: ignore[arg-type]
+            assert torch.equal(got, want)
+
+
+def test_a_model_used_in_inference_mode_trains_afterwards() -> None:
+    torch.manual_seed(0)
+    mechanisms = [overt.Evolving(alpha=0.123, beta=0.456)]
+    model = overt.Encoder(32, 2, 2, mechanisms, dropout=0.0).to(DEVICE)  # type: ignore[arg-type]
+    x = torch.randn(1, 5, 32, device=DEVICE)
+    with torch.inference_mode():
+        model.eval()(x, chain=overt.Chain())
+    model.train()(x, chain=overt.Chain(step=0)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.dim() == 4)
+
+
+def test_a_recomputed_block_goes_the_way_of_its_first_run() -> None:
+    model, inputs = attached("bert", MECHANISMS["both"])
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with overt.naive():
+        loss = model(**inputs).loss
+    loss.backward()
+
+
+def test_a_wrapped_prior_network_goes_the_plain_way() -> None:
+    class Wrapped(nn.Linear):
+        pass
+
+    attention = overt.MultiheadAttention(16, 2, batch_first=True, mechanisms=[overt.Bayesian()]).to(DEVICE)
+    layer = attention.map.bayesian
+    assert layer is not None
+    assert layer.prior is not None
+    layer.prior.inner = Wrapped(8, 5).to(DEVICE)
+    assert "wrapped" in (bayesian.unfit(layer) or "")
