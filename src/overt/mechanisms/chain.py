@@ -113,7 +113,7 @@ class Chain:
         _around.reset(self._entered.pop())
 
     def why_not_fused(self, device: torch.device) -> str | None:
-        """Why no fused kernel runs in this pass; decided once, so that what is recomputed goes the same way."""
+        """Why no fused kernel runs in this pass; decided once, so that recomputed blocks go the same way."""
         if device not in self._why_not:
             self._why_not[device] = why_not(device)
         return self._why_not[device]

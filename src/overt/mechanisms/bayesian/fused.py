@@ -98,6 +98,11 @@ def noise_of(
                 f"{name} must be one number or one for each of the batch's {batch} examples, "
                 f"got {tuple(numbers.shape)}"  # type: ignore[union-attr]
             )
+    on_host = draws and chain.step is not None and chain.step.device.type == "cpu"
+    if on_host and device.type == "cuda" and _capturing():
+        raise RuntimeError(
+            "a CUDA graph would replay this step's noise for ever: give Chain a step on the device, a tensor"
+        )
     drop_keys = torch.randint(_WORD, (2,), device=device) if dropout > 0.0 else None
     step, sample, examples = (
         _there(numbers, device) if draws or dropout > 0.0 else 0
@@ -109,16 +114,15 @@ def noise_of(
     )
 
 
+def _capturing() -> bool:
+    return not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
+
+
 def _there(numbers: Tensor | None, device: torch.device) -> Tensor | int:
     """On the device, without a copy that would wait for it: one number of the host's stays a number."""
     if numbers is None:
         return 0
     if numbers.dim() == 0 and numbers.device.type == "cpu" and not torch.compiler.is_compiling():
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a CUDA graph would replay this noise for ever: give Chain a step (and sample, and examples) "
-                "that are tensors on the device"
-            )
         return int(numbers)
     return numbers.to(device).contiguous()
 

@@ -635,16 +635,13 @@ def _convolve(
 
 @_helper
 def _back(
-    source, bits, y, M, live, word, N, NP, DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr
+    source, bits, y, M, live, word, words, N, NP, DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Row y of the gradient behind the ReLU, zero outside the map; `bits` by fours."""
+    """Row y of the gradient behind the ReLU, zero outside the map."""
     counts = live & (y >= 0) & (y < M)
-    on = tl.load(bits + y * (NP // 16) + (word >> 2), mask=counts, other=0) >> ((word & 3) * 8)
-    _, tiles = _piece(source, y, counts, word, on, N, NP, 0, 0, 4, DTYPE, WIDE, False, EXACT)
-    masked = ()
-    for c in tl.static_range(4):
-        masked = masked + (tl.where((on & (1 << c)) != 0, tiles[c], 0.0),)  # type: ignore[assignment]
-    return masked
+    codes = tl.load(bits + y * (NP // 4) + word, mask=counts, other=0).to(tl.int32) << 8
+    _, tiles = _tiles(source, y, counts, word, words, codes, N, NP, 0, 0, DTYPE, WIDE, True, EXACT)
+    return tiles
 
 
 @triton.jit
@@ -669,7 +666,7 @@ def _convolve_to_weight(
     row = NP if WIDE else NP // 4
     source = center + batch * heads * M * row + first * row
     back = gradient + batch * heads * M * row + first * row
-    bits += batch * heads * M * (NP // 16) + first * (NP // 16)
+    bits += batch * heads * M * (NP // 4) + first * (NP // 4)
     end = tl.minimum(y0 + rows, M)
     if CAUSAL:  # rows above are hidden in these columns
         y0 = tl.maximum(y0, 4 * j0 - L - (N - M))
@@ -678,13 +675,13 @@ def _convolve_to_weight(
     ones = tl.full((BPIX, HP), 1.0, DTYPE)
     constant = zero
     if LINES > 1:
-        g1 = _back(back, bits, y0 + ABOVE - 1, M, live, word, N, NP, DTYPE, WIDE, EXACT)
-        g2 = _back(back, bits, y0 + ABOVE - 2, M, live, word, N, NP, DTYPE, WIDE, EXACT)
+        g1 = _back(back, bits, y0 + ABOVE - 1, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
+        g2 = _back(back, bits, y0 + ABOVE - 2, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
     for y in range(y0, end):
         _, tiles = _tiles(
             source, y, live & (y < M), word, words, word, N, NP, L, R, DTYPE, WIDE, False, EXACT
         )
-        g0 = _back(back, bits, y + ABOVE - line, M, live, word, N, NP, DTYPE, WIDE, EXACT)
+        g0 = _back(back, bits, y + ABOVE - line, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
         s0 = _correlate(g0, tiles, s0, KS, PRECISION)
         if LINES > 1:
             s1 = _correlate(g1, tiles, s1, KS, PRECISION)
@@ -852,7 +849,7 @@ def convolve_to_weight(
     launch(
         _convolve_to_weight,
         (*grid, 1),
-        (_words(mixed), _words(gradient), bits.view(torch.int32), partial),
+        (_words(mixed), _words(gradient), bits, partial),
         (),
         (H, M, N, _width(mixed), rows, strips, count),
         (),

@@ -1,0 +1,95 @@
+"""Compile GPU kernels without a GPU: `python tests/kernels.py FORM`, in a process without the interpreter.
+
+The fused forms run on a CPU with a launch that compiles each kernel for a GPU in place of running it, for
+exactly the argument kinds (types, alignment, constants) that it would have there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import overt
+from overt.mechanisms import _attend_triton, fused
+from overt.mechanisms.bayesian import _prior_triton
+from overt.mechanisms.evolving import _evolve_triton
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+FORMS: dict[str, list[overt.Mechanism]] = {
+    "bayesian": [overt.Bayesian()],
+    "lognormal": [overt.Bayesian(family="lognormal")],
+    "evolving": [overt.Evolving()],
+    "both": [overt.Evolving(), overt.Bayesian()],
+}
+compiled: dict[str, int] = {}
+
+
+def compile_only(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    floats: tuple[float, ...],
+    integers: tuple[int, ...],
+    loose: tuple[int, ...],
+    constants: dict[str, Any],
+    warps: int = 4,
+    stages: int = 2,
+    registers: int | None = None,
+) -> None:
+    del grid
+    names = kernel.arg_names
+    signature, attributes, fixed = {}, {}, dict(constants)
+    given = [*tensors, *floats, *integers, *loose]
+    assert len(given) + len(constants) == len(names), kernel.__name__
+    assert list(constants) == names[len(given) :], kernel.__name__
+    for place, (name, value) in enumerate(zip(names, given, strict=False)):
+        special = place < len(given) - len(loose)
+        if isinstance(value, Tensor):
+            signature[name] = TYPES[value.dtype]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif special and value == 1:
+            signature[name], fixed[name] = "constexpr", 1
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if special and value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(constants, "constexpr")
+    options: dict[str, Any] = {"num_warps": warps, "num_stages": stages}
+    if registers is not None:
+        options["maxnreg"] = registers
+    source = ASTSource(kernel, signature, fixed, attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert made.metadata.shared <= 232_448, f"{kernel.__name__} wants {made.metadata.shared} bytes"
+    compiled[kernel.__name__] = compiled.get(kernel.__name__, 0) + 1
+
+
+def main(form: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    for module in (_attend_triton, _prior_triton, _evolve_triton):
+        module.launch = compile_only  # type: ignore[attr-defined]
+    fused.DEVICES = {"cpu"}
+    torch.manual_seed(0)
+    model = overt.Encoder(12 * 64, 12, 2, FORMS[form], dropout=0.0, hidden=64)
+    x = torch.randn(2, 128, 12 * 64, requires_grad=True)
+    chain = overt.Chain(step=torch.tensor(0))
+    with torch.autocast("cpu", dtype):
+        loss = model(x, chain=chain).float().sum() + chain.penalty()
+    loss.backward()
+    print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
