@@ -214,6 +214,32 @@ def test_several_samples_at_once_are_the_samples_one_by_one() -> None:
         torch.testing.assert_close(together[number], alone)
 
 
+@pytest.mark.parametrize("fused_way", [True, False])
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_draws_of_an_attention_are_its_samples(
+    fused_way: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not fused_way:
+        monkeypatch.setattr(switch, "DEVICES", set())
+    attention = overt.MultiheadAttention(32, 2, dropout=0.5, kind=kind, mechanisms=[overt.Bayesian(k=2.0)])  # type: ignore[arg-type]
+    attention, x = attention.to(DEVICE).train(), drawn((7, 2, 32), 0, torch.float32)
+    padding = (torch.arange(7) >= torch.tensor([[5], [7]])).to(DEVICE)
+    found = attention.draws(x, x, x, 3, padding, chain=overt.Chain(step=4, examples=5))
+    assert found.shape == (3, 7, 2, 32)
+    assert attention.training
+    attention.eval()
+    for number in range(3):
+        chain = overt.Chain(step=4, examples=5, sample=number)
+        want, _ = attention(x, x, x, padding, need_weights=False, chain=chain)
+        torch.testing.assert_close(found[number], want, rtol=1e-4, atol=1e-5)
+
+
+def test_draws_need_random_weights() -> None:
+    x = drawn((1, 3, 16), 0, torch.float32)
+    with pytest.raises(ValueError, match="draws needs random weights"):
+        overt.MultiheadAttention(16, 2).to(DEVICE).draws(x, x, x)
+
+
 def test_dropout_drops_its_share_and_is_undone_in_the_mean() -> None:
     keys = 512
     v = torch.eye(keys, device=DEVICE)[:, :64].expand(1, 1, keys, 64).contiguous()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from copy import copy
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -197,6 +198,89 @@ class MultiheadAttention(nn.Module):
         weights = weights.to(output.dtype)
         weights = weights.mean(dim=1) if average_attn_weights else weights
         return output, weights if batched else weights.squeeze(0)
+
+    @torch.no_grad()
+    def draws(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        samples: int = 20,
+        key_padding_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        query_padding_mask: Tensor | None = None,
+        chain: Chain | None = None,
+    ) -> Tensor:
+        """Outputs under draws 0 … samples − 1 of the weights, (samples, …) with the axes of `query` after it.
+
+        They are those of `forward` with `Chain(sample=s)`, without dropout and without gradients. On a GPU
+        projections are made once for all, and keys and values read once.
+
+        Args:
+            query: as in `forward`, and so the others.
+            key: as there.
+            value: as there.
+            samples: how many draws.
+            key_padding_mask: as there.
+            is_causal: as there.
+            query_padding_mask: as there.
+            chain: gives the noise its step, seed and examples; one of step 0 by default.
+        """
+        if self.map.bayesian is None:
+            raise ValueError("draws needs random weights: give mechanisms=[Bayesian(…)]")
+        _check.whole("samples", samples, 1)
+        chain = Chain(step=0) if chain is None else chain
+        if chain.keep or chain.sample is not None:
+            raise ValueError(
+                "draws numbers the samples itself, of whole sequences: give a chain without either"
+            )
+        batched = self._check(query, key, value)
+        if batched:
+            found = self._drawn(
+                query, key, value, samples, key_padding_mask, chain, is_causal, query_padding_mask
+            )
+            if found is not None:
+                return found
+        masks: dict[str, Any] = {"is_causal": is_causal, "query_padding_mask": query_padding_mask}
+        mode = self.training
+        try:
+            self.eval()
+            outputs = []
+            for number in range(samples):
+                numbered = copy(chain)
+                numbered.sample = torch.tensor(number)
+                given = (query, key, value, key_padding_mask, False)
+                outputs.append(self(*given, chain=numbered, **masks)[0])
+            return torch.stack(outputs)
+        finally:
+            self.train(mode)
+
+    def _drawn(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        samples: int,
+        key_padding_mask: Tensor | None,
+        chain: Chain,
+        is_causal: bool,
+        query_padding_mask: Tensor | None,
+    ) -> Tensor | None:
+        """`draws` by fused kernels; None where they do not apply."""
+        if not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        q, k, v = self._project(query, key, value)
+        queries, keys = q.shape[-2], k.shape[-2]
+        seen, key_bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
+        first_row = keys - queries if seen.causal else 0
+        plain = self.score is None and self.position is None and key_bias is None
+        hindrance = None if plain else "logits are more than plain products, or padding has a finite bias"
+        drawn = self.map.draw(q, k, v, self.head_dim**-0.5, seen, chain, samples, first_row, hindrance)
+        if drawn is None:
+            return None
+        blind = seen.blind(queries, keys)
+        return torch.stack([self._ordered(each, blind, True) for each in drawn])
 
     def _ordered(self, mixed: Tensor, blind: Tensor | None, batched: bool) -> Tensor:
         """Heads' outputs (batch, heads, query, dim) projected, in the order of axes that queries came in."""

@@ -113,6 +113,33 @@ class AttentionMap(nn.Module):
         assert self.bayesian is not None
         return fused_bayesian.attended(self.bayesian, *at)
 
+    def draw(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        seen: Seen,
+        chain: Chain,
+        samples: int,
+        first_row: int = 0,
+        hindrance: str | None = None,
+    ) -> Tensor | None:
+        """Outputs under draws 0 … samples − 1, (samples, batch, heads, query, dim); None as with `attend`.
+
+        Each tile of keys and values is read once for all of them.
+        """
+        if self.evolving is not None:
+            hindrance = hindrance or "an evolved map is drawn around one sample at a time"
+        hindrance = hindrance or self._hindrance(query, key, value, scale, seen, chain, 0.0)
+        if hindrance is not None or self.bayesian is None:
+            log.debug("%s %d: plain operations: %s", *self.site.place, hindrance)
+            return None
+        log.debug("%s %d: fused kernels", *self.site.place)
+        return fused_bayesian.draw(
+            self.bayesian, query, key, value, scale, seen, chain, self.site, samples, first_row
+        )
+
     def _hindrance(
         self,
         query: Tensor,
