@@ -61,7 +61,7 @@ def padded(length: int) -> Tensor:
 
 
 # The interpreter is slow: there, one form of each kind of code.
-ENCODERS = [*MECHANISMS, *FORMS] if CUDA else ["both", "kernel of 5", "realformer", "ramp"]
+ENCODERS = [*MECHANISMS, *FORMS] if CUDA else ["both", "realformer"]
 DECODERS = list(MECHANISMS) if CUDA else ["both"]
 ATTACHED = (
     [(kind, form) for kind in ("bert", "llama", "bart") for form in MECHANISMS]
