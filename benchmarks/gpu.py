@@ -39,8 +39,13 @@ BF16 = torch.bfloat16
 Run = Callable[[], object]
 
 
-def milliseconds(run: Run, rep: int = 100) -> float:
-    return float(do_bench(run, warmup=25, rep=rep, return_mode="median"))
+def timed(run: Run, rep: int = 100) -> list[float]:
+    """Milliseconds: the median, the first and the last tenth."""
+    return [float(ms) for ms in do_bench(run, warmup=25, rep=rep, quantiles=[0.5, 0.1, 0.9])]
+
+
+def milliseconds(run: Run) -> float:
+    return timed(run)[0]
 
 
 def replayed(run: Run) -> Run:
@@ -264,8 +269,8 @@ def measure_model(batch: int, length: int, repeats: int) -> list[dict[str, Any]]
             torch.cuda.synchronize()
             seen.append(1e3 * (time.perf_counter() - start))
         row = {"shape": [batch, length], "form": name, "ms": statistics.median(seen), "peak_mib": peak}
-        rows.append({**row, "least_ms": min(seen), "most_ms": max(seen)})
-        print(row, flush=True)
+        rows.append({**row, "low_ms": min(seen), "high_ms": max(seen)})
+        print(rows[-1], flush=True)
         del run, model
         torch.cuda.empty_cache()
     return rows
@@ -277,10 +282,11 @@ def measure_attention(shape: tuple[int, int, int, int], compiled: bool, rep: int
     if shape[2] <= 2048:
         forms |= evolving_forms(shape, compiled)
     for name, run in forms.items():
-        row = {"shape": list(shape), "form": name, "peak_mib": peak_mebibytes(run), "device_ms": None}
-        row["ms"] = milliseconds(run, rep)
+        row: dict[str, Any] = {"shape": list(shape), "form": name, "device_ms": None}
+        row["peak_mib"] = peak_mebibytes(run)
+        row["ms"], row["low_ms"], row["high_ms"] = timed(run, rep)
         if "naive" not in name:
-            row["device_ms"] = milliseconds(replayed(run), rep)
+            row["device_ms"] = timed(replayed(run), rep)[0]
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -294,7 +300,18 @@ def rivals(name: str) -> list[str]:
 def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Titles, headings and rows."""
     made = []
-    heads = ["form", "ms", "device ms", "× flash", "naive ×", "compiled ×", "peak MiB", "× flash ", "× floor"]
+    heads = [
+        "form",
+        "ms",
+        "10–90 %",
+        "device ms",
+        "× flash",
+        "naive ×",
+        "compiled ×",
+        "peak MiB",
+        "× flash ",
+        "× floor",
+    ]
     for shape in dict.fromkeys(tuple(row["shape"]) for row in found["attention"]):
         of_shape = {row["form"]: row for row in found["attention"] if tuple(row["shape"]) == shape}
         floor = floors(shape, found["ceilings"])
@@ -308,6 +325,7 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
                 [
                     name,
                     f"{row['ms']:.3f}",
+                    f"{row['low_ms']:.3f}–{row['high_ms']:.3f}",
                     "" if device is None else f"{device:.3f}",
                     f"{row['ms'] / flash['ms']:.2f}",
                     "" if naive is None or "naive" in name else f"{naive['ms'] / row['ms']:.1f}",
@@ -325,10 +343,10 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
         for name, row in of_form.items():
             naive = of_form.get(name.replace("fused", "naive"))
             gain = "" if naive is None or "fused" not in name else f"{naive['ms'] / row['ms']:.1f}"
-            spread = f"{row['least_ms']:.1f}–{row['most_ms']:.1f}"
+            spread = f"{row['low_ms']:.1f}–{row['high_ms']:.1f}"
             ratio = f"{row['ms'] / plain['ms']:.2f}"
             rows.append([name, f"{row['ms']:.1f}", spread, ratio, gain, f"{row['peak_mib']:.0f}"])
-        heads = ["form", "ms", "spread", "× plain, sdpa", "naive ×", "peak MiB"]
+        heads = ["form", "ms", "least–most", "× plain, sdpa", "naive ×", "peak MiB"]
         batch, length = plain["shape"]
         made.append((f"Training step, BERT-base size, batch {batch} × {length}", heads, rows))
     return made
@@ -350,7 +368,7 @@ def report(found: dict[str, Any], out: Path) -> None:
         f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied, {rates['flops_per_s'] / 1e12:.0f} TFLOP/s of "
         f"bfloat16 products, {rates['special_per_s'] / 1e12:.2f} T exponentials/s.",
     ]
-    console = Console(width=120)
+    console = Console(width=140)
     for title, heads, rows in tables(found):
         table = Table(title=title, title_justify="left")
         for place, head in enumerate(heads):

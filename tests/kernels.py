@@ -7,7 +7,6 @@ exactly the argument kinds (types, alignment, constants) that it would have ther
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 import triton
@@ -16,9 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import overt
-from overt.mechanisms import _attend_triton, fused
-from overt.mechanisms.bayesian import _prior_triton
-from overt.mechanisms.evolving import _evolve_triton
+from overt.mechanisms import fused
+from overt.mechanisms._launch import Ready
 
 TYPES = {
     torch.float32: "*fp32",
@@ -37,21 +35,12 @@ compiled: dict[str, int] = {}
 
 
 def compile_only(
-    kernel: Any,
-    grid: tuple[int, int, int],
-    tensors: tuple[Tensor, ...],
-    floats: tuple[float, ...],
-    integers: tuple[int, ...],
-    loose: tuple[int, ...],
-    constants: dict[str, Any],
-    warps: int = 4,
-    stages: int = 2,
-    registers: int | None = None,
+    ready: Ready, tensors: tuple[Tensor, ...], floats: tuple[float, ...] = (), loose: tuple[int, ...] = ()
 ) -> None:
-    del grid
+    kernel, integers, constants = ready.kernel, ready.integers, ready.constants
     names = kernel.arg_names
     signature, attributes, fixed = {}, {}, dict(constants)
-    given = [*tensors, *floats, *integers, *loose]
+    given = [*tensors, *map(float, floats), *integers, *loose]
     assert len(given) + len(constants) == len(names), kernel.__name__
     assert list(constants) == names[len(given) :], kernel.__name__
     for place, (name, value) in enumerate(zip(names, given, strict=False)):
@@ -68,18 +57,14 @@ def compile_only(
             if special and value % 16 == 0:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(constants, "constexpr")
-    options: dict[str, Any] = {"num_warps": warps, "num_stages": stages}
-    if registers is not None:
-        options["maxnreg"] = registers
     source = ASTSource(kernel, signature, fixed, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=ready.options)
     assert made.metadata.shared <= 232_448, f"{kernel.__name__} wants {made.metadata.shared} bytes"
     compiled[kernel.__name__] = compiled.get(kernel.__name__, 0) + 1
 
 
 def main(form: str, dtype: torch.dtype = torch.bfloat16) -> None:
-    for module in (_attend_triton, _prior_triton, _evolve_triton):
-        module.launch = compile_only  # type: ignore[attr-defined]
+    Ready.run = compile_only  # type: ignore[method-assign]
     fused.DEVICES = {"cpu"}
     torch.manual_seed(0)
     model = overt.Encoder(12 * 64, 12, 2, FORMS[form], dropout=0.0, hidden=64)

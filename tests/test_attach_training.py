@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,23 @@ PartialState().destroy_process_group()
 """
 
 
+@pytest.fixture
+def _as_torchrun_starts() -> Iterator[None]:
+    """One thread, and oneDNN on: torch turns it off for good where bfloat16 once failed in it.
+
+    With another product the same logits round otherwise, and a cell of these maps that lies 2e-7 from ReLU's
+    corner falls on its other side, which gradients show at 7e-6.
+    """
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = True
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = onednn
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_as_torchrun_starts")
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_two_processes_have_the_gradients_of_one(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -243,8 +259,9 @@ def test_two_processes_have_the_gradients_of_one(
     assert len(pair) == len(one.steps) == 2
     for step in range(2):
         assert pair[step].keys() == one.steps[step].keys()
-        # Sums are taken in another order, whose rounding is that of the largest terms.
-        rounding = 2e-5 * max(float(grad.abs().max()) for grad in pair[step].values())
+        # Forward passes are the same bits; gradients are added up in another order, with the rounding of
+        # the largest. Adam then divides each by itself, which makes more of the rounding of small ones.
+        rounding = (1e-6, 5e-6)[step] * max(float(grad.abs().max()) for grad in pair[step].values())
         for key, grad in pair[step].items():
             want = one.steps[step][key]
             torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")

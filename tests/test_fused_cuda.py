@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 every_form = pytest.mark.parametrize("form", MECHANISMS)
 
 
-def found(model: Any, x: Tensor, step: Tensor) -> list[Tensor]:
+def found(model: Any, x: Tensor, step: Tensor | int) -> list[Tensor]:
     chain = overt.Chain(step=step)
     loss = model(x, chain=chain).square().mean() + chain.penalty()
     gradients = torch.autograd.grad(
@@ -64,6 +64,27 @@ def test_a_cuda_graph_replays_the_training_step_with_the_steps_own_noise(form: s
         graph.replay()
         for a, b in zip(got, found(model, x, step), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("form", [form for form in MECHANISMS if form != "evolving"])
+def test_a_cuda_graph_does_not_take_a_step_of_the_host(form: str) -> None:
+    model, x, step = encoder(form)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        found(model, x, step)
+        found(model, x, 3)  # outside of a capture either will do
+    torch.cuda.current_stream().wait_stream(aside)
+    message = "give Chain a step on the device"
+    with pytest.raises(RuntimeError, match=message), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        found(model, x, 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = found(model, x, step)
+    graph.replay()
+    for a, b in zip(got, found(model, x, 3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @every_form

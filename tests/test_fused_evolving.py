@@ -48,8 +48,8 @@ def convolve_backward(
     numbers: Tensor,
     seen: Seen,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = gradient, mixed, bits, weight.shape[-1], reach, numbers, seen
-    to_weight, to_bias = fused.convolve_to_weight(*given)
+    bias = weight[:, 0, 0, 0].contiguous()  # of which only shape and dtype count
+    to_weight, to_bias = fused.convolve_to_weight(gradient, mixed, bits, weight, bias, reach, numbers, seen)
     batch, heads, queries, keys = mixed.shape
     to_mixed = fused.padded(batch, heads, queries, keys, mixed.dtype, mixed.device)
     fused.convolve_to_mixed(gradient, bits, weight, reach, numbers, seen, to_mixed)

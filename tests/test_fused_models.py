@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import overt
 from overt.mechanisms import fused as switch
 from overt.mechanisms.bayesian import fused as bayesian
+from overt.mechanisms.evolving import fused as evolving
 from test_attention import enliven
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
@@ -100,7 +102,83 @@ def test_a_decoder_with_cross_attention_trains_the_same(form: str, caplog: pytes
     both_ways(model, run, caplog)
 
 
-def attached(kind: str, mechanisms: list[overt.Mechanism]) -> tuple[Any, dict[str, Tensor]]:
+@pytest.fixture
+def _precision_as_it_was() -> Iterator[None]:
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    asked, each = torch.get_float32_matmul_precision(), [backend.fp32_precision for backend in backends]
+    yield
+    torch.set_float32_matmul_precision(asked)
+    for backend, precision in zip(backends, each, strict=True):
+        backend.fp32_precision = precision
+
+
+@pytest.mark.usefixtures("_precision_as_it_was")
+def test_float32_products_are_exact_unless_torch_is_asked_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    from overt.mechanisms._launch import Ready
+
+    model = overt.Encoder(32, 2, 2, MECHANISMS["both"], dropout=0.0).to(DEVICE)
+    x = torch.randn(1, 3, 32, device=DEVICE)
+
+    def used() -> set[str]:
+        """How the kernels of a training step would multiply; none of them runs."""
+        found: set[str] = set()
+
+        def noted(ready: Ready, *_: Any) -> None:
+            found.update({ready.constants["PRECISION"]} if "PRECISION" in ready.constants else ())
+
+        monkeypatch.setattr(Ready, "run", noted)
+        chain = overt.Chain(step=3)
+        (model(x, chain=chain).square().mean() + chain.penalty()).backward()
+        return found
+
+    assert used() == {"tf32x3"}  # three products of TF32, which is float32 but for its last bits
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert used() == {"tf32"}
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert used() == {"tf32x3"}
+    torch.set_float32_matmul_precision("high")
+    assert used() == {"tf32"}
+    torch.set_float32_matmul_precision("highest")
+    assert used() == {"tf32x3"}
+
+
+def little_room(form: str) -> tuple[nn.Module, int, str]:
+    """A model, its width, and what it needs shared memory for."""
+    if form == "wide heads":
+        return overt.Encoder(2 * 72, 2, 1, [overt.Bayesian()], dropout=0.0), 2 * 72, "float32 heads of more"
+    many = overt.Encoder(17 * 2, 17, 2, [EVOLVING], dropout=0.0)
+    enliven(many)
+    return many, 17 * 2, "convolutions of more than 16 heads"
+
+
+@pytest.mark.parametrize("form", ["wide heads", "many heads"])
+def test_a_gpu_with_little_shared_memory_goes_the_plain_way_and_says_why(
+    form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(2)
+    monkeypatch.setattr(switch, "room", lambda _: 101_376)
+    model, width, reason = little_room(form)
+    model, x = model.to(DEVICE), torch.randn(2, 5, width, device=DEVICE)
+
+    def run() -> Tensor:
+        chain = overt.Chain(step=3)
+        return model(x, padded(5), chain=chain).square().mean() + chain.penalty()  # type: ignore[no-any-return]
+
+    # The first layer of many heads has no convolution, and hands its map from kernels to plain operations.
+    both_ways(model, run, caplog, kernels=form == "many heads")
+    last = "encoder 0" if form == "wide heads" else "encoder 1"
+    assert f"{last}: plain operations: {reason}" in caplog.text
+    assert "need more shared memory than this GPU has" in caplog.text
+
+
+def test_many_heads_need_just_so_much_shared_memory() -> None:
+    layer = overt.MultiheadAttention(17 * 2, 17, layer=1, mechanisms=[EVOLVING]).map.evolving
+    assert layer is not None
+    assert evolving.unfit(layer, torch.float16, evolving.ROOM_FOR_MANY) is None
+    assert "shared memory" in (evolving.unfit(layer, torch.float16, evolving.ROOM_FOR_MANY - 1) or "")
+
+
+def attached(kind: str, mechanisms: list[overt.Mechanism], **settings: Any) -> tuple[Any, dict[str, Tensor]]:
     """A small Hugging Face model and a padded batch."""
     import transformers as hf
 
@@ -122,7 +200,7 @@ def attached(kind: str, mechanisms: list[overt.Mechanism]) -> tuple[Any, dict[st
         heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
         model = hf.BartForConditionalGeneration(hf.BartConfig(**size, **layers, **heads))
         inputs["labels"] = ids
-    overt.attach(model.train(), *mechanisms)
+    overt.attach(model.train(), *mechanisms, **settings)
     for name, parameter in model.named_parameters():
         if ".overt." in name:
             nn.init.normal_(parameter, std=0.3)
@@ -141,9 +219,123 @@ def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.
     both_ways(model, run, caplog)
 
 
-def test_weights_are_there_when_asked_for() -> None:
-    model, inputs = attached("bert", MECHANISMS["both"])
-    assert all(weights is not None for weights in model(**inputs, output_attentions=True).attentions)
+def test_one_padding_mask_for_all_is_that_mask_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs = attached("bart", MECHANISMS["bayesian"], where="cross")
+    real = torch.arange(9, device=DEVICE) < 7
+    one = (real & torch.ones(9, 9, dtype=torch.bool, device=DEVICE).tril()).view(1, 1, 9, 9)
+
+    def run(mask: Tensor) -> Tensor:
+        model.overt_state.seen.zero_()
+        loss: Tensor = model(**inputs, decoder_attention_mask=mask).loss
+        return loss
+
+    # Cross-attention takes the padding of its queries, (1, query), from the decoder.
+    both_ways(model, lambda: run(one), caplog)
+    for layer in range(2):
+        assert f"cross {layer}: fused kernels" in caplog.text
+    with torch.no_grad():
+        for keys in (inputs["attention_mask"], inputs["attention_mask"][:1, None, None].bool()):
+            inputs["attention_mask"] = keys
+            shared = run(one)
+            if keys.shape[0] == 1:
+                inputs["attention_mask"] = keys.expand(2, -1, -1, -1).contiguous()
+            torch.testing.assert_close(shared, run(one.expand(2, -1, -1, -1).contiguous()))
+
+
+@pytest.mark.parametrize("way", ["keyword", "position", "config"])
+def test_weights_are_there_however_they_are_asked_for(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    import transformers as hf
+
+    class Own(hf.BertModel):  # type: ignore[misc]
+        """What models of one's own may look like, and some families do."""
+
+        def forward(
+            self,
+            input_ids: Tensor,
+            attention_mask: Tensor | None = None,
+            output_attentions: bool | None = None,
+        ) -> Any:
+            asked = {} if output_attentions is None else {"output_attentions": output_attentions}
+            return super().forward(input_ids, attention_mask, **asked)
+
+    size = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    asked = {"attn_implementation": "eager", "output_attentions": way == "config"}
+    model = Own(hf.BertConfig(**size, **asked, num_attention_heads=2)).eval().to(DEVICE)
+    overt.attach(model, *MECHANISMS["both"])
+    ids = torch.randint(3, 50, (2, 9), device=DEVICE)
+    mask = (~padded(9)).long()
+
+    def found() -> tuple[Tensor, ...]:
+        if way == "keyword":
+            return model(ids, mask, output_attentions=True).attentions  # type: ignore[no-any-return]
+        return model(ids, mask, *([True] if way == "position" else [])).attentions  # type: ignore[no-any-return]
+
+    with caplog.at_level("DEBUG", "overt"):
+        maps = found()
+    for layer in range(2):
+        assert f"encoder {layer}: plain operations: weights are wanted (output_attentions)" in caplog.text
+    with overt.naive():
+        again = found()
+    assert len(maps) == len(again) == 2
+    for map, want in zip(maps, again, strict=True):
+        assert map.shape == (2, 2, 9, 9)
+        assert torch.equal(map, want)
+
+
+def made_by_transformers(model: Any, padding: Tensor) -> Tensor:
+    """The whole mask (batch, 1, query, key) of a padding mask, as a model makes it for itself."""
+    from transformers.masking_utils import create_bidirectional_mask
+
+    like = torch.zeros(*padding.shape, 32, device=DEVICE)
+    mask: Tensor = create_bidirectional_mask(model.config, inputs_embeds=like, attention_mask=padding)
+    return mask
+
+
+def logits_and_kl(model: Any, inputs: dict[str, Tensor], mask: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=inputs["input_ids"], attention_mask=mask).logits
+    return torch.cat([logits.flatten(), overt.kl(model).view(1)])
+
+
+@pytest.mark.parametrize("which", ["padding", "whole"])
+def test_a_mask_changed_in_place_is_seen_anew(which: str) -> None:
+    model, inputs = attached("bert", MECHANISMS["bayesian"])
+    model.eval()
+    mask = inputs["attention_mask"]
+    if which == "whole":
+        mask = made_by_transformers(model, mask)
+    before = logits_and_kl(model, inputs, mask)
+    mask[1, ..., 3:] = torch.finfo(mask.dtype).min if which == "whole" else 0
+    after, fresh = logits_and_kl(model, inputs, mask), logits_and_kl(model, inputs, mask.clone())
+    assert not torch.allclose(before, after, atol=1e-3)
+    torch.testing.assert_close(after, fresh)
+
+
+@pytest.mark.xfail(strict=True, reason="what is noted of a whole mask holds the caller's boolean padding")
+def test_a_whole_mask_does_not_change_with_the_padding_that_it_was_made_of() -> None:
+    model, inputs = attached("bert", MECHANISMS["bayesian"])
+    model.eval()
+    padding = inputs["attention_mask"].bool()
+    mask = made_by_transformers(model, padding)
+    before = logits_and_kl(model, inputs, mask)
+    padding[1, 3:] = False
+    torch.testing.assert_close(logits_and_kl(model, inputs, mask), before)
+
+
+def test_dropping_every_weight_is_the_definition(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    attention = overt.MultiheadAttention(32, 2, dropout=1.0, batch_first=True, mechanisms=[overt.Bayesian()])
+    attention, x = attention.to(DEVICE), torch.randn(2, 5, 32, device=DEVICE)
+
+    def run() -> Tensor:
+        chain = overt.Chain(step=3)
+        out = attention(x, x, x, padded(5), need_weights=False, chain=chain)[0]
+        assert torch.equal(out[1], attention.out_proj.bias.expand(5, -1))
+        return out.square().mean() + chain.penalty()  # type: ignore[no-any-return]
+
+    nn.init.normal_(attention.out_proj.bias)
+    both_ways(attention, run, caplog, kernels=False)
+    assert "encoder 0: plain operations: every weight is dropped" in caplog.text
 
 
 def test_a_trace_looks_at_the_same_maps() -> None:

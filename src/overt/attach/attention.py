@@ -18,7 +18,6 @@ from overt.mechanisms.attention_map import AttentionMap, Mechanism
 from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.chain import recomputing
 from overt.mechanisms.maps import causal, softmax
-from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 NAME = "overt"
@@ -157,9 +156,9 @@ class AttachedAttention(nn.Module):
         seen = None
         if made is not None and hindrance is None:
             real = current.real.get(self.layer_list) if self.kind == "cross" else made.keys
-            shown = None if made.keys is None else made.keys.to(query.device)
-            rows = None if real is None else real.to(query.device).expand(query.shape[0], queries)
-            seen = Seen(shown, rows, made.pattern == "causal")
+            seen = current.visible(
+                made.keys, real, made.pattern == "causal", query.shape[0], queries, keys, query.device
+            )
             current.real[self.layer_list] = real
         chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
         drop = dropout if self.training else 0.0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.chain import Chain, Place
+from overt.mechanisms.seen import Seen
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -114,6 +115,7 @@ class Pass:
         self.done: set[str] = set()
         self.batch: int | None = None
         self.weights = False
+        self._visible: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None, Seen]] = {}
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
         """The Chain of this name, made when first asked for."""
@@ -133,6 +135,30 @@ class Pass:
             chain.rows, chain.fed = kept.chain(name)
         self.chains[name] = chain
         return chain
+
+    def visible(
+        self,
+        shown: Tensor | None,
+        real: Tensor | None,
+        causal: bool,
+        batch: int,
+        queries: int,
+        keys: int,
+        device: torch.device,
+    ) -> Seen:
+        """Which cells are visible, by keys and by queries that are not padding; one object for all layers."""
+
+        def make() -> Seen:
+            there = None if shown is None else shown.to(device)
+            rows = None if real is None else real.to(device).expand(batch, queries)
+            return Seen(there, rows, causal)
+
+        if torch.compiler.is_compiling():
+            return make()
+        place = id(shown), id(real), causal, batch, queries, keys, device
+        if place not in self._visible:  # kept beside it are the tensors whose identity is meant
+            self._visible[place] = shown, real, make()
+        return self._visible[place][2]
 
 
 def first_example(seen: Tensor, batch: int) -> Tensor:

@@ -15,6 +15,7 @@ same pass, whatever made the scores.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,36 +24,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from overt.mechanisms._launch import INTERPRETED, blocks, launch, power_of_two, signed
-from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
+from overt.mechanisms._launch import INTERPRETED, MOST, Ready, blocks, power_of_two, signed
+from overt.mechanisms.bayesian._philox_triton import words
 from overt.mechanisms.seen import Seen
 
 WEIBULL, LOGNORMAL = 1, 2
-_M0, _M1 = tl.constexpr(_MULTIPLIERS[0]), tl.constexpr(_MULTIPLIERS[1])
-_W0, _W1 = tl.constexpr(_WEYL[0]), tl.constexpr(_WEYL[1])
-_ROUNDS = tl.constexpr(ROUNDS)
 _LOOSE = ["low", "high", "step_number", "sample_number", "layer", "kind", "first_example"]
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 _HIDDEN = tl.constexpr(float("-inf"))
 _NOWHERE = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def _words(k0, k1, c0, c1, c2, c3):
-    # Counters broadcast: what depends on rows alone, or on columns alone, stays that small for two rounds.
-    for _ in tl.static_range(_ROUNDS):
-        p0 = c0.to(tl.uint64) * _M0
-        p1 = c2.to(tl.uint64) * _M1
-        c0, c1, c2, c3 = (
-            (p1 >> 32).to(tl.uint32) ^ c1 ^ k0,
-            p1.to(tl.uint32),
-            (p0 >> 32).to(tl.uint32) ^ c3 ^ k1,
-            p0.to(tl.uint32),
-        )
-        k0 += _W0
-        k1 += _W1
-    return c0, c1, c2, c3
 
 
 @triton.jit
@@ -129,7 +110,7 @@ def _key(step, sample, low, high, step_number, sample_number, layer, kind, examp
         c2 = tl.load(sample).to(tl.uint32)
     else:
         c2 = sample_number.to(tl.uint32)
-    k0, k1, _, _ = _words(
+    k0, k1, _, _ = words(
         low.to(tl.uint32), high.to(tl.uint32), c0, layer.to(tl.uint32), c2, kind.to(tl.uint32)
     )
     return k0, k1
@@ -250,7 +231,7 @@ def _forward(
         scores = scores * unit - level[:, None]
         c0 = (start // 4 + c).to(tl.uint32)[None, :]
         if NOISE > 0:
-            w0, w1, w2, w3 = _words(k0, k1, c0, c1, c2, c3)
+            w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)
             if MAP:
                 word = _interleaved(w0, w1, w2, w3, BLOCK_M, BLOCK_N)
             else:
@@ -262,7 +243,7 @@ def _forward(
             p = tl.exp2(scores)
         drawn_mass = drawn_mass * shrink + tl.sum(p, 1)
         if DROPOUT:
-            w0, w1, w2, w3 = _words(d0, d1, c0, c1, c2, c3)
+            w0, w1, w2, w3 = words(d0, d1, c0, c1, c2, c3)
             if MAP:
                 word = _interleaved(w0, w1, w2, w3, BLOCK_M, BLOCK_N)
             else:
@@ -453,13 +434,13 @@ def _to_queries(
             scores = tl.where(visible, plain, _HIDDEN)
         c0 = (start // 4 + c).to(tl.uint32)[None, :]
         if NOISE > 0:
-            w0, w1, w2, w3 = _words(k0, k1, c0, c1, c2, c3)
+            w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)
             noise = _log_noise(_side_by_side(w0, w1, w2, w3, BLOCK_M, BLOCK_N), number, NOISE, FAST)
             p = tl.exp2(scores * (scale * _LOG2E) - drawn[:, None] + noise)
         else:
             p = tl.exp2(scores * (scale * _LOG2E) - drawn[:, None])
         if DROPOUT:
-            w0, w1, w2, w3 = _words(d0, d1, c0, c1, c2, c3)
+            w0, w1, w2, w3 = words(d0, d1, c0, c1, c2, c3)
             word = _side_by_side(w0, w1, w2, w3, BLOCK_M, BLOCK_N)
             to_weights = tl.where(word >= threshold.to(tl.uint32), to_weights * rescale, 0.0)
         a = seen.to(tl.float32)
@@ -566,14 +547,14 @@ def _to_keys(
                 c1 = (first_row + row).to(tl.uint32)[:, None]
                 c2 = head.to(tl.uint32)
             if NOISE > 0:
-                w0, w1, w2, w3 = _words(k0, k1, c0, c1, c2, c3)
+                w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)
                 noise = _log_noise(_side_by_side(w0, w1, w2, w3, BLOCK_M, BLOCK_N), number, NOISE, FAST)
                 p = tl.exp2(scores * (scale * _LOG2E) - drawn[:, None] + noise)
             else:
                 p = tl.exp2(scores * (scale * _LOG2E) - drawn[:, None])
             used = p
             if DROPOUT:
-                w0, w1, w2, w3 = _words(d0, d1, c0, c1, c2, c3)
+                w0, w1, w2, w3 = words(d0, d1, c0, c1, c2, c3)
                 kept = _side_by_side(w0, w1, w2, w3, BLOCK_M, BLOCK_N) >= threshold.to(tl.uint32)
                 used = tl.where(kept, p * rescale, 0.0)
                 to_weights = tl.where(kept, to_weights * rescale, 0.0)
@@ -681,14 +662,14 @@ def _to_map(
                 c1 = (first_row + row).to(tl.uint32)[:, None]
                 c2 = head.to(tl.uint32)
             if NOISE > 0:
-                w0, w1, w2, w3 = _words(k0, k1, c0, c1, c2, c3)
+                w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)
                 noise = _log_noise(_interleaved(w0, w1, w2, w3, BLOCK_M, BLOCK_N), number, NOISE, FAST)
                 p = tl.exp2(scores * _LOG2E - drawn[:, None] + noise)
             else:
                 p = tl.exp2(scores * _LOG2E - drawn[:, None])
             used = p
             if DROPOUT:
-                w0, w1, w2, w3 = _words(d0, d1, c0, c1, c2, c3)
+                w0, w1, w2, w3 = words(d0, d1, c0, c1, c2, c3)
                 kept = _interleaved(w0, w1, w2, w3, BLOCK_M, BLOCK_N) >= threshold.to(tl.uint32)
                 used = tl.where(kept, p * rescale, 0.0)
                 to_weights = tl.where(kept, to_weights * rescale, 0.0)
@@ -746,28 +727,27 @@ class Draw(NamedTuple):
         lognormal = self.number * math.sqrt(2.0) * math.log2(math.e)
         return self.number if self.family == WEIBULL else lognormal, 1.0 / (1.0 - self.dropout)
 
-    def threshold(self) -> int:
-        """Dropped words lie below this."""
-        return signed(max(2, min(round(self.dropout * 2**32), 2**32 - 1)))
-
     def tensors(self, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step, sample and examples, or something in their place."""
-        return tuple(x if isinstance(x, Tensor) else spare for x in (self.step, self.sample, self.examples))  # type: ignore[return-value]
+        step, sample, examples = self.step, self.sample, self.examples
+        return (
+            step if isinstance(step, Tensor) else spare,
+            sample if isinstance(sample, Tensor) else spare,
+            examples if isinstance(examples, Tensor) else spare,
+        )
 
     def loose(self) -> tuple[int, ...]:
         """What of the address are numbers that change from call to call."""
-        step, sample, first = (
-            0 if isinstance(x, Tensor) else signed(x) for x in (self.step, self.sample, self.examples)
+        step, sample, first = self.step, self.sample, self.examples
+        return (
+            signed(self.seed),
+            signed(self.seed >> 32),
+            0 if isinstance(step, Tensor) else signed(step),
+            0 if isinstance(sample, Tensor) else signed(sample),
+            self.layer,
+            self.kind,
+            0 if isinstance(first, Tensor) else signed(first),
         )
-        return signed(self.seed), signed(self.seed >> 32), step, sample, self.layer, self.kind, first
-
-    def forms(self) -> dict[str, int]:
-        """Where of the address tensors are."""
-        return {
-            "STEP": int(isinstance(self.step, Tensor)),
-            "SAMPLE": 1 + (self.sample.dim() > 0) if isinstance(self.sample, Tensor) else 0,
-            "EXAMPLES": 1 + (self.examples.dim() > 0) if isinstance(self.examples, Tensor) else 0,
-        }
 
 
 class Prior(NamedTuple):
@@ -814,20 +794,25 @@ class Attended(NamedTuple):
 
 def precision_of(dtype: torch.dtype) -> str:
     """How tensor cores multiply float32: as exactly as torch is asked to."""
-    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
-    return "tf32x3" if dtype == torch.float32 and exact else "tf32"
+    if dtype != torch.float32:
+        return "tf32"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def heads_last(like: Tensor, *shape: int) -> Tensor:
     """An empty (batch, heads, sequence, dim) tensor whose memory has heads beside dim, as models want it."""
-    *first, heads, length, width = shape
-    if len(first) == 1:
-        strides = heads * length * width, width, heads * width, 1
-        return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
-    return like.new_empty((*first, length, heads, width)).transpose(-3, -2)
+    return torch.empty_strided(shape, heads_last_strides(shape), dtype=like.dtype, device=like.device)
 
 
-def _or(tensor: Tensor | None, spare: Tensor) -> Tensor:
+def heads_last_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of `heads_last`."""
+    heads, length, width = shape[-3:]
+    one = heads * length * width
+    strides = one, width, heads * width, 1
+    return strides if len(shape) == 4 else (shape[1] * one, *strides)
+
+
+def given_or(tensor: Tensor | None, spare: Tensor) -> Tensor:
     """A pointer has to be given where none is used."""
     return spare if tensor is None else tensor
 
@@ -842,23 +827,11 @@ def rows_whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _three(tensor: Tensor) -> tuple[int, ...]:
-    return tensor.stride()[:3]
-
-
 class _Tiles(NamedTuple):
     rows: int
     columns: int
     warps: int
     stages: int
-
-    def sizes(self) -> dict[str, int]:
-        return {"BLOCK_M": self.rows, "BLOCK_N": self.columns}
-
-
-def _tiles(kind: str, width: int, dtype: torch.dtype) -> _Tiles:
-    """Sizes that were the fastest on an H200."""
-    return (_LARGE if width > 64 or dtype == torch.float32 else _SMALL)[kind]
 
 
 _SMALL = {
@@ -879,12 +852,109 @@ _LARGE = {
 }
 
 
-def _width(width: int) -> dict[str, int]:
-    return {"D": width, "BLOCK_D": power_of_two(width)}
+class _Form(NamedTuple):
+    """What of a call, beside shapes, decides which kernel runs, and with which integers."""
+
+    dtype: torch.dtype
+    precision: str
+    family: int
+    step: int
+    sample: int
+    examples: int
+    dropout: float
+    first_row: int
+    statistics: int
+    scores: bool
+    causal: bool
+    key_mask: bool
+    row_mask: bool
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, draw: Draw, prior: Prior, seen: Seen | None = None) -> _Form:
+        step, sample, examples = draw.step, draw.sample, draw.examples
+        return cls(
+            dtype,
+            precision_of(dtype),
+            draw.family,
+            1 if isinstance(step, Tensor) else 0,
+            1 + (sample.dim() > 0) if isinstance(sample, Tensor) else 0,
+            1 + (examples.dim() > 0) if isinstance(examples, Tensor) else 0,
+            draw.dropout,
+            draw.first_row,
+            prior.statistics,
+            prior.scores,
+            seen is not None and seen.causal,
+            seen is not None and seen.key_visible is not None,
+            seen is not None and seen.query_real is not None,
+        )
+
+    def integers(self) -> tuple[int, int]:
+        """What dropped words lie below, and the first row."""
+        return signed(max(2, min(round(self.dropout * 2**32), 2**32 - 1))), self.first_row
+
+    def address(self) -> dict[str, int]:
+        """Where of the noise's address tensors are."""
+        return {"STEP": self.step, "SAMPLE": self.sample, "EXAMPLES": self.examples}
+
+    def law(self) -> dict[str, Any]:
+        """What is drawn, and what the KL takes."""
+        return {
+            "NOISE": self.family,
+            "STATISTICS": self.statistics,
+            "SCORES": self.scores,
+            "DROPOUT": self.dropout > 0.0,
+        }
+
+    def masks(self) -> dict[str, bool]:
+        """Which there are."""
+        return {"CAUSAL": self.causal, "KEY_MASK": self.key_mask, "ROW_MASK": self.row_mask}
+
+    def sizes(self, width: int, tiles: _Tiles) -> dict[str, Any]:
+        """Of tiles, and how exact numbers are."""
+        fast = self.dtype != torch.float32 and not INTERPRETED
+        return {
+            "D": width,
+            "BLOCK_D": power_of_two(width),
+            "BLOCK_M": tiles.rows,
+            "BLOCK_N": tiles.columns,
+            "PRECISION": self.precision,
+            "FAST": fast,
+        }
+
+    def tiles(self, kind: str, width: int) -> _Tiles:
+        """Sizes that were the fastest on an H200."""
+        return (_LARGE if width > 64 or self.dtype == torch.float32 else _SMALL)[kind]
 
 
-def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
-    return {"PRECISION": precision_of(dtype), "FAST": dtype != torch.float32 and not INTERPRETED}
+Shape = tuple[int, ...]
+
+
+@lru_cache(MOST)
+def _forward_ready(
+    form: _Form, samples: int, mapped: bool, queried: Shape, valued: Shape, *strides: Shape
+) -> Ready:
+    (batch, heads, queries, width), (_, key_heads, keys, _) = queried, valued
+    tiles = form.tiles("forward, map" if mapped else "forward", width)
+    out = heads_last_strides(queried if samples == 1 else (samples, *queried))
+    return Ready(
+        _forward,
+        (blocks(queries * samples, tiles.rows), heads, batch),
+        (
+            *form.integers(), *(step for each in strides for step in each[:3]),
+            *out[-4:-1], out[0], heads, heads // key_heads, queries, keys,
+        ),
+        {
+            **form.address(),
+            "SAMPLES": samples,
+            **form.law(),
+            **form.masks(),
+            "WHOLE": keys % tiles.columns == 0 and (queries * samples) % tiles.rows == 0,
+            "MAP": mapped,
+            **form.sizes(width, tiles),
+        },
+        tiles.warps,
+        tiles.stages,
+    )  # fmt: skip
 
 
 def forward(
@@ -912,50 +982,64 @@ def forward(
         samples: how many draws of each row, from 0 on; more than one reads each tile of keys and values once
             for all.
     """
-    batch, heads, queries, width = query.shape
-    key_heads, keys = value.shape[1:3]
     query, key, value = rows_whole(query), rows_whole(key), rows_whole(value)
-    tiles = _tiles("forward" if maps is None else "forward, map", width, query.dtype)
-    grid = (blocks(queries * samples, tiles.rows), heads, batch)
-    out = heads_last(query, *(samples,) * (samples > 1), batch, heads, queries, width)
-    kept = 3 if prior.statistics else 1
-    rows = query.new_empty((kept, batch, heads, queries), dtype=torch.float32)
-    kl = query.new_empty((batch, heads, grid[0] if prior.statistics else 0), dtype=torch.float32)
-    source = _or(maps, query)
-    launch(
-        _forward,
-        grid,
+    source, shape = given_or(maps, query), query.shape
+    ready = _forward_ready(
+        _Form.of(query.dtype, draw, prior, seen), samples, maps is not None, shape, value.shape,
+        query.stride(), key.stride(), value.stride(), source.stride(),
+    )  # fmt: skip
+    batch, heads, queries, _ = shape
+    out = heads_last(query, *((samples,) if samples > 1 else ()), *shape)
+    rows = query.new_empty((3 if prior.statistics else 1, batch, heads, queries), dtype=torch.float32)
+    kl = query.new_empty((batch, heads, ready.grid[0] if prior.statistics else 0), dtype=torch.float32)
+    ready.run(
         (
             query, key, value, source, out, rows, kl, bytes_of(seen.key_visible, query),
-            bytes_of(seen.query_real, query), *draw.tensors(query), _or(prior.keyed, query),
-            _or(draw.drop_keys, query),
+            bytes_of(seen.query_real, query), *draw.tensors(query), given_or(prior.keyed, query),
+            given_or(draw.drop_keys, query),
         ),
         (scale, *draw.factors(), prior.seeing, prior.precision, prior.per_cell),
-        (
-            draw.threshold(), draw.first_row, *_three(query), *_three(key), *_three(value), *_three(source),
-            *out.stride()[-4:-1], out.stride(0), heads, heads // key_heads, queries, keys,
-        ),
         draw.loose(),
-        {
-            **draw.forms(),
-            "SAMPLES": samples,
-            "NOISE": draw.family,
-            "STATISTICS": prior.statistics,
-            "SCORES": prior.scores,
-            "DROPOUT": draw.dropout > 0.0,
-            "CAUSAL": seen.causal,
-            "KEY_MASK": seen.key_visible is not None,
-            "ROW_MASK": seen.query_real is not None,
-            "WHOLE": keys % tiles.columns == 0 and (queries * samples) % tiles.rows == 0,
-            "MAP": maps is not None,
-            **_width(width),
-            **tiles.sizes(),
-            **_arithmetic(query.dtype),
-        },
-        tiles.warps,
-        tiles.stages,
     )  # fmt: skip
     return Attended(out, rows, kl)
+
+
+@lru_cache(MOST)
+def _backward_ready(
+    form: _Form,
+    queried: Shape,
+    valued: Shape,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    out: Shape,
+    to_out: Shape,
+) -> tuple[Ready, Ready]:
+    (batch, heads, queries, width), (_, key_heads, keys, _) = queried, valued
+    inputs = *form.integers(), *query[:3], *key[:3], *value[:3]
+    to_query, to_key = heads_last_strides(queried), heads_last_strides(valued)
+    counts = heads, heads // key_heads, queries, keys
+    flags = {**form.address(), **form.law(), **form.masks()}
+    tiles = form.tiles("queries", width)
+    to_queries = Ready(
+        _to_queries,
+        (blocks(queries, tiles.rows), heads, batch),
+        (*inputs, *out[:3], *to_out[:3], *to_query[:3], *counts),
+        {**flags, "WHOLE": keys % tiles.columns == 0, **form.sizes(width, tiles)},
+        tiles.warps,
+        tiles.stages,
+    )
+    tiles = form.tiles("keys", width)
+    whole = keys % tiles.columns == 0 and queries % tiles.rows == 0
+    to_keys = Ready(
+        _to_keys,
+        (blocks(keys, tiles.columns), key_heads, batch),
+        (*inputs, *to_out[:3], *to_key[:3], *counts),
+        {**flags, "WHOLE": whole, **form.sizes(width, tiles)},
+        tiles.warps,
+        tiles.stages,
+    )
+    return to_queries, to_keys
 
 
 def backward(
@@ -975,58 +1059,52 @@ def backward(
 
     `out` and `rows` are what `forward` left; `to_kl`, float32 (batch,), is the gradient of the KL.
     """
-    batch, heads, queries, width = query.shape
-    key_heads, keys = value.shape[1:3]
     query, key, value, to_out = rows_whole(query), rows_whole(key), rows_whole(value), rows_whole(to_out)
-    to_query = heads_last(query, batch, heads, queries, width)
-    to_key = heads_last(query, batch, key_heads, keys, width)
-    to_value = heads_last(query, batch, key_heads, keys, width)
-    to_prior = query.new_empty((batch, key_heads, keys if prior.statistics else 0), dtype=torch.float32)
-    delta = query.new_empty((batch, heads, queries), dtype=torch.float32)
-    address = (
-        rows, _or(to_kl, query), bytes_of(seen.key_visible, query), *draw.tensors(query),
-        _or(prior.keyed, query), _or(draw.drop_keys, query),
+    shape, valued = query.shape, value.shape
+    to_queries, to_keys = _backward_ready(
+        _Form.of(query.dtype, draw, prior, seen), shape, valued,
+        query.stride(), key.stride(), value.stride(), out.stride(), to_out.stride(),
     )  # fmt: skip
-    floats = scale, *draw.factors(), prior.precision, prior.per_cell
-    inputs = draw.threshold(), draw.first_row, *_three(query), *_three(key), *_three(value)
-    sizes = heads, heads // key_heads, queries, keys
-    flags: dict[str, Any] = {
-        **draw.forms(),
-        "NOISE": draw.family,
-        "STATISTICS": prior.statistics,
-        "SCORES": prior.scores,
-        "DROPOUT": draw.dropout > 0.0,
-        "CAUSAL": seen.causal,
-        "KEY_MASK": seen.key_visible is not None,
-        "ROW_MASK": seen.query_real is not None,
-    }
-    arithmetic, loose = _arithmetic(query.dtype), draw.loose()
-    tiles = _tiles("queries", width, query.dtype)
-    launch(
-        _to_queries,
-        (blocks(queries, tiles.rows), heads, batch),
-        (query, key, value, out, to_out, to_query, delta, *address),
-        floats,
-        (*inputs, *_three(out), *_three(to_out), *_three(to_query), *sizes),
-        loose,
-        {**flags, "WHOLE": keys % tiles.columns == 0, **_width(width), **tiles.sizes(), **arithmetic},
-        tiles.warps,
-        tiles.stages,
-    )
-    tiles = _tiles("keys", width, query.dtype)
-    whole = keys % tiles.columns == 0 and queries % tiles.rows == 0
-    launch(
-        _to_keys,
-        (blocks(keys, tiles.columns), key_heads, batch),
-        (query, key, value, to_out, to_key, to_value, to_prior, delta, *address),
-        floats,
-        (*inputs, *_three(to_out), *_three(to_key), *sizes),
-        loose,
-        {**flags, "WHOLE": whole, **_width(width), **tiles.sizes(), **arithmetic},
-        tiles.warps,
-        tiles.stages,
-    )
+    to_query = heads_last(query, *shape)
+    to_key, to_value = heads_last(query, *valued), heads_last(query, *valued)
+    batch, key_heads, keys, _ = valued
+    to_prior = query.new_empty((batch, key_heads, keys if prior.statistics else 0), dtype=torch.float32)
+    delta = query.new_empty(shape[:3], dtype=torch.float32)
+    address = (
+        rows, given_or(to_kl, query), bytes_of(seen.key_visible, query), *draw.tensors(query),
+        given_or(prior.keyed, query), given_or(draw.drop_keys, query),
+    )  # fmt: skip
+    floats, loose = (scale, *draw.factors(), prior.precision, prior.per_cell), draw.loose()
+    to_queries.run((query, key, value, out, to_out, to_query, delta, *address), floats, loose)
+    to_keys.run((query, key, value, to_out, to_key, to_value, to_prior, delta, *address), floats, loose)
     return to_query, to_key, to_value, to_prior
+
+
+@lru_cache(MOST)
+def _map_backward_ready(
+    form: _Form, next_too: bool, mapped: Shape, valued: Shape,
+    maps: Shape, later: Shape, to_maps: Shape, value: Shape, out: Shape, to_out: Shape,
+) -> tuple[Ready, Ready]:  # fmt: skip
+    (batch, heads, queries, keys), (_, key_heads, _, width) = mapped, valued
+    products = Ready(
+        _row_products,
+        (blocks(queries, 64), heads, batch),
+        (*out[:3], *to_out[:3], heads, queries),
+        {"D": width, "BLOCK_D": power_of_two(width), "BLOCK_M": 64},
+    )
+    tiles = form.tiles("map, drawn" if form.family or form.dropout else "map", width)
+    to_map = Ready(
+        _to_map,
+        (blocks(keys, tiles.columns), key_heads, batch),
+        (
+            *form.integers(), *maps[:3], *later[:3], *to_maps[:3], *value[:3],
+            *to_out[:3], *heads_last_strides(valued)[:3], heads, heads // key_heads, queries, keys,
+        ),
+        {**form.address(), "NEXT": next_too, **form.law(), **form.sizes(width, tiles)},
+        tiles.warps,
+        tiles.stages,
+    )  # fmt: skip
+    return products, to_map
 
 
 def map_backward(
@@ -1045,48 +1123,23 @@ def map_backward(
 
     `to_next` is the map's gradient from the layer above, which is added to it in visible cells.
     """
-    batch, heads, queries, keys = maps.shape
-    key_heads, width = value.shape[1], value.shape[3]
     value, to_out = rows_whole(value), rows_whole(to_out)
-    to_value = heads_last(value, batch, key_heads, keys, width)
-    to_prior = value.new_empty((batch, key_heads, keys if prior.statistics else 0), dtype=torch.float32)
-    delta = value.new_empty((batch, heads, queries), dtype=torch.float32)
     later = maps if to_next is None else rows_whole(to_next)
-    launch(
-        _row_products,
-        (blocks(queries, 64), heads, batch),
-        (out, to_out, delta),
-        (),
-        (*_three(out), *_three(to_out), heads, queries),
-        (),
-        {**_width(width), "BLOCK_M": 64},
-    )
-    tiles = _tiles("map, drawn" if draw.family or draw.dropout else "map", width, value.dtype)
-    launch(
-        _to_map,
-        (blocks(keys, tiles.columns), key_heads, batch),
+    products, to_map = _map_backward_ready(
+        _Form.of(value.dtype, draw, prior), to_next is not None, maps.shape, value.shape,
+        maps.stride(), later.stride(), to_maps.stride(), value.stride(), out.stride(), to_out.stride(),
+    )  # fmt: skip
+    batch, key_heads, keys, _ = value.shape
+    to_value = heads_last(value, *value.shape)
+    to_prior = value.new_empty((batch, key_heads, keys if prior.statistics else 0), dtype=torch.float32)
+    delta = value.new_empty(maps.shape[:3], dtype=torch.float32)
+    products.run((out, to_out, delta))
+    to_map.run(
         (
-            maps, later, to_maps, value, to_out, to_value, to_prior, delta, rows, _or(to_kl, value),
-            *draw.tensors(value), _or(prior.keyed, value), _or(draw.drop_keys, value),
+            maps, later, to_maps, value, to_out, to_value, to_prior, delta, rows, given_or(to_kl, value),
+            *draw.tensors(value), given_or(prior.keyed, value), given_or(draw.drop_keys, value),
         ),
         (*draw.factors(), prior.precision, prior.per_cell),
-        (
-            draw.threshold(), draw.first_row, *_three(maps), *_three(later), *_three(to_maps), *_three(value),
-            *_three(to_out), *_three(to_value), heads, heads // key_heads, queries, keys,
-        ),
         draw.loose(),
-        {
-            **draw.forms(),
-            "NEXT": to_next is not None,
-            "NOISE": draw.family,
-            "STATISTICS": prior.statistics,
-            "SCORES": prior.scores,
-            "DROPOUT": draw.dropout > 0.0,
-            **_width(width),
-            **tiles.sizes(),
-            **_arithmetic(value.dtype),
-        },
-        tiles.warps,
-        tiles.stages,
     )  # fmt: skip
     return to_value, to_prior

@@ -1,8 +1,8 @@
 """Launching Triton kernels at little cost to the host.
 
 Triton looks at each argument of each launch to find the kernel that was compiled for its kind, which for
-kernels of many arguments takes longer than they run. Here what was compiled is kept by the numbers that
-decide it.
+kernels of many arguments takes longer than they run. Here a launch is made ready once for its shapes, and
+keeps what was compiled for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import triton
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # decided when kernels are defined
-_MOST = 4096
+MOST = 4096  # launches that are kept ready, of each kernel
 # Of these versions it is known what a compiled kernel's own launcher takes, without the hooks of profilers.
 _DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
-_compiled: dict[Any, Any] = {}
 
 
 def blocks(count: int, size: int) -> int:
@@ -43,49 +42,80 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device)
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, int, int],
-    tensors: tuple[Tensor, ...],
-    floats: tuple[float, ...],
-    integers: tuple[int, ...],
-    loose: tuple[int, ...],
-    constants: dict[str, Any],
-    warps: int = 4,
-    stages: int = 2,
-    registers: int | None = None,
-) -> None:
-    """Run a kernel whose parameters are tensors, floats, integers, loose integers, constants, in this order.
+class Ready:
+    """A launch but for its tensors and the numbers that change from call to call.
 
-    Loose integers change from call to call, fit 32 bits, and are declared `do_not_specialize`.
+    A kernel's parameters are tensors, floats, integers, loose integers and constants, in this order. Loose
+    integers change from call to call, fit 32 bits, and are declared `do_not_specialize`.
+
+    Args:
+        kernel: Triton's.
+        grid: of programs.
+        integers: the kernel's.
+        constants: the kernel's, by name.
+        warps: of a program.
+        stages: of its pipelines.
+        registers: most per thread; None leaves it to the compiler.
     """
-    floats = tuple([float(number) for number in floats])  # of integers, Triton looks at the values
-    if INTERPRETED:
-        kernel[grid](*tensors, *floats, *integers, *loose, **constants)
-        return
-    places = [tensor.data_ptr() for tensor in tensors]
-    fixed = tuple(constants.values())
-    kinds = tuple([tensor.dtype for tensor in tensors])
-    aligned = tuple([place & 15 for place in places])
-    number = tensors[0].get_device()
-    key = (kernel, number, kinds, aligned, integers, fixed, warps, stages, registers)
-    compiled = _compiled.get(key)
-    if compiled is not None and number == torch._C._cuda_getDevice():
+
+    __slots__ = ("_compiled", "_fixed", "constants", "grid", "integers", "kernel", "options")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        integers: tuple[int, ...],
+        constants: dict[str, Any],
+        warps: int = 4,
+        stages: int = 2,
+        registers: int | None = None,
+    ) -> None:
+        self.kernel, self.grid, self.integers, self.constants = kernel, grid, integers, constants
+        self.options = {"num_warps": warps, "num_stages": stages}
+        if registers is not None:
+            self.options["maxnreg"] = registers
+        self._fixed = tuple(constants.values())
+        self._compiled: dict[Any, Any] = {}
+
+    def run(
+        self, tensors: tuple[Tensor, ...], floats: tuple[float, ...] = (), loose: tuple[int, ...] = ()
+    ) -> None:
+        """Launch it on the tensors' device."""
+        if INTERPRETED:
+            self._run_anew(tensors, floats, loose)
+            return
+        places = [tensor.data_ptr() for tensor in tensors]
+        all_bits = 0
+        for place in places:
+            all_bits |= place
+        number = tensors[0].get_device()
+        aligned = all_bits & 15 == 0 or tuple([place & 15 == 0 for place in places])
+        key = (number, aligned, *[tensor.dtype for tensor in tensors])
+        compiled = self._compiled.get(key)
+        if compiled is None or number != torch._C._cuda_getDevice():
+            with on_device_of(tensors[0]):
+                self._compiled[key] = self._run_anew(tensors, floats, loose)
+            return
         stream = torch._C._cuda_getCurrentRawStream(number)
         if _DIRECT:
             compiled.run(
-                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
-                *places, *floats, *integers, *loose, *fixed,
+                *self.grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
+                *places, *floats, *self.integers, *loose, *self._fixed,
             )  # fmt: skip
         else:
-            compiled[grid](*places, *floats, *integers, *loose, *fixed, stream=stream)
-        return
-    with on_device_of(tensors[0]):
+            given = *places, *floats, *self.integers, *loose, *self._fixed
+            compiled[self.grid](*given, stream=stream)
+
+    def _run_anew(
+        self, tensors: tuple[Tensor, ...], floats: tuple[float, ...], loose: tuple[int, ...]
+    ) -> Any:
+        kernel, constants = self.kernel, self.constants
         if list(constants) != kernel.arg_names[-len(constants) :]:
             raise TypeError(f"{kernel.__name__} takes its constants in the order of its parameters")
-        if len(_compiled) >= _MOST:
-            _compiled.clear()
-        options = {"num_warps": warps, "num_stages": stages}
-        if registers is not None:
-            options["maxnreg"] = registers
-        _compiled[key] = kernel[grid](*tensors, *floats, *integers, *loose, **constants, **options)
+        floats = tuple([float(number) for number in floats])  # of integers, Triton looks at the values
+        options = {} if INTERPRETED else self.options
+        return kernel[self.grid](*tensors, *floats, *self.integers, *loose, **constants, **options)
+
+
+def launch(kernel, grid, tensors, floats, integers, loose, constants, warps=4, stages=2, registers=None):  # type: ignore  # TEMPORARY
+    Ready(kernel, grid, integers, constants, warps, stages, registers).run(tensors, floats, loose)

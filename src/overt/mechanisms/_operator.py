@@ -78,22 +78,32 @@ class Operator:
         self.backward_operator.register_fake(lambda *given: to_shapes(arguments(*given[skipped:])))
         torch.library.register_autograd(
             self.operator,
-            lambda ctx, *gradients: self._gradients(ctx, gradients, self.backward_operator),
+            lambda ctx, *gradients: self._gradients(ctx, gradients),
             setup_context=lambda ctx, inputs, output: self._setup(ctx, inputs, output),
         )
         operator = self
 
         class Function(torch.autograd.Function):
+            """Takes the arguments as one, and beside them the tensors that may have gradients."""
+
             @staticmethod
-            def forward(ctx: Any, *inputs: Any) -> Tensors:
-                found = forward(arguments(*inputs))
-                operator._setup(ctx, inputs, found)
+            def forward(ctx: Any, given: Any, *tensors: Tensor | None) -> Tensors:
+                del tensors
+                found = forward(given)
+                operator._setup(ctx, given, found)
                 return found
 
             @staticmethod
-            @torch.autograd.function.once_differentiable
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-                return operator._gradients(ctx, gradients, None)
+                if torch.is_grad_enabled():
+                    return once(ctx, *gradients)
+                saved, count = ctx.saved_tensors, operator.results
+                given = arguments(*saved[count:], *ctx.numbers)
+                wanted = ctx.needs_input_grad[1:]
+                found = operator.run_backward(given, saved[:count], gradients[:differentiable], wanted)
+                return None, *found
+
+        once = torch.autograd.function.once_differentiable(Function.backward)
 
         self.function: Any = Function
 
@@ -102,7 +112,7 @@ class Operator:
         if torch.compiler.is_compiling():
             found: Tensors = self.operator(*arguments)
             return found
-        direct: Tensors = self.function.apply(*arguments)
+        direct: Tensors = self.function.apply(arguments, *arguments[: self.gradients])
         return direct
 
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -121,14 +131,11 @@ class Operator:
         found = self.run_backward(self.arguments(*inputs), results, gradients, tuple(wanted))
         return tuple(results[0].new_empty(0) if x is None else x for x in found)
 
-    def _gradients(self, ctx: Any, gradients: Maybe, operator: Any) -> tuple[Any, ...]:
+    def _gradients(self, ctx: Any, gradients: Maybe) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         results, tensors = saved[: self.results], saved[self.results :]
         gradients = gradients[: self.differentiable]
-        wanted = tuple(ctx.needs_input_grad[: self.gradients])
-        if operator is None:
-            found = self.run_backward(self.arguments(*tensors, *ctx.numbers), results, gradients, wanted)
-        else:
-            found = operator(*results, *gradients, list(wanted), *tensors, *ctx.numbers)
-            found = tuple(x if x.numel() else None for x in found)
+        wanted = list(ctx.needs_input_grad[: self.gradients])
+        found = self.backward_operator(*results, *gradients, wanted, *tensors, *ctx.numbers)
+        found = tuple(x if x.numel() else None for x in found)
         return (*found, *[None] * (self.tensors - self.gradients + len(ctx.numbers)))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.mechanisms._launch import MOST, Ready, blocks, signed
+from overt.mechanisms.bayesian._philox_triton import words
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import LOG_GAMMA, kl_numbers
-from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
 
 _BLOCK = 1024
-_M0, _M1 = tl.constexpr(_MULTIPLIERS[0]), tl.constexpr(_MULTIPLIERS[1])
-_W0, _W1 = tl.constexpr(_WEYL[0]), tl.constexpr(_WEYL[1])
-_ROUNDS = tl.constexpr(ROUNDS)
 
 
-@triton.jit
-def _units(keys, rows, columns, out, example, cells, heads, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["example"])
+def _units(keys, rows, columns, out, cells, heads, example, BLOCK: tl.constexpr):
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     edge, head = cell // heads, cell % heads
@@ -32,20 +30,10 @@ def _units(keys, rows, columns, out, example, cells, heads, BLOCK: tl.constexpr)
     c0 = (column >> 2).to(tl.uint32)
     c1 = row.to(tl.uint32)
     c2 = head.to(tl.uint32)
-    c3 = tl.full((BLOCK,), example, tl.uint32)
-    for _ in tl.static_range(_ROUNDS):
-        p0 = c0.to(tl.uint64) * _M0
-        p1 = c2.to(tl.uint64) * _M1
-        c0, c1, c2, c3 = (
-            (p1 >> 32).to(tl.uint32) ^ c1 ^ k0,
-            p1.to(tl.uint32),
-            (p0 >> 32).to(tl.uint32) ^ c3 ^ k1,
-            p0.to(tl.uint32),
-        )
-        k0 += _W0
-        k1 += _W1
+    c3 = tl.full((BLOCK,), 0, tl.uint32) + example.to(tl.uint32)
+    w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)
     word = column & 3
-    picked = tl.where(word < 2, tl.where(word == 0, c0, c1), tl.where(word == 2, c2, c3))
+    picked = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
     unit = ((picked >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2⁻²³
     tl.store(out + cell, unit, mask=inside)
 
@@ -54,11 +42,14 @@ def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, examp
     """`noise.uniform_edges` in one kernel, bit for bit."""
     out = torch.empty(rows.shape[0], heads, device=rows.device, dtype=torch.float32)
     if out.numel():
-        grid = (triton.cdiv(out.numel(), _BLOCK),)
-        ends = rows.contiguous(), columns.contiguous()
-        with _on(rows):
-            _units[grid](keys, *ends, out, example & 0xFFFFFFFF, out.numel(), heads, BLOCK=_BLOCK)
+        ready = _units_ready(out.numel(), heads)
+        ready.run((keys, rows.contiguous(), columns.contiguous(), out), (), (signed(example),))
     return out
+
+
+@lru_cache(MOST)
+def _units_ready(cells: int, heads: int) -> Ready:
+    return Ready(_units, (blocks(cells, _BLOCK), 1, 1), (cells, heads), {"BLOCK": _BLOCK})
 
 
 @triton.jit
@@ -101,29 +92,25 @@ def _lognormal(
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, base + 0.5 * shift * shift, 0.0)))
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
-    """A kernel is launched on the current device, which need not be the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
 @lru_cache
 def _log_gamma(device: torch.device) -> Tensor:
     """Coefficients of log Γ(1 + x) on [0, 1] as a polynomial in x − ½."""
     return torch.tensor(LOG_GAMMA, dtype=torch.float32, device=device)
 
 
+@lru_cache(MOST)
+def _kl_ready(cells: int, weibull: bool) -> Ready:
+    terms: dict[str, Any] = {"TERMS": len(LOG_GAMMA)} if weibull else {}
+    kernel = _weibull if weibull else _lognormal
+    return Ready(kernel, (blocks(cells, _BLOCK), 1, 1), (cells,), {**terms, "BLOCK": _BLOCK})
+
+
 def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> tuple[Tensor, Tensor, Tensor]:
     """Σ of `naive.cell_kl`, and its gradients, in one kernel; α ≤ 1."""
     to_mean, to_prior = torch.empty_like(log_mean), torch.empty_like(prior)
-    cells = log_mean.numel()
-    grid = (triton.cdiv(cells, _BLOCK),)
-    sums = log_mean.new_empty(grid[0])
-    tensors = log_mean, prior, to_mean, to_prior, sums
-    numbers = kl_numbers(config)
-    with _on(log_mean):
-        if config.family == "weibull":
-            gamma = _log_gamma(log_mean.device)
-            _weibull[grid](*tensors, gamma, *numbers, cells, TERMS=gamma.numel(), BLOCK=_BLOCK)
-        else:
-            _lognormal[grid](*tensors, *numbers, cells, BLOCK=_BLOCK)
+    weibull = config.family == "weibull"
+    ready = _kl_ready(log_mean.numel(), weibull)
+    sums = log_mean.new_empty(ready.grid[0])
+    gamma = (_log_gamma(log_mean.device),) if weibull else ()
+    ready.run((log_mean, prior, to_mean, to_prior, sums, *gamma), kl_numbers(config))
     return sums.sum(dtype=torch.float64).to(log_mean.dtype), to_mean, to_prior

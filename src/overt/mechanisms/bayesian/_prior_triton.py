@@ -8,6 +8,7 @@ u_j = μ_j + σ²/2 and the constant base.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from overt.mechanisms._attend_triton import LOGNORMAL, WEIBULL, Prior, bytes_of
-from overt.mechanisms._launch import blocks, launch, power_of_two
+from overt.mechanisms._attend_triton import LOGNORMAL, WEIBULL, Prior, bytes_of, given_or
+from overt.mechanisms._launch import MOST, Ready, blocks, power_of_two
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import EULER, LOG_GAMMA
 from overt.mechanisms.seen import Seen
@@ -212,6 +213,7 @@ class Network(NamedTuple):
     outer: Tensor
 
 
+@lru_cache(maxsize=64)
 def _numbers(config: Bayesian) -> tuple[float, float, float, float]:
     """Fixed parameter, slope and base of what the KL has per key, and the parameter's shift."""
     from overt.mechanisms.bayesian.layer import fixed_parameter
@@ -229,13 +231,11 @@ def _numbers(config: Bayesian) -> tuple[float, float, float, float]:
     return fixed, 0.0, base, config.sigma**2 / 2.0
 
 
-def _flags(config: Bayesian, known: Tensor | None) -> dict[str, object]:
-    family = WEIBULL if config.family == "weibull" else LOGNORMAL
-    return {"FAMILY": family, "OFFICIAL": config.preset == "official", "KNOWN": known is not None}
+def _law(config: Bayesian) -> tuple[int, bool]:
+    return WEIBULL if config.family == "weibull" else LOGNORMAL, config.preset == "official"
 
 
-def _sizes(width: int, network: Network | None) -> dict[str, int]:
-    middle = 1 if network is None else network.inner.shape[0]
+def _sizes(width: int, middle: int) -> dict[str, int]:
     return {"D": width, "BLOCK_D": power_of_two(width), "MIDDLE": middle, "KEYS": _KEYS}
 
 
@@ -252,6 +252,29 @@ def keyed_size(batch: int, key_heads: int, keys: int, causal: bool) -> int:
     """Numbers in `Prior.keyed`."""
     maps = batch * key_heads
     return 2 * maps * keys + maps + 2 * maps * (keys if causal else 1)
+
+
+@lru_cache(MOST)
+def _forward_ready(
+    keyed: tuple[int, ...], strides: tuple[int, ...], middle: int, law: tuple[int, bool],
+    known: bool, shown: bool, causal: bool,
+) -> Ready:  # fmt: skip
+    batch, key_heads, keys, width = keyed
+    return Ready(
+        _parameters,
+        (key_heads, batch, 1),
+        (*strides[:3], keys, key_heads),
+        {
+            **_sizes(width, max(1, middle)),
+            "FAMILY": law[0],
+            "CONTEXTUAL": middle > 0,
+            "OFFICIAL": law[1],
+            "KNOWN": known,
+            "SHOWN": shown,
+            "CAUSAL": causal,
+            "BLOCK": min(_AT_ONCE, power_of_two(keys)),
+        },
+    )
 
 
 def forward(
@@ -272,29 +295,38 @@ def forward(
         config: family and prior.
         per_cell: what the KL will be multiplied by.
     """
-    batch, key_heads, keys, width = key.shape
+    batch, key_heads, keys, _ = key.shape
     keyed = key.new_empty(keyed_size(batch, key_heads, keys, seen.causal), dtype=torch.float32)
-    weights = (keyed, keyed, keyed) if network is None else network
-    flags = _flags(config, known)
-    launch(
-        _parameters,
-        (key_heads, batch, 1),
-        (keyed, key, *weights, bytes_of(known, keyed), bytes_of(seen.key_visible, keyed)),
-        _numbers(config),
-        (*key.stride()[:3], keys, key_heads),
-        (),
+    middle, weights = (0, (keyed, keyed, keyed)) if network is None else (network.inner.shape[0], network)
+    ready = _forward_ready(
+        key.shape, key.stride(), middle, _law(config),
+        known is not None, seen.key_visible is not None, seen.causal,
+    )  # fmt: skip
+    masks = bytes_of(known, keyed), bytes_of(seen.key_visible, keyed)
+    ready.run((keyed, key, *weights, *masks), _numbers(config))
+    return prior_of(config, keyed, per_cell)
+
+
+@lru_cache(MOST)
+def _backward_ready(
+    keyed: tuple[int, ...], strides: tuple[int, ...], to_key: tuple[int, ...], middle: int, queries: int,
+    heads: int, law: tuple[int, bool], known: bool, seers: bool, causal: bool,
+) -> Ready:  # fmt: skip
+    batch, key_heads, keys, width = keyed
+    return Ready(
+        _to_network,
+        (blocks(keys, _KEYS), key_heads, batch),
+        (*strides[:3], *to_key[:3], queries, keys, key_heads, heads // key_heads),
         {
-            **_sizes(width, network),
-            "FAMILY": flags["FAMILY"],
-            "CONTEXTUAL": network is not None,
-            "OFFICIAL": flags["OFFICIAL"],
-            "KNOWN": flags["KNOWN"],
-            "SHOWN": seen.key_visible is not None,
-            "CAUSAL": seen.causal,
+            **_sizes(width, middle),
+            "FAMILY": law[0],
+            "OFFICIAL": law[1],
+            "KNOWN": known,
+            "SEERS": seers,
+            "CAUSAL": causal,
             "BLOCK": min(_AT_ONCE, power_of_two(keys)),
         },
     )
-    return prior_of(config, keyed, per_cell)
 
 
 def backward(
@@ -312,31 +344,24 @@ def backward(
 ) -> Network:
     """Gradients of the network, from those of a and of the KL; adds the key's to `to_key`."""
     batch, key_heads, keys, width = key.shape
-    assert prior.keyed is not None
+    keyed, middle = prior.keyed, network.inner.shape[0]
+    assert keyed is not None
     seers = seen.seers(queries, keys)
-    _, slope, _, shift = _numbers(config)
-    count, middle = blocks(keys, _KEYS), network.inner.shape[0]
-    partial = key.new_empty((batch * key_heads * count, middle * (width + 2)), dtype=torch.float32)
-    launch(
-        _to_network,
-        (count, key_heads, batch),
-        (
-            prior.keyed, key, *network, bytes_of(known, prior.keyed), prior.keyed if seers is None else seers,
-            to_a, to_kl, to_key, partial,
-        ),
-        (slope, shift, prior.per_cell),
-        (*key.stride()[:3], *to_key.stride()[:3], queries, keys, key_heads, heads // key_heads),
-        (),
-        {
-            **_sizes(width, network),
-            **_flags(config, known),
-            "SEERS": seers is not None,
-            "CAUSAL": seen.causal,
-            "BLOCK": min(_AT_ONCE, power_of_two(keys)),
-        },
+    ready = _backward_ready(
+        key.shape, key.stride(), to_key.stride(), middle, queries, heads, _law(config),
+        known is not None, seers is not None, seen.causal,
     )  # fmt: skip
+    partial = key.new_empty((batch * key_heads * ready.grid[0], middle * (width + 2)), dtype=torch.float32)
+    _, slope, _, shift = _numbers(config)
+    ready.run(
+        (keyed, key, *network, bytes_of(known, keyed), given_or(seers, keyed), to_a, to_kl, to_key, partial),
+        (slope, shift, prior.per_cell),
+    )
     total = partial.sum(dim=0)
     if network.inner.dtype != torch.float32:
         total = total.to(network.inner.dtype)
-    inner, bias, outer = torch.split(total, [middle * width, middle, middle])
-    return Network(inner.view(middle, width), bias, outer.view(1, middle))
+    split = middle * width
+    inner = total.as_strided((middle, width), (width, 1))
+    return Network(
+        inner, total[split : split + middle], total.as_strided((1, middle), (middle, 1), split + middle)
+    )

@@ -91,23 +91,25 @@ def noise_of(
     draws = layer is not None and draws_sample(layer, chain)
     if draws and chain.step is None:
         raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
+    addressed = draws or dropout > 0.0
     for name, numbers in (("sample", chain.sample), ("examples", chain.examples)):
-        wrong = numbers is not None and numbers.dim() > 0 and numbers.shape != (batch,)
-        if wrong and (draws or dropout > 0.0):
+        if addressed and numbers is not None and numbers.dim() > 0 and numbers.shape != (batch,):
             raise ValueError(
                 f"{name} must be one number or one for each of the batch's {batch} examples, "
-                f"got {tuple(numbers.shape)}"  # type: ignore[union-attr]
+                f"got {tuple(numbers.shape)}"
             )
-    on_host = draws and chain.step is not None and chain.step.device.type == "cpu"
+    on_host = draws and chain.step is not None and not chain.step.is_cuda
     if on_host and device.type == "cuda" and _capturing():
         raise RuntimeError(
             "a CUDA graph would replay this step's noise for ever: give Chain a step on the device, a tensor"
         )
     drop_keys = torch.randint(_WORD, (2,), device=device) if dropout > 0.0 else None
-    step, sample, examples = (
-        _there(numbers, device) if draws or dropout > 0.0 else 0
-        for numbers in (chain.step, chain.sample, chain.examples)
-    )
+    step: Tensor | int = 0
+    sample: Tensor | int = 0
+    examples: Tensor | int = 0
+    if addressed:
+        step, sample = _there(chain.step, device), _there(chain.sample, device)
+        examples = _there(chain.examples, device)
     kind = KINDS.index(site.kind)
     return Noise(
         draws, chain.seed_number, step, site.layer, kind, sample, examples, first_row, dropout, drop_keys
@@ -133,7 +135,7 @@ def config_of(settings: str) -> Bayesian:
     return Bayesian(**json.loads(settings))
 
 
-_DEFAULT = Bayesian().settings
+_DEFAULT = Bayesian()
 
 
 def draw_of(config: Bayesian, noise: Noise) -> Draw:
@@ -342,7 +344,7 @@ def call_of(
     wants_kl: bool,
 ) -> Call:
     """One attention call, for an operator."""
-    config = Bayesian() if layer is None else layer.config
+    config = _DEFAULT if layer is None else layer.config
     (heads, queries), keys = query.shape[1:3], key.shape[2]
     inner = bias = outer = known = seers = pairs = None
     per_cell = 1.0
@@ -356,18 +358,15 @@ def call_of(
                 pairs = counted * heads
         if layer is not None and layer.prior is not None:
             network = layer.prior.inner.weight, layer.prior.inner.bias, layer.prior.outer.weight
-            inner, bias, outer = (weight.contiguous() for weight in network)
-    step, sample, examples = (
-        x if isinstance(x, Tensor) else None for x in (noise.step, noise.sample, noise.examples)
-    )
-    step_number, sample_number, first_example = (
-        0 if isinstance(x, Tensor) else x for x in (noise.step, noise.sample, noise.examples)
-    )
+            inner, bias, outer = (x if x.is_contiguous() else x.contiguous() for x in network)
+    step, step_number = (noise.step, 0) if isinstance(noise.step, Tensor) else (None, noise.step)
+    sample, sample_number = (noise.sample, 0) if isinstance(noise.sample, Tensor) else (None, noise.sample)
+    examples, first = (noise.examples, 0) if isinstance(noise.examples, Tensor) else (None, noise.examples)
     return Call(
         query, key, value, inner, bias, outer, seen.key_visible, seen.query_real, known, seers, pairs,
-        step, sample, examples, noise.drop_keys, step_number, sample_number, first_example,
+        step, sample, examples, noise.drop_keys, step_number, sample_number, first,
         noise.seed, noise.layer, noise.kind, noise.draws, noise.first_row, noise.dropout,
-        scale, seen.causal, wants_kl, per_cell, _DEFAULT if layer is None else config.settings,
+        scale, seen.causal, wants_kl, per_cell, config.settings,
     )  # fmt: skip
 
 

@@ -12,23 +12,23 @@ once and multiplied into the sums of all the output rows whose windows hold it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from overt.mechanisms._attend_triton import heads_last, precision_of
-from overt.mechanisms._launch import INTERPRETED, launch, power_of_two
+from overt.mechanisms._attend_triton import bytes_of, heads_last, heads_last_strides, precision_of
+from overt.mechanisms._launch import INTERPRETED, MOST, Ready, power_of_two
 from overt.mechanisms._launch import blocks as blocks_of
 from overt.mechanisms.seen import Seen
 
 _ALIGN = 16
 _PHASES = 4
-_DTYPES = torch.float32, torch.float16, torch.bfloat16
-_HELD = 150_000
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+Shape = tuple[int, ...]
 
 
 def padded(
@@ -36,18 +36,22 @@ def padded(
 ) -> Tensor:
     """An uninitialised map (batch, heads, queries, keys) whose rows start aligned."""
     width = blocks_of(keys, _ALIGN) * _ALIGN
-    return torch.empty(batch, heads, queries, width, dtype=dtype, device=device)[..., :keys]
+    whole = torch.empty(batch, heads, queries, width, dtype=dtype, device=device)
+    return whole if width == keys else whole[..., :keys]
 
 
 def is_padded(map: Tensor) -> bool:
     """Whether a map lies in memory as `padded` lays it out, from an aligned address on."""
-    _, heads, queries, keys = map.shape
+    batch, heads, queries, keys = map.shape
     width = blocks_of(keys, _ALIGN) * _ALIGN
     strides = heads * queries * width, queries * width, width, 1
     # the stride of an axis of length 1 says nothing
-    laid = all(n == 1 or a == b for n, a, b in zip(map.shape, map.stride(), strides, strict=True))
-    end = map.storage_offset() + map.shape[0] * strides[0]
-    return laid and map.data_ptr() % 16 == 0 and end * map.element_size() <= map.untyped_storage().nbytes()
+    if map.stride() != strides and not all(
+        n == 1 or a == b for n, a, b in zip(map.shape, map.stride(), strides, strict=True)
+    ):
+        return False
+    end = map.storage_offset() + batch * strides[0]
+    return map.data_ptr() % 16 == 0 and end * map.element_size() <= map.untyped_storage().nbytes()
 
 
 def as_padded(map: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ def convolvable(heads: int, kernel_size: int, dtype: torch.dtype) -> str | None:
     """Why these kernels do not do a convolution; None if they do."""
     if kernel_size not in (1, 3, 5):
         return f"the kernels convolve with kernel_size 1, 3 or 5, got {kernel_size}"
-    if dtype not in _DTYPES:
+    if dtype not in _TYPES:
         return f"the kernels convolve maps of float32, float16 or bfloat16, got {dtype}"
     # float32 takes three products for each; with more heads its sums do not fit in registers
     most = 32 if dtype != torch.float32 or kernel_size == 1 else 16
@@ -93,18 +97,17 @@ def _whole(map: Tensor) -> Tensor:
     )
 
 
-def _masks(seen: Seen, stand_in: Tensor) -> tuple[Tensor, Tensor, dict[str, bool]]:
-    """The two masks as bytes, and which of them are there; a kernel wants a pointer for each."""
-    keys, queries = (
-        stand_in if mask is None else mask.contiguous().view(torch.uint8)
-        for mask in (seen.key_visible, seen.query_real)
-    )
-    there = {
-        "HAS_KEYS": seen.key_visible is not None,
-        "HAS_QUERIES": seen.query_real is not None,
-        "CAUSAL": seen.causal,
-    }
-    return keys, queries, there
+def _masks(seen: Seen, stand_in: Tensor) -> tuple[Tensor, Tensor]:
+    """The two masks as bytes; a kernel wants a pointer for each."""
+    return bytes_of(seen.key_visible, stand_in), bytes_of(seen.query_real, stand_in)
+
+
+def _there(seen: Seen) -> tuple[bool, bool, bool]:
+    return seen.key_visible is not None, seen.query_real is not None, seen.causal
+
+
+def _named(there: tuple[bool, bool, bool]) -> dict[str, bool]:
+    return dict(zip(("HAS_KEYS", "HAS_QUERIES", "CAUSAL"), there, strict=True))
 
 
 # mixing ---------------------------------------------------------------------------------------------------
@@ -168,6 +171,23 @@ def _mix(
     tl.store(mixed + cell, value, mask=(m < M)[:, None] & (n < NP)[None, :])
 
 
+@lru_cache(MOST)
+def _mix_ready(
+    queried: Shape, keyed: Shape, query: Shape, key: Shape,
+    has_previous: bool, add: bool, there: tuple[bool, bool, bool], precision: str,
+) -> Ready:  # fmt: skip
+    (B, H, M, D), (_, Hk, N, _) = queried, keyed
+    BM, BN = 64, 64
+    tiles = blocks_of(M, BM), blocks_of(N, BN)
+    sizes = {"BM": BM, "BN": BN, "BD": power_of_two(D), "PRECISION": precision}
+    return Ready(
+        _mix,
+        (tiles[0] * tiles[1] * B * H, 1, 1),
+        (*query[:3], *key[:3], H, H // Hk, M, N, blocks_of(N, _ALIGN) * _ALIGN, D, *tiles),
+        {"HAS_PREVIOUS": has_previous, "ADD": add, **_named(there), **sizes},
+    )
+
+
 def mix(
     query: Tensor,
     key: Tensor,
@@ -193,23 +213,16 @@ def mix(
     Returns:
         A padded map.
     """
-    (B, H, M, D), (_, Hk, N, _) = query.shape, key.shape
-    mixed = padded(B, H, M, N, query.dtype, query.device)
+    (batch, heads, queries, _), keyed = query.shape, key.shape
+    mixed = padded(batch, heads, queries, keyed[2], query.dtype, query.device)
     if not mixed.numel():
         return mixed
-    keys, queries, there = _masks(seen, mixed)
-    BM, BN = 64, 64
-    tiles = blocks_of(M, BM), blocks_of(N, BN)
-    sizes = {"BM": BM, "BN": BN, "BD": power_of_two(D), "PRECISION": precision_of(query.dtype)}
-    launch(
-        _mix,
-        (tiles[0] * tiles[1] * B * H, 1, 1),
-        (query, key, mixed if previous is None else previous, mixed, keys, queries, numbers),
-        (scale, hidden),
-        (*query.stride()[:3], *key.stride()[:3], H, H // Hk, M, N, _width(mixed), D, *tiles),
-        (),
-        {"HAS_PREVIOUS": previous is not None, "ADD": add, **there, **sizes},
-    )
+    ready = _mix_ready(
+        query.shape, keyed, query.stride(), key.stride(),
+        previous is not None, add, _there(seen), precision_of(query.dtype),
+    )  # fmt: skip
+    before = mixed if previous is None else previous
+    ready.run((query, key, before, mixed, *_masks(seen, mixed), numbers), (scale, hidden))
     return mixed
 
 
@@ -303,6 +316,34 @@ def _mix_to_query(
     tl.store(to, (total * scale).to(to_query.dtype.element_ty), mask=(m < M)[:, None] & (d < D)[None, :])
 
 
+@lru_cache(MOST)
+def _mix_backward_ready(
+    queried: Shape, keyed: Shape, query: Shape, key: Shape, dtype: torch.dtype,
+    has_previous: bool, add: bool, write: bool, there: tuple[bool, bool, bool], precision: str,
+) -> tuple[Ready, Ready]:  # fmt: skip
+    (B, H, M, D), (_, Hk, N, _) = queried, keyed
+    to_query, to_key = heads_last_strides(queried), heads_last_strides(keyed)
+    BM, BN, BD = (32 if dtype == torch.float32 else 64), 64, power_of_two(D)
+    tiles = blocks_of(M, BM), blocks_of(N, BN)
+    past = {"HAS_PREVIOUS": has_previous, "ADD": add}
+    sizes = {"BM": BM, "BN": BN, "BD": BD, "PRECISION": precision}
+    shape = H // Hk, M, N, blocks_of(N, _ALIGN) * _ALIGN, D, *tiles
+    warps = 8 if BD > 64 else 4
+    return Ready(
+        _mix_to_key,
+        (tiles[1] * B * Hk, 1, 1),
+        (*query[:3], *to_key[:3], Hk, *shape),
+        {**past, **_named(there), **sizes},
+        warps,
+    ), Ready(
+        _mix_to_query,
+        (tiles[0] * B * H, 1, 1),
+        (*key[:3], *to_query[:3], H, *shape),
+        {**past, "WRITE": write, **_named(there), **sizes},
+        warps,
+    )
+
+
 def mix_backward(
     gradient: Tensor,
     previous: Tensor | None,
@@ -330,39 +371,18 @@ def mix_backward(
     Returns:
         Gradients of the previous map (None unless it is wanted and there was one), query and key.
     """
-    (B, H, M, D), (_, Hk, N, _) = query.shape, key.shape
-    to_query, to_key = heads_last(query, B, H, M, D), heads_last(key, B, Hk, N, D)
+    queried, keyed = query.shape, key.shape
+    to_query, to_key = heads_last(query, *queried), heads_last(key, *keyed)
     write = needs_previous and previous is not None
     if not gradient.numel():
         return (gradient if write else None), to_query.zero_(), to_key.zero_()
-    keys, queries, there = _masks(seen, gradient)
-    wide = query.dtype == torch.float32
-    BM, BN, BD = (32 if wide else 64), 64, power_of_two(D)
-    tiles = blocks_of(M, BM), blocks_of(N, BN)
-    past = {"HAS_PREVIOUS": previous is not None, "ADD": add}
-    sizes = {"BM": BM, "BN": BN, "BD": BD, "PRECISION": precision_of(query.dtype)}
-    maps = gradient, gradient if previous is None else previous
-    shape = H // Hk, M, N, _width(gradient), D, *tiles
-    launch(
-        _mix_to_key,
-        (tiles[1] * B * Hk, 1, 1),
-        (*maps, query, to_key, keys, queries, numbers),
-        (scale,),
-        (*query.stride()[:3], *to_key.stride()[:3], Hk, *shape),
-        (),
-        {**past, **there, **sizes},
-        8 if BD > 64 else 4,
-    )
-    launch(
-        _mix_to_query,
-        (tiles[0] * B * H, 1, 1),
-        (*maps, key, to_query, keys, queries, numbers),
-        (scale,),
-        (*key.stride()[:3], *to_query.stride()[:3], H, *shape),
-        (),
-        {**past, "WRITE": write, **there, **sizes},
-        8 if BD > 64 else 4,
-    )
+    to_keys, to_queries = _mix_backward_ready(
+        queried, keyed, query.stride(), key.stride(), query.dtype,
+        previous is not None, add, write, _there(seen), precision_of(query.dtype),
+    )  # fmt: skip
+    maps, rest = (gradient, gradient if previous is None else previous), (*_masks(seen, gradient), numbers)
+    to_keys.run((*maps, query, to_key, *rest), (scale,))
+    to_queries.run((*maps, key, to_query, *rest), (scale,))
     return (gradient if write else None), to_query, to_key
 
 
@@ -449,12 +469,26 @@ def _tiles(
 
 
 @_helper
-def _weights(weight, line, o, i, KS: tl.constexpr, HP: tl.constexpr):
-    """One line of taps: KS matrices."""
+def _weights(weight, heads, line, o, i, KS: tl.constexpr, BACKWARD: tl.constexpr, DTYPE: tl.constexpr):
+    """One line of taps: KS matrices, zero beyond the heads; turned round for the way back."""
     taps = ()
+    there = (o < heads) & (i < heads)
     for dx in tl.static_range(KS):
-        taps = taps + (tl.load(weight + ((line * KS + dx) * HP + o) * HP + i),)  # type: ignore[assignment]
+        if BACKWARD:
+            at = ((i * heads + o) * KS + (KS - 1 - line)) * KS + (KS - 1 - dx)
+        else:
+            at = ((o * heads + i) * KS + line) * KS + dx
+        tap = tl.load(weight + at, mask=there, other=0.0).to(DTYPE)
+        taps = taps + (tap,)  # type: ignore[assignment]
     return taps
+
+
+@_helper
+def _as_words(map, WIDE: tl.constexpr):
+    """A map as it is loaded: whole words of 2-byte columns."""
+    if not WIDE:
+        map = map.to(tl.pointer_type(tl.int64))
+    return map
 
 
 @_helper
@@ -501,7 +535,7 @@ def _convolve(
     heads, M, N, NP, strips, blocks,
     KS: tl.constexpr, L: tl.constexpr, R: tl.constexpr, BELOW: tl.constexpr, BACKWARD: tl.constexpr,
     HAS_KEYS: tl.constexpr, HAS_QUERIES: tl.constexpr, CAUSAL: tl.constexpr,
-    DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr, HELD: tl.constexpr,
+    DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
     HP: tl.constexpr, BPIX: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A strip of ROWS rows and BPIX words, all heads: `convolve`, or the same backwards.
@@ -523,7 +557,8 @@ def _convolve(
     rest = 1.0 - beta
     # Words are counted plainly one after the other, or threads would be dealt out along heads, far apart.
     first = h.to(tl.int64) * M
-    source = center + batch * heads * M * (NP if WIDE else W) + first * (NP if WIDE else W)
+    source = _as_words(center, WIDE) + batch * heads * M * (NP if WIDE else W) + first * (NP if WIDE else W)
+    out = _as_words(out, WIDE)
     out += batch * heads * M * (NP if WIDE else W)
     out += first * (NP if WIDE else W) + (word * 4 if WIDE else word)
     bits += batch * heads * M * W + first * W
@@ -548,14 +583,13 @@ def _convolve(
     if CAUSAL:  # a strip that is hidden as a whole is only filled
         gone = 4 * j0 > y0 + rows - 1 + N - M
         steps, blank = tl.where(gone, 0, steps), tl.where(gone, rows, 0)
-    if HELD:
-        w0 = _weights(weight, 0, o, i, KS, HP)
-        if KS > 1:
-            w1 = _weights(weight, 1, o, i, KS, HP)
-            w2 = _weights(weight, 2, o, i, KS, HP)
-        if KS > 3:
-            w3 = _weights(weight, 3, o, i, KS, HP)
-            w4 = _weights(weight, 4, o, i, KS, HP)
+    w0 = _weights(weight, heads, 0, o, i, KS, BACKWARD, DTYPE)
+    if KS > 1:
+        w1 = _weights(weight, heads, 1, o, i, KS, BACKWARD, DTYPE)
+        w2 = _weights(weight, heads, 2, o, i, KS, BACKWARD, DTYPE)
+    if KS > 3:
+        w3 = _weights(weight, heads, 3, o, i, KS, BACKWARD, DTYPE)
+        w4 = _weights(weight, heads, 4, o, i, KS, BACKWARD, DTYPE)
     nothing = _zeros(HP, BPIX, tl.float32)
     # what the rows so far add to the output rows still open, the next to close last
     s1, s2, s3, s4 = nothing, nothing, nothing, nothing
@@ -571,14 +605,6 @@ def _convolve(
         )  # fmt: skip
         if BACKWARD:  # the next row's, ahead of time
             codes = _codes(bits, y + 1, inside & (y >= -1) & (y + 1 < M), word, words, W)
-        if not HELD:
-            w0 = _weights(weight, 0, o, i, KS, HP)
-            if KS > 1:
-                w1 = _weights(weight, 1, o, i, KS, HP)
-                w2 = _weights(weight, 2, o, i, KS, HP)
-            if KS > 3:
-                w3 = _weights(weight, 3, o, i, KS, HP)
-                w4 = _weights(weight, 4, o, i, KS, HP)
         if KS == 1:
             done = _taps(w0, tiles, nothing, KS, PRECISION)
         elif KS == 3:
@@ -664,8 +690,8 @@ def _convolve_to_weight(
     live = (h < heads) & (word < words)
     first = h.to(tl.int64) * M
     row = NP if WIDE else NP // 4
-    source = center + batch * heads * M * row + first * row
-    back = gradient + batch * heads * M * row + first * row
+    source = _as_words(center, WIDE) + batch * heads * M * row + first * row
+    back = _as_words(gradient, WIDE) + batch * heads * M * row + first * row
     bits += batch * heads * M * (NP // 4) + first * (NP // 4)
     end = tl.minimum(y0 + rows, M)
     if CAUSAL:  # rows above are hidden in these columns
@@ -719,66 +745,80 @@ def _correlate(from_, tiles, sums, KS: tl.constexpr, PRECISION: tl.constexpr):
     return new
 
 
-def _words(map: Tensor) -> Tensor:
-    """A map as its kernels load it."""
-    whole = _whole(map)
-    return whole if map.dtype == torch.float32 else whole.view(torch.int64)
-
-
-def _arranged(weight: Tensor, dtype: torch.dtype, heads: int, turned: bool) -> Tensor:
-    """Weights as (taps, heads out, heads in), zeros up to `heads`; `turned` for the way back."""
-    room = heads - weight.shape[0]
-    taps = weight.detach().flip(2, 3).permute(2, 3, 1, 0) if turned else weight.detach().permute(2, 3, 0, 1)
-    return F.pad(taps.to(dtype), (0, room, 0, room)).contiguous()
+@triton.jit
+def _add_up(
+    partial, numbers, to_weight, to_bias,
+    heads, parts, groups, above,
+    KS: tl.constexpr, LINES: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One tap's gradients, or the bias's, over all strips."""
+    tap = tl.program_id(0)
+    cell = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    line, dx = tap // KS, tap % KS
+    bias = tap == KS * KS
+    group = tl.where(bias, above if LINES == 1 else 0, line // LINES)
+    within = tl.where(bias, LINES * KS, line % LINES * KS + dx)
+    part = tl.arange(0, PARTS)
+    total = tl.full((BLOCK,), 0, tl.float32)
+    for start in range(0, parts, PARTS):
+        matrix = ((start + part).to(tl.int64) * groups + group) * (LINES * KS + 1) + within
+        at = partial + matrix[:, None] * (HP * HP) + cell[None, :]
+        total += tl.sum(tl.load(at, mask=(start + part < parts)[:, None], other=0.0), 0)
+    total *= tl.load(numbers + 1)
+    o, i = cell // HP, cell % HP
+    real = (o < heads) & (i < heads)
+    to = to_weight + ((o * heads + i) * KS + line) * KS + dx
+    tl.store(to, total.to(to_weight.dtype.element_ty), mask=real & (bias == 0))
+    tl.store(to_bias + o, total.to(to_bias.dtype.element_ty), mask=real & (i == 0) & bias)
 
 
 def _room(heads: int) -> int:
     return max(16, 1 << (heads - 1).bit_length())
 
 
-_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+@lru_cache(MOST)
+def _convolve_ready(
+    shape: Shape, dtype: torch.dtype, KS: int, reach: tuple[int, int, int, int],
+    there: tuple[bool, bool, bool], backward: bool, on_gpu: bool, precision: str,
+) -> Ready:  # fmt: skip
+    B, H, M, N = shape
+    HP, width = _room(H), blocks_of(N, _ALIGN) * _ALIGN
+    left, right, above, below = reach
+    if backward:
+        left, right, above, below = right, left, below, above
+    wide = dtype == torch.float32
+    BPIX = {16: 32, 32: 16 if wide else 64}[HP]
+    BPIX = min(BPIX, power_of_two(blocks_of(N, _PHASES)))
+    # few registers, for two programs at a time on each multiprocessor
+    registers = 128 if on_gpu and HP == 16 and KS <= 3 and not wide else None
+    count = blocks_of(width // _PHASES, BPIX)
+    ROWS = 64
+    while ROWS > 8 and B * count * blocks_of(M, ROWS) < 400:
+        ROWS //= 2
+    strips = blocks_of(M, ROWS)
+    window = {"KS": KS, "L": left, "R": right, "BELOW": below, "BACKWARD": backward}
+    kind = {"DTYPE": _TYPES[dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0}
+    sizes = {"HP": HP, "BPIX": BPIX, "ROWS": ROWS, "PRECISION": precision}
+    return Ready(
+        _convolve,
+        (B * count * strips, 1, 1),
+        (H, M, N, width, strips, count),
+        {**window, **_named(there), **kind, **sizes},
+        4 if HP == 16 else 8,
+        1 if wide and HP > 16 else 2,
+        registers,
+    )
 
 
 def _walk(
     source: Tensor, out: Tensor, bits: Tensor, weight: Tensor, bias: Tensor,
     reach: tuple[int, int, int, int], numbers: Tensor, seen: Seen, backward: bool,
 ) -> None:  # fmt: skip
-    B, H, M, N = source.shape
-    KS, HP = weight.shape[-1], _room(H)
-    left, right, above, below = reach
-    if backward:
-        left, right, above, below = right, left, below, above
-    wide = source.dtype == torch.float32
-    BPIX = {16: 32, 32: 64, 64: 32 if KS <= 3 else 16}[HP] if not wide else {16: 32, 32: 16}[HP]
-    BPIX = min(BPIX, power_of_two(blocks_of(N, _PHASES)))
-    # weights that fit in shared memory beside the rows stay there
-    held = KS * KS * HP * HP * source.element_size() <= _HELD
-    # few registers, for two programs at a time on each multiprocessor
-    registers = 128 if source.is_cuda and HP == 16 and KS <= 3 and not wide else None
-    count = blocks_of(_width(source) // _PHASES, BPIX)
-    ROWS = 64
-    while ROWS > 8 and B * count * blocks_of(M, ROWS) < 400:
-        ROWS //= 2
-    strips = blocks_of(M, ROWS)
-    keys, queries, there = _masks(seen, bits)
-    window = {"KS": KS, "L": left, "R": right, "BELOW": below, "BACKWARD": backward}
-    kind = {"DTYPE": _TYPES[source.dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0, "HELD": held}
-    sizes = {"HP": HP, "BPIX": BPIX, "ROWS": ROWS, "PRECISION": precision_of(source.dtype)}
-    launch(
-        _convolve,
-        (B * count * strips, 1, 1),
-        (
-            _words(source), _arranged(weight, source.dtype, HP, backward), bias, numbers, keys, queries,
-            _words(out), bits,
-        ),
-        (),
-        (H, M, N, _width(source), strips, count),
-        (),
-        {**window, **there, **kind, **sizes},
-        4 if HP == 16 else 8,
-        2 if held and not (wide and HP > 16) else 1,
-        registers,
+    ready = _convolve_ready(
+        source.shape, source.dtype, weight.shape[-1], reach,
+        _there(seen), backward, source.is_cuda, precision_of(source.dtype),
     )  # fmt: skip
+    ready.run((source, weight.contiguous(), bias, numbers, *_masks(seen, bits), out, bits))
 
 
 def convolve(
@@ -812,53 +852,71 @@ def convolve(
     return evolved, bits
 
 
-def convolve_to_weight(
-    gradient: Tensor,
-    mixed: Tensor,
-    bits: Tensor,
-    kernel_size: int,
-    reach: tuple[int, int, int, int],
-    numbers: Tensor,
-    seen: Seen,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `convolve`'s weight and bias, float32.
-
-    Args:
-        gradient: of the evolved map, a padded map, zeros in hidden cells.
-        mixed: as it was given to `convolve`, and so the others.
-        bits: what `convolve` gave.
-        kernel_size: of the convolution.
-        reach: as above.
-        numbers: as above.
-        seen: as above.
-    """
-    B, H, M, N = mixed.shape
-    KS, HP = kernel_size, _room(H)
+@lru_cache(MOST)
+def _convolve_to_weight_ready(
+    shape: Shape, dtype: torch.dtype, KS: int, reach: tuple[int, int, int, int], causal: bool, precision: str
+) -> tuple[Shape, Ready, Ready]:
+    """Shape of the partial sums, who makes them, and who adds them up."""
+    B, H, M, N = shape
+    HP, width = _room(H), blocks_of(N, _ALIGN) * _ALIGN
     left, right, above, _ = reach
-    wide = mixed.dtype == torch.float32
+    wide = dtype == torch.float32
     LINES = KS if KS <= 3 and not wide else 1
     BPIX = 16
     count = blocks_of(blocks_of(N, _PHASES), BPIX)
     strips = max(1, min(1024 // (B * count), blocks_of(M, 8)))
     rows = blocks_of(M, strips)
     strips = blocks_of(M, rows)
-    grid = B * count * strips, KS // LINES
-    partial = torch.empty(*grid, LINES * KS + 1, HP, HP, dtype=torch.float32, device=mixed.device)
-    window = {"KS": KS, "L": left, "R": right, "ABOVE": above, "LINES": LINES, "CAUSAL": seen.causal}
-    kind = {"DTYPE": _TYPES[mixed.dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0}
-    launch(
+    parts, groups = B * count * strips, KS // LINES
+    window = {"KS": KS, "L": left, "R": right, "ABOVE": above, "LINES": LINES, "CAUSAL": causal}
+    kind = {"DTYPE": _TYPES[dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0}
+    make = Ready(
         _convolve_to_weight,
-        (*grid, 1),
-        (_words(mixed), _words(gradient), bits, partial),
-        (),
-        (H, M, N, _width(mixed), rows, strips, count),
-        (),
-        {**window, **kind, "HP": HP, "BPIX": BPIX, "PRECISION": precision_of(mixed.dtype)},
+        (parts, groups, 1),
+        (H, M, N, width, rows, strips, count),
+        {**window, **kind, "HP": HP, "BPIX": BPIX, "PRECISION": precision},
         (HP // 16) ** 2,
     )
-    total = partial.sum(0) * numbers[1]
-    taps = total[:, :-1].reshape(KS, KS, HP, HP)[:, :, :H, :H].permute(2, 3, 0, 1)
-    return taps.contiguous(), total[above if LINES == 1 else 0, -1, :H, 0].clone()
+    BLOCK = 32
+    add_up = Ready(
+        _add_up,
+        (KS * KS + 1, HP * HP // BLOCK, 1),
+        (H, parts, groups, above),
+        {"KS": KS, "LINES": LINES, "HP": HP, "BLOCK": BLOCK, "PARTS": min(64, power_of_two(parts))},
+    )
+    return (parts, groups, LINES * KS + 1, HP, HP), make, add_up
+
+
+def convolve_to_weight(
+    gradient: Tensor,
+    mixed: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    reach: tuple[int, int, int, int],
+    numbers: Tensor,
+    seen: Seen,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `convolve`'s weight and bias.
+
+    Args:
+        gradient: of the evolved map, a padded map, zeros in hidden cells.
+        mixed: as it was given to `convolve`, and so the others.
+        bits: what `convolve` gave.
+        weight: as above.
+        bias: as above.
+        reach: as above.
+        numbers: as above.
+        seen: as above.
+    """
+    shape, make, add_up = _convolve_to_weight_ready(
+        mixed.shape, mixed.dtype, weight.shape[-1], reach, seen.causal, precision_of(mixed.dtype)
+    )
+    partial = torch.empty(shape, dtype=torch.float32, device=mixed.device)
+    make.run((mixed, gradient, bits, partial))
+    to_weight, to_bias = weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+    add_up.run((partial, numbers, to_weight, to_bias))
+    return to_weight, to_bias
 
 
 def convolve_to_mixed(

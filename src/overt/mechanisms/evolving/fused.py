@@ -101,12 +101,17 @@ class EvolvingCall(NamedTuple):
         return reach(KINDS[self.kind], self.weight.shape[-1])
 
 
-def _mixed(given: EvolvingCall, call: Call) -> Tensor:
+def _rows_whole(call: Call) -> Call:
+    from overt.mechanisms._attend_triton import rows_whole
+
+    query, key = rows_whole(call.query), rows_whole(call.key)
+    return call if query is call.query and key is call.key else call._replace(query=query, key=key)
+
+
+def _mixed(given: EvolvingCall, call: Call, previous: Tensor | None, seen: Seen) -> Tensor:
     from overt.mechanisms.evolving import _evolve_triton as kernels
 
-    previous = None if given.previous is None else kernels.as_padded(given.previous)
     hidden = HIDDEN if given.weight is None else MIXED
-    seen = call.seen()
     return kernels.mix(call.query, call.key, call.scale, previous, seen, given.numbers, given.add, hidden)
 
 
@@ -115,10 +120,10 @@ def _forward(given: EvolvingCall) -> Tensors:
     from overt.mechanisms import _attend_triton as attention
     from overt.mechanisms.evolving import _evolve_triton as kernels
 
-    call = given.call()
-    call = call._replace(query=attention.rows_whole(call.query), key=attention.rows_whole(call.key))
+    call = _rows_whole(given.call())
     seen, prior = call.seen(), call.prior()
-    evolved = _mixed(given, call)
+    previous = None if given.previous is None else kernels.as_padded(given.previous)
+    evolved = _mixed(given, call, previous, seen)
     bits = call.query.new_empty(0, dtype=torch.uint8)
     if given.weight is not None and given.shift is not None:
         window = given.reach()
@@ -133,8 +138,7 @@ def _backward(given: EvolvingCall, results: Tensors, gradients: Maybe, wanted: t
     from overt.mechanisms.evolving import _evolve_triton as kernels
 
     (out, evolved, _, bits, rows, keyed), (to_out, to_evolved, to_kl) = results, gradients
-    call = given.call()
-    call = call._replace(query=attention.rows_whole(call.query), key=attention.rows_whole(call.key))
+    call = _rows_whole(given.call())
     seen, prior, to_kl = call.seen(), call.prior_again(keyed), call.to_total(to_kl, rows)
     to_out = torch.zeros_like(out) if to_out is None else to_out
     batch, heads, queries, keys = evolved.shape
@@ -143,16 +147,15 @@ def _backward(given: EvolvingCall, results: Tensors, gradients: Maybe, wanted: t
         evolved, call.value, call.draw(), prior, out, rows, to_out, to_kl, to_evolved, gradient
     )
     to_weight = to_shift = None
+    previous = None if given.previous is None else kernels.as_padded(given.previous)
     if given.weight is not None and given.shift is not None:
-        mixed, size, window = _mixed(given, call), given.weight.shape[-1], given.reach()
+        mixed, window = _mixed(given, call, previous, seen), given.reach()
         to_weight, to_shift = kernels.convolve_to_weight(
-            gradient, mixed, bits, size, window, given.numbers, seen
+            gradient, mixed, bits, given.weight, given.shift, window, given.numbers, seen
         )
-        to_weight, to_shift = to_weight.to(given.weight.dtype), to_shift.to(given.shift.dtype)
         # The mixed map is done with, and its memory takes the gradient.
         kernels.convolve_to_mixed(gradient, bits, given.weight, window, given.numbers, seen, mixed)
         gradient = mixed
-    previous = None if given.previous is None else kernels.as_padded(given.previous)
     to_previous, to_query, to_key = kernels.mix_backward(
         gradient, previous, call.query, call.key, call.scale, given.numbers, seen, given.add, wanted[_FIRST]
     )
