@@ -226,7 +226,7 @@ def model_forms() -> dict[str, tuple[list[overt.Mechanism], bool]]:
     }
 
 
-def model_step(mechanisms: list[overt.Mechanism], naive: bool, batch: int, length: int) -> tuple[Run, Any]:
+def model_step(mechanisms: list[overt.Mechanism], naive: bool, batch: int, length: int) -> Run:
     """A training step of a BERT-base-sized classifier under autocast: forward, backward, AdamW."""
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -251,28 +251,33 @@ def model_step(mechanisms: list[overt.Mechanism], naive: bool, batch: int, lengt
         with overt.naive():
             step()
 
-    return plainly if naive else step, model
+    return plainly if naive else step
 
 
 def measure_model(batch: int, length: int, repeats: int) -> list[dict[str, Any]]:
-    rows = []
+    """All forms take turns, so that what else the host does falls on all of them."""
+    steps, peaks = {}, {}
     for name, (mechanisms, naive) in model_forms().items():
-        run, model = model_step(mechanisms, naive, batch, length)
+        steps[name] = model_step(mechanisms, naive, batch, length)
         for _ in range(3):
-            run()
-        peak = peak_mebibytes(run)
-        seen = []
-        for _ in range(3 if naive else repeats):
+            steps[name]()
+        peaks[name] = peak_mebibytes(steps[name])
+        torch.cuda.empty_cache()
+    seen: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(repeats):
+        for name, step in steps.items():
+            if turn >= 3 and "naive" in name:
+                continue
             torch.cuda.synchronize()
             start = time.perf_counter()
-            run()
+            step()
             torch.cuda.synchronize()
-            seen.append(1e3 * (time.perf_counter() - start))
-        row = {"shape": [batch, length], "form": name, "ms": statistics.median(seen), "peak_mib": peak}
-        rows.append({**row, "low_ms": min(seen), "high_ms": max(seen)})
+            seen[name].append(1e3 * (time.perf_counter() - start))
+    rows = []
+    for name, times in seen.items():
+        row = {"shape": [batch, length], "form": name, "ms": statistics.median(times)}
+        rows.append({**row, "peak_mib": peaks[name], "low_ms": min(times), "high_ms": max(times)})
         print(rows[-1], flush=True)
-        del run, model
-        torch.cuda.empty_cache()
     return rows
 
 
@@ -391,7 +396,7 @@ def main() -> None:
     parser.add_argument("--no-model", action="store_true", help="leave out the whole model")
     parser.add_argument("--batch", type=int, default=16, help="of the whole model")
     parser.add_argument("--length", type=int, default=512, help="of the whole model")
-    parser.add_argument("--repeats", type=int, default=15, help="steps of the whole model")
+    parser.add_argument("--repeats", type=int, default=30, help="steps of the whole model")
     parser.add_argument("--rep", type=int, default=100, help="milliseconds that a form is repeated for")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()

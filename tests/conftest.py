@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ torch.set_warn_always(True)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _onednn_as_it_was() -> Iterator[None]:
+    """On a CPU without bfloat16 its first product makes torch turn oneDNN off, for all that comes after."""
+    enabled = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = enabled
 
 
 def live_kernel(

@@ -7,7 +7,7 @@ import gc
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ from test_battery import LIVE, all_equal, enliven, gradients, loss_inputs, token
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT, LLAMA, T5, GPT2 = (BY_NAME[name] for name in ("BERT", "Llama", "T5", "GPT-2"))
-
-
-@pytest.fixture(autouse=True)
-def _onednn_as_it_was() -> Iterator[None]:
-    """On a CPU without bfloat16 its first product makes torch turn oneDNN off, for all that comes after."""
-    enabled = torch.backends.mkldnn.enabled
-    yield
-    torch.backends.mkldnn.enabled = enabled
 
 
 def attached(family: Family, *mechanisms: Any, **settings: Any) -> Any:

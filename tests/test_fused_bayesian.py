@@ -336,6 +336,7 @@ def test_the_log_says_which_path_ran_and_why(caplog: pytest.LogCaptureFixture) -
     [(overt.Bayesian(k=0.3), "k from"), (overt.Bayesian(family="lognormal", sigma=2.0), "sigma up to")],
 )
 def test_settings_that_the_kernels_do_not_take_go_the_plain_way(config: overt.Bayesian, word: str) -> None:
-    reason = fused.unfit(layer_of(config, 2, 2, 16))
+    layer = layer_of(config, 2, 2, 16)
+    reason = fused.unfit(layer, next(layer.parameters()).device)
     assert reason is not None
     assert word in reason

@@ -107,7 +107,7 @@ def mask(
     if result is None or torch.compiler.is_compiling():
         return result
     pattern, simple = _pattern(function)
-    keys = None if attention_mask is None else attention_mask.bool()
+    keys = None if attention_mask is None else attention_mask.to(torch.bool, copy=True)
     whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
     _made[result] = Made(pattern, simple and whole and fits, keys), _version(result)

@@ -333,11 +333,12 @@ def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs
 
 
 def _trains(optimizer: torch.optim.Optimizer, state: AttachedState) -> bool:
+    theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in theirs for parameter in state.watched):
+        return True
     model = None if state.model is None else state.model()
-    ours = {id(parameter) for parameter in state.watched}
-    if model is not None:  # it may have got new ones, such as LoRA's
-        ours |= {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+    # it may have got new ones, such as LoRA's
+    return model is not None and any(id(parameter) in theirs for parameter in model.parameters())
 
 
 register_optimizer_step_post_hook(_after_optimizer_step)

@@ -159,11 +159,10 @@ class AttentionMap(nn.Module):
             return "rows may come in pieces"
         if reason := chain.why_not_fused(query.device) or fused.unfit(query, key, value, scale, dropout):
             return reason
-        if self.bayesian is not None and (reason := fused_bayesian.unfit(self.bayesian)):
+        if self.bayesian is not None and (reason := fused_bayesian.unfit(self.bayesian, query.device)):
             return reason
         if self.evolving is not None:
-            room = fused.room(query.device)
-            reason = fused_evolving.unfit(self.evolving, query.dtype, room)
+            reason = fused_evolving.unfit(self.evolving, query, fused.room(query.device))
             if reason is not None:
                 return reason
         return "masks are more than padding and causality" if seen is None else None

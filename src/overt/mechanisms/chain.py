@@ -192,8 +192,14 @@ class Chain:
 
     def penalty(self, per_example: bool = False) -> Tensor:
         """What joins the loss: λ(t)·KL, summed over layers, averaged over the batch unless `per_example`."""
-        weighted = [_weighted(kl, config.annealing(self.step)) for kl, config in self._kl.values()]
-        return _total(weighted, per_example)
+        of_config: dict[Bayesian, list[Tensor]] = {}
+        for kl, config in self._kl.values():
+            of_config.setdefault(config, []).append(kl)
+        weighted = [
+            _weighted(_total(kls, per_example), config.annealing(self.step))
+            for config, kls in of_config.items()
+        ]
+        return _total(weighted, per_example=True)
 
     @property
     def has_kl(self) -> bool:
@@ -209,14 +215,18 @@ def around() -> Chain | None:
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:
     if not parts:
         return torch.zeros(())
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part.to(total.device)
+    first, *rest = [part.to(parts[0].device) for part in parts]
+    if rest and all(part.shape == first.shape for part in rest):
+        total = torch.stack([first, *rest]).sum(dim=0)
+    else:
+        total = sum(rest, first)
     return total if per_example else total.mean()
 
 
 def _weighted(kl: Tensor, weight: Tensor | float) -> Tensor:
-    return kl * (weight.to(kl.device) if isinstance(weight, Tensor) else weight)
+    if isinstance(weight, Tensor):
+        return kl * weight.to(kl.device)
+    return kl if weight == 1.0 else kl * weight
 
 
 def _refuse_reentrant(first: Tensor, again: Tensor) -> None:

@@ -100,6 +100,9 @@ def unfit(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: floa
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         came = ", ".join(str(x.dtype) for x in (query, key, value))
         return f"kernels take float32, float16 or bfloat16, all three alike, not {came}"
+    if not query.device == key.device == value.device:
+        came = ", ".join(str(x.device) for x in (query, key, value))
+        return f"queries, keys and values lie on {came}"
     if value.shape != key.shape:
         return f"values {tuple(value.shape)} and keys {tuple(key.shape)} differ in shape"
     if query.shape[-1] > WIDEST:

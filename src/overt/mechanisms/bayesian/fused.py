@@ -32,11 +32,14 @@ MOST_MIDDLE = 32
 _WORD = 2**32
 
 
-def unfit(layer: BayesianLayer) -> str | None:
-    """Why a layer is not for the kernels; None if it is."""
+def unfit(layer: BayesianLayer, device: torch.device) -> str | None:
+    """Why a layer is not for the kernels on a device; None if it is."""
     config, prior = layer.config, layer.prior
-    if prior is not None and not type(prior.inner) is type(prior.outer) is nn.Linear:
-        return "the prior's network has been wrapped or replaced"
+    if prior is not None:
+        if not type(prior.inner) is type(prior.outer) is nn.Linear:
+            return "the prior's network has been wrapped or replaced"
+        if prior.inner.weight.device != device or prior.outer.weight.device != device:
+            return f"the prior's weights lie on {prior.inner.weight.device}, queries on {device}"
     if config.family == "weibull" and config.k < LEAST_K:
         return f"kernels take k from {LEAST_K}, got {config.k}"
     if config.family == "lognormal" and config.sigma > MOST_SIGMA:

@@ -211,15 +211,17 @@ def _constant(alpha: float, beta: float, device: torch.device) -> Tensor:
     return _constants[place]
 
 
-def unfit(layer: EvolvingLayer, dtype: torch.dtype, room: int) -> str | None:
+def unfit(layer: EvolvingLayer, query: Tensor, room: int) -> str | None:
     """Why a layer's map is not for the kernels; None if it is."""
     from overt.mechanisms.evolving._evolve_triton import convolvable
 
     if layer.weight is None:
         return None
+    if layer.weight.device != query.device:
+        return f"the convolution's weights lie on {layer.weight.device}, queries on {query.device}"
     if layer.site.heads > FEW_HEADS and room < ROOM_FOR_MANY:
         return f"convolutions of more than {FEW_HEADS} heads need more shared memory than this GPU has"
-    return convolvable(layer.site.heads, layer.config.kernel_size, dtype)
+    return convolvable(layer.site.heads, layer.config.kernel_size, query.dtype)
 
 
 def attended(
