@@ -111,7 +111,7 @@ class AttachedAttention(nn.Module):
         if self.map is None:
             weights = softmax(logits, visible)
         else:
-            made = None if torch.compiler.is_compiling() else _made(mask)
+            made = None if torch.compiler.is_compiling() else _made(mask, current)
             if not torch.compiler.is_compiling():
                 self._check_mask(visible, queries, total, made)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
@@ -141,7 +141,7 @@ class AttachedAttention(nn.Module):
         assert self.map is not None
         queries, keys = query.shape[-2], key.shape[-2]
         past = current.past.get(self.stack, 0) if self.kind != "encoder" else 0
-        made = _made(mask) if mask is None or not torch.compiler.is_compiling() else None
+        made = _made(mask, current)
         hindrance = None
         if current.weights:
             hindrance = "weights are wanted (output_attentions)"
@@ -272,8 +272,8 @@ class AttachedAttention(nn.Module):
         return "causal" if several else None  # one token sees itself, whatever the mask
 
 
-def _made(mask: Tensor | None) -> Made | None:
-    return Made("bidirectional", True, None) if mask is None else made_of(mask)
+def _made(mask: Tensor | None, current: Pass) -> Made | None:
+    return Made("bidirectional", True, None) if mask is None else made_of(mask, current)
 
 
 def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from overt.attach.passes import Pass, innermost
+
 # Names of transformers' mask functions, by what they do. Anything else may do anything.
 CAUSAL = {"causal_mask_function"}
 BIDIRECTIONAL = {"bidirectional_mask_function", "sliding_window_bidirectional_overlay.<locals>.inner_mask"}
@@ -45,8 +47,13 @@ class Made(NamedTuple):
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def made_of(mask: Tensor) -> Made | None:
+def made_of(mask: Tensor, current: Pass | None = None) -> Made | None:
     """How a mask was made, if it was made here and not changed since."""
+    if torch.compiler.is_compiling():
+        for known, made in () if current is None else current.masks:
+            if known is mask:
+                return made
+        return None
     found: tuple[Made, int] | None = _made.get(mask)  # type: ignore[no-untyped-call]
     return found[0] if found is not None and found[1] == _version(mask) else None
 
@@ -80,6 +87,17 @@ def _pattern(
     return None, False
 
 
+def _pattern_by_name(function: Callable[..., Any]) -> tuple[Pattern | None, bool]:
+    """The same where a compiler looks on, which does not see into closures."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if function is causal_mask_function:
+        return "causal", True
+    if function is bidirectional_mask_function:
+        return "bidirectional", True
+    return None, False
+
+
 def mask(
     batch_size: int,
     q_length: int,
@@ -104,11 +122,16 @@ def mask(
         attention_mask=attention_mask,
         **kwargs,
     )
-    if result is None or torch.compiler.is_compiling():
+    if result is None:
         return result
-    pattern, simple = _pattern(function)
+    compiling = torch.compiler.is_compiling()
+    pattern, simple = _pattern_by_name(function) if compiling else _pattern(function)
     keys = None if attention_mask is None else attention_mask.to(torch.bool, copy=True)
     whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
-    _made[result] = Made(pattern, simple and whole and fits, keys), _version(result)
+    made = Made(pattern, simple and whole and fits, keys)
+    if not compiling:
+        _made[result] = made, _version(result)
+    elif (current := innermost()) is not None:
+        current.masks.append((result, made))
     return result

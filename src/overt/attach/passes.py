@@ -20,6 +20,8 @@ from overt.mechanisms.seen import Seen
 if TYPE_CHECKING:
     from transformers import Cache
 
+    from overt.attach.masks import Made
+
 KEYWORD = "overt_pass"
 # Chains of one model must not share noise: each takes the next of these steps away from the seed.
 SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -96,6 +98,7 @@ class Pass:
         done: attentions that have run.
         batch: number of examples, once known.
         weights: whether attention weights were asked for.
+        masks: while a compiler looks on, masks and how they were made.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Pass:
         self.done: set[str] = set()
         self.batch: int | None = None
         self.weights = False
+        self.masks: list[tuple[Tensor, Made]] = []
         self._visible: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None, Seen]] = {}
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
@@ -192,6 +196,12 @@ def pass_in(kwargs: dict[str, Any], token: str) -> Pass | None:
     """The pass that came as a keyword, or the one of this model that is running."""
     current: Pass | None = kwargs.get(KEYWORD)
     return running(token) if current is None else current
+
+
+def innermost() -> Pass | None:
+    """The innermost pass that is running in this thread."""
+    passes = _of_this_thread()
+    return passes[-1] if passes else None
 
 
 def running(token: str) -> Pass | None:

@@ -35,6 +35,11 @@ def signed(word: int) -> int:
     return (word + 2**31) % 2**32 - 2**31
 
 
+def helper(function: Any) -> Any:
+    """A function that kernels call. The interpreter sets itself up anew for each that is compiled."""
+    return function if INTERPRETED else triton.jit(function)
+
+
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """A kernel is launched on the current device, which need not be the tensor's."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
@@ -115,7 +120,3 @@ class Ready:
         floats = tuple([float(number) for number in floats])  # of integers, Triton looks at the values
         options = {} if INTERPRETED else self.options
         return kernel[self.grid](*tensors, *floats, *self.integers, *loose, **constants, **options)
-
-
-def launch(kernel, grid, tensors, floats, integers, loose, constants, warps=4, stages=2, registers=None):  # type: ignore  # TEMPORARY
-    Ready(kernel, grid, integers, constants, warps, stages, registers).run(tensors, floats, loose)

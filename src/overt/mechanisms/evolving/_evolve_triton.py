@@ -7,13 +7,13 @@ The convolution over all heads is a matrix product (heads × heads) for each tap
 one column to the side would be a misaligned load; so columns are taken apart by phase instead. A *word* is
 four columns of a row, one aligned load; its columns are four tiles (heads × words), and a shift by a column
 is another choice among the tiles of a word and its neighbours'. A program walks down rows: each row is loaded
-once and multiplied into the sums of all the output rows whose windows hold it.
+once and multiplied into the sums of all the output rows whose windows hold it. Half precision has a faster
+way, for up to 16 heads and windows of up to 3, and for all weights' gradients: `_runs_triton`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -21,8 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.mechanisms._attend_triton import bytes_of, heads_last, heads_last_strides, precision_of
-from overt.mechanisms._launch import INTERPRETED, MOST, Ready, power_of_two
+from overt.mechanisms._launch import MOST, Ready, helper, power_of_two
 from overt.mechanisms._launch import blocks as blocks_of
+from overt.mechanisms.evolving import _runs_triton as runs
+from overt.mechanisms.evolving._runs_triton import taps_of
 from overt.mechanisms.seen import Seen
 
 _ALIGN = 16
@@ -79,11 +81,6 @@ def convolvable(heads: int, kernel_size: int, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _helper(function: Any) -> Any:
-    """A function that kernels call. The interpreter sets itself up anew for each that is compiled."""
-    return function if INTERPRETED else triton.jit(function)
-
-
 def _width(map: Tensor) -> int:
     return -(-map.shape[-1] // _ALIGN) * _ALIGN
 
@@ -113,7 +110,7 @@ def _named(there: tuple[bool, bool, bool]) -> dict[str, bool]:
 # mixing ---------------------------------------------------------------------------------------------------
 
 
-@_helper
+@helper
 def _visible(
     keys, queries, batch, m, n, M, N,
     HAS_KEYS: tl.constexpr, HAS_QUERIES: tl.constexpr, CAUSAL: tl.constexpr,
@@ -226,7 +223,7 @@ def mix(
     return mixed
 
 
-@_helper
+@helper
 def _to_current(gradient, previous, cell, inside, seen, alpha, HAS_PREVIOUS: tl.constexpr, ADD: tl.constexpr):
     """Of one tile of `_mix`: the gradients of the current logits and of the previous map."""
     g = tl.load(gradient + cell, mask=inside, other=0.0).to(tl.float32)
@@ -389,13 +386,13 @@ def mix_backward(
 # convolution ----------------------------------------------------------------------------------------------
 
 
-@_helper
+@helper
 def _column(word, PHASE: tl.constexpr, DTYPE: tl.constexpr):
     """One column out of words of 2-byte columns."""
     return (word >> (16 * PHASE)).to(tl.int16).to(DTYPE, bitcast=True)
 
 
-@_helper
+@helper
 def _spread(bits):
     """Four bits as a word that has ones in the columns whose bits are on."""
     wide = bits.to(tl.int64)
@@ -403,7 +400,7 @@ def _spread(bits):
     return (low << 16) - low
 
 
-@_helper
+@helper
 def _codes(bits, y, inside, word, words, W):
     """Bits of the words before, at and after `word` in row y, in a byte each."""
     at = bits + y * W + word
@@ -413,7 +410,7 @@ def _codes(bits, y, inside, word, words, W):
     return before | (here << 8) | (after << 16)
 
 
-@_helper
+@helper
 def _piece(
     source, y, inside, word, codes, N, NP, SHIFT: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
@@ -446,7 +443,7 @@ def _piece(
     return plain, tiles
 
 
-@_helper
+@helper
 def _tiles(
     source, y, rows, word, words, codes, N, NP,
     L: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr,
@@ -468,22 +465,7 @@ def _tiles(
     return plain, tiles
 
 
-@_helper
-def _weights(weight, heads, line, o, i, KS: tl.constexpr, BACKWARD: tl.constexpr, DTYPE: tl.constexpr):
-    """One line of taps: KS matrices, zero beyond the heads; turned round for the way back."""
-    taps = ()
-    there = (o < heads) & (i < heads)
-    for dx in tl.static_range(KS):
-        if BACKWARD:
-            at = ((i * heads + o) * KS + (KS - 1 - line)) * KS + (KS - 1 - dx)
-        else:
-            at = ((o * heads + i) * KS + line) * KS + dx
-        tap = tl.load(weight + at, mask=there, other=0.0).to(DTYPE)
-        taps = taps + (tap,)  # type: ignore[assignment]
-    return taps
-
-
-@_helper
+@helper
 def _as_words(map, WIDE: tl.constexpr):
     """A map as it is loaded: whole words of 2-byte columns."""
     if not WIDE:
@@ -491,7 +473,7 @@ def _as_words(map, WIDE: tl.constexpr):
     return map
 
 
-@_helper
+@helper
 def _taps(taps, tiles, sums, KS: tl.constexpr, PRECISION: tl.constexpr):
     """Sums of four phases, with one line of taps' products added."""
     a, b, c, d = sums
@@ -503,14 +485,14 @@ def _taps(taps, tiles, sums, KS: tl.constexpr, PRECISION: tl.constexpr):
     return (a, b, c, d)
 
 
-@_helper
+@helper
 def _zeros(HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
     a, b = tl.full((HEIGHT, WIDTH), 0, DTYPE), tl.full((HEIGHT, WIDTH), 0, DTYPE)
     c, d = tl.full((HEIGHT, WIDTH), 0, DTYPE), tl.full((HEIGHT, WIDTH), 0, DTYPE)
     return (a, b, c, d)
 
 
-@_helper
+@helper
 def _put(to, inside, a, b, c, d, WIDE: tl.constexpr):
     """Four phases as words."""
     if WIDE:
@@ -583,13 +565,13 @@ def _convolve(
     if CAUSAL:  # a strip that is hidden as a whole is only filled
         gone = 4 * j0 > y0 + rows - 1 + N - M
         steps, blank = tl.where(gone, 0, steps), tl.where(gone, rows, 0)
-    w0 = _weights(weight, heads, 0, o, i, KS, BACKWARD, DTYPE)
+    w0 = taps_of(weight, heads, 0, KS, BACKWARD, DTYPE, HP)
     if KS > 1:
-        w1 = _weights(weight, heads, 1, o, i, KS, BACKWARD, DTYPE)
-        w2 = _weights(weight, heads, 2, o, i, KS, BACKWARD, DTYPE)
+        w1 = taps_of(weight, heads, 1, KS, BACKWARD, DTYPE, HP)
+        w2 = taps_of(weight, heads, 2, KS, BACKWARD, DTYPE, HP)
     if KS > 3:
-        w3 = _weights(weight, heads, 3, o, i, KS, BACKWARD, DTYPE)
-        w4 = _weights(weight, heads, 4, o, i, KS, BACKWARD, DTYPE)
+        w3 = taps_of(weight, heads, 3, KS, BACKWARD, DTYPE, HP)
+        w4 = taps_of(weight, heads, 4, KS, BACKWARD, DTYPE, HP)
     nothing = _zeros(HP, BPIX, tl.float32)
     # what the rows so far add to the output rows still open, the next to close last
     s1, s2, s3, s4 = nothing, nothing, nothing, nothing
@@ -659,28 +641,17 @@ def _convolve(
                 tl.store(bits + (y0 + step) * W + word, tl.full((HP, BPIX), 0, tl.uint8), mask=inside)
 
 
-@_helper
-def _back(
-    source, bits, y, M, live, word, words, N, NP, DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr
-):
-    """Row y of the gradient behind the ReLU, zero outside the map."""
-    counts = live & (y >= 0) & (y < M)
-    codes = tl.load(bits + y * (NP // 4) + word, mask=counts, other=0).to(tl.int32) << 8
-    _, tiles = _tiles(source, y, counts, word, words, codes, N, NP, 0, 0, DTYPE, WIDE, True, EXACT)
-    return tiles
-
-
 @triton.jit
 def _convolve_to_weight(
     center, gradient, bits, partial,
     heads, M, N, NP, rows, strips, blocks,
-    KS: tl.constexpr, L: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, LINES: tl.constexpr,
-    CAUSAL: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    KS: tl.constexpr, L: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr,
+    CAUSAL: tl.constexpr, DTYPE: tl.constexpr, EXACT: tl.constexpr,
     HP: tl.constexpr, BPIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One strip's part of LINES lines of taps' gradients, and of the bias's, without the factor β."""
+    """One strip's part of a line of taps' gradients, and of the bias's, without the factor β, in float32."""
     pid = tl.program_id(0)
-    line = tl.program_id(1) * LINES
+    line = tl.program_id(1)
     j0 = pid % blocks * BPIX
     y0 = pid // blocks % strips * rows
     batch = (pid // (blocks * strips)).to(tl.int64)
@@ -689,51 +660,36 @@ def _convolve_to_weight(
     word = j0 + tl.arange(0, BPIX)[None, :]
     live = (h < heads) & (word < words)
     first = h.to(tl.int64) * M
-    row = NP if WIDE else NP // 4
-    source = _as_words(center, WIDE) + batch * heads * M * row + first * row
-    back = _as_words(gradient, WIDE) + batch * heads * M * row + first * row
+    source = center + batch * heads * M * NP + first * NP
+    back = gradient + batch * heads * M * NP + first * NP
     bits += batch * heads * M * (NP // 4) + first * (NP // 4)
     end = tl.minimum(y0 + rows, M)
     if CAUSAL:  # rows above are hidden in these columns
         y0 = tl.maximum(y0, 4 * j0 - L - (N - M))
     zero = tl.full((HP, HP), 0, tl.float32)
-    s0, s1, s2 = (zero,) * KS, (zero,) * KS, (zero,) * KS
+    sums = (zero,) * KS
     ones = tl.full((BPIX, HP), 1.0, DTYPE)
     constant = zero
-    if LINES > 1:
-        g1 = _back(back, bits, y0 + ABOVE - 1, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
-        g2 = _back(back, bits, y0 + ABOVE - 2, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
     for y in range(y0, end):
         _, tiles = _tiles(
-            source, y, live & (y < M), word, words, word, N, NP, L, R, DTYPE, WIDE, False, EXACT
+            source, y, live & (y < M), word, words, word, N, NP, L, R, DTYPE, True, False, EXACT
         )
-        g0 = _back(back, bits, y + ABOVE - line, M, live, word, words, N, NP, DTYPE, WIDE, EXACT)
-        s0 = _correlate(g0, tiles, s0, KS, PRECISION)
-        if LINES > 1:
-            s1 = _correlate(g1, tiles, s1, KS, PRECISION)
-            s2 = _correlate(g2, tiles, s2, KS, PRECISION)
-        here = g0
-        if LINES > 1:
-            if ABOVE == 1:
-                here = g1
-            elif ABOVE == 2:
-                here = g2
+        z = y + ABOVE - line  # the row whose gradient meets this one in the line
+        counts = live & (z >= 0) & (z < M)
+        codes = tl.load(bits + z * (NP // 4) + word, mask=counts, other=0).to(tl.int32) << 8
+        _, g = _tiles(back, z, counts, word, words, codes, N, NP, 0, 0, DTYPE, True, True, EXACT)
+        sums = _correlate(g, tiles, sums, KS, PRECISION)
         for p in tl.static_range(4):
-            constant = tl.dot(here[p], ones, constant, input_precision=PRECISION)
-        if LINES > 1:
-            g2, g1 = g1, g0
+            constant = tl.dot(g[p], ones, constant, input_precision=PRECISION)
     o, i = tl.arange(0, HP)[:, None], tl.arange(0, HP)[None, :]
-    place = (pid * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * (LINES * KS + 1)
+    place = (pid * tl.num_programs(1) + line).to(tl.int64) * (KS + 1)
     to = partial + (place * HP + o) * HP + i
     for dx in tl.static_range(KS):
-        tl.store(to + dx * HP * HP, s0[dx])
-        if LINES > 1:
-            tl.store(to + (KS + dx) * HP * HP, s1[dx])
-            tl.store(to + (2 * KS + dx) * HP * HP, s2[dx])
-    tl.store(to + LINES * KS * HP * HP, constant)
+        tl.store(to + dx * HP * HP, sums[dx])
+    tl.store(to + KS * HP * HP, constant)
 
 
-@_helper
+@helper
 def _correlate(from_, tiles, sums, KS: tl.constexpr, PRECISION: tl.constexpr):
     """One line of taps' gradients with one row's part added."""
     new = ()
@@ -772,6 +728,17 @@ def _add_up(
     tl.store(to_bias + o, total.to(to_bias.dtype.element_ty), mask=real & (i == 0) & bias)
 
 
+_PAIRS = 4  # of a run, where rows are convolved
+_AT_ONCE = 8 * 132  # programs of one warp that a large GPU runs at a time
+
+
+def _strips(rows: int, strips: int) -> tuple[int, int]:
+    """Rows of a strip, and strips, where so many strips are wished for."""
+    strips = max(1, min(strips, blocks_of(rows, 8)))
+    each = blocks_of(rows, strips)
+    return each, blocks_of(rows, each)
+
+
 def _room(heads: int) -> int:
     return max(16, 1 << (heads - 1).bit_length())
 
@@ -779,7 +746,7 @@ def _room(heads: int) -> int:
 @lru_cache(MOST)
 def _convolve_ready(
     shape: Shape, dtype: torch.dtype, KS: int, reach: tuple[int, int, int, int],
-    there: tuple[bool, bool, bool], backward: bool, on_gpu: bool, precision: str,
+    there: tuple[bool, bool, bool], backward: bool, precision: str,
 ) -> Ready:  # fmt: skip
     B, H, M, N = shape
     HP, width = _room(H), blocks_of(N, _ALIGN) * _ALIGN
@@ -787,16 +754,25 @@ def _convolve_ready(
     if backward:
         left, right, above, below = right, left, below, above
     wide = dtype == torch.float32
+    window = {"KS": KS, "L": left, "R": right, "BELOW": below, "BACKWARD": backward}
+    if not wide and HP == 16 and KS <= 3:
+        count = blocks_of(width, 8 * 2 * _PAIRS)
+        rows, strips = _strips(M, _AT_ONCE // (B * count))
+        return Ready(
+            runs.convolution,
+            (B * count * strips, 1, 1),
+            (H, M, N, width, rows, strips, count),
+            {**window, **_named(there), "DTYPE": _TYPES[dtype], "EXACT": N % _ALIGN == 0, "P": _PAIRS},
+            1,
+            1,
+        )
     BPIX = {16: 32, 32: 16 if wide else 64}[HP]
     BPIX = min(BPIX, power_of_two(blocks_of(N, _PHASES)))
-    # few registers, for two programs at a time on each multiprocessor
-    registers = 128 if on_gpu and HP == 16 and KS <= 3 and not wide else None
     count = blocks_of(width // _PHASES, BPIX)
     ROWS = 64
     while ROWS > 8 and B * count * blocks_of(M, ROWS) < 400:
         ROWS //= 2
     strips = blocks_of(M, ROWS)
-    window = {"KS": KS, "L": left, "R": right, "BELOW": below, "BACKWARD": backward}
     kind = {"DTYPE": _TYPES[dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0}
     sizes = {"HP": HP, "BPIX": BPIX, "ROWS": ROWS, "PRECISION": precision}
     return Ready(
@@ -806,7 +782,6 @@ def _convolve_ready(
         {**window, **_named(there), **kind, **sizes},
         4 if HP == 16 else 8,
         1 if wide and HP > 16 else 2,
-        registers,
     )
 
 
@@ -816,7 +791,7 @@ def _walk(
 ) -> None:  # fmt: skip
     ready = _convolve_ready(
         source.shape, source.dtype, weight.shape[-1], reach,
-        _there(seen), backward, source.is_cuda, precision_of(source.dtype),
+        _there(seen), backward, precision_of(source.dtype),
     )  # fmt: skip
     ready.run((source, weight.contiguous(), bias, numbers, *_masks(seen, bits), out, bits))
 
@@ -862,21 +837,19 @@ def _convolve_to_weight_ready(
     left, right, above, _ = reach
     wide = dtype == torch.float32
     LINES = KS if KS <= 3 and not wide else 1
-    BPIX = 16
-    count = blocks_of(blocks_of(N, _PHASES), BPIX)
-    strips = max(1, min(1024 // (B * count), blocks_of(M, 8)))
-    rows = blocks_of(M, strips)
-    strips = blocks_of(M, rows)
+    count = blocks_of(width, 64)
+    pieces = (HP // 16) ** 2
+    rows, strips = _strips(M, _AT_ONCE // (B * count * pieces))
     parts, groups = B * count * strips, KS // LINES
-    window = {"KS": KS, "L": left, "R": right, "ABOVE": above, "LINES": LINES, "CAUSAL": causal}
-    kind = {"DTYPE": _TYPES[dtype], "WIDE": wide, "EXACT": N % _ALIGN == 0}
-    make = Ready(
-        _convolve_to_weight,
-        (parts, groups, 1),
-        (H, M, N, width, rows, strips, count),
-        {**window, **kind, "HP": HP, "BPIX": BPIX, "PRECISION": precision},
-        (HP // 16) ** 2,
-    )
+    window = {"KS": KS, "L": left, "R": right, "ABOVE": above}
+    kind = {"CAUSAL": causal, "DTYPE": _TYPES[dtype], "EXACT": N % _ALIGN == 0, "HP": HP}
+    integers = H, M, N, width, rows, strips, count
+    if wide:
+        kind |= {"BPIX": 16, "PRECISION": precision}
+        make = Ready(_convolve_to_weight, (parts, groups, 1), integers, {**window, **kind}, pieces)
+    else:
+        window |= {"LINES": LINES}
+        make = Ready(runs.to_weight, (parts, groups, pieces), integers, {**window, **kind}, 1, 1)
     BLOCK = 32
     add_up = Ready(
         _add_up,
