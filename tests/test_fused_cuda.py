@@ -13,7 +13,7 @@ from overt.mechanisms.bayesian import fused as fused_bayesian
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.seen import Seen
 from test_attention import enliven
-from test_fused_models import MECHANISMS, attached
+from test_fused_models import MECHANISMS, attached, kernels_in, spied
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_form = pytest.mark.parametrize("form", MECHANISMS)
@@ -41,7 +41,9 @@ def test_inductor_compiles_the_training_step_in_one_graph(form: str) -> None:
     torch.compiler.reset()
     model, x, step = encoder(form)
     want = found(model, x, step)
-    got = found(torch.compile(model, fullgraph=True), x, step)
+    graphs: list[torch.fx.GraphModule] = []
+    got = found(torch.compile(model, backend=spied(graphs, "inductor"), fullgraph=True), x, step)
+    assert kernels_in(graphs) == 3
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
 

@@ -220,6 +220,44 @@ def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.
     both_ways(model, run, caplog)
 
 
+def kernels_in(graphs: list[torch.fx.GraphModule]) -> int:
+    """How many attentions are kernels in compiled graphs."""
+    ops = torch.ops.overt.bayesian.default, torch.ops.overt.evolving.default
+    return sum(node.target in ops for graph in graphs for node in graph.graph.nodes)
+
+
+def spied(graphs: list[torch.fx.GraphModule], backend: str) -> Any:
+    """A backend that keeps the graphs it is given."""
+    from torch._dynamo import lookup_backend
+
+    def compile_fx(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    return compile_fx
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it by other means
+@pytest.mark.parametrize(("kind", "form"), [("bert", "both"), ("llama", "bayesian")][0 if CUDA else 1 :])
+def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, form: str) -> None:
+    model, inputs = attached(kind, MECHANISMS[form])
+    inputs |= {"use_cache": False} if kind == "llama" else {}  # type: ignore[dict-item]
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+    compiled = torch.compile(model, backend=spied(graphs, "aot_eager"), fullgraph=True)
+
+    def found(run: Any) -> list[Tensor | None]:
+        model.overt_state.seen.zero_()
+        loss = run(**inputs).loss
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+    for a, b in zip(found(compiled), found(model), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=3e-5)
+    assert kernels_in(graphs) == 2
+
+
 def test_one_padding_mask_for_all_is_that_mask_for_each(caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = attached("bart", MECHANISMS["bayesian"], where="cross")
     real = torch.arange(9, device=DEVICE) < 3

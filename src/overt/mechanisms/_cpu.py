@@ -29,7 +29,7 @@ def applies(name: str, *tensors: Tensor) -> bool:
     """
     if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in tensors):
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():  # which cannot follow an import
         return _INSTALLED

@@ -129,7 +129,16 @@ class Operator:
             rest[self.differentiable + 1 :],
         )
         found = self.run_backward(self.arguments(*inputs), results, gradients, tuple(wanted))
-        return tuple(results[0].new_empty(0) if x is None else x for x in found)
+        # What an operator returns may share no memory.
+        taken: set[int] = set()
+        alone = []
+        for x in found:
+            x = results[0].new_empty(0) if x is None else x
+            place = x.untyped_storage().data_ptr()
+            alone.append(x.clone() if place in taken else x)
+            if x.numel():
+                taken.add(place)
+        return tuple(alone)
 
     def _gradients(self, ctx: Any, gradients: Maybe) -> tuple[Any, ...]:
         saved = ctx.saved_tensors

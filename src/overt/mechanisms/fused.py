@@ -95,7 +95,7 @@ _rooms: dict[torch.device, int] = {}
 
 def unfit(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> str | None:
     """Why this call is not for the kernels; None if it is."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "torch.func transforms and forward-mode derivatives go through plain operations"
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         came = ", ".join(str(x.dtype) for x in (query, key, value))
