@@ -254,7 +254,8 @@ def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, f
     for a, b in zip(found(compiled), found(model), strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:
-            torch.testing.assert_close(a, b, rtol=2e-3, atol=3e-5)
+            # By the norm: what rounds otherwise may fall on the other side of ReLU's corner.
+            assert float((a - b).norm()) <= 2e-3 * float(b.norm()) + 1e-4
     assert kernels_in(graphs) == 2
 
 
