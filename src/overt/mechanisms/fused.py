@@ -82,15 +82,7 @@ def room(device: torch.device) -> int:
     """Bytes of shared memory that one block of threads may have on a device."""
     if device.type != "cuda":
         return 2**20
-    if device not in _rooms:
-        from triton.runtime import driver
-
-        number = torch.cuda.current_device() if device.index is None else device.index
-        _rooms[device] = driver.active.utils.get_device_properties(number)["max_shared_mem"]
-    return _rooms[device]
-
-
-_rooms: dict[torch.device, int] = {}
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def unfit(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> str | None:
