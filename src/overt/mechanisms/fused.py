@@ -82,7 +82,8 @@ def room(device: torch.device) -> int:
     """Bytes of shared memory that one block of threads may have on a device."""
     if device.type != "cuda":
         return 2**20
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def unfit(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> str | None:
