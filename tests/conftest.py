@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ settings.register_profile(
 )
 settings.load_profile("overt")
 
-if not torch.cuda.is_available():  # GPU kernels are run by Triton's interpreter, before anything imports them
+# Without a GPU its kernels are run by Triton's interpreter, chosen before anything imports them.
+if not torch.cuda.is_available() and find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 # torch gives most warnings once per process; then which test fails for one would depend on their order.

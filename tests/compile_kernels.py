@@ -1,4 +1,4 @@
-"""Compile GPU kernels without a GPU: `python tests/kernels.py FORM`, in a process without the interpreter.
+"""Compile GPU kernels without a GPU: `python tests/compile_kernels.py FORM`, without the interpreter.
 
 The fused forms run on a CPU with a launch that compiles each kernel for a GPU in place of running it, for
 exactly the argument kinds (types, alignment, constants) that it would have there.
