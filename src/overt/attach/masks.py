@@ -48,7 +48,7 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def made_of(mask: Tensor, current: Pass | None = None) -> Made | None:
-    """How a mask was made, if it was made here and not changed since."""
+    """How a mask was made, if it was made here and not changed since (which a compiler cannot tell)."""
     if torch.compiler.is_compiling():
         for known, made in () if current is None else current.masks:
             if known is mask:

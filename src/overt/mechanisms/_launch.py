@@ -60,7 +60,6 @@ class Ready:
         constants: the kernel's, by name.
         warps: of a program.
         stages: of its pipelines.
-        registers: most per thread; None leaves it to the compiler.
     """
 
     __slots__ = ("_compiled", "_fixed", "constants", "grid", "integers", "kernel", "options")
@@ -73,12 +72,9 @@ class Ready:
         constants: dict[str, Any],
         warps: int = 4,
         stages: int = 2,
-        registers: int | None = None,
     ) -> None:
         self.kernel, self.grid, self.integers, self.constants = kernel, grid, integers, constants
         self.options = {"num_warps": warps, "num_stages": stages}
-        if registers is not None:
-            self.options["maxnreg"] = registers
         self._fixed = tuple(constants.values())
         self._compiled: dict[Any, Any] = {}
 
@@ -97,9 +93,12 @@ class Ready:
         aligned = all_bits & 15 == 0 or tuple([place & 15 == 0 for place in places])
         key = (number, aligned, *[tensor.dtype for tensor in tensors])
         compiled = self._compiled.get(key)
-        if compiled is None or number != torch._C._cuda_getDevice():
+        if number != torch._C._cuda_getDevice():
             with on_device_of(tensors[0]):
-                self._compiled[key] = self._run_anew(tensors, floats, loose)
+                self.run(tensors, floats, loose)
+            return
+        if compiled is None:
+            self._compiled[key] = self._run_anew(tensors, floats, loose)
             return
         stream = torch._C._cuda_getCurrentRawStream(number)
         if _DIRECT:

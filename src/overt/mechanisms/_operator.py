@@ -25,7 +25,8 @@ class Operator:
         backward: arguments, results, gradients of the differentiable results (None where there are none),
             and which tensors' gradients are wanted → gradients of the first tensors, or None.
         shapes: arguments → empty results, for compilers.
-        to_shapes: arguments → empty gradients of the first tensors, for compilers.
+        to_shapes: arguments, and which gradients are wanted → empty gradients of the first tensors, for
+            compilers.
         trained: how many of the tensors, first, may have gradients.
         results: how many there are.
         differentiable: how many of the results, first, have gradients; the others are for `backward`.
@@ -38,7 +39,7 @@ class Operator:
         forward: Callable[[Any], Tensors],
         backward: Callable[[Any, Tensors, Maybe, tuple[bool, ...]], Maybe],
         shapes: Callable[[Any], Tensors],
-        to_shapes: Callable[[Any], Tensors],
+        to_shapes: Callable[[Any, list[bool]], Tensors],
         trained: int,
         results: int,
         differentiable: int,
@@ -75,7 +76,9 @@ class Operator:
             schema=f"({saved}, {inputs}) -> ({returned(trained)})",
         )
         skipped = results + differentiable + 1
-        self.backward_operator.register_fake(lambda *given: to_shapes(arguments(*given[skipped:])))
+        self.backward_operator.register_fake(
+            lambda *given: to_shapes(arguments(*given[skipped:]), given[skipped - 1])
+        )
         torch.library.register_autograd(
             self.operator,
             lambda ctx, *gradients: self._gradients(ctx, gradients),
@@ -96,14 +99,15 @@ class Operator:
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
                 if torch.is_grad_enabled():
-                    return once(ctx, *gradients)
+                    raise RuntimeError(
+                        "kernels have no gradients of gradients (create_graph=True): "
+                        "`with overt.naive():` around the forward pass, plain operations do"
+                    )
                 saved, count = ctx.saved_tensors, operator.results
                 given = arguments(*saved[count:], *ctx.numbers)
                 wanted = ctx.needs_input_grad[1:]
                 found = operator.run_backward(given, saved[:count], gradients[:differentiable], wanted)
                 return None, *found
-
-        once = torch.autograd.function.once_differentiable(Function.backward)
 
         self.function: Any = Function
 

@@ -162,7 +162,7 @@ class AttentionMap(nn.Module):
         if self.bayesian is not None and (reason := fused_bayesian.unfit(self.bayesian, query.device)):
             return reason
         if self.evolving is not None:
-            reason = fused_evolving.unfit(self.evolving, query, fused.room(query.device))
+            reason = fused_evolving.unfit(self.evolving, query, key.shape[2], fused.room(query.device))
             if reason is not None:
                 return reason
         return "masks are more than padding and causality" if seen is None else None

@@ -192,12 +192,12 @@ class Chain:
 
     def penalty(self, per_example: bool = False) -> Tensor:
         """What joins the loss: λ(t)·KL, summed over layers, averaged over the batch unless `per_example`."""
-        of_config: dict[Bayesian, list[Tensor]] = {}
+        of_config: dict[str, tuple[Bayesian, list[Tensor]]] = {}
         for kl, config in self._kl.values():
-            of_config.setdefault(config, []).append(kl)
+            of_config.setdefault(config.settings, (config, []))[1].append(kl)
         weighted = [
             _weighted(_total(kls, per_example), config.annealing(self.step))
-            for config, kls in of_config.items()
+            for config, kls in of_config.values()
         ]
         return _total(weighted, per_example=True)
 

@@ -36,7 +36,7 @@ def unfit(layer: BayesianLayer, device: torch.device) -> str | None:
     """Why a layer is not for the kernels on a device; None if it is."""
     config, prior = layer.config, layer.prior
     if prior is not None:
-        if not type(prior.inner) is type(prior.outer) is nn.Linear:
+        if not type(prior.inner) is type(prior.outer) is nn.Linear or prior.inner.bias is None:
             return "the prior's network has been wrapped or replaced"
         if prior.inner.weight.device != device or prior.outer.weight.device != device:
             return f"the prior's weights lie on {prior.inner.weight.device}, queries on {device}"
@@ -329,7 +329,7 @@ bayesian = Operator(
     _forward,
     _backward,
     lambda call: (empty_heads_last(call.query), *call.empty_rows()),
-    lambda call: call.empty_gradients(),
+    lambda call, _: call.empty_gradients(),
     trained=6,
     results=4,
     differentiable=2,

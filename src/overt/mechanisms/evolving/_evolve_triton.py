@@ -33,11 +33,16 @@ _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 Shape = tuple[int, ...]
 
 
+def _width(keys: int) -> int:
+    """Columns of a padded map's rows."""
+    return blocks_of(keys, _ALIGN) * _ALIGN
+
+
 def padded(
     batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """An uninitialised map (batch, heads, queries, keys) whose rows start aligned."""
-    width = blocks_of(keys, _ALIGN) * _ALIGN
+    width = _width(keys)
     whole = torch.empty(batch, heads, queries, width, dtype=dtype, device=device)
     return whole if width == keys else whole[..., :keys]
 
@@ -45,7 +50,7 @@ def padded(
 def is_padded(map: Tensor) -> bool:
     """Whether a map lies in memory as `padded` lays it out, from an aligned address on."""
     batch, heads, queries, keys = map.shape
-    width = blocks_of(keys, _ALIGN) * _ALIGN
+    width = _width(keys)
     strides = heads * queries * width, queries * width, width, 1
     # the stride of an axis of length 1 says nothing
     if map.stride() != strides and not all(
@@ -81,14 +86,10 @@ def convolvable(heads: int, kernel_size: int, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _width(map: Tensor) -> int:
-    return -(-map.shape[-1] // _ALIGN) * _ALIGN
-
-
 def _whole(map: Tensor) -> Tensor:
     """A padded map with its padding columns."""
     batch, heads, queries, _ = map.shape
-    width = _width(map)
+    width = _width(map.shape[-1])
     return map.as_strided(
         (batch, heads, queries, width), (heads * queries * width, queries * width, width, 1)
     )
@@ -180,7 +181,7 @@ def _mix_ready(
     return Ready(
         _mix,
         (tiles[0] * tiles[1] * B * H, 1, 1),
-        (*query[:3], *key[:3], H, H // Hk, M, N, blocks_of(N, _ALIGN) * _ALIGN, D, *tiles),
+        (*query[:3], *key[:3], H, H // Hk, M, N, _width(N), D, *tiles),
         {"HAS_PREVIOUS": has_previous, "ADD": add, **_named(there), **sizes},
     )
 
@@ -324,7 +325,7 @@ def _mix_backward_ready(
     tiles = blocks_of(M, BM), blocks_of(N, BN)
     past = {"HAS_PREVIOUS": has_previous, "ADD": add}
     sizes = {"BM": BM, "BN": BN, "BD": BD, "PRECISION": precision}
-    shape = H // Hk, M, N, blocks_of(N, _ALIGN) * _ALIGN, D, *tiles
+    shape = H // Hk, M, N, _width(N), D, *tiles
     warps = 8 if BD > 64 else 4
     return Ready(
         _mix_to_key,
@@ -739,17 +740,13 @@ def _strips(rows: int, strips: int) -> tuple[int, int]:
     return each, blocks_of(rows, each)
 
 
-def _room(heads: int) -> int:
-    return max(16, 1 << (heads - 1).bit_length())
-
-
 @lru_cache(MOST)
 def _convolve_ready(
     shape: Shape, dtype: torch.dtype, KS: int, reach: tuple[int, int, int, int],
     there: tuple[bool, bool, bool], backward: bool, precision: str,
 ) -> Ready:  # fmt: skip
     B, H, M, N = shape
-    HP, width = _room(H), blocks_of(N, _ALIGN) * _ALIGN
+    HP, width = power_of_two(H), _width(N)
     left, right, above, below = reach
     if backward:
         left, right, above, below = right, left, below, above
@@ -821,7 +818,7 @@ def convolve(
     """
     B, H, M, N = mixed.shape
     evolved = padded(B, H, M, N, mixed.dtype, mixed.device)
-    bits = torch.empty(B, H, M, _width(mixed) // _PHASES, dtype=torch.uint8, device=mixed.device)
+    bits = torch.empty(B, H, M, _width(N) // _PHASES, dtype=torch.uint8, device=mixed.device)
     if evolved.numel():
         _walk(mixed, evolved, bits, weight, bias.contiguous(), reach, numbers, seen, backward=False)
     return evolved, bits
@@ -833,7 +830,7 @@ def _convolve_to_weight_ready(
 ) -> tuple[Shape, Ready, Ready]:
     """Shape of the partial sums, who makes them, and who adds them up."""
     B, H, M, N = shape
-    HP, width = _room(H), blocks_of(N, _ALIGN) * _ALIGN
+    HP, width = power_of_two(H), _width(N)
     left, right, above, _ = reach
     wide = dtype == torch.float32
     LINES = KS if KS <= 3 and not wide else 1

@@ -1,7 +1,7 @@
 """Evolving Attention near its memory's floor, on a GPU, and Bayesian over it; `naive` has the definitions.
 
-Of a layer only its evolved map is kept, which the layer above needs anyway, and a bit per cell for the ReLU.
-The backward pass makes the mixed map again from the previous one, queries and keys, and writes over it.
+Of a layer only its evolved map is kept, which the layer above needs anyway, and a byte per four cells for the
+ReLU. The backward pass makes the mixed map again from the previous one, queries and keys, and writes over it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FEW_HEADS, ROOM_FOR_MANY = 16, 150_000  # bytes of shared memory
 ALIGNED = 16  # cells at a multiple of which a map's rows start
+MOST_CELLS = 2**31  # of one head's map, which kernels count in 32 bits
 HIDDEN, MIXED = float("-inf"), 0.0
 _FIRST = 6  # tensors of a `Call` that may have gradients
 
@@ -177,9 +178,9 @@ def _shapes(given: EvolvingCall) -> Tensors:
     return empty_heads_last(given.query), evolved, kl, bits, rows, keyed
 
 
-def _to_shapes(given: EvolvingCall) -> Tensors:
+def _to_shapes(given: EvolvingCall, wanted: list[bool]) -> Tensors:
     none = given.query.new_empty(0)
-    previous = none if given.previous is None else _map_like(given)
+    previous = none if given.previous is None or not wanted[_FIRST] else _map_like(given)
     convolution = [none if x is None else x.new_empty(x.shape) for x in (given.weight, given.shift)]
     return *given.call().empty_gradients(), previous, *convolution
 
@@ -211,10 +212,12 @@ def _constant(alpha: float, beta: float, device: torch.device) -> Tensor:
     return _constants[place]
 
 
-def unfit(layer: EvolvingLayer, query: Tensor, room: int) -> str | None:
+def unfit(layer: EvolvingLayer, query: Tensor, keys: int, room: int) -> str | None:
     """Why a layer's map is not for the kernels; None if it is."""
     from overt.mechanisms.evolving._evolve_triton import convolvable
 
+    if query.shape[2] * (keys + ALIGNED) >= MOST_CELLS:
+        return f"one head's map of {query.shape[2]} × {keys} cells is too large for the kernels"
     if layer.weight is None:
         return None
     if layer.weight.device != query.device:
