@@ -78,6 +78,7 @@ def why_not(device: torch.device) -> str | None:
     return unsupported(device)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def room(device: torch.device) -> int:
     """Bytes of shared memory that one block of threads may have on a device."""
     if device.type != "cuda":
