@@ -78,13 +78,16 @@ def why_not(device: torch.device) -> str | None:
     return unsupported(device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def room(device: torch.device) -> int:
     """Bytes of shared memory that one block of threads may have on a device."""
     if device.type != "cuda":
         return 2**20
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+# What `torch.compiler.assume_constant_result` does, but that imports the compiler.
+room._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unfit(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> str | None:
