@@ -241,10 +241,9 @@ def _sizes(width: int, middle: int) -> dict[str, int]:
 
 def prior_of(config: Bayesian, keyed: Tensor, per_cell: float) -> Prior:
     """What kernels take, from what `forward` filled."""
-    weibull = config.family == "weibull"
-    seeing = config.prior_beta if weibull else 0.0
+    family, _ = _law(config)
+    seeing = config.prior_beta if family == WEIBULL else 0.0
     precision = (1.0 / config.prior_sigma) / config.prior_sigma
-    family = WEIBULL if weibull else LOGNORMAL
     return Prior(family, config.posterior == "scores", keyed, seeing, precision, per_cell)
 
 

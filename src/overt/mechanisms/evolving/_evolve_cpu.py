@@ -80,18 +80,7 @@ def _evolve(
 
 
 @_evolve.register_fake
-def _(
-    logits: Tensor,
-    previous: Tensor,
-    visible: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    kind: str,
-    alpha: float,
-    beta: float,
-    grown: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    del previous, visible, weight, bias, kind, alpha, beta, grown
+def _(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return logits.new_empty(logits.shape), logits.new_empty(logits.shape, dtype=torch.uint8)
 
 
@@ -149,12 +138,9 @@ def _(
     previous: Tensor,
     visible: Tensor,
     weight: Tensor,
-    kind: str,
-    alpha: float,
-    beta: float,
-    grown: Tensor | None,
+    *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del gradient, passed, previous, visible, kind, alpha, beta, grown
+    del gradient, passed, previous, visible
     maps = logits.new_empty(logits.shape), logits.new_empty(logits.shape)
     return *maps, weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
 
