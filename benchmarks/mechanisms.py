@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import overt
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
 from overt.mechanisms.bayesian.naive import dense_kl
 from overt.mechanisms.maps import log_normalizer

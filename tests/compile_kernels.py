@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import overt
-from overt.mechanisms import fused
+from overt.mechanisms import backend
 from overt.mechanisms._launch import Ready
 
 TYPES = {
@@ -65,7 +65,7 @@ def compile_only(
 
 def main(form: str, dtype: torch.dtype = torch.bfloat16) -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
-    fused.DEVICES = {"cpu"}
+    backend.KERNEL_DEVICES = {"cpu"}
     torch.manual_seed(0)
     model = overt.Encoder(12 * 64, 12, 2, FORMS[form], dropout=0.0, hidden=64)
     x = torch.randn(2, 128, 12 * 64, requires_grad=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import overt
 from conftest import random_maps
-from overt.mechanisms.bayesian import BayesianEdgeLayer, BayesianLayer, noise
+from overt.mechanisms import noise
+from overt.mechanisms.bayesian import BayesianEdgeLayer, BayesianLayer
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
 from overt.mechanisms.bayesian.naive import dense_kl, log_noise, lognormal_kl, weibull_gamma_kl
 from overt.mechanisms.edges import edge_log_softmax

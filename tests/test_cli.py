@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import overt
 from overt.cli import app, main
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 
 runner = CliRunner()
 

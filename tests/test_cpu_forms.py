@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
-from overt.mechanisms import _cpu, edges
-from overt.mechanisms.bayesian import _draw_cpu, noise
+from overt.mechanisms import backend, loops, noise
+from overt.mechanisms.bayesian import _draw_cpu
 from overt.mechanisms.bayesian.naive import dense_kl, log_noise
 from overt.mechanisms.evolving import _evolve_cpu, naive
 from overt.mechanisms.maps import HIDDEN, causal, log_normalizer, softmax
@@ -69,7 +69,7 @@ def assert_close(got: list[Tensor], want: list[Tensor], rtol: float = 1e-5, atol
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(edges, "CELLS_PER_THREAD", 1)
+    monkeypatch.setattr(loops, "CELLS_PER_THREAD", 1)
     yield
     torch.set_num_threads(before)
 
@@ -398,18 +398,20 @@ def test_a_models_step_is_the_same_in_either_form(
     x = normal(3, 7, 16)
     padding = torch.arange(7) >= torch.tensor([[7], [5], [2]]) if padded else None
     called: list[str] = []
-    applies = _cpu.applies
+    unfit = backend.unfit
 
-    def counted(loops: str, *tensors: Tensor) -> bool:
-        if found := applies(loops, *tensors):
-            called.append(loops)
-        return found
+    def counted(of: backend.Backend, *tensors: Tensor, off: str | None = None) -> str | None:
+        if (reason := unfit(of, *tensors, off=off)) is None:
+            called.append(of.name)
+        return reason
 
-    monkeypatch.setattr(_cpu, "applies", counted)
+    monkeypatch.setattr(backend, "unfit", counted)
     got = step(model, x, padding)
     assert called, "the forms ran"
-    monkeypatch.setattr(_cpu, "applies", lambda *_: False)
-    want = step(model, x, padding)
+    called.clear()
+    with overt.naive():
+        want = step(model, x, padding)
+    assert not called, "overt.naive() gives the naive form on a CPU, too"
     scale = [max(1.0, float(b.abs().max())) for b in want]
     assert_close(
         [a / s for a, s in zip(got, scale, strict=True)], [b / s for b, s in zip(want, scale, strict=True)]
@@ -418,21 +420,23 @@ def test_a_models_step_is_the_same_in_either_form(
 
 def test_other_types_devices_and_transforms_take_the_definition() -> None:
     x = torch.zeros(1, 1, 2, 2)
-    assert _cpu.applies(_evolve_cpu.LOOPS, x)
-    assert not _cpu.applies(_evolve_cpu.LOOPS, x, x.double())
-    assert not _cpu.applies(_evolve_cpu.LOOPS, x.bfloat16())
-    assert not _cpu.applies(_evolve_cpu.LOOPS, x.to("meta"))
-    seen: list[bool] = []
+    unfit, loops = backend.unfit, backend.LOOPS
+    assert unfit(loops, x) is None
+    assert "float32, all alike, not float32, float64" in str(unfit(loops, x, x.double()))
+    assert "not bfloat16" in str(unfit(loops, x.bfloat16()))
+    assert "cpu devices, not on meta" in str(unfit(loops, x.to("meta")))
+    seen: list[str | None] = []
 
     def inside(x: Tensor) -> Tensor:
-        seen.append(_cpu.applies(_evolve_cpu.LOOPS, x))
+        seen.append(unfit(loops, x))
         return x.sum()
 
     torch.func.grad(inside)(x)
     torch.func.vmap(inside)(x)
     with torch.autograd.forward_ad.dual_level():
         inside(torch.autograd.forward_ad.make_dual(x, x))
-    assert seen == [False, False, False]
+    assert all("torch.func transforms and forward-mode" in str(reason) for reason in seen)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("name", ["evolving", "bayesian"])
@@ -457,9 +461,10 @@ def test_without_numba_the_definition_serves(monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     model = overt.Encoder(16, 4, 2, models()["both"], dropout=0.0)
     want = step(model, normal(2, 5, 16), None)
-    for loops in (_evolve_cpu.LOOPS, _draw_cpu.LOOPS):
-        monkeypatch.setitem(sys.modules, f"overt.mechanisms.{loops}", None)
-        assert not _cpu.applies(loops, torch.zeros(1))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in ("noise._philox_numba", _evolve_cpu.LOOPS, _draw_cpu.LOOPS):
+        monkeypatch.setitem(sys.modules, f"overt.mechanisms.{name}", None)
+    assert backend.unfit(backend.LOOPS, torch.zeros(1)) == "numba cannot be imported"
     got = step(model, normal(2, 5, 16), None)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 from test_attention import MECHANISMS, enliven, inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

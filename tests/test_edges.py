@@ -19,8 +19,7 @@ from torch.distributions import LogNormal, kl_divergence
 
 import overt
 from conftest import random_maps
-from overt.mechanisms import edges
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import loops, noise
 from overt.mechanisms.bayesian.edges import edge_noise, total_kl
 from overt.mechanisms.bayesian.layer import fixed_parameter, prior_parameter
 from overt.mechanisms.bayesian.naive import cell_kl, log_noise
@@ -29,8 +28,8 @@ from overt.mechanisms.edges import (
     aggregate,
     edge_log_softmax,
     edge_softmax,
-    kernels_for,
     log_softmax_definition,
+    loops_for,
 )
 from overt.mechanisms.evolving.edges import EvolvingEdgeLayer
 from overt.recipes.bam_graphs import SETTINGS
@@ -43,7 +42,7 @@ PUBLISHED = {
 }
 every_published = pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
 every_preset = pytest.mark.parametrize("preset", [None, "official"])
-LOOPS = ("_edges_numba", "bayesian._kl_numba", "bayesian._philox_numba")
+LOOPS = ("_edges_numba", "bayesian._kl_numba", "noise._philox_numba")
 
 # Few nodes and up to 24 edges: most graphs have parallel edges, and nodes that no edge reaches.
 graphs = st.builds(
@@ -74,16 +73,15 @@ def assert_close(got: list[Tensor], want: list[Tensor], rtol: float = 1e-5, atol
 
 @pytest.fixture
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
     for name in LOOPS:
         monkeypatch.setitem(sys.modules, f"overt.mechanisms.{name}", None)
-    # `from package import module` finds what the package already holds
-    monkeypatch.setattr(noise, "compiled_kernels", lambda: None)
 
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(edges, "CELLS_PER_THREAD", 1)
+    monkeypatch.setattr(loops, "CELLS_PER_THREAD", 1)
     yield
     torch.set_num_threads(before)
 
@@ -99,7 +97,7 @@ def test_compiled_softmaxes_equal_the_definition_with_gradients(
     toward = normal(target.numel(), heads, seed=1)
     scores = (normal(target.numel(), heads) * scale).requires_grad_()
     exact = scores.detach().double().requires_grad_()
-    assert kernels_for(scores) is not None
+    assert loops_for(scores) is not None
     want = log_softmax_definition(exact, target, nodes)
     assert_close(
         with_gradients(toward, edge_log_softmax(scores, target, nodes), scores),
@@ -404,7 +402,7 @@ def test_lists_of_unequal_length_are_refused_rather_than_read_beyond() -> None:
 def test_float64_takes_the_definitions() -> None:
     ends = torch.tensor([[0, 1, 2, 1], [1, 1, 0, 0]])
     scores, values = random_maps(4, 2), random_maps(3, 2, 5, seed=1)
-    assert kernels_for(scores) is None
+    assert loops_for(scores) is None
     assert torch.equal(edge_log_softmax(scores, ends[1], 3), log_softmax_definition(scores, ends[1], 3))
     assert aggregate(scores, values, *ends, 3).dtype == torch.float64
     config = overt.Bayesian()
@@ -418,8 +416,8 @@ def test_float64_takes_the_definitions() -> None:
 def test_without_numba_the_definitions_give_the_same_numbers(request: pytest.FixtureRequest) -> None:
     compiled = everything()
     request.getfixturevalue("without_numba")
-    assert kernels_for(torch.zeros(1)) is None
-    assert kernels_for(torch.zeros(1), "bayesian._kl_numba") is None
+    assert loops_for(torch.zeros(1)) is None
+    assert loops_for(torch.zeros(1), "bayesian._kl_numba") is None
     plain = everything()
     for got, want in zip(plain, compiled, strict=True):
         assert got.dtype == torch.float32

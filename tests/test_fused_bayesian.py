@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.mechanisms import fused as switch
-from overt.mechanisms.bayesian import fused, noise
+from overt.mechanisms import backend as switch
+from overt.mechanisms import noise
+from overt.mechanisms.bayesian import fused
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.bayesian.naive import log_noise
 from overt.mechanisms.maps import causal as causal_mask
@@ -41,7 +42,7 @@ if CUDA:
 
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "DEVICES", {"cuda", "cpu"})
+    monkeypatch.setattr(switch, "KERNEL_DEVICES", {"cuda", "cpu"})
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -220,7 +221,7 @@ def test_draws_of_an_attention_are_its_samples(
     fused_way: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not fused_way:
-        monkeypatch.setattr(switch, "DEVICES", set())
+        monkeypatch.setattr(switch, "KERNEL_DEVICES", set())
     attention = overt.MultiheadAttention(32, 2, dropout=0.5, kind=kind, mechanisms=[overt.Bayesian(k=2.0)])  # type: ignore[arg-type]
     attention, x = attention.to(DEVICE).train(), drawn((7, 2, 32), 0, torch.float32)
     padding = (torch.arange(7) >= torch.tensor([[5], [7]])).to(DEVICE)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import overt
-from overt.mechanisms import fused as switch
+from overt.mechanisms import backend as switch
 from overt.mechanisms.bayesian import fused as bayesian
 from overt.mechanisms.evolving import fused as evolving
 from test_attention import enliven
@@ -36,7 +36,7 @@ FORMS: dict[str, list[overt.Mechanism]] = {
 
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "DEVICES", {"cuda", "cpu"})
+    monkeypatch.setattr(switch, "KERNEL_DEVICES", {"cuda", "cpu"})
 
 
 def both_ways(model: nn.Module, run: Any, caplog: pytest.LogCaptureFixture, kernels: bool = True) -> None:

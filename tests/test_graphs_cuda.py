@@ -16,7 +16,7 @@ from conftest import random_maps
 from graphs import blocks, karate
 from overt.graphs import GAT, GATConv, GATv2Conv
 from overt.graphs import trace as trace_nodes
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 from overt.mechanisms.bayesian.edges import edge_noise, total_kl
 from overt.mechanisms.edges import aggregate, edge_log_softmax, edge_softmax
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 
 # Random123's known answers for Philox 4×32 with ten rounds: counter, key, result.
 KNOWN = [

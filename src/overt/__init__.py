@@ -4,10 +4,10 @@ from overt import judge
 from overt.attach import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap, Mechanism
+from overt.mechanisms.backend import naive
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving import Evolving, evolve
-from overt.mechanisms.fused import naive
 from overt.mechanisms.scores import RelativePosition, RelativePosition2d, Synthesizer
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder

@@ -278,7 +278,7 @@ def info() -> None:
     from rich.table import Table
 
     from overt._extras import EXTRAS, present
-    from overt.mechanisms.bayesian.noise import compiled_kernels
+    from overt.mechanisms.noise import compiled_kernels
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -340,7 +340,7 @@ def _kernels() -> dict[str, str]:
     """Whether fused kernels run, for each GPU."""
     import torch
 
-    from overt.mechanisms.fused import why_not
+    from overt.mechanisms.backend import KERNELS, active
 
     if not torch.cuda.is_available():
         return {
@@ -348,12 +348,12 @@ def _kernels() -> dict[str, str]:
         }
     found = {}
     for number in range(torch.cuda.device_count()):
-        reason = why_not(torch.device("cuda", number))
-        active = (
+        reason = active(KERNELS, torch.device("cuda", number))
+        where = (
             "active for plain products under padding and causal masks, heads up to 128 wide "
             "(logger 'overt', level DEBUG, says for each attention which path ran, and why)"
         )
-        found[f"fused kernels, cuda:{number}"] = active if reason is None else f"not active: {reason}"
+        found[f"fused kernels, cuda:{number}"] = where if reason is None else f"not active: {reason}"
     return found
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from overt.mechanisms._launch import INTERPRETED, MOST, Ready, blocks, power_of_two, signed
-from overt.mechanisms.bayesian._philox_triton import words
+from overt.mechanisms.noise._philox_triton import words
 from overt.mechanisms.seen import Seen
 
 WEIBULL, LOGNORMAL = 1, 2

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from overt.mechanisms import fused
+from overt.mechanisms import backend, fused
 from overt.mechanisms.bayesian import fused as fused_bayesian
 from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.bayesian.config import Bayesian
@@ -157,12 +157,12 @@ class AttentionMap(nn.Module):
             return "Synthesizer makes logits of its own"
         if chain.keep:
             return "rows may come in pieces"
-        if reason := chain.why_not_fused(query.device) or fused.unfit(query, key, value, scale, dropout):
+        if reason := fused.unfit(query, key, value, scale, dropout, chain.switched_off):
             return reason
         if self.bayesian is not None and (reason := fused_bayesian.unfit(self.bayesian, query.device)):
             return reason
         if self.evolving is not None:
-            reason = fused_evolving.unfit(self.evolving, query, key.shape[2], fused.room(query.device))
+            reason = fused_evolving.unfit(self.evolving, query, key.shape[2], backend.room(query.device))
             if reason is not None:
                 return reason
         return "masks are more than padding and causality" if seen is None else None

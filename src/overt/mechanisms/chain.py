@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.mechanisms.fused import why_not
+from overt.mechanisms import backend
 
 if TYPE_CHECKING:
     from overt.mechanisms.bayesian.config import Bayesian
@@ -100,7 +100,8 @@ class Chain:
         self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
         self._called: dict[object, list[int]] = {}
         self._entered: list[Token[Chain | None]] = []
-        self._why_not: dict[torch.device, str | None] = {}
+        self._off: str | None = None
+        self._begun = False
 
     def __enter__(self) -> Self:
         self._entered.append(_around.set(self))
@@ -112,11 +113,12 @@ class Chain:
         del kind, error, trace
         _around.reset(self._entered.pop())
 
-    def why_not_fused(self, device: torch.device) -> str | None:
-        """Why no fused kernel runs in this pass; decided once, so that recomputed blocks go the same way."""
-        if device not in self._why_not:
-            self._why_not[device] = why_not(device)
-        return self._why_not[device]
+    @property
+    def switched_off(self) -> str | None:
+        """Why this pass has no faster forms, decided as it begins: recomputed blocks go the same way."""
+        if not self._begun:
+            self._off, self._begun = backend.switched_off(), True
+        return self._off
 
     def previous(self, site: Site) -> Tensor | None:
         """The evolved logits that the layer below left; None where layers may be left out and all were."""

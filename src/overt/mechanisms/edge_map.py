@@ -68,4 +68,4 @@ class EdgeMap(nn.Module):
             drawn: Tensor = self.bayesian(scores, edge_index, nodes, chain, key, site)
             return drawn
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return edge_softmax(scores, edge_index[1], nodes)
+        return edge_softmax(scores, edge_index[1], nodes, chain.switched_off)

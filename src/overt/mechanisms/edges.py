@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -12,25 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CELLS_PER_THREAD = 2**18  # (edge, head) pairs from which threads are worth their start
+from overt.mechanisms.backend import EDGE_LOOPS, unfit
+from overt.mechanisms.loops import eager, loops, shared
 
 
-def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None = None) -> Tensor:
     """Log-softmax of scores (edges, heads) over the edges that share a target node."""
-    return _softmax(scores, target, nodes, True)
+    return _softmax(scores, target, nodes, True, off)
 
 
-def edge_softmax(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
-    """Softmax of scores (edges, heads) over the edges that share a target node."""
-    return _softmax(scores, target, nodes, False)
+def edge_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None = None) -> Tensor:
+    """Softmax of scores (edges, heads) over the edges that share a target node.
+
+    `off` says why the plain operations are asked for (`Chain.switched_off`), here and below.
+    """
+    return _softmax(scores, target, nodes, False, off)
 
 
-def _softmax(scores: Tensor, target: Tensor, nodes: int, log: bool) -> Tensor:
+def _softmax(scores: Tensor, target: Tensor, nodes: int, log: bool, off: str | None) -> Tensor:
     if scores.dim() != 2 or target.is_floating_point():
         shapes = f"{tuple(scores.shape)} and {target.dtype}"
         raise ValueError(f"scores must have shape (edges, heads) and targets be whole numbers, got {shapes}")
-    kernels = kernels_for(scores)
-    gpu = scores.device.type != "cpu" and eager()
+    kernels = loops_for(scores, off=off)
+    gpu = scores.device.type != "cpu" and eager() and off is None
     if kernels is not None or gpu:
         return _EdgeSoftmax.apply(scores, target, nodes, kernels, log)  # type: ignore[no-any-return, no-untyped-call]
     found = log_softmax_definition(scores, target, nodes)
@@ -47,7 +48,9 @@ def log_softmax_definition(scores: Tensor, target: Tensor, nodes: int) -> Tensor
     return shifted - total.gather(0, index).log()
 
 
-def aggregate(weights: Tensor, values: Tensor, source: Tensor, target: Tensor, nodes: int) -> Tensor:
+def aggregate(
+    weights: Tensor, values: Tensor, source: Tensor, target: Tensor, nodes: int, off: str | None = None
+) -> Tensor:
     """Σ of weights·values over the edges into each node: (nodes, heads, dim).
 
     Args:
@@ -56,8 +59,9 @@ def aggregate(weights: Tensor, values: Tensor, source: Tensor, target: Tensor, n
         source: (edges,).
         target: (edges,).
         nodes: number of target nodes.
+        off: why the plain operations are asked for, if they are.
     """
-    kernels = kernels_for(values)
+    kernels = loops_for(values, off=off)
     matching = weights.dtype == values.dtype and weights.shape == (source.shape[0], values.shape[1])
     if kernels is not None and matching and values.dim() == 3:  # else torch broadcasts, or says what is wrong
         return _Aggregate.apply(weights, values, source, target, nodes, kernels)  # type: ignore[no-any-return, no-untyped-call]
@@ -76,31 +80,9 @@ def check_ends(ends: Tensor, count: int, edges: int) -> None:
         raise ValueError(f"edge_index must number nodes from 0 to {count - 1}, got {span}")
 
 
-def kernels_for(values: Tensor, name: str = "_edges_numba") -> ModuleType | None:
-    """A module of compiled loops where they apply: eager float32 on a CPU, with numba."""
-    if values.device.type != "cpu" or values.dtype != torch.float32 or not eager():
-        return None
-    try:
-        return importlib.import_module(f"overt.mechanisms.{name}")
-    except ImportError:
-        return None
-
-
-def eager() -> bool:
-    """Whether operations run one by one: neither compiled nor under a transform of torch.func."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
-
-
-def shared(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -> None:
-    """Run a compiled loop over 0 … count, in as many threads as torch has where there are cells enough."""
-    arrays = [tensor.numpy() for tensor in tensors]
-    threads = torch.get_num_threads() if cells >= CELLS_PER_THREAD else 1
-    if threads == 1:
-        run(0, count, *arrays)
-        return
-    bounds = [count * part // threads for part in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda first, last: run(first, last, *arrays), bounds[:-1], bounds[1:]))
+def loops_for(values: Tensor, name: str = "_edges_numba", off: str | None = None) -> ModuleType | None:
+    """A module of compiled loops where they apply (`backend.unfit`), else None."""
+    return loops(name) if unfit(EDGE_LOOPS, values, off=off) is None else None
 
 
 class _EdgeSoftmax(torch.autograd.Function):

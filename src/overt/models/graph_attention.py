@@ -14,7 +14,7 @@ from overt._extras import need
 from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.chain import Chain, around, recomputing
 from overt.mechanisms.edge_map import EdgeMap
-from overt.mechanisms.edges import aggregate, kernels_for
+from overt.mechanisms.edges import aggregate, loops_for
 from overt.mechanisms.site import Site
 
 need("torch_geometric", "graphs")
@@ -157,7 +157,7 @@ class _WithMap(nn.Module):
         size: tuple[int, int] | None,
     ) -> Tensor:
         """Σ of weighted senders into each receiver, (receivers, heads, dim)."""
-        if not self._direct(edge_index, weights) or kernels_for(ends[0]) is None:
+        if not self._direct(edge_index, weights) or loops_for(ends[0]) is None:
             out: Tensor = self.propagate(edge_index, x=ends, alpha=weights, size=size)
             return out
         # PyG takes what is sent from the first of the pair whichever way edges run; `flow` turns them round.

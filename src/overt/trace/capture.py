@@ -21,10 +21,10 @@ from overt.attach.attention import AttachedAttention
 from overt.attach.find import Dispatched, dispatched, eager_of, name_of
 from overt.attach.plain import repeat_heads, split_mask
 from overt.mechanisms.attention import MultiheadAttention
+from overt.mechanisms.backend import naive
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving.layer import EvolvingLayer, ramp
 from overt.mechanisms.evolving.naive import continued, convolve, mix
-from overt.mechanisms.fused import naive
 from overt.mechanisms.maps import softmax
 from overt.mechanisms.site import Kind
 

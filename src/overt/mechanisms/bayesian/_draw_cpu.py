@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.mechanisms import _cpu
+from overt.mechanisms import backend
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import kl_numbers, reduce_kl
-from overt.mechanisms.edges import shared
+from overt.mechanisms.loops import bytes_of, loops, shared
 from overt.mechanisms.maps import HIDDEN
 
 LOOPS = "bayesian._draw_numba"
@@ -31,6 +31,7 @@ def draw(
     first_row: int,
     config: Bayesian,
     wants_lse: bool,
+    off: str | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:
     """A draw of weights, and the logits' log-sum-exp where wanted; None where this form does not apply.
 
@@ -42,8 +43,9 @@ def draw(
         first_row: absolute position of the first query row.
         config: family and spread.
         wants_lse: whether to return `maps.log_normalizer` of the logits, (batch, heads, query).
+        off: why the definition is asked for, if it is.
     """
-    if not _cpu.applies(LOOPS, logits):
+    if backend.unfit(backend.LOOPS, logits, off=off) is not None:
         return None
     weibull = config.family == "weibull"
     size = 1.0 / config.k if weibull else math.sqrt(2.0) * config.sigma
@@ -63,8 +65,8 @@ def _draw(
     size: float,
     wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    kernels: Any = _cpu.loops(LOOPS)
-    logits, seen = logits.contiguous(), _cpu.bytes_of(visible, logits)
+    kernels: Any = loops(LOOPS)
+    logits, seen = logits.contiguous(), bytes_of(visible, logits)
     weights, lse = torch.empty_like(logits), _rows(logits, wants_lse)
     spread = np.float32(size)
 
@@ -88,10 +90,10 @@ def _(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _draw_backward(
     logits: Tensor | None, visible: Tensor, weights: Tensor, lse: Tensor, to_weights: Tensor, to_lse: Tensor
 ) -> Tensor:
-    kernels: Any = _cpu.loops(LOOPS)
+    kernels: Any = loops(LOOPS)
     out = torch.empty_like(weights)
     logits = weights if logits is None else logits.contiguous()
-    parts = logits, _cpu.bytes_of(visible, weights), weights, lse.view(-1)
+    parts = logits, bytes_of(visible, weights), weights, lse.view(-1)
     come = to_weights.contiguous(), to_lse.contiguous().view(-1)
     shared(_count(weights), weights.numel(), kernels.draw_backward, *parts, *come, out)
     return out
@@ -157,9 +159,9 @@ def weibull_kl(logits: Tensor, visible: Tensor, lse: Tensor, prior: Tensor, conf
 @torch.library.custom_op("overt::weigh", mutates_args=())
 def _weigh(logits: Tensor, visible: Tensor, alpha: Tensor, offset: Tensor) -> Tensor:
     """Σ_j α_j (Φ_ij − offset_i) over visible keys, (batch, heads, query)."""
-    kernels: Any = _cpu.loops(LOOPS)
+    kernels: Any = loops(LOOPS)
     logits, out = logits.contiguous(), _rows(logits, True)
-    parts = logits, _cpu.bytes_of(visible, logits), alpha.contiguous(), offset.contiguous(), out
+    parts = logits, bytes_of(visible, logits), alpha.contiguous(), offset.contiguous(), out
     shared(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh, *parts)
     return out
 
@@ -174,10 +176,10 @@ def _(logits: Tensor, visible: Tensor, alpha: Tensor, offset: Tensor) -> Tensor:
 def _weigh_backward(
     gradient: Tensor, logits: Tensor, visible: Tensor, alpha: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kernels: Any = _cpu.loops(LOOPS)
+    kernels: Any = loops(LOOPS)
     logits, alpha = logits.contiguous(), alpha.contiguous()
     found = torch.empty_like(logits), torch.empty_like(alpha), _rows(logits, True)
-    parts = logits, _cpu.bytes_of(visible, logits), alpha, offset.contiguous(), gradient.contiguous(), *found
+    parts = logits, bytes_of(visible, logits), alpha, offset.contiguous(), gradient.contiguous(), *found
     shared(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh_backward, *parts)
     return found
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from overt.mechanisms._compiled import compiled, compiled_loosely
 from overt.mechanisms.bayesian._kl_numba import _CENTRAL, _TAIL
-from overt.mechanisms.bayesian._philox_numba import _philox
+from overt.mechanisms.noise._philox_numba import _philox
 
 # A product and the sum it goes into are one instruction, in the order written.
 in_order = partial(compiled, fastmath={"contract"})

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.mechanisms._launch import MOST, Ready, blocks, signed
-from overt.mechanisms.bayesian._philox_triton import words
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import LOG_GAMMA, kl_numbers
+from overt.mechanisms.noise._philox_triton import words
 
 _BLOCK = 1024
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.layer import (
     ContextualPrior,
@@ -21,16 +21,17 @@ from overt.mechanisms.bayesian.layer import (
 )
 from overt.mechanisms.bayesian.naive import cell_kl, kl_numbers, log_noise, reduce_kl
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, kernels_for, shared
+from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, loops_for
+from overt.mechanisms.loops import shared
 from overt.mechanisms.site import Site
 
 Total = Callable[[Tensor, Tensor, Bayesian], tuple[Tensor, Tensor, Tensor]]
 
 
-def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
-    """Σ of `cell_kl` over all cells."""
-    total = _total_cpu if kernels_for(log_mean, "bayesian._kl_numba") is not None else None
-    if total is None and (kernels := noise.gpu_kernels(log_mean)) is not None:
+def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian, off: str | None = None) -> Tensor:
+    """Σ of `cell_kl` over all cells; `off` says why plain operations are asked for, if they are."""
+    total = _total_cpu if loops_for(log_mean, "bayesian._kl_numba", off) is not None else None
+    if total is None and (kernels := noise.gpu_kernels(log_mean, off)) is not None:
         total = kernels.total_kl
     if total is None or _largest_alpha(config) > 1.0 or log_mean.numel() == 0:
         return cell_kl(log_mean, prior, config).sum()
@@ -53,9 +54,9 @@ def _total_cpu(log_mean: Tensor, prior: Tensor, config: Bayesian) -> tuple[Tenso
     return sums.sum().to(log_mean.dtype), to_mean, to_prior
 
 
-def edge_noise(unit: Tensor, config: Bayesian) -> Tensor:
+def edge_noise(unit: Tensor, config: Bayesian, off: str | None = None) -> Tensor:
     """`log_noise`; torch's inverse error function is slow on a CPU, and a compiled one takes its place."""
-    kernels = kernels_for(unit, "bayesian._kl_numba")
+    kernels = loops_for(unit, "bayesian._kl_numba", off)
     if kernels is None or config.family == "weibull":
         return log_noise(unit, config)
     x = 2.0 * unit - 1.0
@@ -135,20 +136,24 @@ class BayesianEdgeLayer(nn.Module):
         if wants_kl(self, self.config, chain):
             # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
             with torch.autocast(scores.device.type, enabled=False):
-                kl = self._kl(scores, source, target, nodes, key)
+                kl = self._kl(scores, source, target, nodes, key, chain.switched_off)
             chain.record_kl(site, kl.unsqueeze(0), self.config)
         if draws_sample(self, chain):
             if chain.examples.dim() or (chain.sample is not None and chain.sample.dim()):
                 raise ValueError("a graph is one example: examples and sample must each be one number")
             keys = noise_keys(site, chain).to(scores.device)
-            unit = noise.uniform_edges(keys, scores.shape[1], target, source, int(chain.examples))
-            scores = scores + edge_noise(unit, self.config)
-        return edge_softmax(scores, target, nodes)
+            unit = noise.uniform_edges(
+                keys, scores.shape[1], target, source, int(chain.examples), chain.switched_off
+            )
+            scores = scores + edge_noise(unit, self.config, chain.switched_off)
+        return edge_softmax(scores, target, nodes, chain.switched_off)
 
-    def _kl(self, scores: Tensor, source: Tensor, target: Tensor, nodes: int, key: Tensor) -> Tensor:
+    def _kl(
+        self, scores: Tensor, source: Tensor, target: Tensor, nodes: int, key: Tensor, off: str | None
+    ) -> Tensor:
         log_mean = scores
         if self.config.posterior == "probabilities":
-            log_mean = edge_log_softmax(scores, target, nodes)
+            log_mean = edge_log_softmax(scores, target, nodes, off)
         if self.prior is None:
             prior = scores.new_full((), fixed_parameter(self.config))
         else:
@@ -156,9 +161,9 @@ class BayesianEdgeLayer(nn.Module):
             if self.config.preset == "official":
                 log_psi = torch.log_softmax(importance, dim=0).index_select(0, source)
             else:
-                log_psi = edge_log_softmax(importance.index_select(0, source), target, nodes)
+                log_psi = edge_log_softmax(importance.index_select(0, source), target, nodes, off)
             prior = prior_parameter(log_psi, self.config)
-        total = total_kl(log_mean, prior, self.config)
+        total = total_kl(log_mean, prior, self.config, off)
         return reduce_kl(total, torch.tensor(scores.numel(), device=scores.device), self.config)
 
     def _check(self, scores: Tensor, edge_index: Tensor, key: Tensor, nodes: int) -> None:

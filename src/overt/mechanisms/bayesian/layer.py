@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.mechanisms.bayesian import noise
+from overt.mechanisms import noise
 from overt.mechanisms.bayesian._draw_cpu import draw as draw_cpu
 from overt.mechanisms.bayesian._draw_cpu import weibull_kl
 from overt.mechanisms.bayesian.closed import Dot, closed_kl
@@ -91,10 +91,11 @@ class BayesianLayer(nn.Module):
                     f"{logits.shape[0]} examples, got {keys.shape[0]}"
                 )
             examples = _examples(logits, chain)
-            drawn = draw_cpu(logits, visible, keys, examples, first_row, self.config, wanted)
+            off = chain.switched_off
+            drawn = draw_cpu(logits, visible, keys, examples, first_row, self.config, wanted, off)
             if drawn is None:
                 _, heads, rows, columns = logits.shape
-                unit = noise.uniform(keys, examples, heads, rows, columns, first_row)
+                unit = noise.uniform(keys, examples, heads, rows, columns, first_row, off)
                 weights = softmax(logits + log_noise(unit, self.config), visible)
             else:
                 weights, lse = drawn
@@ -156,7 +157,8 @@ def noise_keys(site: Site, chain: Chain) -> Tensor:
         raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
     sample = chain.step.new_zeros(()) if chain.sample is None else chain.sample
     step = chain.step.to(sample.device)
-    return noise.stream(chain.seed.to(sample.device), step, site.layer, sample, KINDS.index(site.kind))
+    seed, kind = chain.seed.to(sample.device), KINDS.index(site.kind)
+    return noise.stream(seed, step, site.layer, sample, kind, chain.switched_off)
 
 
 def _examples(logits: Tensor, chain: Chain) -> Tensor:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.mechanisms import _cpu
-from overt.mechanisms.edges import shared
+from overt.mechanisms import backend
 from overt.mechanisms.evolving import naive
+from overt.mechanisms.loops import bytes_of, loops, shared
 from overt.mechanisms.site import Kind
 
 LOOPS = "evolving._evolve_numba"
@@ -30,6 +30,7 @@ def evolve(
     alpha: float,
     beta: float,
     grown: Tensor | None = None,
+    off: str | None = None,
 ) -> Tensor | None:
     """`naive.evolve` with a previous map and a convolution; None where this form does not apply.
 
@@ -42,8 +43,9 @@ def evolve(
         alpha: of equation 4.
         beta: of equation 4.
         grown: what alpha and beta are multiplied by, one number.
+        off: why the definition is asked for, if it is.
     """
-    if not _cpu.applies(LOOPS, logits, previous, *convolution):
+    if backend.unfit(backend.LOOPS, logits, previous, *convolution, off=off) is not None:
         return None
     naive.check_weight(convolution[0], logits)
     evolved: Tensor = torch.ops.overt.evolve(
@@ -67,7 +69,7 @@ def _evolve(
     """Evolved logits, and where ReLU let a visible cell through, in bytes."""
     kernels = _loops()
     alphas, betas = _factor(alpha, grown), _factor(beta, grown)
-    logits, previous, seen = logits.contiguous(), previous.contiguous(), _cpu.bytes_of(visible, logits)
+    logits, previous, seen = logits.contiguous(), previous.contiguous(), bytes_of(visible, logits)
     left, _, above, _ = naive.reach(cast(Kind, kind), weight.shape[-1])
     image = _image(logits, previous, seen, alphas, kind, weight.shape[-1])
     evolved, passed = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.uint8)
@@ -100,7 +102,7 @@ def _evolve_backward(
     """Gradients to logits, previous, weight and bias."""
     kernels = _loops()
     alphas, betas = _factor(alpha, grown), _factor(beta, grown)
-    logits, previous, seen = logits.contiguous(), previous.contiguous(), _cpu.bytes_of(visible, logits)
+    logits, previous, seen = logits.contiguous(), previous.contiguous(), bytes_of(visible, logits)
     gradient, size = gradient.contiguous(), weight.shape[-1]
     left, right, above, below = naive.reach(cast(Kind, kind), size)
     # Windows of the gradient reach the other way.
@@ -173,7 +175,7 @@ _evolve.register_autograd(_gradients, setup_context=_setup)
 
 
 def _loops() -> Any:
-    return _cpu.loops(LOOPS)
+    return loops(LOOPS)
 
 
 def _factor(number: float, grown: Tensor | None) -> np.float32:

@@ -81,7 +81,8 @@ class EvolvingLayer(nn.Module):
         if previous is None or self.weight is None or self.bias is None or chain.keep:
             return None
         factors = self.alpha, self.config.beta, grown
-        return evolve_cpu(logits, previous, (self.weight, self.bias), visible, site.kind, *factors)
+        convolution, off = (self.weight, self.bias), chain.switched_off
+        return evolve_cpu(logits, previous, convolution, visible, site.kind, *factors, off)
 
     def _evolved(
         self,

@@ -7,7 +7,7 @@ another process, and no draw moves anybody else's generator.
 The generator is Philox 4×32 (Salmon et al. 2011), seven rounds, the least that they found to pass
 BigCrush. It is used twice: once per attention call, to turn (seed; step, layer, sample, kind) into a key,
 and then per cell, under that key, with the counter (column div 4, row, head, example); word column mod 4
-of the result belongs to the cell. `words` below is the definition; on a CPU the same integers come from a
+of the result belongs to the cell. `words.py` has the definition; on a CPU the same integers come from a
 compiled loop (`_philox_numba.py`), bit for bit.
 """
 
@@ -19,57 +19,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.mechanisms.edges import eager, shared
+from overt.mechanisms.backend import EDGE_KERNELS, unfit
+from overt.mechanisms.loops import loops, shared
+from overt.mechanisms.noise.words import MASK, ROUNDS, open_unit, words
 
-ROUNDS = 7
-_MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-
-
-def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low 32-bit halves of x·multiplier, x holding 32-bit words as int64.
-
-    In halves of 16 bits, since the full product would overflow int64.
-    """
-    upper = x * (multiplier >> 16)
-    lower = x * (multiplier & 0xFFFF)
-    high = (upper + (lower >> 16)) >> 16
-    low = (((upper & 0xFFFF) << 16) + lower) & _MASK
-    return high, low
+__all__ = ["MASK", "ROUNDS", "open_unit", "stream", "uniform", "uniform_edges", "words"]
 
 
-def words(
-    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor], rounds: int = ROUNDS
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4×32: four 32-bit words for each counter under each key, as int64 tensors that broadcast."""
-    k0, k1 = key
-    c0, c1, c2, c3 = counter
-    for _ in range(rounds):
-        high0, low0 = _product(c0, _MULTIPLIERS[0])
-        high1, low1 = _product(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
-
-
-def open_unit(word: Tensor) -> Tensor:
-    """A 32-bit word as a float32 strictly between 0 and 1: (n + ½)·2⁻²³ for its upper 23 bits n."""
-    return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
-
-
-def stream(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
+def stream(
+    seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int, off: str | None = None
+) -> Tensor:
     """The key of one attention call: two 32-bit words per sample, shape (*sample.shape, 2).
 
-    `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example.
+    `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example; `off` says why
+    the definition is asked for, if it is.
     """
-    form = _stream_cpu if sample.device.type == "cpu" else _stream_definition
+    form = _stream_cpu if sample.device.type == "cpu" and off is None else _stream_definition
     return form(seed, step, layer, sample, kind)
 
 
 def _stream_definition(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
-    place = (step & _MASK, torch.full_like(step, layer), sample & _MASK, torch.full_like(step, kind))
-    k0, k1, _, _ = words((seed & _MASK, (seed >> 32) & _MASK), place)
+    place = (step & MASK, torch.full_like(step, layer), sample & MASK, torch.full_like(step, kind))
+    k0, k1, _, _ = words((seed & MASK, (seed >> 32) & MASK), place)
     return torch.stack([k0, k1], dim=-1)
 
 
@@ -121,7 +92,7 @@ def _uniform_definition(
             arange(0, blocks).view(1, 1, 1, -1),
             arange(first_row, rows).view(1, 1, -1, 1),
             arange(0, heads).view(1, -1, 1, 1),
-            (examples & _MASK).view(-1, 1, 1, 1),
+            (examples & MASK).view(-1, 1, 1, 1),
         ),
     )
     shape = (examples.shape[0], heads, rows, blocks)
@@ -136,7 +107,7 @@ def _uniform_cpu(
     if kernels is None:
         return _uniform_definition(keys, examples, heads, rows, columns, first_row).contiguous()
     out = torch.empty(examples.shape[0], heads, rows, columns, dtype=torch.float32)
-    kernels.fill_dense(keys.numpy(), (examples & _MASK).numpy(), first_row, out.numpy())
+    kernels.fill_dense(keys.numpy(), (examples & MASK).numpy(), first_row, out.numpy())
     return out
 
 
@@ -171,15 +142,17 @@ torch.library.register_vmap(_uniform_cpu, _uniform_vmap)
 
 def compiled_kernels() -> ModuleType | None:
     """The compiled loops, or None where numba cannot be imported."""
-    try:
-        from overt.mechanisms.bayesian import _philox_numba
-    except ImportError:
-        return None
-    return _philox_numba
+    return loops("noise._philox_numba")
 
 
 def uniform(
-    keys: Tensor, examples: Tensor, heads: int, rows: int, columns: int, first_row: int = 0
+    keys: Tensor,
+    examples: Tensor,
+    heads: int,
+    rows: int,
+    columns: int,
+    first_row: int = 0,
+    off: str | None = None,
 ) -> Tensor:
     """Uniform draws on the open unit interval, (batch, heads, rows, columns), float32.
 
@@ -190,31 +163,36 @@ def uniform(
         rows: number of query rows, counted from `first_row`.
         columns: number of key columns, counted from 0.
         first_row: absolute position of the first query row.
+        off: why the definition is asked for, if it is.
     """
     keys = keys.expand(examples.shape[0], 2)
-    form = _uniform_cpu if examples.device.type == "cpu" else _uniform_definition
+    form = _uniform_cpu if examples.device.type == "cpu" and off is None else _uniform_definition
     return form(keys, examples, heads, rows, columns, first_row)
 
 
-def uniform_edges(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int = 0) -> Tensor:
+def uniform_edges(
+    keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int = 0, off: str | None = None
+) -> Tensor:
     """The same draws on an edge list: (edges, heads), edge e holding cell (rows[e], columns[e]).
 
-    An edge's draw depends on its two ends, not on its place in the list.
+    An edge's draw depends on its two ends, not on its place in the list. `off` says why the definition is
+    asked for, if it is.
     """
-    kernels = gpu_kernels(keys.new_empty(0, dtype=torch.float32))
-    form: Any = _edges_definition if kernels is None else kernels.uniform_edges
-    drawn: Tensor = (_edges_cpu if rows.device.type == "cpu" else form)(keys, heads, rows, columns, example)
+    if rows.device.type == "cpu":
+        form: Any = _edges_cpu if off is None else _edges_definition
+    else:
+        kernels = gpu_kernels(keys.new_empty(0, dtype=torch.float32), off)
+        form = _edges_definition if kernels is None else kernels.uniform_edges
+    drawn: Tensor = form(keys, heads, rows, columns, example)
     return drawn
 
 
-def gpu_kernels(values: Tensor) -> ModuleType | None:
-    """The kernels on edges where they apply: eager float32 on a GPU, with triton."""
-    if values.device.type != "cuda" or values.dtype != torch.float32 or not eager():
+def gpu_kernels(values: Tensor, off: str | None = None) -> ModuleType | None:
+    """The kernels on edges where they apply (`backend.unfit`), else None."""
+    if unfit(EDGE_KERNELS, values, off=off) is not None:
         return None
-    try:
-        from overt.mechanisms.bayesian import _edges_triton
-    except ImportError:
-        return None
+    from overt.mechanisms.bayesian import _edges_triton
+
     return _edges_triton
 
 
@@ -226,7 +204,7 @@ def _edges_definition(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, e
             (columns >> 2).view(-1, 1),
             rows.view(-1, 1),
             arange.view(1, -1),
-            torch.full((), example & _MASK, dtype=torch.int64, device=rows.device),
+            torch.full((), example & MASK, dtype=torch.int64, device=rows.device),
         ),
     )
     pick = (columns & 3).view(-1, 1).expand(-1, heads)

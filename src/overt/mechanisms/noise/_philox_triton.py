@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
+from overt.mechanisms.noise.words import MULTIPLIERS, ROUNDS, WEYL
 
-_M0, _M1 = tl.constexpr(_MULTIPLIERS[0]), tl.constexpr(_MULTIPLIERS[1])
-_W0, _W1 = tl.constexpr(_WEYL[0]), tl.constexpr(_WEYL[1])
+_M0, _M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
+_W0, _W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])
 _ROUNDS = tl.constexpr(ROUNDS)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from overt.mechanisms._compiled import compiled
-from overt.mechanisms.bayesian.noise import _MULTIPLIERS, _WEYL, ROUNDS
+from overt.mechanisms.noise.words import MULTIPLIERS, ROUNDS, WEYL
 
-_M0, _M1 = np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
-_W0, _W1 = np.uint64(_WEYL[0]), np.uint64(_WEYL[1])
+_M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+_W0, _W1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
 _DROPPED = np.uint64(9)
