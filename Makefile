@@ -50,9 +50,7 @@ test: $(VENV)/.installed-dev
 test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
 	@PYTHONPATH=src $(GPU) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null \
 		|| { echo "$(GPU) has no torch that sees a GPU; name one that does: make test-gpu GPU=python3"; exit 1; }
-	PYTHONPATH=src:tests $(GPU) -m pytest tests/test_fused_bayesian.py tests/test_fused_evolving.py \
-		tests/test_fused_models.py tests/test_fused_cuda.py tests/test_cuda.py tests/test_attach_cuda.py \
-		tests/test_graphs_cuda.py tests/test_trace_cuda.py tests/test_view_cuda.py
+	PYTHONPATH=src:tests $(GPU) -m pytest $(sort $(wildcard tests/test_fused_*.py tests/test_*cuda.py))
 
 browser: $(VENV)/.installed-dev
 	@$(BIN)/python tests/browser.py

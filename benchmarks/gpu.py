@@ -27,12 +27,10 @@ from triton.testing import do_bench
 
 import overt
 from overt.mechanisms.bayesian import fused as fused_bayesian
-from overt.mechanisms.bayesian.closed import Dot
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.evolving import fused as fused_evolving
 from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.maps import softmax
-from overt.mechanisms.seen import Seen
 
 SHAPES = ((16, 12, 512, 64), (4, 16, 2048, 64), (1, 16, 8192, 64))
 RESULTS = Path(__file__).parent.parent / "results"
@@ -112,13 +110,15 @@ def ceilings() -> dict[str, float]:
     }
 
 
+def call_of(site: overt.Site, q: Tensor, k: Tensor, v: Tensor) -> overt.AttentionCall:
+    return overt.AttentionCall(site, q, k, v, site.head_dim**-0.5)
+
+
 def bayesian_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str, Run]:
-    batch, heads, length, width = shape
+    batch, heads, _, width = shape
     q, k, v, to_out = (torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    step, ones, scale = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda"), width**-0.5
-    every = torch.ones(batch, length, dtype=torch.bool, device="cuda")
-    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+    step, ones = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda")
     layers = {
         family: BayesianLayer(overt.Bayesian(family=family), overt.Site(heads, width)).cuda().train()
         for family in ("weibull", "lognormal")
@@ -135,15 +135,16 @@ def bayesian_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str
 
         def run() -> None:
             chain = overt.Chain(step=step, kl=kl)
-            out = fused_bayesian.attended(layer, q, k, v, scale, Seen(), chain, layer.site, 0, 0.0)
+            out = fused_bayesian.FORM.attend({"Bayesian": layer}, call_of(layer.site, q, k, v), chain)
             found, given = ((out, chain.kl(per_example=True)), (to_out, ones)) if kl else ((out,), (to_out,))
             torch.autograd.grad(found, trained, given)
 
         return run
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        chain, dot = overt.Chain(step=step), Dot(q, k, scale, None, every, every, False)
-        weights = layers["weibull"]((q * scale) @ k.mT, visible, chain, k, dot)
+        chain, layer = overt.Chain(step=step), layers["weibull"]
+        call = call_of(layer.site, q, k, v)
+        weights = layer("weights", call.scores(), call, chain)
         return weights.to(BF16) @ v, chain.kl(per_example=True)
 
     def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
@@ -172,21 +173,21 @@ def evolving_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str
     bayesian = BayesianLayer(overt.Bayesian(), layer.site).cuda().train()
     inputs = [x.requires_grad_() for x in (q, k, v, previous)]
     trained = [*inputs, *layer.parameters()]
-    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
-    step, ones, scale = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda"), width**-0.5
+    step, ones = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda")
 
     def chain_of(previous: Tensor) -> overt.Chain:
         chain = overt.Chain(step=step)
-        chain.maps["encoder", 0] = previous
+        chain.maps["Evolving", "encoder", 0] = previous
         return chain
 
     def fused(second: BayesianLayer | None) -> Run:
         everything = trained if second is None else [*trained, *second.parameters()]
+        of = {"Evolving": layer} if second is None else {"Evolving": layer, "Bayesian": second}
 
         def run() -> None:
             chain = chain_of(previous)
-            out = fused_evolving.attended(layer, second, q, k, v, scale, Seen(), chain, layer.site, 0, 0.0)
-            found, given = [out, chain.maps["encoder", 1]], [to_out, to_next]
+            out = fused_evolving.attend(of, call_of(layer.site, q, k, v), chain)
+            found, given = [out, chain.maps["Evolving", "encoder", 1]], [to_out, to_next]
             if second is not None:
                 found, given = [*found, chain.kl(per_example=True)], [*given, ones]
             torch.autograd.grad(found, everything, given)
@@ -196,8 +197,9 @@ def evolving_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str
     def plain(q: Tensor, k: Tensor, v: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         chain = chain_of(previous)
         with torch.autocast("cuda", BF16):
-            evolved = layer((q * scale) @ k.mT, visible, chain)
-            return softmax(evolved, visible).to(BF16) @ v, evolved
+            call = call_of(layer.site, q, k, v)
+            evolved = layer("refine", call.scores(), call, chain)
+            return softmax(evolved, call.visible()).to(BF16) @ v, evolved
 
     def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
         return lambda: torch.autograd.grad(form(q, k, v, previous), trained, (to_out, to_next))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import overt
 from overt.mechanisms import noise
-from overt.mechanisms.bayesian.closed import Dot, closed_kl
-from overt.mechanisms.bayesian.naive import dense_kl
+from overt.mechanisms.bayesian.closed import closed_kl
+from overt.mechanisms.bayesian.naive import map_kl
 from overt.mechanisms.maps import log_normalizer
 
 REPEATS = 7
@@ -155,16 +155,15 @@ def main() -> None:
 
     q, k = (torch.randn(2, 8, 1024, 64, requires_grad=True) for _ in range(2))
     prior = torch.log_softmax(torch.randn(2, 8, 1024), -1).requires_grad_()
-    everything, config = torch.ones(2, 1024, dtype=torch.bool), overt.Bayesian()
-    visible = everything.view(2, 1, 1, 1024)
+    visible, config = torch.ones(2, 1, 1, 1024, dtype=torch.bool), overt.Bayesian()
 
     def kl(closed: bool) -> None:
         logits = q @ k.mT / 8
         if closed:
-            dot = Dot(q, k, 0.125, None, everything, everything, causal=False)
-            value = closed_kl(dot, log_normalizer(logits, visible), prior, config)
+            call = overt.AttentionCall(overt.Site(8, 64), q, k, k, 0.125)
+            value = closed_kl(call, log_normalizer(logits, visible), prior, config)
         else:
-            value = dense_kl(logits, visible, prior, config)
+            value = map_kl(logits, visible, prior, config)
         torch.autograd.backward(value.sum())
 
     names, times = ["dense KL", "closed KL"], milliseconds(lambda: kl(False), lambda: kl(True))

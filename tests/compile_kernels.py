@@ -2,11 +2,17 @@
 
 The fused forms run on a CPU with a launch that compiles each kernel for a GPU in place of running it, for
 exactly the argument kinds (types, alignment, constants) that it would have there.
+
+With `--digest`, a digest of each kernel's PTX follows, of its instructions alone: names, line numbers and
+comments are left out. A change of names or of layout in the source leaves digests as they are. `--dtype` and
+`--variant` choose among types and masks.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import hashlib
+import re
 
 import torch
 import triton
@@ -16,7 +22,7 @@ from triton.compiler import ASTSource
 
 import overt
 from overt.mechanisms import backend
-from overt.mechanisms._launch import Ready
+from overt.mechanisms.kernels.launch import Ready
 
 TYPES = {
     torch.float32: "*fp32",
@@ -31,7 +37,17 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "evolving": [overt.Evolving()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
+VARIANTS = ("plain", "causal", "padded", "dropout")
 compiled: dict[str, int] = {}
+digests: dict[str, list[str]] = {}
+
+
+def instructions(ptx: str, name: str) -> str:
+    """PTX without a kernel's name, line numbers, debugging sections and comments."""
+    ptx = re.sub(r"^\s*\.section\s+\.debug_\w+\s*\{.*?^\s*\}", "", ptx, flags=re.MULTILINE | re.DOTALL)
+    lines = [re.sub(r"//.*", "", line).rstrip() for line in ptx.splitlines()]
+    lines = [line for line in lines if line.strip() and not re.match(r"\s*\.(loc|file)\b|\$L__tmp\d+:", line)]
+    return "\n".join(lines).replace(name, "kernel")
 
 
 def compile_only(
@@ -61,20 +77,34 @@ def compile_only(
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=ready.options)
     assert made.metadata.shared <= 232_448, f"{kernel.__name__} wants {made.metadata.shared} bytes"
     compiled[kernel.__name__] = compiled.get(kernel.__name__, 0) + 1
+    text = f"{instructions(made.asm['ptx'], kernel.__name__)}\n{made.metadata.shared} {ready.options}"
+    found = digests.setdefault(kernel.__name__, [])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    found += [] if digest in found else [digest]
 
 
-def main(form: str, dtype: torch.dtype = torch.bfloat16) -> None:
+def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
     backend.KERNEL_DEVICES = {"cpu"}
     torch.manual_seed(0)
-    model = overt.Encoder(12 * 64, 12, 2, FORMS[form], dropout=0.0, hidden=64)
+    kind = overt.Decoder if variant == "causal" else overt.Encoder
+    model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if variant == "dropout" else 0.0, hidden=64)
     x = torch.randn(2, 128, 12 * 64, requires_grad=True)
+    padding = torch.arange(128) >= torch.tensor([[121], [128]]) if variant == "padded" else None
     chain = overt.Chain(step=torch.tensor(0))
-    with torch.autocast("cpu", dtype):
-        loss = model(x, chain=chain).float().sum() + chain.penalty()
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        loss = model(x, padding, chain=chain).float().sum() + chain.penalty()
     loss.backward()
     print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description="Compile GPU kernels without a GPU.")
+    parser.add_argument("form", choices=FORMS)
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--digest", action="store_true", help="print digests of the kernels' instructions")
+    asked = parser.parse_args()
+    main(asked.form, getattr(torch, asked.dtype), asked.variant)
+    if asked.digest:
+        print("\n".join(f"{name} {' '.join(found)}" for name, found in sorted(digests.items())))

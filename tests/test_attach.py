@@ -20,7 +20,7 @@ import families
 import overt
 from families import FAMILIES, Family, inputs_of, tokens
 from overt.mechanisms.bayesian.naive import weibull_gamma_kl
-from test_battery import LIVE, all_equal, enliven, gradients, loss_inputs, tokens_of
+from test_battery import LIVE, OURS, all_equal, enliven, gradients, loss_inputs, tokens_of
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT, LLAMA, T5, GPT2 = (BY_NAME[name] for name in ("BERT", "Llama", "T5", "GPT-2"))
@@ -84,7 +84,7 @@ def test_wrong_calls_are_named() -> None:
         overt.attach(attached(BERT, overt.Evolving()), overt.Bayesian())
     with pytest.raises(ValueError, match="may hold one Evolving, got 2"):
         overt.attach(BERT.make(), overt.Evolving(), overt.Evolving())
-    with pytest.raises(TypeError, match="must be Evolving"):
+    with pytest.raises(TypeError, match="must be Bayesian"):
         overt.attach(BERT.make(), "evolving")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"nothing is attached to this BertFor.*: overt.attach"):
         overt.detach(BERT.make())
@@ -206,8 +206,6 @@ def test_an_unmasked_batch_has_the_kl_of_the_same_batch_masked_with_ones() -> No
 def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
     name: str, config: overt.Bayesian, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from overt.attach import attention
-
     family = BY_NAME[name]
     model = attached(family, config)
     for padded, left in ((False, False), (True, False), (True, True)):
@@ -219,7 +217,7 @@ def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
             model(**inputs)
             closed = overt.kl(model)
             assert dense == []
-            patch.setattr(attention.AttachedAttention, "_dot", lambda *_: None)
+            patch.setattr(overt.AttentionCall, "is_dot", lambda _: False)
             model(**inputs)
         assert dense
         torch.testing.assert_close(closed, overt.kl(model), atol=1e-4, rtol=1e-5)
@@ -873,4 +871,28 @@ def test_detached_gradients_are_those_of_a_plain_model() -> None:
 def test_helpers_of_the_battery_can_tell_models_apart() -> None:
     inputs = inputs_of(BERT)
     assert not all_equal(tokens_of(BERT, attached(BERT, LIVE), inputs), tokens_of(BERT, BERT.make(), inputs))
-    assert gradients(BERT, attached(BERT, LIVE, overt.Bayesian()), inputs)
+    assert gradients(BERT, OURS, attached(BERT, LIVE, overt.Bayesian()), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_mean_of_bayesian_weights_is_eager_attention_bit_for_bit(dtype: torch.dtype) -> None:
+    model = BERT.make().to(dtype)  # heads are 8 wide: the order of product and scale shows
+    model.set_attn_implementation("eager")
+    for padded in (False, True):
+        inputs = inputs_of(BERT, padded)
+        want = model(**inputs).logits
+        for where in (None, {"encoder": [2]}):
+            overt.attach(model, overt.Bayesian(), where=where)
+            assert torch.equal(model(**inputs).logits, want)
+            overt.detach(model)
+
+
+def test_a_chain_is_float32_under_autocast_where_the_mask_is() -> None:
+    model = attached(BERT, LIVE)
+    seen: list[torch.dtype] = []
+    for module in model.modules():
+        if isinstance(module, overt.MechanismLayer):
+            module.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**inputs_of(BERT, padded=True))
+    assert set(seen) == {torch.float32}

@@ -201,7 +201,7 @@ def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
     ("change", "message"),
     [
         ({"mechanisms": [{"name": "Evolving", "alpha": 7.0}]}, r"alpha must lie in \[0, 1\], got 7.0"),
-        ({"mechanisms": [{"name": "Exploding"}]}, "must name one of Evolving, Bayesian, Synthesizer"),
+        ({"mechanisms": [{"name": "Exploding"}]}, "must name one of Bayesian, Evolving, .*Synthesizer"),
         ({"mechanisms": [{"name": "Evolving", "gamma": 1}]}, "Evolving has no setting gamma"),
         ({"mechanisms": "all"}, "does not describe an attached model"),
         ({"base_model_type": "nothing"}, "does not describe an attached model"),

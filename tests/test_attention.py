@@ -182,7 +182,7 @@ def test_with_both_the_draw_is_around_the_evolved_map_and_the_carried_map_is_noi
         assert torch.equal(carried, both.maps[place])
     assert not torch.allclose(maps[0], maps[1])
     assert torch.equal(maps[1], maps[2]), "the order of the list does not matter"
-    assert torch.equal(torch.softmax(both.maps["encoder", 1], -1), maps[0])
+    assert torch.equal(torch.softmax(both.maps["Evolving", "encoder", 1], -1), maps[0])
     del swapped
 
 
@@ -575,7 +575,7 @@ def test_wrong_constructions_are_named_in_one_line() -> None:
         (
             {"mechanisms": ["evolving"]},
             TypeError,
-            r"mechanisms must be Evolving\(…\), Bayesian\(…\) or Synth.*got 'ev",
+            r"mechanisms must be Bayesian\(…\), Evolving\(…\).* or .*got 'ev",
         ),
         ({"mechanisms": [EVOLVING, EVOLVING]}, ValueError, "mechanisms may hold one Evolving, got 2"),
         ({"mechanisms": EVOLVING}, TypeError, "mechanisms must be a list"),
@@ -607,3 +607,12 @@ def test_wrong_chains_are_named_in_one_line() -> None:
         ValueError, match=r"sample must be one number or one for each of the batch's 2 examples"
     ):
         attention(x, x, x, chain=overt.Chain(step=0, sample=torch.arange(3)))
+
+
+def test_a_single_hidden_key_is_hidden() -> None:
+    attention = overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=[overt.Evolving()])
+    nn.init.ones_(attention.out_proj.bias)
+    x = inputs(1, 1, 8)
+    output, weights = attention(x, x, x, torch.tensor([[True]]))
+    assert not output.any()
+    assert not weights.any()

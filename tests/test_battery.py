@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,21 +18,84 @@ from torch import Tensor
 import families
 import overt
 import reference
+from examples import RowSmoothing, SigmoidAttention, TalkingHeads
 from families import FAMILIES, REFUSED, Family, inputs_of
 
 LIVE = overt.Evolving(alpha=0.3, beta=0.3, decoder_alpha=0.3)
 STILL = overt.Evolving(alpha=0.0, beta=0.0)
-PATHS = {"encoder": "enc", "decoder": "dec", "cross": "cross"}
+
+
+@dataclass(frozen=True)
+class Mechanisms:
+    """One entry of the battery's other axis.
+
+    Attributes:
+        name: of the entry.
+        live: what is attached to see it work.
+        still: what leaves a model's outputs as they are; none where there is no such setting.
+        families: on which of them; all by default.
+        counts_from_the_left: whether it has positions that count from the left edge, padding or not.
+    """
+
+    name: str
+    live: tuple[overt.Mechanism, ...]
+    still: tuple[overt.Mechanism, ...] = ()
+    families: tuple[str, ...] = tuple(family.name for family in FAMILIES)
+    counts_from_the_left: bool = False
+
+    def attached(self, family: Family, **settings: Any) -> Any:
+        return enliven(overt.attach(family.make(), *self.live, **settings))
+
+    def layers(self) -> list[overt.MechanismLayer]:
+        return [mechanism.layer(overt.Site(4, 8, "decoder", 1)) for mechanism in self.live]
+
+    @property
+    def adds(self) -> bool:
+        return any(layer.adds for layer in self.layers())
+
+    @property
+    def reads_below(self) -> bool:
+        return any(layer.reads_below for layer in self.layers())
+
+    @property
+    def keeps_rows(self) -> bool:
+        return any(layer.earlier_rows for layer in self.layers())
+
+    @property
+    def sums_to_one(self) -> bool:
+        return all(layer.sums_to_one for layer in self.layers())
+
+
+OURS = Mechanisms(
+    "Evolving and Bayesian",
+    (LIVE, overt.Bayesian()),
+    (STILL, overt.Bayesian(), overt.Bayesian(family="lognormal", prior="fixed")),
+)
+# What docs/extend.md writes, alone and with ours.
+PAIR = ("BERT", "Llama")
+TALKING, SIGMOID = TalkingHeads(), SigmoidAttention()
+MECHANISMS = [
+    OURS,
+    Mechanisms("talking heads", (TALKING,), (TALKING,), PAIR),
+    Mechanisms("talking heads with ours", (TALKING, LIVE, overt.Bayesian()), (), PAIR),
+    Mechanisms("sigmoid", (SIGMOID,), (), PAIR),
+    Mechanisms("sigmoid with Evolving", (LIVE, SIGMOID), (), PAIR),
+    Mechanisms("row smoothing", (RowSmoothing(0.4),), (RowSmoothing(0.0),), PAIR),
+    Mechanisms("Synthesizer", (overt.Synthesizer(max_length=64),), (), PAIR, True),
+]
 
 
 def enliven(model: Any, seed: int = 5) -> Any:
-    """Random kernels that let much through, so that nothing hides behind an identity."""
+    """Random parameters that let much through, so that nothing hides behind an identity."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".evolving." in name:
+            if ".overt." in name and ".bayesian." not in name:
                 drawn = torch.randn(parameter.shape, generator=generator) * 0.3
-                parameter.copy_(drawn + (0.2 if name.endswith("bias") else 0.0))
+                if ".evolving." in name:
+                    parameter.copy_(drawn + (0.2 if name.endswith("bias") else 0.0))
+                else:
+                    parameter.add_(drawn)
     return model
 
 
@@ -77,21 +141,21 @@ def loss_inputs(family: Family, model: Any) -> dict[str, Any]:
     return {**inputs, "labels": torch.tensor([0, 1, 1]) % model.config.num_labels}
 
 
-def same_as_before(family: Family) -> None:
+def same_as_before(family: Family, of: Mechanisms) -> None:
     model = family.make()
     for padded in (False, True):
         inputs = inputs_of(family, padded)
         plain = tokens_of(family, model, inputs)
-        for mechanism in (STILL, overt.Bayesian(), overt.Bayesian(family="lognormal", prior="fixed")):
+        for mechanism in of.still:
             overt.attach(model, mechanism)
             assert_same(tokens_of(family, model, inputs), plain)
             overt.detach(model)
 
 
-def equals_the_reference(family: Family) -> None:
+def equals_the_reference(family: Family, of: Mechanisms) -> None:
     model = family.make()
     plain = copy.deepcopy(model)
-    enliven(overt.attach(model, LIVE, overt.Bayesian()))
+    enliven(overt.attach(model, *of.live))
     plain.set_attn_implementation(reference.NAME)
     for module in plain.modules():  # transformers 5.17 leaves out T5's stacks
         if hasattr(module, "config"):
@@ -141,8 +205,8 @@ def book_of(family: Family, attached: Any, plain: Any, inputs: dict[str, Tensor]
     return reference.Book(places, real, LIVE.alpha, LIVE.beta)
 
 
-def alone_as_in_a_padded_batch(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE))
+def alone_as_in_a_padded_batch(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     positions = "position_ids" in inspect.signature(type(model).forward).parameters
     relative = family.name in ("T5", "Llama", "Mistral", "Qwen 2", "Qwen 3", "Gemma", "Gemma 2", "GPT-NeoX")
     relative = relative or family.name in ("ModernBERT", "OPT", "RoBERTa", "XLM-R")
@@ -157,7 +221,7 @@ def alone_as_in_a_padded_batch(family: Family) -> None:
             hidden = batch["attention_mask"] == 0
             garbled["input_ids"] = batch["input_ids"].masked_fill(hidden, families.WORDS - 1)
             assert_same(tokens_of(family, model, garbled), together)
-        if left and not (positions or relative):
+        if left and (of.counts_from_the_left or not (positions or relative)):
             continue  # its positions count from the left edge, padding or not
         for row in range(3):
             alone = {key: cut(value, row, key, batch) for key, value in batch.items()}
@@ -174,8 +238,8 @@ def cut(value: Tensor, row: int, key: str, batch: dict[str, Tensor]) -> Tensor:
     return value[row : row + 1, mask.bool()]
 
 
-def returns_the_map_used(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian(k=2.0)))
+def returns_the_map_used(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     inputs = inputs_of(family, padded=True)
     used: list[Tensor] = []
 
@@ -196,23 +260,25 @@ def returns_the_map_used(family: Family) -> None:
         assert len(maps) == len(used) > 0
         for one in maps:
             sums = one.sum(dim=-1)
-            assert bool(((sums - 1.0).abs() < 1e-5).logical_or(sums == 0).all()), "before dropout"
+            whole = ((sums - 1.0).abs() < 1e-5).logical_or(sums == 0).all()
+            assert bool(whole) or not of.sums_to_one, "before dropout"
             assert any(torch.equal(one, other) for other in used)
 
 
-def trains_with_its_kl(family: Family) -> None:
+def trains_with_its_loss(family: Family, of: Mechanisms) -> None:
     model = family.make()
     inputs = loss_inputs(family, model)
     task = model(**inputs).loss
-    overt.attach(model, STILL, overt.Bayesian())
-    torch.testing.assert_close(
-        model(**inputs).loss, task, atol=1e-4, rtol=1e-4
-    )  # evaluation: the task's alone
-    overt.detach(model)
-    enliven(overt.attach(model, LIVE, overt.Bayesian(k=100.0)))
+    for mechanism in of.still:
+        overt.attach(model, mechanism)
+        loss = model(**inputs).loss
+        torch.testing.assert_close(loss, task, atol=1e-4, rtol=1e-4)  # evaluation: the task's alone
+        overt.detach(model)
+    enliven(overt.attach(model, *of.live))
     model.train()
     output = model(**inputs)
-    assert overt.penalty(model).item() > 0.0
+    if of.adds:
+        assert overt.penalty(model).item() > 0.0
     assert output.loss.requires_grad
     output.loss.backward()
     for name, parameter in model.named_parameters():
@@ -222,35 +288,37 @@ def trains_with_its_kl(family: Family) -> None:
             assert float(parameter.grad.abs().sum()) > 0.0, f"{name} does not learn"
 
 
-def gradients(family: Family, model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def gradients(family: Family, of: Mechanisms, model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     model.train()
     model.zero_grad(set_to_none=True)
     model.overt_state.seen.zero_()  # the same examples of the same step, so the same noise
     torch.manual_seed(11)
     outputs = tokens_of(family, model, inputs)
-    loss = sum((x * real.unsqueeze(-1)).square().mean() for x, real in outputs) + overt.penalty(model)
-    loss.backward()
+    loss = sum((x * real.unsqueeze(-1)).square().mean() for x, real in outputs)
+    (loss + overt.penalty(model) if of.adds else loss).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def checkpointing_changes_nothing(family: Family) -> str | None:
+def checkpointing_changes_nothing(family: Family, of: Mechanisms) -> str | None:
     if not family.checkpoints:
         with pytest.raises(ValueError, match="does not support gradient checkpointing"):
             family.make().gradient_checkpointing_enable()
         return "the family has no gradient checkpointing"
-    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+    model = of.attached(family)
     inputs = inputs_of(family, padded=True)
-    expected = gradients(family, model, inputs)
+    expected = gradients(family, of, model, inputs)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    again = gradients(family, model, inputs)
+    again = gradients(family, of, model, inputs)
     assert again.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(again[name], grad, atol=1e-6, rtol=1e-5, msg=name)
+    if not (of.adds or of.reads_below):
+        return None  # nothing that reentrant checkpointing would cut
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     if family.inputs != "image" and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     with pytest.raises(RuntimeError, match="reentrant checkpointing"):
-        gradients(family, model, inputs)
+        gradients(family, of, model, inputs)
     return None
 
 
@@ -271,10 +339,6 @@ def generate(family: Family, model: Any, **settings: Any) -> Any:
     return model.generate(**prompt, **settings, return_dict_in_generate=True, output_logits=True)
 
 
-def generation_model(family: Family) -> Any:
-    return enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
-
-
 def assert_generates_the_same(family: Family, model: Any, cached: dict[str, Any], **settings: Any) -> None:
     slow = generate(family, model, use_cache=False, **settings)
     fast = generate(family, model, **cached, **settings)
@@ -286,18 +350,18 @@ def assert_generates_the_same(family: Family, model: Any, cached: dict[str, Any]
     assert differ, "the mechanism does something"
 
 
-def generates_with_a_cache(family: Family) -> None:
-    model = generation_model(family)
+def generates_with_a_cache(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     assert_generates_the_same(family, model, {"use_cache": True})
     assert_generates_the_same(family, model, {"use_cache": True}, do_sample=True, top_k=0, temperature=1.5)
 
 
-def searches_with_beams(family: Family) -> None:
-    assert_generates_the_same(family, generation_model(family), {"use_cache": True}, num_beams=3)
+def searches_with_beams(family: Family, of: Mechanisms) -> None:
+    assert_generates_the_same(family, of.attached(family), {"use_cache": True}, num_beams=3)
 
 
-def generates_with_a_static_cache(family: Family) -> None:
-    assert_generates_the_same(family, generation_model(family), {"cache_implementation": "static"})
+def generates_with_a_static_cache(family: Family, of: Mechanisms) -> None:
+    assert_generates_the_same(family, of.attached(family), {"cache_implementation": "static"})
 
 
 def another(family: Family) -> Any:
@@ -309,20 +373,25 @@ def another(family: Family) -> Any:
     return model
 
 
-def refuses_to_crop(family: Family) -> str:
-    model = generation_model(family)
+def crops_where_it_can(family: Family, of: Mechanisms) -> str | None:
+    model = of.attached(family)
     prompt: dict[str, Any] = {key: value[:1] for key, value in prompt_of(family, left=False).items()}
     prompt |= {"max_new_tokens": 7, "do_sample": False, "assistant_model": another(family)}
     if family.inputs == "sound":
         prompt["decoder_input_ids"] = torch.tensor([[families.BOS]])
+    if not of.keeps_rows:
+        assisted = transformers.GenerationMixin.generate(model, **prompt)
+        del prompt["assistant_model"]
+        assert torch.equal(assisted, transformers.GenerationMixin.generate(model, **prompt))
+        return None
     # transformers 5.17 fails by itself where windows slide.
     with pytest.raises(RuntimeError, match=r"cannot be cropped.*assisted|must match the size of tensor b"):
         transformers.GenerationMixin.generate(model, **prompt)
     return "rows of maps before the cut are gone"
 
 
-def saves_and_loads(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian(k=7.0), seed=4))
+def saves_and_loads(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family, seed=4)
     model.overt_state.step += 12
     inputs = inputs_of(family, padded=True)
     with TemporaryDirectory() as folder:
@@ -340,12 +409,12 @@ def saves_and_loads(family: Family) -> None:
         assert torch.equal(a, b)
 
 
-def detaches_bit_for_bit(family: Family) -> None:
+def detaches_bit_for_bit(family: Family, of: Mechanisms) -> None:
     model, twin = family.make(), family.make()
     inputs = inputs_of(family, padded=True)
     before = tokens_of(family, model, inputs)
     tokens_of(family, twin, inputs)  # transformers leaves marks of its own
-    overt.attach(model, LIVE, overt.Bayesian())
+    overt.attach(model, *of.live)
     tokens_of(family, model, inputs)
     overt.detach(model)
     assert all(
@@ -360,8 +429,8 @@ def detaches_bit_for_bit(family: Family) -> None:
         assert len(a._forward_pre_hooks) == len(b._forward_pre_hooks), path
 
 
-def copies_deeply(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+def copies_deeply(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     inputs = inputs_of(family, padded=True)
     model.train()
     tokens_of(family, model, inputs)  # leaves a KL with a graph behind
@@ -376,14 +445,14 @@ def copies_deeply(family: Family) -> None:
     assert twin.overt_state is not model.overt_state
 
 
-def runs_in_bfloat16(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE, overt.Bayesian()))
+def runs_in_bfloat16(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     inputs = inputs_of(family, padded=True)
     exact = tokens_of(family, model, inputs)
     with torch.autocast("cpu", torch.bfloat16):
         rough = tokens_of(family, model, inputs)
-        kl = overt.kl(model)
-    assert kl.dtype == torch.float32
+        kl = overt.kl(model) if of.adds else None
+    assert kl is None or kl.dtype == torch.float32
     for (a, real), (b, _) in zip(rough, exact, strict=True):
         error = ((a.float() - b)[real.bool()].norm() / b[real.bool()].norm()).item()
         assert error < 0.05, error
@@ -394,8 +463,8 @@ def runs_in_bfloat16(family: Family) -> None:
     assert all(p.grad.isfinite().all() for name, p in model.named_parameters() if ".overt." in name)
 
 
-def sees_no_future(family: Family) -> None:
-    model = enliven(overt.attach(family.make(), LIVE))
+def sees_no_future(family: Family, of: Mechanisms) -> None:
+    model = of.attached(family)
     inputs = inputs_of(family)
     name = "decoder_input_ids" if family.inputs in ("pair", "sound") else "input_ids"
     number = 1 if family.inputs in ("pair", "sound") else 0
@@ -408,19 +477,19 @@ def sees_no_future(family: Family) -> None:
         assert not torch.equal(after[:, last], expected[:, last])
 
 
-Feature = Callable[[Family], str | None]
+Feature = Callable[[Family, Mechanisms], str | None]
 FEATURES: dict[str, Feature] = {
     "same outputs at α = β = 0": same_as_before,
     "α = β = 0.3 equals the reference": equals_the_reference,
     "padding": alone_as_in_a_padded_batch,
     "output_attentions": returns_the_map_used,
-    "training with the KL": trains_with_its_kl,
+    "training with the KL": trains_with_its_loss,
     "gradient checkpointing": checkpointing_changes_nothing,
     "no look ahead": sees_no_future,
     "cached decoding": generates_with_a_cache,
     "beam search": searches_with_beams,
     "static cache": generates_with_a_static_cache,
-    "assisted decoding": refuses_to_crop,
+    "assisted decoding": crops_where_it_can,
     "save and load": saves_and_loads,
     "detach": detaches_bit_for_bit,
     "deepcopy": copies_deeply,
@@ -436,17 +505,31 @@ NEEDS: dict[str, Callable[[Family], bool]] = {
         lambda family: family.generates,
     ),
 }
+# Features that not every mechanism has.
+ASKS: dict[str, Callable[[Mechanisms], bool]] = {
+    "same outputs at α = β = 0": lambda of: bool(of.still),
+    "α = β = 0.3 equals the reference": lambda of: of is OURS,
+}
 CASES = [
-    pytest.param(family, feature, id=f"{family.name}-{feature}")
+    pytest.param(
+        family, feature, of, id=f"{family.name}-{feature}" + (f"-{of.name}" if of is not OURS else "")
+    )
+    for of in MECHANISMS
     for family in FAMILIES
     for feature in FEATURES
+    if family.name in of.families
     if feature not in NEEDS or NEEDS[feature](family)
+    if feature not in ASKS or ASKS[feature](of)
 ]
 
 
-@pytest.mark.parametrize(("family", "feature"), CASES)
-def test_feature(family: Family, feature: str, record_property: Callable[[str, object], None]) -> None:
-    reason = FEATURES[feature](family)
+@pytest.mark.parametrize(("family", "feature", "of"), CASES)
+def test_feature(
+    family: Family, feature: str, of: Mechanisms, record_property: Callable[[str, object], None]
+) -> None:
+    reason = FEATURES[feature](family, of)
+    if of is not OURS:
+        return
     order = 100 * FAMILIES.index(family) + list(FEATURES).index(feature)
     record_property("support", (order, family.name, feature, f"refused: {reason}" if reason else "works"))
 

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
+from acting import BayesianEdgeLayer, BayesianLayer
 from conftest import random_maps
 from overt.mechanisms import noise
-from overt.mechanisms.bayesian import BayesianEdgeLayer, BayesianLayer
-from overt.mechanisms.bayesian.closed import Dot, closed_kl
-from overt.mechanisms.bayesian.naive import dense_kl, log_noise, lognormal_kl, weibull_gamma_kl
+from overt.mechanisms.bayesian.chunked import chunked_kl
+from overt.mechanisms.bayesian.closed import closed_kl
+from overt.mechanisms.bayesian.naive import log_noise, lognormal_kl, map_kl, prior_of, weibull_gamma_kl
 from overt.mechanisms.edges import edge_log_softmax
 from overt.mechanisms.maps import causal, log_normalizer, softmax
+from overt.mechanisms.seen import Seen
 
 # Appendix B: every published setting, by task and variant.
 PUBLISHED = {
@@ -228,11 +230,9 @@ def test_random_weights_without_a_step_say_what_is_missing() -> None:
 # --- Prior ---
 
 
-def kl_of(
-    layer: BayesianLayer, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None = None
-) -> Tensor:
+def kl_of(layer: BayesianLayer, logits: Tensor, visible: Tensor, key: Tensor) -> Tensor:
     chain = overt.Chain(step=0)
-    layer(logits, visible, chain, key, dot)
+    layer(logits, visible, chain, key)
     return chain.kl(per_example=True)
 
 
@@ -241,7 +241,7 @@ def test_contextual_prior_is_a_softmax_over_the_non_padding_keys_causal_or_not()
     padding = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.bool)
     for shape in (everything(5, 5, 2), causal(5, 5)):
         visible = shape & padding.view(2, 1, 1, 5) & padding.view(2, 1, 5, 1)
-        got = layer._prior_parameter(random_maps(2, 2, 5, 5), visible, key).exp()
+        got = prior_of(layer.prior, key, visible, layer.config).exp()
         scores = layer.prior(key)  # type: ignore[misc]
         torch.testing.assert_close(got[0], torch.softmax(scores[0], -1))
         torch.testing.assert_close(got[1, :, :3], torch.softmax(scores[1, :, :3], -1))
@@ -258,18 +258,18 @@ def test_grouped_query_heads_share_the_prior_of_their_key_head() -> None:
 
 
 def test_official_preset_pins_the_released_codes_priors() -> None:
-    key, logits, visible = random_maps(1, 2, 5, 4), random_maps(1, 2, 3, 5), everything(3, 5)
+    key, visible = random_maps(1, 2, 5, 4), everything(3, 5)
     for family, of_softmax in (
         ("weibull", lambda psi: (psi * 1e-2).log()),  # α = softmax·β
         ("lognormal", lambda psi: psi.log()),  # μ = log-softmax
     ):
         layer = bayesian(overt.Bayesian(family=family, preset="official")).double()  # type: ignore[arg-type]
         psi = torch.softmax(layer.prior(key), -1)  # type: ignore[misc]
-        torch.testing.assert_close(layer._prior_parameter(logits, visible, key), of_softmax(psi))
+        torch.testing.assert_close(prior_of(layer.prior, key, visible, layer.config), of_softmax(psi))
         paper = bayesian(overt.Bayesian(family=family)).double()  # type: ignore[arg-type]
         paper.load_state_dict(layer.state_dict())
         want = psi.log() if family == "weibull" else psi
-        torch.testing.assert_close(paper._prior_parameter(logits, visible, key), want)
+        torch.testing.assert_close(prior_of(paper.prior, key, visible, paper.config), want)
 
 
 def test_prior_scores_200_apart_and_4096_keys_leave_gradients_finite() -> None:
@@ -404,9 +404,13 @@ def test_closed_form_equals_the_dense_one_with_every_gradient(
     logits = 0.5 * q @ k.repeat_interleave(group, 1).mT
     if bias is not None:
         logits = logits + bias.view(batch, 1, 1, keys)
-    dense = dense_kl(logits, visible, prior.repeat_interleave(group, 1), config)
-    dot = Dot(q, k, 0.5, bias, real_keys, real_queries, is_causal)
-    closed = closed_kl(dot, log_normalizer(logits, visible), prior, config)
+    dense = map_kl(logits, visible, prior.repeat_interleave(group, 1), config)
+    shown = None if bias is None else bias.view(batch, 1, 1, keys)
+    seen = Seen(real_keys, real_queries, is_causal)
+    site = overt.Site(key_heads * group, dim, key_heads=key_heads)
+    call = overt.AttentionCall(site, q, k, k, 0.5, seen=seen, bias=shown)
+    assert call.is_dot()
+    closed = closed_kl(call, log_normalizer(logits, visible), prior, config)
     torch.testing.assert_close(closed, dense, rtol=1e-10, atol=1e-10)
     if dense.requires_grad:
         toward = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -420,8 +424,8 @@ def test_closed_form_equals_the_dense_one_with_every_gradient(
 def test_dense_kl_does_not_depend_on_how_rows_are_chunked(cells_at_once: int) -> None:
     logits, visible = random_maps(2, 3, 7, 5), random_maps(2, 1, 7, 5, seed=1) > 0
     prior = torch.log_softmax(random_maps(2, 3, 5, seed=2), -1)
-    whole = dense_kl(logits, visible, prior, overt.Bayesian())
-    torch.testing.assert_close(dense_kl(logits, visible, prior, overt.Bayesian(), cells_at_once), whole)
+    whole = map_kl(logits, visible, prior, overt.Bayesian())
+    torch.testing.assert_close(chunked_kl(logits, visible, prior, overt.Bayesian(), cells_at_once), whole)
 
 
 def test_evaluation_needs_no_step_and_computes_the_kl_only_when_asked() -> None:
@@ -621,3 +625,14 @@ def test_settings_outside_their_range_are_refused_in_one_line(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         overt.Bayesian(**settings)  # type: ignore[arg-type]
+
+
+def test_the_closed_kl_is_float64_to_the_last_digit() -> None:
+    config = overt.Bayesian(prior="fixed", prior_beta=0.7, kl_reduction="sum")
+    q, k = random_maps(1, 1, 3, 4), random_maps(1, 1, 5, 4, seed=1)
+    call = overt.AttentionCall(overt.Site(1, 4), q, k, k)
+    prior = torch.full((1, 1, 1), math.log(config.prior_alpha), dtype=torch.float64)
+    logits, visible = call.scores(), everything(3, 5)
+    closed = closed_kl(call, log_normalizer(logits, visible), prior, config)
+    # A rate that is rounded to float32 on the way would be off by 3·1.2e-8.
+    torch.testing.assert_close(closed, map_kl(logits, visible, prior, config), rtol=0, atol=1e-11)

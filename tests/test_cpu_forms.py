@@ -16,7 +16,7 @@ from torch import Tensor
 import overt
 from overt.mechanisms import backend, loops, noise
 from overt.mechanisms.bayesian import _draw_cpu
-from overt.mechanisms.bayesian.naive import dense_kl, log_noise
+from overt.mechanisms.bayesian.naive import log_noise, map_kl
 from overt.mechanisms.evolving import _evolve_cpu, naive
 from overt.mechanisms.maps import HIDDEN, causal, log_normalizer, softmax
 from overt.mechanisms.site import KINDS
@@ -284,7 +284,7 @@ def test_kl_of_any_map_equals_the_definition_with_all_gradients(
     fast, slow = as_leaves([logits, prior], torch.float32), as_leaves([logits, prior], torch.float64)
     lse = log_normalizer(fast[0], visible)
     got = differentiated(_draw_cpu.weibull_kl(fast[0], visible, lse, fast[1], config), *fast)
-    assert_close(got, differentiated(dense_kl(slow[0], visible, slow[1], config), *slow), atol=1e-4)
+    assert_close(got, differentiated(map_kl(slow[0], visible, slow[1], config), *slow), atol=1e-4)
 
 
 # --- Threads, transforms, and places where the forms do not apply ---
@@ -365,7 +365,7 @@ def test_gradients_of_gradients_are_the_definitions() -> None:
 
     def slow_draw(logits: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
         found = drawn_by_definition(logits, *place, config)
-        return *found, dense_kl(logits, visible, prior, config)
+        return *found, map_kl(logits, visible, prior, config)
 
     fast, slow = (as_leaves([tensors[0], prior], dtype) for dtype in (torch.float32, torch.float64))
     got, want = second(fast_draw, fast), second(slow_draw, slow)

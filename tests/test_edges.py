@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.distributions import LogNormal, kl_divergence
 
 import overt
+from acting import EdgeMap, EvolvingEdgeLayer
 from conftest import random_maps
 from overt.mechanisms import loops, noise
 from overt.mechanisms.bayesian.edges import edge_noise, total_kl
-from overt.mechanisms.bayesian.layer import fixed_parameter, prior_parameter
-from overt.mechanisms.bayesian.naive import cell_kl, log_noise
-from overt.mechanisms.edge_map import EdgeMap
+from overt.mechanisms.bayesian.naive import cell_kl, fixed_parameter, log_noise, prior_parameter
 from overt.mechanisms.edges import (
     aggregate,
     edge_log_softmax,
@@ -31,7 +30,6 @@ from overt.mechanisms.edges import (
     log_softmax_definition,
     loops_for,
 )
-from overt.mechanisms.evolving.edges import EvolvingEdgeLayer
 from overt.recipes.bam_graphs import SETTINGS
 
 PUBLISHED = {
@@ -514,7 +512,7 @@ def test_both_mechanisms_compose_and_gradients_reach_the_scores_below() -> None:
     chain = overt.Chain(step=3)
     maps[0](below, EDGES, 2, chain, key)
     weights = maps[1](above, EDGES, 2, chain, key)
-    assert torch.equal(chain.maps["encoder", 0], BELOW), "what is carried on has no noise"
+    assert torch.equal(chain.maps["Evolving", "encoder", 0], BELOW), "what is carried on has no noise"
 
     # by hand: the mix, the second layer's noise, a softmax over the two edges into node 1
     keys = noise.stream(torch.tensor(0), torch.tensor(3), 1, torch.tensor(0), 0)
@@ -533,7 +531,7 @@ def test_a_map_without_mechanisms_is_a_softmax_and_leaves_the_chain_alone() -> N
     chain = overt.Chain()
     weights = EdgeMap([], overt.Site(1, 2))(ABOVE, EDGES, 2, chain, normal(2, 1, 2))
     assert torch.equal(weights, edge_softmax(ABOVE, EDGES[1], 2))
-    assert not chain.has_kl
+    assert not chain.has_loss
     assert not chain.maps
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
+from acting import EvolvingLayer
 from conftest import live_kernel, random_maps
-from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.evolving.naive import convolve, evolve, mix
 from overt.mechanisms.maps import causal
 from overt.mechanisms.site import KINDS, Kind, Site
@@ -268,7 +268,8 @@ def test_encoder_decoder_and_cross_chains_do_not_mix() -> None:
         layer(config, kind, 0)(maps[kind], mask_for(kind, 4, 4), chain)
     for kind in KINDS:
         torch.testing.assert_close(
-            chain.previous(Site(2, 4, kind, 1)), maps[kind].masked_fill(~mask_for(kind, 4, 4), NEG)
+            chain.previous(Site(2, 4, kind, 1), "Evolving"),
+            maps[kind].masked_fill(~mask_for(kind, 4, 4), NEG),
         )
 
 

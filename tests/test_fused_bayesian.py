@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import overt
+from acting import BayesianLayer, attended
 from overt.mechanisms import backend as switch
 from overt.mechanisms import noise
 from overt.mechanisms.bayesian import fused
-from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.bayesian.naive import log_noise
 from overt.mechanisms.maps import causal as causal_mask
 from overt.mechanisms.maps import softmax
@@ -104,7 +104,7 @@ def compare(
         return overt.Chain(step=7, seed=5, examples=numbers)
 
     mine = chain()
-    out = fused.attended(layer, *tensors, scale, seen, mine, layer.site, first_row, 0.0)
+    out = attended(layer, *tensors, scale, seen, mine, first_row, 0.0)
     assert out.dtype == dtype
     loss = (out * to_out).sum().float()
     if config.prior is not None:
@@ -178,7 +178,7 @@ def test_the_noise_is_the_definitions_cell_by_cell(config: overt.Bayesian) -> No
     v = torch.eye(keys, device=DEVICE).expand(batch, heads, keys, keys).contiguous()
     chain = overt.Chain(step=3, seed=9, examples=torch.tensor([4, 1]))
     layer = layer_of(config, heads, heads, 64)
-    weights = fused.attended(layer, q, k, v, 0.125, Seen(), chain, layer.site, 5, 0.0)
+    weights = attended(layer, q, k, v, 0.125, Seen(), chain, 5, 0.0)
     unit = noise.uniform(
         noise.stream(chain.seed, torch.tensor(3), 2, torch.tensor(0), 2),
         chain.examples,
@@ -196,7 +196,7 @@ def test_the_mean_is_used_in_evaluation_and_its_kl_on_demand() -> None:
     layer = layer_of(overt.Bayesian(), 2, 2, 16).eval()
     q, k, v = (drawn((2, 2, 21, 16), i, torch.float32) for i in range(3))
     chain, plain = overt.Chain(kl=True), overt.Chain(kl=True)
-    out = fused.attended(layer, q, k, v, 0.25, Seen(), chain, layer.site, 0, 0.0)
+    out = attended(layer, q, k, v, 0.25, Seen(), chain, 0, 0.0)
     torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
     layer(q @ k.mT * 0.25, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE), plain, k)
     torch.testing.assert_close(chain.kl(), plain.kl(), rtol=1e-4, atol=1e-5)
@@ -207,11 +207,12 @@ def test_several_samples_at_once_are_the_samples_one_by_one() -> None:
     q, k, v = (drawn((batch, heads, n, 16), i, torch.float32) for i, n in enumerate((queries, keys, keys)))
     layer = layer_of(overt.Bayesian(k=2.0, prior=None), heads, heads, 16)
     chain = overt.Chain(step=1, examples=torch.tensor([3, 8]))
-    together = fused.draw(layer, q, k, v, 0.25, Seen(), chain, layer.site, samples)
+    call = overt.AttentionCall(layer.site, q, k, v, 0.25)
+    together = fused.draw({"Bayesian": layer}, call, chain, samples)
     assert together.shape == (samples, batch, heads, queries, 16)
     for number in range(samples):
         chain = overt.Chain(step=1, examples=torch.tensor([3, 8]), sample=number)
-        alone = fused.attended(layer, q, k, v, 0.25, Seen(), chain, layer.site, 0, 0.0)
+        alone = attended(layer, q, k, v, 0.25, Seen(), chain, 0, 0.0)
         torch.testing.assert_close(together[number], alone)
 
 
@@ -247,7 +248,7 @@ def test_dropout_drops_its_share_and_is_undone_in_the_mean() -> None:
     q, k = torch.zeros(1, 1, 64, 64, device=DEVICE), torch.zeros(1, 1, keys, 64, device=DEVICE)
     layer = layer_of(overt.Bayesian(prior=None), 1, 1, 64).eval()
     torch.manual_seed(3)
-    weights = fused.attended(layer, q, k, v, 1.0, Seen(), overt.Chain(), layer.site, 0, 0.25) * keys
+    weights = attended(layer, q, k, v, 1.0, Seen(), overt.Chain(), 0, 0.25) * keys
     kept = weights != 0
     assert abs(kept.double().mean() - 0.75) < 4 * (0.25 * 0.75 / weights.numel()) ** 0.5
     torch.testing.assert_close(weights[kept], torch.full_like(weights[kept], 4 / 3))
@@ -259,7 +260,7 @@ def test_dropout_goes_the_same_way_backwards() -> None:
     v = torch.eye(16, device=DEVICE).expand(1, 2, 16, 16).contiguous().requires_grad_()
     layer = layer_of(overt.Bayesian(prior=None), 2, 2, 16)
     torch.manual_seed(0)
-    weights = fused.attended(layer, q, k, v, 0.25, Seen(), overt.Chain(step=0), layer.site, 0, 0.5)
+    weights = attended(layer, q, k, v, 0.25, Seen(), overt.Chain(step=0), 0, 0.5)
     to_out = drawn((1, 2, 9, 16), 2, torch.float32)
     (to_value,) = torch.autograd.grad((weights * to_out).sum(), v)
     torch.testing.assert_close(to_value, weights.detach().mT @ to_out, rtol=1e-4, atol=1e-5)
@@ -272,7 +273,7 @@ def test_the_gradient_with_dropout_is_that_of_finite_differences() -> None:
     def loss() -> Tensor:
         torch.manual_seed(0)
         chain = overt.Chain(step=0)
-        out = fused.attended(layer, *tensors, 0.25, Seen(None, None, True), chain, layer.site, 0, 0.3)
+        out = attended(layer, *tensors, 0.25, Seen(None, None, True), chain, 0, 0.3)
         return out.square().sum() + chain.kl()
 
     gradients = torch.autograd.grad(loss(), tensors)
@@ -293,7 +294,7 @@ def test_same_seed_same_bits() -> None:
 
     def run() -> list[Tensor]:
         chain = overt.Chain(step=4, seed=1)
-        out = fused.attended(layer, q, k, v, 0.25, Seen(), chain, layer.site, 0, 0.0)
+        out = attended(layer, q, k, v, 0.25, Seen(), chain, 0, 0.0)
         return [out, *torch.autograd.grad(out.square().sum() + chain.kl(), [q, k, v])]
 
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
@@ -313,7 +314,7 @@ def test_the_noise_follows_its_whole_address(where: str) -> None:
     q, k, v = (drawn((2, 2, 9, 16), i, torch.float32) for i in range(3))
     every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE)
     for address in chains:
-        got = fused.attended(layer, q, k, v, 0.25, Seen(), overt.Chain(**address), layer.site, 0, 0.0)
+        got = attended(layer, q, k, v, 0.25, Seen(), overt.Chain(**address), 0, 0.0)
         want = layer(q @ k.mT * 0.25, every, overt.Chain(**address), k) @ v
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
@@ -338,6 +339,8 @@ def test_the_log_says_which_path_ran_and_why(caplog: pytest.LogCaptureFixture) -
 )
 def test_settings_that_the_kernels_do_not_take_go_the_plain_way(config: overt.Bayesian, word: str) -> None:
     layer = layer_of(config, 2, 2, 16)
-    reason = fused.unfit(layer, next(layer.parameters()).device)
+    device = next(layer.parameters()).device
+    q = torch.zeros(1, layer.site.heads, 2, layer.site.head_dim, device=device)
+    reason = layer.unfit(overt.AttentionCall(layer.site, q, q, q))
     assert reason is not None
     assert word in reason

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.mechanisms.bayesian import fused as fused_bayesian
+from acting import attended
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.seen import Seen
 from test_attention import enliven
@@ -127,7 +127,7 @@ def test_bayesian_memory_is_linear_in_the_length() -> None:
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
             chain = overt.Chain(step=torch.tensor(0, device="cuda"))
-            out = fused_bayesian.attended(layer, q, k, v, 0.125, Seen(), chain, layer.site, 0, 0.0)
+            out = attended(layer, q, k, v, 0.125, Seen(), chain, 0, 0.0)
             torch.autograd.grad(out.float().sum() + chain.kl(), [q, k, v, *layer.parameters()])
             del out, chain
         return torch.cuda.max_memory_allocated() - held
@@ -146,7 +146,7 @@ def test_fast_noise_has_the_moments_of_the_family() -> None:
         length
     )  # the output shows 64 weights of each row
     chain = overt.Chain(step=torch.tensor(0, device="cuda"))
-    weights = fused_bayesian.attended(layer, q, keys, v, 0.125, Seen(), chain, layer.site, 0, 0.0).double()
+    weights = attended(layer, q, keys, v, 0.125, Seen(), chain, 0, 0.0).double()
     # Weibull: E[S²]/E[S]² = Γ(1 + 2/k)/Γ(1 + 1/k)²; the row's sum is its mean times its length, nearly.
     lgamma = torch.lgamma(torch.tensor([1 + 2 / k, 1 + 1 / k], dtype=torch.float64))
     second = torch.exp(lgamma[0] - 2 * lgamma[1])

@@ -16,9 +16,7 @@ from overt.mechanisms.maps import HIDDEN
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind
 
-fused = pytest.importorskip(
-    "overt.mechanisms.evolving._evolve_triton", reason="triton is made for Linux alone"
-)
+fused = pytest.importorskip("overt.mechanisms.evolving.kernels", reason="triton is made for Linux alone")
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 # the interpreter's products of bfloat16 are wrong
@@ -59,7 +57,7 @@ def convolve_backward(
 def laid(map: Tensor) -> Tensor:
     """A padded copy with NaN in the padding."""
     copy = fused.as_padded(map.clone())
-    fused._whole(copy)[..., map.shape[-1] :] = float("nan")
+    fused.whole(copy)[..., map.shape[-1] :] = float("nan")
     return copy
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import overt
 from overt.mechanisms import backend as switch
-from overt.mechanisms.bayesian import fused as bayesian
-from overt.mechanisms.evolving import fused as evolving
+from overt.mechanisms.evolving.layer import ROOM_FOR_MANY
 from test_attention import enliven
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
@@ -114,7 +113,7 @@ def _precision_as_it_was() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_precision_as_it_was")
 def test_float32_products_are_exact_unless_torch_is_asked_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    from overt.mechanisms._launch import Ready
+    from overt.mechanisms.kernels.launch import Ready
 
     model = overt.Encoder(32, 2, 2, MECHANISMS["both"], dropout=0.0).to(DEVICE)
     x = torch.randn(1, 3, 32, device=DEVICE)
@@ -171,13 +170,16 @@ def test_a_gpu_with_little_shared_memory_goes_the_plain_way_and_says_why(
     assert "need more shared memory than this GPU has" in caplog.text
 
 
-def test_many_heads_need_just_so_much_shared_memory() -> None:
-    layer = overt.MultiheadAttention(17 * 2, 17, layer=1, mechanisms=[EVOLVING]).map.evolving
-    assert layer is not None
+def test_many_heads_need_just_so_much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = overt.MultiheadAttention(17 * 2, 17, layer=1, mechanisms=[EVOLVING]).map.layers[0]
     query = torch.empty(1, 17, 3, 2, dtype=torch.float16)
-    assert evolving.unfit(layer, query, 3, evolving.ROOM_FOR_MANY) is None
-    assert "shared memory" in (evolving.unfit(layer, query, 3, evolving.ROOM_FOR_MANY - 1) or "")
-    assert "too large" in (evolving.unfit(layer, query, 2**30, evolving.ROOM_FOR_MANY) or "")
+    call = overt.AttentionCall(layer.site, query, query, query)
+    monkeypatch.setattr(switch, "room", lambda _: ROOM_FOR_MANY)
+    assert layer.unfit(call) is None
+    long = torch.empty(1, 17, 2**30, 2, device="meta")
+    assert "too large" in (layer.unfit(overt.AttentionCall(layer.site, query, long, long)) or "")
+    monkeypatch.setattr(switch, "room", lambda _: ROOM_FOR_MANY - 1)
+    assert "shared memory" in (layer.unfit(call) or "")
 
 
 def test_gradients_of_gradients_are_refused_and_plain_operations_have_them() -> None:
@@ -472,11 +474,10 @@ def test_a_wrapped_prior_network_goes_the_plain_way() -> None:
         pass
 
     attention = overt.MultiheadAttention(16, 2, batch_first=True, mechanisms=[overt.Bayesian()]).to(DEVICE)
-    layer = attention.map.bayesian
-    assert layer is not None
-    assert layer.prior is not None
+    layer: Any = attention.map.layers[0]
     layer.prior.inner = Wrapped(8, 5).to(DEVICE)
-    assert "wrapped" in (bayesian.unfit(layer, DEVICE) or "")
+    q = torch.zeros(1, layer.site.heads, 2, layer.site.head_dim, device=DEVICE)
+    assert "wrapped" in (layer.unfit(overt.AttentionCall(layer.site, q, q, q)) or "")
 
 
 @pytest.mark.parametrize("form", ["bayesian", "evolving"])

@@ -529,8 +529,8 @@ def test_the_chain_around_a_call_is_found_and_a_given_one_goes_before_it() -> No
         other = weights_of(layer, ends(), own)
     assert torch.equal(found, want)
     assert not torch.allclose(other, want)
-    assert around.has_kl
-    assert own.has_kl
+    assert around.has_loss
+    assert own.has_loss
 
 
 def test_nested_chains_are_left_one_by_one() -> None:
@@ -598,7 +598,7 @@ def test_the_second_layers_scores_start_from_the_firsts(name: str) -> None:
     model = net([overt.Evolving(alpha=0.25, beta=0.0)], make=OURS[name])
     chain = overt.Chain()
     x = torch.tanh(model.layers[0](features(), ends(), chain=chain))
-    carried = chain.maps["encoder", 0]
+    carried = chain.maps["Evolving", "encoder", 0]
     _, (edges, weights) = model.layers[1](x, ends(), return_attention_weights=True, chain=chain)
     _, plain = pair(name, WIDTH, WIDTH, 2, False)
     plain.load_state_dict(model.layers[1].state_dict())
@@ -674,7 +674,7 @@ def test_to_hetero_keeps_working_and_trains(name: str) -> None:
         with overt.Chain(step=step) as chain:
             out = model(data.x_dict, data.edge_index_dict)
         assert {key: value.shape for key, value in out.items()} == {"user": (6, 3), "item": (8, 3)}
-        assert len(chain._kl) == 6, "two layers for each of three kinds of edges"
+        assert len(chain._losses) == 6, "two layers for each of three kinds of edges"
         assert float(chain.kl().detach()) > 0
         loss = sum(value.square().mean() for value in out.values()) + 0.01 * chain.penalty()
         optimizer.zero_grad()
@@ -708,7 +708,7 @@ def test_hetero_conv_joins_layers_of_ours() -> None:
     with overt.Chain(step=0) as chain:
         out = model(data.x_dict, data.edge_index_dict)
     assert out["item"].shape == (8, 8)
-    assert len(chain._kl) == 3
+    assert len(chain._losses) == 3
     (sum(value.sum() for value in out.values()) + chain.penalty()).backward()
     assert all(
         p.grad is not None and p.grad.isfinite().all() for n, p in model.named_parameters() if "prior" in n
@@ -726,7 +726,7 @@ def test_a_sequential_of_pygs_takes_them() -> None:
     )
     with overt.Chain(step=0) as chain:
         assert model(features(), ends()).shape == (NODES, 3)
-    assert len(chain._kl) == 2
+    assert len(chain._losses) == 2
 
 
 @both
@@ -1007,7 +1007,7 @@ def test_evolving_joins_the_networks_layers_where_heads_agree() -> None:
     plain.load_state_dict(model.state_dict())
     with overt.Chain(step=0) as chain:
         out = model(data.x, data.edge_index)
-    assert sorted(chain.maps) == [("encoder", 0), ("encoder", 1)]
+    assert sorted(chain.maps) == [("Evolving", "encoder", 0), ("Evolving", "encoder", 1)]
     assert not torch.allclose(out, plain(data.x, data.edge_index, chain=overt.Chain(step=0)))
     with (
         pytest.raises(ValueError, match="as many heads as the layer below has, 8, got 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import overt
-from overt.mechanisms.bayesian.naive import dense_kl
+from overt.mechanisms.bayesian.naive import map_kl, prior_of
 from test_attention import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
 
@@ -52,16 +54,16 @@ def test_a_modules_kl_is_the_dense_kl_of_its_logits(
         real_queries = real_keys[:, keys - queries :]
 
     seen: list[Tensor] = []
-    assert attention.map.bayesian is not None
-    attention.map.bayesian.register_forward_pre_hook(lambda _, arguments: seen.extend(arguments[:1]))
+    layer: Any = attention.map.layer_of(overt.Bayesian)
+    layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
     chain = overt.Chain(step=0)
     attention(x, memory, memory, mask, query_padding_mask=~real_queries, chain=chain)
     visible = real_keys.view(2, 1, 1, keys) & real_queries.view(2, 1, queries, 1)
     if kind == "decoder":
         visible = visible & (torch.arange(keys) <= torch.arange(keys - queries, keys).view(-1, 1))
     _, k, _ = attention._project(x, memory, memory)
-    prior = attention.map.bayesian._prior_parameter(seen[0], visible, k)
-    want = dense_kl(seen[0], visible, prior.repeat_interleave(4 // prior.shape[1], 1), config)
+    prior = prior_of(layer.prior, k, visible, config)
+    want = map_kl(seen[0], visible, prior.repeat_interleave(4 // prior.shape[1], 1), config)
     torch.testing.assert_close(chain.kl(per_example=True), want, rtol=1e-9, atol=1e-9)
     parameters = list(attention.parameters())
     got = torch.autograd.grad(chain.kl(), parameters, retain_graph=True, allow_unused=True)
@@ -258,3 +260,26 @@ def test_numbers_of_the_wrong_sort_are_named() -> None:
         overt.Evolving(alpha="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="k must be a number, got None"):
         overt.Bayesian(k=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [overt.Encoder, overt.Decoder])
+def test_activation_is_gelu_or_the_relu_of_equation_6(make: Any) -> None:
+    x = torch.randn(1, 3, 8)
+    outputs = {}
+    for name in ("gelu", "relu"):
+        torch.manual_seed(0)
+        model = make(8, 2, 1, dropout=0.0, activation=name)
+        block = model.blocks[0]
+        normed = block.norm(x)
+        mixed = x + block.attention(normed, normed, normed)[0]
+        hidden = block.inner(block.mlp_norm(mixed))
+        hidden = (
+            hidden.clamp(min=0.0) if name == "relu" else torch.nn.functional.gelu(hidden, approximate="tanh")
+        )
+        torch.testing.assert_close(model(x), model.norm(mixed + block.outer(hidden)))
+        outputs[name] = model(x)
+    torch.manual_seed(0)
+    assert torch.equal(make(8, 2, 1, dropout=0.0)(x), outputs["gelu"]), "the default is GELU, as before"
+    assert not torch.allclose(outputs["gelu"], outputs["relu"])
+    with pytest.raises(ValueError, match="activation must be one of 'gelu', 'relu'; got 'swish'"):
+        make(8, 2, 1, activation="swish")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import overt
+from acting import SynthesizerLayer
 from conftest import random_maps
 
 
@@ -56,14 +57,14 @@ def test_position_terms_are_part_of_the_current_logits_before_mixing() -> None:
         q, k, _ = layer._project(x, x, x)
         currents.append(q @ k.mT / 2.0 + layer.position(q, 5))
         layer(x, x, x, chain=chain)
-    torch.testing.assert_close(chain.maps["encoder", 1], 0.5 * currents[0] + 0.5 * currents[1])
+    torch.testing.assert_close(chain.maps["Evolving", "encoder", 1], 0.5 * currents[0] + 0.5 * currents[1])
 
 
 @pytest.mark.parametrize("form", ["random", "dense"])
 def test_synthesizer_starts_as_the_average_of_its_map_and_the_dot_product(form: str) -> None:
     config = overt.Synthesizer(form, max_length=8)  # type: ignore[arg-type]
     site = overt.Site(2, 4)
-    layer = overt.mechanisms.scores.SynthesizerLayer(config, site).double()
+    layer = SynthesizerLayer(config, site).double()
     logits, query = random_maps(1, 2, 5, 6), random_maps(1, 2, 5, 4, seed=1)
     got = layer(logits, query)
     for h in range(2):
@@ -81,9 +82,7 @@ def test_synthesizer_starts_as_the_average_of_its_map_and_the_dot_product(form: 
 
 
 def test_a_random_synthesizer_gives_a_later_row_its_own_row_of_the_map() -> None:
-    layer = overt.mechanisms.scores.SynthesizerLayer(
-        overt.Synthesizer("random", 8), overt.Site(2, 4)
-    ).double()
+    layer = SynthesizerLayer(overt.Synthesizer("random", 8), overt.Site(2, 4)).double()
     logits, query = random_maps(1, 2, 5, 5), random_maps(1, 2, 5, 4)
     piece = layer(logits[:, :, 3:], query[:, :, 3:], first_row=3)
     torch.testing.assert_close(piece, layer(logits, query)[:, :, 3:])

@@ -268,7 +268,7 @@ def test_evolving_parts_are_the_maps_of_the_equation() -> None:
     own = AgreementClassifier(20, [overt.Evolving(alpha=0.0, beta=0.0)], layers=3, width=32, heads=4)
     plain = overt.trace(own, inputs, parts=True)
     torch.testing.assert_close(plain.parts["attention"][2], plain.maps[2])
-    with pytest.raises(ValueError, match="parts=True needs evolving attention"):
+    with pytest.raises(ValueError, match="parts=True needs a mechanism whose work has parts"):
         overt.trace(BY_NAME["BERT"].make(), tokens(), parts=True)
 
 

@@ -3,12 +3,14 @@
 from overt import judge
 from overt.attach import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
-from overt.mechanisms.attention_map import AttentionMap, Mechanism
+from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import naive
-from overt.mechanisms.bayesian import Bayesian
+from overt.mechanisms.builtin import Bayesian, Evolving, Synthesizer
+from overt.mechanisms.call import AttentionCall, EdgeCall
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.evolving import Evolving, evolve
-from overt.mechanisms.scores import RelativePosition, RelativePosition2d, Synthesizer
+from overt.mechanisms.evolving import evolve
+from overt.mechanisms.mechanism import Mechanism, MechanismLayer, register_mechanism
+from overt.mechanisms.scores import RelativePosition, RelativePosition2d
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
 from overt.trace import Spread, Trace, flow, raw, rollout, trace
@@ -17,13 +19,16 @@ from overt.view.page import Page, page
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionCall",
     "AttentionMap",
     "Bayesian",
     "Chain",
     "Decoder",
+    "EdgeCall",
     "Encoder",
     "Evolving",
     "Mechanism",
+    "MechanismLayer",
     "MultiheadAttention",
     "Page",
     "Posterior",
@@ -46,6 +51,7 @@ __all__ = [
     "penalty",
     "posterior",
     "raw",
+    "register_mechanism",
     "rollout",
     "trace",
 ]

@@ -278,6 +278,7 @@ def info() -> None:
     from rich.table import Table
 
     from overt._extras import EXTRAS, present
+    from overt.mechanisms.backend import switched_off
     from overt.mechanisms.noise import compiled_kernels
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -323,12 +324,16 @@ def info() -> None:
 
     section("Fast paths")
     noise = "active (numba)"
-    if compiled_kernels() is None:
+    if (off := switched_off()) is not None:
+        noise = f"not active: {off}"
+    elif compiled_kernels() is None:
         noise = f"not active: numba cannot be imported ({_import_error('numba')}); torch operations are used"
     table.add_row("compiled loops, CPU", noise)
     table.add_row(
         "closed-form KL",
-        "active for dot-product maps under padding and causal masks; other maps use the dense KL "
+        f"not active: {off}"
+        if off is not None
+        else "active for dot-product maps under padding and causal masks; other maps use the dense KL "
         "(logger 'overt', level DEBUG, says where)",
     )
     for name, why in _kernels().items():

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.attach.attention import NAME, AttachedAttention, register
+from overt.attach.attention import NAME, AttachedAttention
 from overt.attach.find import Found, find
 from overt.attach.saving import Saving, Uploading
 from overt.attach.state import AttachedState, attached_states, joining
-from overt.mechanisms.attention_map import Mechanism
-from overt.mechanisms.attention_map import find as pick
-from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.evolving.config import Evolving
-from overt.mechanisms.scores import Synthesizer
+from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
 
 if TYPE_CHECKING:
@@ -37,7 +33,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
 
     Args:
         model: a `PreTrainedModel`, or a PEFT model around one.
-        mechanisms: `Evolving(…)`, `Bayesian(…)`, `Synthesizer(…)`, at most one each.
+        mechanisms: `Evolving(…)`, `Bayesian(…)` or any other that is registered, at most one of a kind.
         where: which attentions. None is all of them; "encoder", "decoder" (its self-attention) or "cross", or
             a list of these; or a mapping from those names to layer numbers (None for all), such as
             `{"encoder": [4, 5], "cross": None}`. Negative numbers count from the last layer. A chain of maps
@@ -52,8 +48,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         raise ValueError("the model already has mechanisms attached: overt.detach(model) takes them off")
     if not mechanisms:
         raise ValueError("nothing to attach: give mechanisms, such as overt.attach(model, overt.Evolving())")
-    for kind in (Evolving, Bayesian, Synthesizer):
-        pick(mechanisms, kind)
+    check_mechanisms(mechanisms)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
     where = _plain_where(where)
@@ -65,7 +60,6 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
     pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
     chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
-    register()
     parts: list[tuple[Found, AttachedAttention]] = []
     for one in found:
         layer, here = chosen.get(one.path, (0, ()))
@@ -73,11 +67,13 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
     _set_implementation(base, found, state)
     decoding = {one.stack for one in found if one.kind == "decoder"}
-    convolving = decoding & {one.stack for one, part in parts if _convolves(part)}
+    keeping = decoding & {one.stack for one, part in parts if _reads_earlier_rows(part)}
     for one, part in parts:
         one.module.add_module("overt", part.train(one.module.training))
-        part.keeps = one.stack in convolving and one.kind != "encoder"
-    state.convolving = convolving
+        part.keeps = one.stack in keeping and one.kind != "encoder"
+    state.keeping = keeping
+    layers = [layer for _, part in parts if part.map is not None for layer in part.map.layers]
+    state.adds = {layer.adds for layer in layers if layer.adds is not None}
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
     state.model, state.watched = weakref.ref(base), list(base.parameters())
@@ -106,13 +102,16 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def kl(model: nn.Module) -> Tensor:
-    """KL of the last forward pass, unweighted: sum over layers, mean over the batch."""
+    """KL of the last forward pass, unweighted: sum over layers, mean over the batch.
+
+    What other mechanisms than `Bayesian` add to the loss is counted in.
+    """
     state = the_state(model)
     state.unjoined = False
     if state.last.kl is None:
         raise ValueError(
-            "no KL to be had: there was no forward pass yet, or it used a cache, or no Bayesian with a prior "
-            "is attached"
+            "no KL to be had: there was no forward pass yet, or it used a cache, or nothing is attached that "
+            "adds to the loss, such as a Bayesian with a prior"
         )
     return state.last.kl
 
@@ -130,7 +129,9 @@ def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
     state.unjoined = False
     last = state.last
     if not last.penalties:
-        raise ValueError("no penalty to be had: the last forward was not in training, or found no prior")
+        raise ValueError(
+            "no penalty to be had: the last forward was not in training, or nothing attached adds to the loss"
+        )
     if labels is None and last.joined is not None:
         return last.joined
     value = joining(last.penalties, labels, last.total)
@@ -140,22 +141,30 @@ def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
 
 
 def describe(model: nn.Module) -> None:
-    """Print what is attached where, with the effective alpha and beta and the number of parameters."""
+    """Print what is attached where: what each mechanism says of itself, and the number of parameters."""
     base = base_of(model)
     state = the_state(base)
     print(f"{type(base).__name__} ({base.config.model_type}), step {int(state.step)}")
     for mechanism in state.mechanisms:
         print(f"  {mechanism}")
-    rows = [("attention", "kind", "layer", "heads", "alpha", "beta", "Bayesian", "parameters")]
-    total = 0
+    parts: list[tuple[str, AttachedAttention]] = []
     for path, module in base.named_modules():
         part = module._modules.get("overt")
         part = getattr(part, "original_module", part)  # PEFT keeps what it trains in a wrapper
-        if not isinstance(part, AttachedAttention):
-            continue
+        if isinstance(part, AttachedAttention):
+            parts.append((path, part))
+    said = [_said(part) for _, part in parts]
+    columns = list(dict.fromkeys(column for one in said for column in one))
+    rows = [("attention", "kind", "layer", "heads", *columns, "parameters")]
+    total = 0
+    for (path, part), shown in zip(parts, said, strict=True):
         count = sum(parameter.numel() for parameter in part.parameters())
         total += count
-        rows.append((path, *_row(part), f"{count:,}"))
+        layer = "–" if part.map is None else str(part.site.layer)
+        if part.shared:
+            layer = f"0–{part.layers - 1}"
+        cells = [shown.get(column, "–") for column in columns]
+        rows.append((path, part.site.kind, layer, str(part.site.heads), *cells, f"{count:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -163,22 +172,10 @@ def describe(model: nn.Module) -> None:
     print(f"  {total:,} parameters of mechanisms, {share:.2f} % of the model's")
 
 
-def _row(part: AttachedAttention) -> tuple[str, str, str, str, str, str]:
-    site, layer = part.site, str(part.site.layer)
-    if part.shared:
-        layer = f"0–{part.layers - 1}"
-    if part.map is None:
-        return site.kind, "–", str(site.heads), "–", "–", "–"
-    alpha = beta = bayesian = "–"
-    if part.map.evolving is not None:
-        first = site.layer == 0 and not part.shared
-        alpha = "start" if first else f"{part.map.evolving.alpha:g}"
-        beta = "start" if first else f"{part.map.evolving.config.beta:g}"
-    if part.map.bayesian is not None:
-        config = part.map.bayesian.config
-        shape = f"k={config.k:g}" if config.family == "weibull" else f"sigma={config.sigma:g}"
-        bayesian = f"{config.family} {shape}, {config.prior or 'no'} prior"
-    return site.kind, layer, str(site.heads), alpha, beta, bayesian
+def _said(part: AttachedAttention) -> dict[str, str]:
+    """What an attention's mechanisms say of themselves: column → text."""
+    layers = [] if part.map is None else part.map.layers
+    return {column: str(text) for layer in layers for column, text in layer.describe().items()}
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
@@ -267,10 +264,9 @@ def _never(*args: object, **kwargs: object) -> bool:
     return False
 
 
-def _convolves(part: AttachedAttention) -> bool:
-    """Whether a decoder's rows read the rows above them."""
-    evolving = None if part.map is None else part.map.evolving
-    return evolving is not None and part.kind != "encoder" and evolving.config.skip == "mix"
+def _reads_earlier_rows(part: AttachedAttention) -> bool:
+    """Whether a decoder's rows read rows above them, which a cache must keep."""
+    return part.map is not None and part.kind != "encoder" and part.map.earlier_rows > 0
 
 
 def _device(module: nn.Module) -> torch.device:

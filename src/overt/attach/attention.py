@@ -10,14 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.attach.find import Found, eager_of
-from overt.attach.masks import Made, Pattern, made_of
+from overt.attach.made import Made, Pattern
+from overt.attach.masks import made_of
 from overt.attach.masks import mask as make_mask
 from overt.attach.passes import KEYWORD, Pass, pass_in
 from overt.attach.plain import logits_of, mix_values, split_mask
-from overt.mechanisms.attention_map import AttentionMap, Mechanism
-from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import recomputing
 from overt.mechanisms.maps import causal, softmax
+from overt.mechanisms.mechanism import Mechanism
+from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 NAME = "overt"
@@ -93,77 +96,82 @@ class AttachedAttention(nn.Module):
             position_bias: added to the logits; broadcasts to them.
             softcap: limit of the scores, softly.
         """
-        site = self._site_of_this_call(query, key, current)
-        queries, keys = query.shape[-2], key.shape[-2]
-        plain = softcap is None and position_bias is None
-        if self.map is not None:
-            fused = self._fused(query, key, value, mask, current, scaling, dropout, plain, site)
-            if fused is not None:
-                return fused, None
-        logits = logits_of(query, key, scaling, softcap, position_bias)
-        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-        if mask is not None:
-            visible, bias = split_mask(mask[..., :keys])
-            logits = logits if bias is None else logits + bias
-        total = current.past.get(self.stack, 0) + queries if self.kind == "decoder" else keys
-        logits, visible = _absolute(logits, visible, total)
-        visible = self._without_padded_queries(visible, mask, queries, total, current)
+        call = AttentionCall(
+            self._site_of_this_call(query, key, current),
+            query,
+            key,
+            value,
+            scaling,
+            seen=Seen(),  # said here: compilers do not follow a default
+            logits=None if softcap is None else logits_of(query, key, scaling, softcap, None),
+            bias=position_bias,
+            dropout=dropout if self.training else 0.0,
+            scale_products=True,
+            # As adding the mask would, which is float32 under autocast.
+            dtype=mask.dtype if mask is not None and mask.is_floating_point() else None,
+        )
         if self.map is None:
-            weights = softmax(logits, visible)
+            call = self._by_mask(call, mask, current)
+            weights = softmax(call.scores(), call.visible())
         else:
-            made = None if torch.compiler.is_compiling() else _made(mask, current)
-            if not torch.compiler.is_compiling():
-                self._check_mask(visible, queries, total, made)
+            made = _made(mask, current)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
-            chain.first_row(site, queries, total)  # counts rows where they are kept
-            first_row = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
-            dot = self._dot(query, key, scaling, made, current) if plain else None
-            weights = self.map(logits, visible, query, key, chain, dot, first_row, site)
+            known = self._in_parts(call, made, current)
+            call = self._by_mask(call, mask, current) if known is None else known
+            fused = self.map.attend(call, chain, self._hindrance(call, known is not None, current))
+            if fused is not None:
+                return fused.transpose(1, 2), None
+            if not torch.compiler.is_compiling():
+                self._check_mask(call, made)
+            chain.first_row(call.site, *call.shape[2:])  # counts rows where they are kept
+            weights = self.map(call, chain)
+        keys, total = key.shape[-2], weights.shape[-1]
         if total != keys:
             # Back to the cache's columns: a sliding one has dropped the first, a static one has more.
             weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
 
-    def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        current: Pass,
-        scaling: float,
-        dropout: float,
-        plain: bool,
-        site: Site,
-    ) -> Tensor | None:
-        """Output (batch, query, heads, dim) by fused kernels; None where they do not apply."""
-        assert self.map is not None
-        queries, keys = query.shape[-2], key.shape[-2]
-        past = current.past.get(self.stack, 0) if self.kind != "encoder" else 0
-        made = _made(mask, current)
-        hindrance = None
+    def _in_parts(self, call: AttentionCall, made: Made | None, current: Pass) -> AttentionCall | None:
+        """The call where its mask is known to be padding and causality, of whole sequences; else None."""
+        (batch, _, queries, _), keys = call.query.shape, call.key.shape[-2]
+        past = current.past.get(self.stack, 0)
+        if made is None or not made.simple or (self.kind == "decoder") != (made.pattern == "causal"):
+            return None
+        if made.keys is not None and made.keys.shape != (batch, keys):
+            return None
+        if self.kind == "decoder" and (past or keys != queries):
+            return None
+        real = current.real.get(self.layer_list) if self.kind == "cross" else made.keys
+        causal = made.pattern == "causal"
+        seen = current.visible(made.keys, real, causal, batch, queries, keys, call.query.device)
+        current.real[self.layer_list] = real
+        return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
+
+    def _by_mask(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> AttentionCall:
+        """The call under any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
+        queries, keys = call.query.shape[-2], call.key.shape[-2]
+        past = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
+        total = past + queries if self.kind == "decoder" else keys
+        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
+        if mask is not None:
+            visible, bias = split_mask(mask[..., :keys])
+            if bias is not None:
+                call = replace(call, bias=bias if call.bias is None else call.bias + bias)
+        if total != keys:
+            logits, visible = _absolute(call.scores(), visible, total)
+            call = call.with_logits(logits)
+        visible = self._without_padded_queries(visible, mask, queries, total, current)
+        return replace(call, mask=visible, first_row=past)
+
+    def _hindrance(self, call: AttentionCall, in_parts: bool, current: Pass) -> str | None:
+        """What stands against a fused form, beside what is in the call."""
         if current.weights:
-            hindrance = "weights are wanted (output_attentions)"
-        elif not plain:
-            hindrance = "logits are more than plain products"
-        elif made is None or not made.simple or (self.kind == "decoder") != (made.pattern == "causal"):
-            hindrance = "masks are more than padding and causality"
-        elif made.keys is not None and made.keys.shape != (query.shape[0], keys):
-            hindrance = "the padding mask is of another shape"
-        elif self.kind == "decoder" and (past or keys != queries):
-            hindrance = "rows come in pieces"
-        seen = None
-        if made is not None and hindrance is None:
-            real = current.real.get(self.layer_list) if self.kind == "cross" else made.keys
-            seen = current.visible(
-                made.keys, real, made.pattern == "causal", query.shape[0], queries, keys, query.device
-            )
-            current.real[self.layer_list] = real
-        chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
-        drop = dropout if self.training else 0.0
-        out = self.map.attend(query, key, value, scaling, seen, chain, past, site, drop, hindrance)
-        return None if out is None else out.transpose(1, 2)
+            return "weights are wanted (output_attentions)"
+        if in_parts:
+            return None
+        pieces = self.kind == "decoder" and (call.first_row or call.key.shape[-2] != call.query.shape[-2])
+        return "rows come in pieces" if pieces else "masks are more than padding and causality"
 
     def _site_of_this_call(self, query: Tensor, key: Tensor, current: Pass) -> Site:
         batch, heads, queries, width = query.shape
@@ -192,12 +200,12 @@ class AttachedAttention(nn.Module):
                     f"{self.path} ran twice in one forward pass; its chain has one place for it"
                 )
             current.done.add(self.path)
-        if self.map is not None and self.map.evolving is not None:
+        if self.map is not None and (self.map.reads_below or self.map.reads_rows):
             expected = current.sizes.get(self.stack)
             if expected is not None and expected != batch:
                 raise ValueError(
-                    f"{self.path} attends over {batch} windows or groups of its {expected} inputs; evolving "
-                    "attention would mix maps of different ones"
+                    f"{self.path} attends over {batch} windows or groups of its {expected} inputs; "
+                    f"{' and '.join(sorted(self.map.names))} would mix maps of different ones"
                 )
         current.batch = batch
         return site
@@ -220,28 +228,17 @@ class AttachedAttention(nn.Module):
         current.real[self.layer_list] = real
         return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
 
-    def _dot(
-        self, query: Tensor, key: Tensor, scaling: float, made: Made | None, current: Pass
-    ) -> Dot | None:
-        """The map as scaled dot products under padding and causality, for the KL's closed form."""
-        if made is None or not made.simple:
-            return None
-        batch, _, queries, _ = query.shape
-        every = torch.ones(1, 1, dtype=torch.bool, device=query.device)
-        keys = every.expand(batch, key.shape[-2]) if made.keys is None else made.keys.to(query.device)
-        real = current.real.get(self.layer_list)
-        rows = every.expand(batch, queries) if real is None else real.expand(batch, queries)
-        return Dot(query, key, scaling, None, keys, rows, made.pattern == "causal")
-
-    def _check_mask(self, visible: Tensor, queries: int, total: int, made: Made | None) -> None:
+    def _check_mask(self, call: AttentionCall, made: Made | None) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm.
 
         What is known of its making is taken at its word; of other masks the values are looked at.
         """
+        _, _, queries, total = call.shape
         if self.kind == "cross" or queries == 1:
             return
         pattern = None if made is None else made.pattern
         if pattern is None:
+            visible = call.visible()
             pattern = self._look_at(visible.expand(*visible.shape[:-2], queries, total))
         if pattern == "packed":
             raise ValueError(

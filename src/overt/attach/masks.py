@@ -8,12 +8,13 @@ it is noted then: attentions check it against what they were taken for, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from overt.attach.made import Made, Pattern
 from overt.attach.passes import Pass, innermost
 
 # Names of transformers' mask functions, by what they do. Anything else may do anything.
@@ -25,23 +26,6 @@ NARROWING = {
     "padding_mask_function.<locals>.inner_mask",
 }
 PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
-
-
-Pattern = Literal["causal", "bidirectional", "packed"]
-
-
-class Made(NamedTuple):
-    """How a mask was made.
-
-    Attributes:
-        pattern: "causal", "bidirectional", "packed" (several sequences in a row), or None: not known.
-        simple: whether it is no more than `pattern` and padding.
-        keys: (batch, key), False at padding; None where there is none.
-    """
-
-    pattern: Pattern | None
-    simple: bool
-    keys: Tensor | None
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()

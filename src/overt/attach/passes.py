@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from overt.mechanisms.chain import Chain, Place
+from overt.attach.made import Made
+from overt.mechanisms.chain import Chain, Owned, Place
 from overt.mechanisms.seen import Seen
 
 if TYPE_CHECKING:
     from transformers import Cache
-
-    from overt.attach.masks import Made
 
 KEYWORD = "overt_pass"
 # Chains of one model must not share noise: each takes the next of these steps away from the seed.
@@ -29,21 +28,21 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass
 class Kept:
-    """What decoding keeps beside a cache: the map rows that the next rows' convolutions will read.
+    """What decoding keeps beside a cache: the map rows that the next rows will read.
 
     Attributes:
         token: of the model that filled the cache.
-        rows: chain → place → (batch, heads, rows, key).
+        rows: chain → mechanism and place → (batch, heads, rows, key).
         fed: chain → place → number of rows fed so far.
         length: number of tokens in the cache.
     """
 
     token: str = ""
-    rows: dict[str, dict[Place, Tensor]] = field(default_factory=dict)
+    rows: dict[str, dict[Owned, Tensor]] = field(default_factory=dict)
     fed: dict[str, dict[Place, int]] = field(default_factory=dict)
     length: int = 0
 
-    def chain(self, name: str) -> tuple[dict[Place, Tensor], dict[Place, int]]:
+    def chain(self, name: str) -> tuple[dict[Owned, Tensor], dict[Place, int]]:
         """Rows and counts of one chain."""
         return self.rows.setdefault(name, {}), self.fed.setdefault(name, {})
 
@@ -61,10 +60,11 @@ class Kept:
 
     def refuse_to_crop(self) -> None:
         """Refuse where rows of the tokens that stay would be needed."""
-        if any(self.rows.values()):
+        if keeping := {name for kept in self.rows.values() for name, *_ in kept}:
             raise RuntimeError(
-                "a cache with evolving attention cannot be cropped, rows of earlier maps being gone: "
-                "generate without assisted decoding and prompt lookup"
+                f"a cache with {' and '.join(sorted(keeping))} "
+                "cannot be cropped, rows of earlier maps being gone: generate without assisted decoding and "
+                "prompt lookup"
             )
 
     def crop(self, length: int) -> None:

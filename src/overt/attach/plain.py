@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.attention import FINITE_HIDDEN
-
-
-def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, key heads, key, dim) → (batch, heads, key, dim), each key head serving a group of queries'."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+from overt.mechanisms.call import repeat_heads
 
 
 def logits_of(

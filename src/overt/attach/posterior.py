@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.attach.api import base_of, the_state
-from overt.mechanisms.attention_map import find
-from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.attention_map import AttentionMap
 
 # Never repeated for each sample: the target of a loss that is not asked for.
 LEFT_OUT = ("labels", "start_positions", "end_positions", "return_loss")
@@ -70,7 +69,8 @@ def posterior(
         rows: how many rows, samples × examples, run at once.
     """
     base, state = base_of(model), the_state(model)
-    if find(state.mechanisms, Bayesian) is None and not dropout:
+    maps = (module for module in base.modules() if isinstance(module, AttentionMap))
+    if not dropout and not any(one.random for one in maps):
         raise ValueError("posterior needs random weights: attach Bayesian(…), or pass dropout=True")
     _check.whole("samples", samples, 1)
     _check.whole("first", first, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from overt.attach.attention import register
 from overt.attach.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
-from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms.backend import maps_wanted
+from overt.mechanisms.mechanism import Mechanism
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 NOT_JOINED = (
-    "the KL of the last training forward joined no loss: the model returned none (label smoothing and "
+    "the {adds} of the last training forward joined no loss: the model returned none (label smoothing and "
     "compute_loss_func compute their own), so add overt.penalty(model, labels) to yours"
 )
 
@@ -62,7 +65,8 @@ class AttachedState(nn.Module):
         self.token, self.mechanisms, self.where, self.seed = token, mechanisms, where, seed
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.convolving: set[str] = set()  # stacks whose decoding reads rows of earlier maps
+        self.keeping: set[str] = set()  # stacks whose decoding reads rows of earlier maps
+        self.adds: set[str] = set()  # names of what mechanisms add to the loss
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
         self.last = _Last()
@@ -71,6 +75,7 @@ class AttachedState(nn.Module):
         self.override: dict[str, Any] | None = None
         self.model: weakref.ref[nn.Module] | None = None
         self.watched: list[nn.Parameter] = []  # the model's, so that a copy knows its own
+        _install()
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,6 +84,7 @@ class AttachedState(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        _install()
         _states.add(self)
 
     def hook(self, module: nn.Module) -> None:
@@ -129,12 +135,15 @@ class AttachedState(nn.Module):
             self.model = None if root is None else weakref.ref(root)
         if not torch.compiler.is_compiling() and module.training and self.unjoined:
             self.unjoined = False
-            warnings.warn(NOT_JOINED, UserWarning, stacklevel=2)
+            adds = " and ".join(sorted(self.adds)) or "penalty"
+            warnings.warn(NOT_JOINED.format(adds=adds), UserWarning, stacklevel=2)
         address: dict[str, Any] = {"step": self.step.clone()}
         if self.override is not None:
             address.update(self.override)
         seen = self.seen.clone() if self.override is None and module.training else None
-        return Pass(self.token, module.training, address, self.seed, seen)
+        current = Pass(self.token, module.training, address, self.seed, seen)
+        current.weights = maps_wanted()
+        return current
 
     def _look_at_inputs(
         self, module: nn.Module, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass
@@ -154,10 +163,11 @@ class AttachedState(nn.Module):
         kept = getattr(cache, "overt_kept", None)
         if kept is not None and kept.token != self.token:
             kept = None  # another model's
-        keeps = stack in self.convolving
+        keeps = stack in self.keeping
         if length > 0 and keeps and (kept is None or current.training):
             raise ValueError(
-                "the cache holds tokens but no rows of their maps, which evolving attention needs: "
+                "the cache holds tokens but no rows of their maps, which "
+                f"{' and '.join(type(mechanism).__name__ for mechanism in self.mechanisms)} needs: "
                 "fill it with this model, in evaluation mode"
             )
         if keeps and kept is not None and kept.length != length:
@@ -186,7 +196,7 @@ class AttachedState(nn.Module):
     def _finish(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, current: Pass
     ) -> Any:
-        chains = [chain for chain in current.chains.values() if chain.has_kl]
+        chains = [chain for chain in current.chains.values() if chain.has_loss]
         kls = [chain.kl() for chain in chains]
         total = sum((kl.to(kls[0].device) for kl in kls[1:]), kls[0]) if kls else None
         # A new one each time: a compiled graph would look into the tensors that the old one holds.
@@ -341,4 +351,15 @@ def _trains(optimizer: torch.optim.Optimizer, state: AttachedState) -> bool:
     return model is not None and any(id(parameter) in theirs for parameter in model.parameters())
 
 
-register_optimizer_step_post_hook(_after_optimizer_step)
+_installed = False
+_installing = threading.Lock()
+
+
+def _install() -> None:
+    """What the first attached model needs of the process: the attention function, and steps counted."""
+    global _installed
+    with _installing:
+        if not _installed:
+            register()
+            register_optimizer_step_post_hook(_after_optimizer_step)
+            _installed = True

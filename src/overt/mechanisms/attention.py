@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt import _check
-from overt.mechanisms.attention_map import AttentionMap, Mechanism
-from overt.mechanisms.bayesian.closed import Dot
+from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.backend import maps_wanted
+from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.maps import causal
+from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePosition2d
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind, Site
@@ -44,7 +46,7 @@ class MultiheadAttention(nn.Module):
         batch_first: (batch, sequence, feature) rather than (sequence, batch, feature).
         device: of the parameters.
         dtype: of the parameters.
-        mechanisms: `Evolving`, `Bayesian`, `Synthesizer`, at most one each.
+        mechanisms: such as `Evolving()` and `Bayesian()`, at most one of a kind.
         kind: "encoder", "decoder" (causal self-attention) or "cross".
         layer: place in the chain of its kind, from 0.
         encoder_decoder: whether the model also has the other stack; see `Evolving.decoder_alpha`.
@@ -162,42 +164,57 @@ class MultiheadAttention(nn.Module):
         chain = Chain() if chain is None else chain
 
         q, k, v = self._project(query, key, value)
-        queries, keys = q.shape[-2], k.shape[-2]
-        first_row = chain.first_row(self.map.site, queries, keys)
-        if is_causal and self.map.site.kind != "decoder":
-            first_row = keys - queries
-        scale = self.head_dim**-0.5
-        seen, key_bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
-        hindrance = None
-        if need_weights:
-            hindrance = "weights are wanted; need_weights=False goes without"
-        elif self.score is not None or self.position is not None:
-            hindrance = "logits are more than plain products"
-        elif key_bias is not None or attn_mask is not None:
-            hindrance = "masks are more than padding and causality"
-        dropout = self.dropout if self.training else 0.0
-        fused = self.map.attend(q, k, v, scale, seen, chain, first_row, None, dropout, hindrance)
+        masks = key_padding_mask, query_padding_mask, attn_mask
+        call = self._call(
+            q, k, v, *masks, is_causal, chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
+        )
+        hindrance = "weights are wanted; need_weights=False goes without" if need_weights else None
+        if hindrance is None and maps_wanted():
+            hindrance = "maps are wanted"
+        fused = self.map.attend(call, chain, hindrance)
         if fused is not None:
-            return self._ordered(fused, seen.blind(queries, keys), batched), None
-        shared = k.repeat_interleave(self.num_heads // self.key_heads, dim=1)
-        logits = self.score(q, shared) if self.score is not None else (q * scale) @ shared.mT
-        if self.position is not None:
-            logits = logits + self.position(q, keys, first_row)
-        visible, bias, dot = self._masks(q, k, scale, seen, key_bias, attn_mask)
-        if bias is not None:
-            logits = logits + bias.to(logits.dtype)
-        if self.score is not None or self.position is not None:
-            dot = None
-        weights = self.map(logits, visible, q, k, chain, dot, first_row)
-
-        dropped = F.dropout(weights, dropout).to(v.dtype)
-        mixed = dropped @ v.repeat_interleave(self.num_heads // self.key_heads, dim=1)
-        output = self._ordered(mixed, ~visible.any(dim=-1).any(dim=1), batched)
+            return self._ordered(fused, call.seen.blind(*call.shape[2:]), batched), None
+        weights = self.map(call, chain)
+        dropped = F.dropout(weights, call.dropout).to(v.dtype)
+        blind = None if call.shows_all() else ~call.visible().any(dim=-1).any(dim=1)
+        output = self._ordered(dropped @ repeat_heads(v, self.num_heads), blind, batched)
         if not need_weights:
             return output, None
         weights = weights.to(output.dtype)
         weights = weights.mean(dim=1) if average_attn_weights else weights
         return output, weights if batched else weights.squeeze(0)
+
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        first_row: int,
+    ) -> AttentionCall:
+        """The call that a forward makes of its map."""
+        queries, keys = q.shape[-2], k.shape[-2]
+        if is_causal and self.map.site.kind != "decoder":
+            first_row = keys - queries
+        seen, bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
+        logits = mask = None
+        scale = self.head_dim**-0.5
+        if self.score is not None:
+            logits = self.score(q, repeat_heads(k, self.num_heads))
+        if self.position is not None:
+            if logits is None:
+                logits = (q * scale) @ repeat_heads(k, self.num_heads).mT
+            logits = logits + self.position(q, keys, first_row)
+        if attn_mask is not None:
+            mask, more = self._split_mask(attn_mask, q.shape[0], queries, keys)
+            bias = bias if more is None else more if bias is None else bias + more
+        bias = None if bias is None else bias.to((q if logits is None else logits).dtype)
+        dropout = self.dropout if self.training else 0.0
+        site = self.map.site
+        return AttentionCall(site, q, k, v, scale, logits, None, seen, mask, bias, first_row, dropout)
 
     @torch.no_grad()
     def draws(
@@ -227,7 +244,7 @@ class MultiheadAttention(nn.Module):
             query_padding_mask: as there.
             chain: gives the noise its step, seed and examples; one of step 0 by default.
         """
-        if self.map.bayesian is None:
+        if not self.map.random:
             raise ValueError("draws needs random weights: give mechanisms=[Bayesian(…)]")
         _check.whole("samples", samples, 1)
         chain = Chain(step=0) if chain is None else chain
@@ -272,14 +289,13 @@ class MultiheadAttention(nn.Module):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         q, k, v = self._project(query, key, value)
         queries, keys = q.shape[-2], k.shape[-2]
-        seen, key_bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
-        first_row = keys - queries if seen.causal else 0
-        plain = self.score is None and self.position is None and key_bias is None
-        hindrance = None if plain else "logits are more than plain products, or padding has a finite bias"
-        drawn = self.map.draw(q, k, v, self.head_dim**-0.5, seen, chain, samples, first_row, hindrance)
+        first_row = keys - queries if is_causal or self.map.site.kind == "decoder" else 0
+        masks = key_padding_mask, query_padding_mask, None
+        call = replace(self._call(q, k, v, *masks, is_causal, first_row), dropout=0.0)
+        drawn = self.map.draw(call, chain, samples)
         if drawn is None:
             return None
-        blind = seen.blind(queries, keys)
+        blind = call.seen.blind(queries, keys)
         return torch.stack([self._ordered(each, blind, True) for each in drawn])
 
     def _ordered(self, mixed: Tensor, blind: Tensor | None, batched: bool) -> Tensor:
@@ -319,12 +335,13 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None,
         is_causal: bool,
     ) -> tuple[Seen, Tensor | None]:
-        """What padding and causality show, and a finite bias on keys, (batch, key), where padding has one."""
+        """What padding and causality show; and the finite bias of padding, if any, (batch, 1, 1, key)."""
         batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
         kind = self.map.site.kind
-        if is_causal and kind != "decoder" and self.map.evolving is not None:
+        if is_causal and kind != "decoder" and self.map.reads_rows:
+            reading = " and ".join(layer.name for layer in self.map.layers if layer.reads_rows)
             raise ValueError(
-                f'is_causal=True with Evolving needs kind="decoder": the windows of {kind!r} look ahead'
+                f'is_causal=True with {reading} needs kind="decoder": the windows of {kind!r} look ahead'
             )
         is_causal = is_causal or kind == "decoder"
         if is_causal and keys < queries:
@@ -345,39 +362,16 @@ class MultiheadAttention(nn.Module):
                     'use kind="cross", or give query_padding_mask'
                 )
             query_real = key_visible[:, keys - queries :]
-        return Seen(key_visible, query_real, is_causal), key_bias
-
-    def _masks(
-        self,
-        q: Tensor,
-        k: Tensor,
-        scale: float,
-        seen: Seen,
-        key_bias: Tensor | None,
-        attn_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Dot | None]:
-        """Visibility and additive bias of the map, and its description where it is a plain dot product."""
-        batch, heads, queries = q.shape[:3]
-        keys = k.shape[2]
-        every = torch.ones(batch, 1, dtype=torch.bool, device=q.device)
-        key_visible = every.expand(-1, keys) if seen.key_visible is None else seen.key_visible
-        query_real = every.expand(-1, queries) if seen.query_real is None else seen.query_real
-        visible = key_visible.view(batch, 1, 1, keys) & query_real.view(batch, 1, queries, 1)
         bias = None if key_bias is None else key_bias.view(batch, 1, 1, keys)
-        if seen.causal:
-            visible = visible & causal(queries, keys, q.device)
-        if attn_mask is None:
-            return visible, bias, Dot(q, k, scale, key_bias, key_visible, query_real, seen.causal)
-        if attn_mask.dim() == 3:
-            _check_shape("attn_mask", attn_mask, (batch * heads, queries, keys))
-            attn_mask = attn_mask.view(batch, heads, queries, keys)
-        else:
-            _check_shape("attn_mask", attn_mask, (queries, keys))
-            attn_mask = attn_mask.view(1, 1, queries, keys)
-        shown, more = _split(attn_mask)
-        if more is not None:
-            bias = more if bias is None else bias + more
-        return visible & shown, bias, None
+        return Seen(key_visible, query_real, is_causal), bias
+
+    def _split_mask(self, mask: Tensor, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor | None]:
+        """`attn_mask` as visibility and finite bias, both (batch or 1, heads or 1, query, key)."""
+        if mask.dim() == 3:
+            _check_shape("attn_mask", mask, (batch * self.num_heads, queries, keys))
+            return _split(mask.view(batch, self.num_heads, queries, keys))
+        _check_shape("attn_mask", mask, (queries, keys))
+        return _split(mask.view(1, 1, queries, keys))
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Refuse wrong ranks, lengths and dtypes; return whether there is a batch axis."""

@@ -49,7 +49,11 @@ KERNEL_DEVICES = {"cuda"}
 
 
 class _Depth(threading.local):
-    naive = 0
+    """How deep this thread is in `naive` and in `wanting_maps`."""
+
+    def __init__(self) -> None:  # not on the class, where compilers would not see it change
+        self.naive = 0
+        self.maps = 0
 
 
 _depth = _Depth()
@@ -67,6 +71,21 @@ def naive() -> Iterator[None]:
         yield
     finally:
         _depth.naive -= 1
+
+
+@contextmanager
+def wanting_maps() -> Iterator[None]:
+    """Attentions that run in this thread inside are asked for their maps, which fused forms do not make."""
+    _depth.maps += 1
+    try:
+        yield
+    finally:
+        _depth.maps -= 1
+
+
+def maps_wanted() -> bool:
+    """Whether attentions that run here and now are asked for their maps."""
+    return _depth.maps > 0
 
 
 def switched_off() -> str | None:
@@ -111,16 +130,15 @@ _known: dict[torch.device, str | None] = {}
 
 def _unavailable(backend: Backend, device: torch.device) -> str | None:
     """Why a backend cannot run on a device of its type at all."""
-    if device not in _known:  # a dictionary, since compilers look into caches of functions and complain
-        _known[device] = _look_at(device)
-    if _known[device] is not None:
-        return _known[device]
+    if device.type == "cuda":
+        if device not in _known:  # a dictionary, since compilers look into caches of functions and complain
+            _known[device] = _look_at(device)
+        if _known[device] is not None:
+            return _known[device]
     return None if _importable(backend.library) else f"{backend.library} cannot be imported"
 
 
 def _look_at(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return None
     if torch.version.hip is not None:
         return "kernels were never tried on ROCm"
     if torch.cuda.get_device_capability(device) < (8, 0):

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from overt import _check
 from overt.mechanisms import backend
+from overt.mechanisms.maps import stacked
 
 if TYPE_CHECKING:
-    from overt.mechanisms.bayesian.config import Bayesian
     from overt.mechanisms.site import Site
 
 Place = tuple[str, int]
+Owned = tuple[str, str, int]  # name of a mechanism, and a place
 _around: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
 REENTRANT = (
     "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
     "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
 )
+
+
+class AddsLoss(Protocol):
+    """A mechanism, as far as a chain knows it."""
+
+    def loss_weight(self, step: Tensor | None) -> Tensor | float:
+        """λ(t), what its terms are multiplied by."""
 
 
 class Chain:
@@ -92,12 +100,12 @@ class Chain:
         self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
         self.examples = torch.as_tensor(examples, dtype=torch.int64)
         self.keep, self.wants_kl, self.gaps = keep, kl, gaps
-        self.maps: dict[Place, Tensor] = {}
-        self.rows: dict[Place, Tensor] = {}
+        self.maps: dict[Owned, Tensor] = {}
+        self.rows: dict[Owned, Tensor] = {}
         self.edges: dict[Place, Tensor] = {}
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
-        self._kl: dict[Place, tuple[Tensor, Bayesian]] = {}
+        self._losses: dict[Owned, tuple[Tensor, AddsLoss]] = {}
         self._called: dict[object, list[int]] = {}
         self._entered: list[Token[Chain | None]] = []
         self._off: str | None = None
@@ -120,18 +128,20 @@ class Chain:
             self._off, self._begun = backend.switched_off(), True
         return self._off
 
-    def previous(self, site: Site) -> Tensor | None:
-        """The evolved logits that the layer below left; None where layers may be left out and all were."""
-        below = self.maps.get((site.kind, site.layer - 1))
+    def previous(self, site: Site, owner: str) -> Tensor | None:
+        """What the layer below left (`carry`); None where layers may be left out and all were."""
+        below = self.maps.get((owner, site.kind, site.layer - 1))
         if below is None and self.gaps:
-            layers = [layer for kind, layer in self.maps if kind == site.kind and layer < site.layer]
-            return self.maps[site.kind, max(layers)] if layers else None
+            layers = [layer for name, kind, layer in self.maps if (name, kind) == (owner, site.kind)]
+            layers = [layer for layer in layers if layer < site.layer]
+            return self.maps[owner, site.kind, max(layers)] if layers else None
         if below is None and recomputing() and (site.kind, site.layer - 1) in self._owners:
             raise RuntimeError(REENTRANT)  # it was there, and was let go of without a gradient to keep it for
         if below is None:
             raise ValueError(
                 f"layer {site.layer} of the {site.kind} chain found no map of layer {site.layer - 1}: "
-                "number the attentions layer=0, 1, 2, … and hand them all the same Chain"
+                "number the attentions layer=0, 1, 2, …, hand them all the same Chain, and let each layer "
+                "carry something on"
             )
         return below
 
@@ -155,21 +165,51 @@ class Chain:
             )
         return calls[-1]
 
-    def carry(self, site: Site, evolved: Tensor) -> None:
-        """Leave this layer's evolved logits for the layer above."""
-        if recomputing() and site.place in self.maps:
-            _refuse_reentrant(self.maps[site.place], evolved)
+    def carry(self, site: Site, owner: str, left: Tensor) -> None:
+        """Leave something, such as evolved logits, for the same mechanism in the layer above."""
+        place = owner, *site.place
+        if recomputing() and place in self.maps:
+            _refuse_reentrant(self.maps[place], left)
             return  # the first pass's map is the one that the graph hangs on
-        self.maps[site.place] = evolved
+        self.maps[place] = left
         if not torch.is_grad_enabled():
-            self.maps.pop((site.kind, site.layer - 1), None)
+            self.maps.pop((owner, site.kind, site.layer - 1), None)
 
-    def record_kl(self, site: Site, kl: Tensor, config: Bayesian) -> None:
-        """Note one layer's KL per example, (batch,)."""
-        if recomputing() and site.place in self._kl:
-            _refuse_reentrant(self._kl[site.place][0], kl)
+    def keep_rows(self, site: Site, owner: str, rows: Tensor, count: int) -> Tensor | None:
+        """The rows above these that an earlier piece left, if any; keeps what the next piece will read.
+
+        None, and nothing is kept, where rows come all at once (`keep` is False). Fewer than `count` rows come
+        back near the start, and they have the columns that there were then (`maps.stacked` fits them).
+
+        Args:
+            site: where the map is.
+            owner: name of the mechanism, `MechanismLayer.name`.
+            rows: (batch, heads, query, key), of this piece.
+            count: how many rows above a row are read.
+        """
+        if not self.keep:
+            return None
+        place = owner, *site.place
+        kept = self.rows.get(place)
+        known = stacked(kept, rows)
+        first = max(known.shape[-2] - count, 0)
+        self.rows[place] = known[..., first:, :].clone()  # a view would hold the whole map
+        return kept
+
+    def add_loss(self, site: Site, term: Tensor, mechanism: AddsLoss) -> None:
+        """Note what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`."""
+        if not hasattr(mechanism, "loss_weight"):
+            raise TypeError(
+                f"add_loss takes the mechanism's settings, self.config, got {type(mechanism).__name__}"
+            )
+        if term.dim() != 1:
+            name = type(mechanism).__name__
+            raise ValueError(f"{name} must add a term of shape (batch,) to the loss, got {tuple(term.shape)}")
+        place = type(mechanism).__name__, *site.place
+        if recomputing() and place in self._losses:
+            _refuse_reentrant(self._losses[place][0], term)
             return
-        self._kl[site.place] = (kl, config)
+        self._losses[place] = (term, mechanism)
 
     def first_row(self, site: Site, queries: int, keys: int) -> int:
         """Absolute position of the first of these query rows; counts them when rows are kept."""
@@ -188,25 +228,30 @@ class Chain:
     def kl(self, per_example: bool = False) -> Tensor:
         """KL of the last forward pass, unweighted: sum over layers, mean over the batch; 0 if there is none.
 
-        `per_example=True` leaves out the average and gives shape (batch,).
+        Terms that other mechanisms add to the loss are counted in. `per_example=True` leaves out the average
+        and gives shape (batch,).
         """
-        return _total([kl for kl, _ in self._kl.values()], per_example)
+        return _total([term for term, _ in self._losses.values()], per_example)
 
     def penalty(self, per_example: bool = False) -> Tensor:
         """What joins the loss: λ(t)·KL, summed over layers, averaged over the batch unless `per_example`."""
-        of_config: dict[str, tuple[Bayesian, list[Tensor]]] = {}
-        for kl, config in self._kl.values():
-            of_config.setdefault(config.settings, (config, []))[1].append(kl)
+        of_mechanism: list[tuple[AddsLoss, list[Tensor]]] = []
+        for term, mechanism in self._losses.values():
+            of_same = next((terms for other, terms in of_mechanism if other is mechanism), None)
+            if of_same is None:
+                of_mechanism.append((mechanism, [term]))
+            else:
+                of_same.append(term)
         weighted = [
-            _weighted(_total(kls, per_example), config.annealing(self.step))
-            for config, kls in of_config.values()
+            _weighted(_total(terms, per_example), mechanism.loss_weight(self.step))
+            for mechanism, terms in of_mechanism
         ]
         return _total(weighted, per_example=True)
 
     @property
-    def has_kl(self) -> bool:
-        """Whether any layer recorded a KL."""
-        return len(self._kl) > 0
+    def has_loss(self) -> bool:
+        """Whether any layer added to the loss."""
+        return len(self._losses) > 0
 
 
 def around() -> Chain | None:

@@ -1,18 +1,29 @@
 """One attention call, flat: the groups of tensors and numbers that operators and kernels take.
 
 `torch.library` takes no objects. An operator takes some of these groups one after the other, and a group has
-the same fields wherever it goes.
+the same fields wherever it goes. They are made of an `AttentionCall` here, by `flat_of`, and nowhere else, as
+are the shapes of what kernels return. Nothing here needs a GPU or its compiler.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-# Families of the noise, and of the KL; kernels have them as constants.
+from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.seen import Seen
+from overt.mechanisms.site import KINDS, Site
+
+# Families of the noise, and of the KL; kernels have them as constants, and those below.
 NO_NOISE, WEIBULL, LOGNORMAL = 0, 1, 2
+NO_KL = NO_NOISE
+# Where a number of the noise's address comes from: the host, one tensor, or a tensor with one per example.
+A_NUMBER, ONE_TENSOR, ONE_PER_EXAMPLE = 0, 1, 2
+_WORD = 2**32
 
 
 def signed(word: int) -> int:
@@ -43,7 +54,8 @@ class Masks(NamedTuple):
         key_visible: boolean (batch, key); None where every key may be seen.
         query_real: boolean (batch, query), False at padding; None where every query is real.
         known: keys that some query sees, boolean (batch, key); None for all.
-        seers: how many real queries see each key that is shown, float32 (batch, key); None where all are real.
+        seers: how many real queries see each key that is shown, float32 (batch, key); None where all are
+            real.
         causal: query i sees key j only for j ≤ i + keys − queries.
     """
 
@@ -52,6 +64,9 @@ class Masks(NamedTuple):
     known: Tensor | None = None
     seers: Tensor | None = None
     causal: bool = False
+
+
+Visibility = Seen | Masks  # what has `key_visible`, `query_real` and `causal`
 
 
 class Noise(NamedTuple):
@@ -106,6 +121,16 @@ class Noise(NamedTuple):
             signed(self.first_example),
         )
 
+    def sources(self) -> tuple[int, int, int]:
+        """Where step, sample and the examples' numbers come from: A_NUMBER, ONE_TENSOR or ONE_PER_EXAMPLE."""
+        return _source(self.step), _source(self.sample), _source(self.examples)
+
+
+def _source(numbers: Tensor | None) -> int:
+    if numbers is None:
+        return A_NUMBER
+    return ONE_PER_EXAMPLE if numbers.dim() > 0 else ONE_TENSOR
+
 
 class Divergence(NamedTuple):
     """The KL, and the prior that it is taken to.
@@ -117,7 +142,7 @@ class Divergence(NamedTuple):
         pairs: float32 (batch,), the visible cells of all heads that the KL is averaged over, where examples
             differ; None otherwise.
         per_cell: what the KL is multiplied by.
-        family: NO_NOISE for no KL, WEIBULL or LOGNORMAL.
+        family: NO_KL, WEIBULL or LOGNORMAL.
         scores: whether the posterior's mean is of raw scores, without the log-sum-exp.
         official: whether the prior's parameter is as in the released code.
         fixed: parameter of a fixed prior, log α or the Lognormal mean.
@@ -133,7 +158,7 @@ class Divergence(NamedTuple):
     outer: Tensor | None = None
     pairs: Tensor | None = None
     per_cell: float = 1.0
-    family: int = NO_NOISE
+    family: int = NO_KL
     scores: bool = False
     official: bool = False
     fixed: float = 0.0
@@ -142,3 +167,174 @@ class Divergence(NamedTuple):
     shift: float = 0.0
     seeing: float = 0.0
     precision: float = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a KL to compute."""
+        return self.family != NO_KL
+
+    def total(self, parts: Tensor) -> Tensor:
+        """KL per example, (batch,), from sums over blocks of rows; empty where it is not wanted."""
+        if not self.wanted:
+            return parts.view(0)
+        total = parts.sum(dim=(1, 2))
+        return total if self.pairs is None else total / self.pairs.clamp(min=1.0)
+
+    def to_total(self, to_kl: Tensor | None, rows: Tensor) -> Tensor | None:
+        """Gradient of the KL before it is divided by pairs, (batch,); `rows` are `Attended.rows`."""
+        if not self.wanted:
+            return None
+        if to_kl is None:
+            return rows.new_zeros(rows.shape[1])
+        return to_kl.contiguous() if self.pairs is None else to_kl / self.pairs.clamp(min=1.0)
+
+
+Flat = tuple[Inputs, Masks, Noise, Divergence]
+
+
+class Drawing(NamedTuple):
+    """What a layer with random weights wants of one pass, in numbers.
+
+    Attributes:
+        family: NO_NOISE for the mean of the weights, WEIBULL or LOGNORMAL for a draw.
+        number: 1/k of WEIBULL, σ of LOGNORMAL.
+        divergence: the KL's numbers and the prior's network; NO_KL where it is not wanted.
+        averaged: whether the KL is averaged over visible cells and heads.
+    """
+
+    family: int = NO_NOISE
+    number: float = 1.0
+    divergence: Divergence = Divergence()
+    averaged: bool = False
+
+
+class Drawer(Protocol):
+    """A layer with random weights, as forms of other mechanisms see it."""
+
+    def drawing(self, chain: Chain) -> Drawing:
+        """What it wants of a pass."""
+
+    def leave_kl(self, chain: Chain, site: Site, kl: Tensor) -> None:
+        """Hand its KL per example, (batch,), to the chain."""
+
+
+def flat_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Flat:
+    """One attention call as operators take it.
+
+    Args:
+        call: what is asked: plain products under padding and causality.
+        drawing: what the layer with random weights wants, if there is one.
+        chain: addresses the noise.
+    """
+    divergence = _divergence_of(call, drawing)
+    _, _, queries, keys = call.shape
+    seen, known, seers = call.seen, None, None
+    if divergence.wanted:
+        known, seers = seen.known(queries, keys), seen.seers(queries, keys)
+    return (
+        Inputs(call.query, call.key, call.value, call.scale),
+        Masks(seen.key_visible, seen.query_real, known, seers, seen.causal),
+        _noise_of(call, drawing, chain),
+        divergence,
+    )
+
+
+def _divergence_of(call: AttentionCall, drawing: Drawing) -> Divergence:
+    """The KL of one call, with the number of cells that it is averaged over."""
+    divergence = drawing.divergence
+    if not divergence.wanted or not drawing.averaged:
+        return divergence
+    _, heads, queries, keys = call.shape
+    counted = call.seen.pairs(queries, keys)
+    if isinstance(counted, float):
+        return divergence._replace(per_cell=1.0 / (counted * heads))
+    return divergence._replace(pairs=counted * heads)
+
+
+def _noise_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Noise:
+    """The noise of one call: that of the layer, if it draws, and dropout's."""
+    site, batch, device, dropout = call.site, call.query.shape[0], call.query.device, call.dropout
+    draws = drawing.family != NO_NOISE
+    if draws and chain.step is None:
+        raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
+    addressed = draws or dropout > 0.0
+    for name, numbers in (("sample", chain.sample), ("examples", chain.examples)):
+        if addressed and numbers is not None and numbers.dim() > 0 and numbers.shape != (batch,):
+            raise ValueError(
+                f"{name} must be one number or one for each of the batch's {batch} examples, "
+                f"got {tuple(numbers.shape)}"
+            )
+    on_host = draws and chain.step is not None and not chain.step.is_cuda
+    if on_host and device.type == "cuda" and _capturing():
+        raise RuntimeError(
+            "a CUDA graph would replay this step's noise for ever: give Chain a step on the device, a tensor"
+        )
+    drop_keys = torch.randint(_WORD, (2,), device=device) if dropout > 0.0 else None
+    address = (chain.step, chain.sample, chain.examples) if addressed else (None, None, None)
+    step, sample, examples = (_there(numbers, device) for numbers in address)
+    return Noise(
+        step if isinstance(step, Tensor) else None,
+        sample if isinstance(sample, Tensor) else None,
+        examples if isinstance(examples, Tensor) else None,
+        drop_keys,
+        0 if isinstance(step, Tensor) else step,
+        0 if isinstance(sample, Tensor) else sample,
+        0 if isinstance(examples, Tensor) else examples,
+        chain.seed_number,
+        site.layer,
+        KINDS.index(site.kind),
+        drawing.family,
+        drawing.number,
+        call.first_row,
+        dropout,
+    )
+
+
+def _capturing() -> bool:
+    return not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
+
+
+def _there(numbers: Tensor | None, device: torch.device) -> Tensor | int:
+    """On the device, without a copy that would wait for it: one number of the host's stays a number."""
+    if numbers is None:
+        return 0
+    if numbers.dim() == 0 and numbers.device.type == "cpu" and not torch.compiler.is_compiling():
+        return int(numbers)
+    return numbers.to(device).contiguous()
+
+
+# What kernels return, empty, for compilers ------------------------------------------------------------------
+
+
+def keyed_size(batch: int, key_heads: int, keys: int, causal: bool) -> int:
+    """How many numbers `kernels.prior` makes of the keys."""
+    maps = batch * key_heads
+    return 2 * maps * keys + maps + 2 * maps * (keys if causal else 1)
+
+
+def empty_heads_last(x: Tensor) -> Tensor:
+    """An empty tensor of the shape of x, (batch, heads, length, width), with heads beside width in memory."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def empty_rows(inputs: Inputs, masks: Masks, divergence: Divergence) -> tuple[Tensor, Tensor, Tensor]:
+    """KL per example, `Attended.rows`, and what `kernels.prior` makes of the keys."""
+    query, wanted = inputs.query, divergence.wanted
+    batch, heads, queries, _ = query.shape
+    _, key_heads, keys, _ = inputs.key.shape
+    size = keyed_size(batch, key_heads, keys, masks.causal) if wanted else 0
+    return (
+        query.new_empty(batch if wanted else 0, dtype=torch.float32),
+        query.new_empty(3 if wanted else 1, batch, heads, queries, dtype=torch.float32),
+        query.new_empty(size, dtype=torch.float32),
+    )
+
+
+def empty_gradients(inputs: Inputs, divergence: Divergence) -> dict[str, Tensor]:
+    """Gradients of query, key and value, and of the prior's network where there is a KL."""
+    found = {name: empty_heads_last(getattr(inputs, name)) for name in ("query", "key", "value")}
+    if divergence.wanted:
+        network = {"inner": divergence.inner, "bias": divergence.bias, "outer": divergence.outer}
+        found |= {name: x.new_empty(x.shape) for name, x in network.items() if x is not None}
+    return found

@@ -1,35 +1,103 @@
-"""Fused GPU kernels: which calls they take, and why not others."""
+"""Fused forms: from queries to outputs at once, each for the set of mechanisms that it covers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from overt.mechanisms import backend
+from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import MechanismLayer
 
 WIDEST = 128
 MOST_EXAMPLES = 65_535
 ROOM_FOR_WIDE = 180_224  # bytes of shared memory
 
 
-def unfit(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, off: str | None
-) -> str | None:
-    """Why this call is not for the kernels; None if it is."""
-    if reason := backend.unfit(backend.KERNELS, query, key, value, off=off):
-        return reason
+def attend_limits(call: AttentionCall) -> str | None:
+    """Why the kernels that attend do not take a call; None if they do."""
+    query, key, value = call.query, call.key, call.value
     if value.shape != key.shape:
         return f"values {tuple(value.shape)} and keys {tuple(key.shape)} differ in shape"
     if query.shape[-1] > WIDEST:
         return f"heads are {query.shape[-1]} wide, kernels take up to {WIDEST}"
-    if query.dtype == torch.float32 and query.shape[-1] > 64 and backend.room(query.device) < ROOM_FOR_WIDE:
+    wide = query.dtype == torch.float32 and query.shape[-1] > 64
+    if wide and backend.room(query.device) < ROOM_FOR_WIDE:
         return "float32 heads of more than 64 need more shared memory than this GPU has"
-    if not scale > 0.0:
-        return f"the scale must be positive, got {scale}"
-    if dropout >= 1.0:
+    if not call.scale > 0.0:
+        return f"the scale must be positive, got {call.scale}"
+    if call.dropout >= 1.0:
         return "every weight is dropped"
     if query.shape[0] > MOST_EXAMPLES:
         return f"kernels take up to {MOST_EXAMPLES} examples, got {query.shape[0]}"
     if min(query.shape) == 0 or min(key.shape) == 0:
         return "there is nothing to attend"
+    return None
+
+
+@dataclass(frozen=True)
+class FusedForm:
+    """A fused form, and what it is for.
+
+    Attributes:
+        covers: names of the mechanisms that it computes, all of them together.
+        attend: layers by name, call, chain → output (batch, heads, query, dim). It leaves in the chain what
+            the layers would have left.
+        draw: the same with a number of samples → (samples, batch, heads, query, dim), without gradients; None
+            where it draws one sample at a time.
+        runs_on: the kind of backend.
+        limits: why it does not take a call, None if it does; what its layers say is asked for besides.
+    """
+
+    covers: frozenset[str]
+    attend: Callable[[Mapping[str, MechanismLayer], AttentionCall, Chain], Tensor]
+    draw: Callable[[Mapping[str, MechanismLayer], AttentionCall, Chain, int], Tensor] | None = None
+    runs_on: backend.Backend = backend.KERNELS
+    limits: Callable[[AttentionCall], str | None] = attend_limits
+
+
+_forms: dict[frozenset[str], FusedForm] = {}
+
+
+def register_fused(form: FusedForm) -> None:
+    """Make a fused form known; it takes the place of another that covers the same mechanisms."""
+    _forms[form.covers] = form
+
+
+def form_of(names: frozenset[str]) -> FusedForm | None:
+    """The form that covers exactly these mechanisms, or None."""
+    return _forms.get(names)
+
+
+def why_plain(
+    layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain, draws: bool = False
+) -> str | None:
+    """Why plain operations, and no fused form, compute a call; None where one does.
+
+    Args:
+        layers: the mechanisms' layers, all of them.
+        call: what is asked.
+        chain: the pass.
+        draws: whether many samples are asked for at once.
+    """
+    if not layers:
+        return "there is no mechanism"
+    form = form_of(frozenset(layer.name for layer in layers))
+    if form is None:
+        return f"no fused form covers {' and '.join(layer.name for layer in layers)}"
+    if draws and form.draw is None:
+        return "its fused form draws one sample at a time"
+    if chain.keep:
+        return "rows may come in pieces"
+    if reason := backend.unfit(form.runs_on, call.query, call.key, call.value, off=chain.switched_off):
+        return reason
+    if reason := call.why_not_products() or form.limits(call):
+        return reason
+    for layer in layers:
+        if reason := layer.unfit(call):
+            return reason
     return None

@@ -7,6 +7,7 @@ may be seen *and* the query is not padding.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 HIDDEN = float("-inf")
@@ -58,3 +59,15 @@ def log_normalizer(logits: Tensor, visible: Tensor) -> Tensor:
     lowest = torch.finfo(logits.dtype).min
     some = visible.any(dim=-1)
     return torch.logsumexp(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~some, 0.0)
+
+
+def stacked(kept: Tensor | None, rows: Tensor) -> Tensor:
+    """Rows kept from an earlier piece on top of these; columns that did not exist then are zero, hidden."""
+    if kept is None:
+        return rows
+    if kept.shape[:2] != rows.shape[:2] or kept.shape[-1] > rows.shape[-1]:
+        raise ValueError(
+            f"kept rows of shape {tuple(kept.shape)} do not go on top of {tuple(rows.shape)}: "
+            "make a fresh Chain for each sequence"
+        )
+    return torch.cat([F.pad(kept, (0, rows.shape[-1] - kept.shape[-1])), rows], dim=-2)

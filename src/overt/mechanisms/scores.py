@@ -1,15 +1,11 @@
-"""Terms of the current logits: relative positions, additive scores, synthesised maps."""
+"""Terms of the current logits: relative positions, additive scores."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.mechanisms.site import Site
 
 
 class RelativePosition(nn.Module):
@@ -78,54 +74,3 @@ class AdditiveScore(nn.Module):
         """(batch, heads, query, dim), (batch, heads, key, dim) → (batch, heads, query, key)."""
         hidden = query.unsqueeze(-2) + (key + self.bias.unsqueeze(1)).unsqueeze(-3)
         return torch.einsum("bhijd,hd->bhij", torch.tanh(hidden), self.vector)
-
-
-@dataclass(frozen=True)
-class Synthesizer:
-    """Synthesised logits mixed with the dot product (Tay et al. 2020), a baseline of EA's Table 3.
-
-    The two maps are mixed with learned weights that sum to one, starting equal.
-
-    Args:
-        form: "random" learns one map per head that ignores the input; "dense" predicts a query's row of the
-            map from the query alone.
-        max_length: longest sequence; the number of parameters grows with it.
-    """
-
-    form: Literal["random", "dense"] = "dense"
-    max_length: int = 512
-
-    def __post_init__(self) -> None:
-        _check.one_of("form", self.form, ("random", "dense"))
-        _check.whole("max_length", self.max_length, 1)
-
-
-class SynthesizerLayer(nn.Module):
-    """`Synthesizer` at one site."""
-
-    def __init__(self, config: Synthesizer, site: Site) -> None:
-        super().__init__()
-        self.config = config
-        heads, width, length = site.heads, site.head_dim, config.max_length
-        self.balance = nn.Parameter(torch.zeros(2))
-        if config.form == "random":
-            self.map = nn.Parameter(torch.randn(heads, length, length) * 0.02)
-        else:
-            self.inner = nn.Parameter(torch.randn(heads, width, width) * width**-0.5)
-            self.inner_bias = nn.Parameter(torch.zeros(heads, 1, width))
-            self.outer = nn.Parameter(torch.randn(heads, width, length) * width**-0.5)
-
-    def forward(self, logits: Tensor, query: Tensor, first_row: int = 0) -> Tensor:
-        """Mixed logits, (batch, heads, query, key); query is (batch, heads, query, dim)."""
-        queries, keys = logits.shape[-2:]
-        if max(first_row + queries, keys) > self.config.max_length:
-            raise ValueError(
-                f"max_length of the Synthesizer is {self.config.max_length}, "
-                f"got {first_row + queries} queries and {keys} keys"
-            )
-        if self.config.form == "random":
-            made = self.map[:, first_row : first_row + queries, :keys]
-        else:
-            made = torch.relu(query @ self.inner + self.inner_bias) @ self.outer[..., :keys]
-        share = torch.softmax(self.balance, dim=0)
-        return share[0] * logits + share[1] * made.to(logits.dtype)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from overt.mechanisms.maps import causal
+
 
 @dataclass(eq=False)
 class Seen:
@@ -22,16 +24,40 @@ class Seen:
     key_visible: Tensor | None = None
     query_real: Tensor | None = None
     causal: bool = False
-    _kept: dict[str, Tensor | None] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, int, int], Tensor | None] = field(default_factory=dict, repr=False)
 
-    def _once(self, name: str, make: Callable[[], Tensor | None]) -> Tensor | None:
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+    def _once(self, name: str, queries: int, keys: int, make: Callable[[], Tensor | None]) -> Tensor | None:
+        if torch.compiler.is_compiling():  # which would make a graph for every length
+            return make()
+        place = name, queries, keys
+        if place not in self._kept:
+            self._kept[place] = make()
+        return self._kept[place]
 
-    def keep(self, name: str, tensor: Tensor | None) -> None:
-        """Know the result of a method beforehand."""
-        self._kept[name] = tensor
+    def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """Boolean (batch or 1, 1, query or 1, key), True where a cell is visible; None where all are."""
+        if self.key_visible is None and self.query_real is None and not self.causal:
+            return None
+        shown, real = self.key_visible, self.query_real
+
+        def make() -> Tensor:
+            found = None if shown is None else shown.view(shown.shape[0], 1, 1, keys)
+            if real is not None:
+                rows = real.view(real.shape[0], 1, queries, 1)
+                found = rows.expand(-1, -1, -1, keys) if found is None else found & rows
+            if self.causal:
+                below = causal(queries, keys, device)
+                found = below if found is None else found & below
+            assert found is not None
+            return found
+
+        return self._once(f"dense on {device}", queries, keys, make)
+
+    def _device(self) -> torch.device:
+        """Where the masks lie, of which there is one."""
+        mask = self.key_visible if self.key_visible is not None else self.query_real
+        assert mask is not None
+        return mask.device
 
     def known(self, queries: int, keys: int) -> Tensor | None:
         """Keys that at least one query sees, boolean (batch, key); None for all."""
@@ -48,13 +74,13 @@ class Seen:
                 found = real.any(dim=1, keepdim=True).expand(-1, keys)
             return found if self.key_visible is None else found & self.key_visible
 
-        return self._once("known", make)
+        return self._once("known", queries, keys, make)
 
     def blind(self, queries: int, keys: int) -> Tensor | None:
         """Queries that see no key, boolean (batch, query); None where every query sees one."""
         if self.query_real is None and self.key_visible is None:
             return None
-        return self._once("blind", lambda: self.counts(queries, keys, torch.device("cpu")) == 0)
+        return self._once("blind", queries, keys, lambda: self.counts(queries, keys, self._device()) == 0)
 
     def seers(self, queries: int, keys: int) -> Tensor | None:
         """How many real queries see each key that is shown, float32 (batch, key); None where all are real."""
@@ -70,7 +96,7 @@ class Seen:
             before = real.cumsum(dim=1) - real
             return torch.cat([total.expand(-1, keys - queries), total - before], dim=1)
 
-        return self._once("seers", make)
+        return self._once("seers", queries, keys, make)
 
     def counts(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """How many keys each query sees, float32 (batch or 1, query)."""
@@ -83,12 +109,13 @@ class Seen:
                 else:
                     counts = per_key.sum(dim=1, keepdim=True).expand(-1, queries)
             else:
-                at = device if self.query_real is None else self.query_real.device
-                last = torch.arange(keys - queries + 1, keys + 1, device=at)  # keys up to each query's own
+                last = torch.arange(
+                    keys - queries + 1, keys + 1, device=device
+                )  # keys up to each query's own
                 counts = (last if self.causal else torch.full_like(last, keys)).to(torch.float32).view(1, -1)
             return counts if self.query_real is None else counts * self.query_real
 
-        counts = self._once("counts", make)
+        counts = self._once(f"counts on {device}", queries, keys, make)
         assert counts is not None
         return counts
 
@@ -96,6 +123,8 @@ class Seen:
         """How many cells of one head are visible: float32 (batch,), or one number for all."""
         if self.query_real is None and self.key_visible is None:
             return float(queries * keys - (queries * (queries - 1) // 2 if self.causal else 0))
-        pairs = self._once("pairs", lambda: self.counts(queries, keys, torch.device("cpu")).sum(dim=1))
+        pairs = self._once(
+            "pairs", queries, keys, lambda: self.counts(queries, keys, self._device()).sum(dim=1)
+        )
         assert pairs is not None
         return pairs

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.transformer import Encoder
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt import _check
-from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.graph_attention import GATConv, GATv2Conv
 
 

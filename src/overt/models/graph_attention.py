@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt._extras import need
-from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms import backend
+from overt.mechanisms.call import EdgeCall
 from overt.mechanisms.chain import Chain, around, recomputing
 from overt.mechanisms.edge_map import EdgeMap
 from overt.mechanisms.edges import aggregate, loops_for
+from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.site import Site
 
 need("torch_geometric", "graphs")
 from torch_geometric.nn import conv  # noqa: E402
-from torch_geometric.nn.inits import glorot, zeros  # noqa: E402
 from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor, remove_self_loops  # noqa: E402
 from torch_geometric.utils.sparse import set_sparse_value  # noqa: E402
 
@@ -69,25 +70,21 @@ class _WithMap(nn.Module):
         with torch.random.fork_rng(devices=[]):
             self.map = EdgeMap(mechanisms, Site(self.heads, self.out_channels, layer=layer or 0))
             self._layer = layer
-            self._reset_prior()
+            self._reset_layers()
         # PyG keeps the form of message passing that explainers look into per class, and takes it from the
         # class above, whose own may have been replaced by a faster one without it.
         type(self)._orig_propagate = conv.MessagePassing.propagate
 
-    def _reset_prior(self) -> None:
-        prior = self.map.bayesian.prior if self.map.bayesian is not None else None
-        if prior is None:
-            return
-        for linear in (prior.inner, prior.outer):
-            glorot(linear.weight)
-            zeros(linear.bias)
+    def _reset_layers(self) -> None:
+        for layer in self.map.layers:
+            layer.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise as PyG does, and the prior's network by Glorot's rule too."""
+        """Initialise as PyG does, and the mechanisms' parameters too."""
         super().reset_parameters()  # type: ignore[misc]
         if "map" in self._modules:
             with torch.random.fork_rng(devices=[]):
-                self._reset_prior()
+                self._reset_layers()
 
     def _weights(
         self,
@@ -106,7 +103,8 @@ class _WithMap(nn.Module):
         site = replace(self.map.site, layer=layer)
         if nodes is None:
             nodes = int(target.max()) + 1
-        weights = self.map(scores, torch.stack([source, target]), nodes, chain, key, site)
+        call = EdgeCall(site, torch.stack([source, target]), nodes, key)
+        weights = self.map(scores, call, chain)
         return F.dropout(weights.to(scores.dtype), p=self.dropout, training=self.training)
 
     def _chain(self, given: Chain | None) -> Chain:
@@ -119,9 +117,10 @@ class _WithMap(nn.Module):
                 "a checkpointed layer runs again in the backward pass, where no `with chain:` reaches it: "
                 "pass it the chain, layer(x, edge_index, chain=chain)"
             )
-        if self.map.evolving is not None:
+        if self.map.reads_below:
+            reading = " and ".join(layer.name for layer in self.map.layers if layer.reads_below)
             raise ValueError(
-                "Evolving needs a chain that joins the layers: `with overt.Chain():` around the model, or "
+                f"{reading} needs a chain that joins the layers: `with overt.Chain():` around the model, or "
                 "chain=… for each layer"
             )
         return Chain()
@@ -155,9 +154,12 @@ class _WithMap(nn.Module):
         ends: tuple[Tensor, Tensor | None],
         weights: Tensor,
         size: tuple[int, int] | None,
+        chain: Chain | None,
     ) -> Tensor:
         """Σ of weighted senders into each receiver, (receivers, heads, dim)."""
-        if not self._direct(edge_index, weights) or loops_for(ends[0]) is None:
+        chain = chain or around()
+        off = backend.switched_off() if chain is None else chain.switched_off
+        if not self._direct(edge_index, weights) or loops_for(ends[0], off=off) is None:
             out: Tensor = self.propagate(edge_index, x=ends, alpha=weights, size=size)
             return out
         # PyG takes what is sent from the first of the pair whichever way edges run; `flow` turns them round.
@@ -181,7 +183,7 @@ class _WithMap(nn.Module):
         return own and not watched and not self.explain and self.aggr in ("add", "sum")
 
     def __repr__(self) -> str:
-        parts = [part.config for part in (self.map.evolving, self.map.bayesian) if part is not None]
+        parts = [layer.config for layer in self.map.layers]
         plain = super().__repr__()
         return f"{plain[:-1]}, mechanisms={parts})" if parts else plain
 
@@ -318,7 +320,7 @@ class GATConv(_WithMap, conv.GATConv):  # type: ignore[misc]
         weights = self.edge_updater(
             edge_index, alpha=alpha, edge_attr=edge_attr, size=size, key=source, chain=chain
         )
-        out = self._aggregated(edge_index, (source, target), weights, size)
+        out = self._aggregated(edge_index, (source, target), weights, size, chain)
         return self._finished(out, skip, edge_index, weights, return_attention_weights)
 
     def edge_update(
@@ -430,7 +432,7 @@ class GATv2Conv(_WithMap, conv.GATv2Conv):  # type: ignore[misc]
         weights = self.edge_updater(
             edge_index, x=(source, target), edge_attr=edge_attr, size=None, key=source, chain=chain
         )
-        out = self._aggregated(edge_index, (source, target), weights, None)
+        out = self._aggregated(edge_index, (source, target), weights, None, chain)
         return self._finished(out, skip, edge_index, weights, return_attention_weights)
 
     def edge_update(

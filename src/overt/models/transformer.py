@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.mechanisms.attention import MultiheadAttention
-from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.site import Kind
+
+Activation = Literal["gelu", "relu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 class Block(nn.Module):
@@ -28,8 +32,10 @@ class Block(nn.Module):
         cross: bool,
         hidden: int,
         dropout: float,
+        activation: Activation,
     ) -> None:
         super().__init__()
+        self.activation = activation
 
         def attention(kind: Kind) -> MultiheadAttention:
             return MultiheadAttention(
@@ -80,7 +86,8 @@ class Block(nn.Module):
                 chain=chain,
             )
             x = x + self.dropout(mixed)
-        hidden = F.gelu(self.inner(self.mlp_norm(x)), approximate="tanh")
+        hidden = self.inner(self.mlp_norm(x))
+        hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden, approximate="tanh")
         return x + self.dropout(self.outer(hidden))  # type: ignore[no-any-return]
 
 
@@ -97,12 +104,15 @@ class _Stack(nn.Module):
         dropout: float,
         kind: Kind,
         cross: bool,
+        activation: Activation,
     ) -> None:
         super().__init__()
         _check.whole("layers", layers, 1)
+        _check.one_of("activation", activation, ACTIVATIONS)
         hidden = 4 * width if hidden is None else hidden
         self.blocks = nn.ModuleList(
-            Block(width, heads, mechanisms, kind, layer, cross, hidden, dropout) for layer in range(layers)
+            Block(width, heads, mechanisms, kind, layer, cross, hidden, dropout, activation)
+            for layer in range(layers)
         )
         self.norm = nn.LayerNorm(width)
 
@@ -117,6 +127,8 @@ class Encoder(_Stack):
         mechanisms: put into every attention.
         hidden: width of the feed-forward layers, 4·width by default.
         dropout: on weights and on each block's two outputs.
+        activation: of the feed-forward layers: "gelu" (its tanh form, as in GPT-2), or "relu", which equation
+            6 of Evolving Attention has.
     """
 
     def __init__(
@@ -127,8 +139,9 @@ class Encoder(_Stack):
         mechanisms: Sequence[Mechanism] = (),
         hidden: int | None = None,
         dropout: float = 0.1,
+        activation: Activation = "gelu",
     ) -> None:
-        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "encoder", cross=False)
+        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "encoder", False, activation)
 
     def forward(self, x: Tensor, padding: Tensor | None = None, chain: Chain | None = None) -> Tensor:
         """(batch, sequence, width) → the same. `padding` (batch, sequence) is True at padding."""
@@ -151,6 +164,7 @@ class Decoder(_Stack):
         hidden: width of the feed-forward layers, 4·width by default.
         dropout: on weights and on each block's outputs.
         cross: whether there is an encoder to attend to.
+        activation: of the feed-forward layers, as in `Encoder`.
     """
 
     def __init__(
@@ -162,8 +176,9 @@ class Decoder(_Stack):
         hidden: int | None = None,
         dropout: float = 0.1,
         cross: bool = False,
+        activation: Activation = "gelu",
     ) -> None:
-        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "decoder", cross)
+        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "decoder", cross, activation)
 
     def forward(
         self,

@@ -21,9 +21,9 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.judge import uncertainty
-from overt.mechanisms.attention_map import Mechanism
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_demo
 from overt.recipes._runs import finished, write_whole

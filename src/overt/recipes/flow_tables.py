@@ -17,7 +17,7 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.judge import randomised
-from overt.mechanisms.attention_map import Mechanism
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure, linzen
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept, once

@@ -23,9 +23,9 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.judge import uncertainty
-from overt.mechanisms.attention_map import Mechanism, find
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
+from overt.mechanisms.mechanism import Mechanism
 from overt.recipes._data import data_folder, find_file, read_text
 from overt.recipes._runs import check_model, finished, write_whole
 from overt.recipes._training import Run, hardware
@@ -207,7 +207,7 @@ def fine_tune(
     row["train_first"], row["train_last"] = losses[0], losses[-1]
     logits = torch.from_numpy(trainer.predict(tests).predictions)
     row |= _judged(torch.softmax(logits, dim=-1), test)
-    if find(mechanisms, Bayesian) is not None:
+    if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
         samples = _sampled(model, tests, collator)
         row["sampled"] = _judged(samples.mean(dim=0), test)
         row["pavpu"] = uncertainty.pavpu(samples, [label for _, label in test])[0.05]

@@ -18,17 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from overt.attach.attention import AttachedAttention
+from overt.attach.attention import register as register_attached
 from overt.attach.find import Dispatched, dispatched, eager_of, name_of
-from overt.attach.plain import repeat_heads, split_mask
+from overt.attach.plain import split_mask
 from overt.mechanisms.attention import MultiheadAttention
-from overt.mechanisms.backend import naive
-from overt.mechanisms.chain import Chain
-from overt.mechanisms.evolving.layer import EvolvingLayer, ramp
-from overt.mechanisms.evolving.naive import continued, convolve, mix
-from overt.mechanisms.maps import softmax
+from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.backend import wanting_maps
+from overt.mechanisms.call import repeat_heads
+from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Kind
 
 NAME = "overt-trace"
+# Of torch's MultiheadAttention and of ours, by position.
+ARGUMENTS = (
+    "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
+    "is_causal",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -43,7 +48,10 @@ class Call:
         visible: boolean (batch or 1, query, key), or None for all.
         value: (batch, head, key, dim), where asked for.
         output: weight of the projection that follows, (width, head·dim), where asked for.
-        parts: of evolving attention, name → (batch, head, query, key), where asked for.
+        parts: of its mechanisms, name → (batch, head, query, key), where asked for.
+        part_names: names of all parts that its mechanisms can show.
+        sums_to_one: whether rows of visible weights sum to one.
+        signed: whether weights may be negative.
     """
 
     path: str
@@ -54,6 +62,15 @@ class Call:
     value: Tensor | None = None
     output: Tensor | None = None
     parts: dict[str, Tensor] = field(default_factory=dict)
+    part_names: tuple[str, ...] = ()
+    sums_to_one: bool = True
+    signed: bool = False
+
+    def made_by(self, map: AttentionMap | None) -> None:
+        """Note what the mechanisms of a map say of its weights."""
+        if map is not None:
+            self.sums_to_one, self.signed = map.sums_to_one, map.signed
+            self.part_names = tuple(name for layer in map.layers for name in layer.part_names)
 
 
 Seen = Callable[[Call], None]
@@ -69,7 +86,7 @@ class _Watch:
     # By the storage of its output, until that is projected; the output is held, or its place would be reused.
     waiting: dict[int, tuple[Call, Tensor]] = field(default_factory=dict)
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → what PEFT put around it
-    evolving: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
+    found: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
@@ -124,6 +141,7 @@ def _register() -> None:
 
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, eager_mask)
+    register_attached()  # what is traced may be attached to, and have come from another process
 
 
 @contextmanager
@@ -134,13 +152,13 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         model: any module with attentions of the three kinds.
         seen: is called with each.
         values: also give values and output projections.
-        parts: also give the parts of evolving attention.
+        parts: also give the parts of mechanisms that have some.
     """
     watch = _Watch(seen, values, parts)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        stack.enter_context(naive())  # fused kernels make no map to look at
+        stack.enter_context(wanting_maps())  # which fused kernels do not make
         found = _watch_dispatched(model, watch, stack)
         for path, module in model.named_modules():
             if isinstance(module, AttachedAttention):
@@ -152,7 +170,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
             elif isinstance(module, nn.MultiheadAttention):
                 _watch_torch(path, module, watch, stack)
                 found = True
-            elif isinstance(module, EvolvingLayer) and parts:
+            elif isinstance(module, MechanismLayer) and module.part_names and parts:
                 stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_parts(watch))))
             elif isinstance(inner := getattr(module, "base_layer", None), nn.Module) and values:
                 watch.wrappers[id(inner)] = module
@@ -209,11 +227,12 @@ def _watch_dispatched(model: nn.Module, watch: _Watch, stack: ExitStack) -> bool
         for place in dispatched(root):
             path, chain = (f"{prefix}.{name}" if prefix else name for name in (place.path, place.chain))
             places.append(place._replace(path=path, chain=chain))
+    if places:
+        _register()
     plain = [place for place in places if "overt" not in place.module._modules]
     if not plain:
         return bool(places)
     watch.places = {id(place.module): place for place in plain}
-    _register()
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
         return True  # the attentions of an attached model all have their part
@@ -250,11 +269,11 @@ def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: 
     name = path.removesuffix(".overt")
     chain = _chain(name)
 
-    def look(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        del module
+    def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         mixed, weights = output
-        call = Call(name, chain, kind, weights, parts=watch.evolving)
-        watch.evolving = {}
+        call = Call(name, chain, kind, weights, parts=watch.found)
+        call.made_by(part.map)
+        watch.found = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
         _projected_later(watch, call, args[2], mixed)
 
@@ -267,17 +286,15 @@ def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: Exit
     kind, chain = module.map.site.kind, _chain(path)
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = ("query", "key", "value")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         inputs[:] = [(given["query"], given["key"], given["value"])]
-        del module
 
-    def look(part: nn.Module, args: tuple[Any, ...], weights: Tensor) -> None:
-        del part
-        visible = args[1].expand(weights.shape).any(dim=1).cpu()
-        call = Call(path, chain, kind, weights, visible, parts=watch.evolving)
-        watch.evolving = {}
+    def look(part: Any, args: tuple[Any, ...], weights: Tensor) -> None:
+        visible = args[0].visible().expand(weights.shape).any(dim=1).cpu()
+        call = Call(path, chain, kind, weights, visible, parts=watch.found)
+        call.made_by(part)
+        watch.found = {}
         if watch.values:
             query, key, value = inputs[0]
             if query.dim() == 2:
@@ -298,13 +315,9 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: _Watch, stack:
         raise ValueError(f"{path}: add_bias_kv and add_zero_attn have keys that are no tokens: not supported")
     chain = _chain(path)
     wanted: list[tuple[bool, bool]] = []
-    names = [
-        "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
-        "is_causal",
-    ]  # fmt: skip
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         wanted.append((given.get("need_weights", True), given.get("average_attn_weights", True)))
         return (), {**given, "need_weights": True, "average_attn_weights": False}
 
@@ -384,21 +397,12 @@ def _value_of_torch(module: nn.MultiheadAttention, value: Tensor, unbatched: boo
 
 def _look_at_parts(watch: _Watch) -> Callable[..., None]:
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """What the layer is about to mix: its own map, and what the convolution makes of the mixture."""
-        assert isinstance(layer, EvolvingLayer)
-        logits, visible, chain = args[:3]
-        site = args[3] if len(args) > 3 and args[3] is not None else layer.site
-        watch.evolving = {"attention": softmax(logits, visible)}
-        assert isinstance(chain, Chain)
-        below = None if site.layer == 0 else chain.previous(site)
-        previous = None if below is None else continued(logits, below.to(logits.device))
-        if previous is None or layer.weight is None or layer.bias is None:
-            return
-        grown = ramp(layer.config, chain, layer.training, logits.device)
-        alpha = layer.alpha if grown is None else layer.alpha * grown
-        mixed = mix(logits, previous, visible, alpha)
-        image = convolve(mixed, layer.weight, layer.bias, site.kind)
-        watch.evolving["convolution"] = softmax(image, visible)
+        """What a mechanism's layer is about to do."""
+        assert isinstance(layer, MechanismLayer)
+        found = layer.parts(*args)
+        if unknown := sorted(set(found) - set(layer.part_names)):
+            raise ValueError(f"{layer.name} shows {', '.join(unknown)}, which its part_names do not have")
+        watch.found |= found
 
     return look
 

@@ -115,7 +115,9 @@ class Graph:
         level = averaged(cells, heads).double()
         if clip and self.signed:
             level = level.clamp(min=0.0)
-        if self.unit or (clip and self.signed):
+        if self.unit and self.signed and not clip:
+            level = unit_signed_rows(level)
+        elif self.unit or (clip and self.signed):
             level = unit_rows(level)
         level = (1.0 - residual) * level
         level.diagonal(first, dim1=-2, dim2=-1).add_(residual)
@@ -196,6 +198,16 @@ def unit_rows(rows: Tensor) -> Tensor:
     """Rows divided by their sum; a row of zeros stays."""
     total = rows.sum(dim=-1, keepdim=True)
     return rows / torch.where(total == 0.0, 1.0, total)
+
+
+def unit_signed_rows(rows: Tensor) -> Tensor:
+    """Rows divided by their sum; a row of zeros stays. One whose parts cancel out has no such form."""
+    total, size = rows.sum(dim=-1, keepdim=True), rows.abs().sum(dim=-1, keepdim=True)
+    if bool((total < 1e-3 * size).any()):
+        raise ValueError(
+            "rows of signed weights whose sum is not positive cannot be made to sum to one: raw shows them"
+        )
+    return rows / torch.where(size == 0.0, 1.0, total)
 
 
 def _real(cells: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

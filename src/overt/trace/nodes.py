@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from overt import _check
 from overt._extras import need
 from overt._shown import ShownNodes
-from overt.mechanisms.bayesian.edges import BayesianEdgeLayer
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import MechanismLayer
 from overt.trace.files import read as read_file
 from overt.trace.files import write
 from overt.trace.graph import Heads, check_heads, check_residual, numbers, unit_rows
@@ -872,6 +872,12 @@ def trace_nodes(
             model(*arguments, **named)
         return collector
 
+    for module in model.modules():
+        if isinstance(module, MechanismLayer) and (module.signed or not module.sums_to_one):
+            raise ValueError(
+                f"{module.name} makes weights that do not sum to one over the edges into a node, or may be "
+                "negative: such weights are not traced on graphs"
+            )
     first = run(Chain(step=step, seed=seed, kl=False))
     if not first.edges:
         raise ValueError("no attention ran: nothing to trace")
@@ -886,7 +892,7 @@ def trace_nodes(
             raise ValueError("edges differ between posterior samples, so that no spread can be told")
         drawn.append(again.weights)
     made.draws = [torch.stack(layer) for layer in zip(*drawn, strict=True)]
-    random = any(isinstance(module, BayesianEdgeLayer) for module in model.modules())
+    random = any(isinstance(module, MechanismLayer) and module.random for module in model.modules())
     if not random and all(bool((d == w).all()) for d, w in zip(made.draws, made.weights, strict=True)):
         raise ValueError("samples needs random weights: give the model's graph attention a Bayesian(…)")
     return made

@@ -30,7 +30,7 @@ from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map,
 TraceKind = Literal["encoder", "causal", "encoder–decoder"]
 METHODS = (*methods.METHODS, "blankout", "gradients")
 FORMAT = "1"
-PARTS = ("attention", "convolution", "fused")
+FUSED = "fused"  # the part that is the map in use
 NAMED = 50  # likeliest tokens of each example whose names a trace of a language model keeps
 
 
@@ -89,10 +89,11 @@ class Trace(ShownTrace):
         encoder_maps: the encoder's maps, of an encoder–decoder.
         cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
         graph: what the maps hold: "attention", "effective", "gradient" or "norm".
-        parts: of an evolving model traced with `parts=True`: "attention", the layer's own map; "convolution",
-            what the convolution makes of it and the previous map; "fused", the map in use. Each has one map
-            per layer, None where a chain starts and there is no convolution. Of an encoder–decoder these are
-            the decoder's self-attention; "encoder attention", "cross attention" and so on are the others.
+        parts: of a model traced with `parts=True`, what its mechanisms show of their work, and "fused", the
+            map in use. Evolving has "attention", the layer's own map, and "convolution", what the convolution
+            makes of it and the previous map. Each has one map per layer, None where there is none, as where a
+            chain starts and there is no convolution. Of an encoder–decoder these are the decoder's
+            self-attention; "encoder attention", "cross attention" and so on are the others.
         draws: of a Bayesian model traced with `samples`, the maps of each posterior sample; `maps` are their
             means then.
         visible: which cells each map may fill, boolean (batch or 1, query, key) or None for all.
@@ -106,6 +107,9 @@ class Trace(ShownTrace):
             each example (by the outputs, each draw, and the draws' mean).
         link: how outputs become probabilities: "softmax"; "sigmoid", of several labels at once; "identity",
             of a single output or a regression, which are none.
+        sums_to_one: whether rows of the weights sum to one. Where a mechanism makes others, rollout and flow
+            make them sum to one before the residual joins.
+        signed: whether a mechanism makes weights that may be negative, of which there is no flow.
     """
 
     kind: TraceKind
@@ -128,6 +132,8 @@ class Trace(ShownTrace):
     labels: list[str] = field(default_factory=list)
     words: dict[int, str] = field(default_factory=dict)
     link: Link = "softmax"
+    sums_to_one: bool = True
+    signed: bool = False
     subject: Subject | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -207,6 +213,8 @@ class Trace(ShownTrace):
             draws=[Draw(draw.encoder_maps) for draw in self.draws],
             visible=self.visible[len(self.maps) : len(self.maps) + len(self.encoder_maps)],
             picture=self.picture,
+            sums_to_one=self.sums_to_one,
+            signed=self.signed,
         )
 
     def draw(self, number: int) -> Trace:
@@ -302,8 +310,8 @@ class Trace(ShownTrace):
             self.encoder_maps,
             self.cross,
             self.visible,
-            unit=self.graph in ("gradient", "norm"),
-            signed=self.graph == "effective",
+            unit=self.graph in ("gradient", "norm") or (self.graph == "attention" and not self.sums_to_one),
+            signed=self.graph == "effective" or (self.graph == "attention" and self.signed),
         )
 
     def raw(
@@ -344,6 +352,11 @@ class Trace(ShownTrace):
         progress: bool | None = None,
     ) -> Tensor:
         """Attention flow. Arguments as for `overt.flow`; effective attention is cut at zero, renormalised."""
+        if self.signed and self.graph in ("attention", "effective"):
+            raise ValueError(
+                "there is no flow over weights that may be negative, which a mechanism of this model makes: "
+                'raw and rollout keep their signs, and overt.trace(…, graph="norm") has a flow'
+            )
         graph, method = self._graph(), partial(flow_of, threads=threads, progress=progress)
         return read(graph, method, queries, layers, heads, residual, normalize, receptive_field)
 
@@ -450,7 +463,7 @@ class Trace(ShownTrace):
             "cross": self.cross,
         }
         # The fused parts are the maps themselves.
-        groups |= {f"parts.{name}": maps for name, maps in self.parts.items() if not name.endswith("fused")}
+        groups |= {f"parts.{name}": maps for name, maps in self.parts.items() if name.split(" ")[-1] != FUSED}
         for number, drawn in enumerate(self.draws):
             groups[f"draws.{number}.maps"] = drawn.maps
             groups[f"draws.{number}.encoder_maps"] = drawn.encoder_maps
@@ -477,6 +490,8 @@ class Trace(ShownTrace):
             "labels": self.labels,
             "words": self.words,
             "link": self.link,
+            "sums_to_one": self.sums_to_one,
+            "signed": self.signed,
         }
         write(path, tensors, about, FORMAT)
 
@@ -500,8 +515,8 @@ class Trace(ShownTrace):
             for name, count in about["parts"].items()
         }
         for name, maps in (("", "maps"), ("encoder ", "encoder_maps"), ("cross ", "cross")):
-            if f"{name}fused" in parts:
-                parts[f"{name}fused"] = [*group(maps)]
+            if f"{name}{FUSED}" in parts:
+                parts[f"{name}{FUSED}"] = [*group(maps)]
         draws = [
             Draw(
                 group(f"draws.{i}.maps"),
@@ -541,6 +556,8 @@ class Trace(ShownTrace):
             labels=about.get("labels", []),
             words={int(number): word for number, word in about.get("words", {}).items()},
             link=about.get("link", "softmax"),
+            sums_to_one=about.get("sums_to_one", True),
+            signed=about.get("signed", False),
         )
 
 
@@ -566,7 +583,8 @@ class _Collector:
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
             return
         nothing = torch.empty(0)  # a view of the weights, however small, would keep all of them
-        self.calls.append(Call(call.path, call.chain, call.kind, nothing, call.visible))
+        kept = replace(call, weights=nothing, value=None, output=None, parts={})
+        self.calls.append(kept)
         if self.graph == "gradient":
             self.live.append(call.weights)
             self.maps.append(nothing)
@@ -579,7 +597,7 @@ class _Collector:
             self.maps.append(self._reduced(call.weights))
         if self.with_parts:
             found = {name: self._reduced(cells) for name, cells in call.parts.items()}
-            self.parts.append({**found, "fused": self.maps[-1]} if found else {})
+            self.parts.append({**found, FUSED: self.maps[-1]} if found else {})
 
     def _reduced(self, weights: Tensor) -> Tensor:
         return _kept(weights if self.heads else weights.mean(dim=1, dtype=torch.float32))
@@ -639,8 +657,8 @@ def trace(
         target: of "gradient": class or token, or one per example; by default as for `Trace.blankout`.
         query: of "gradient", for models with one output per position: which one; by default the first of an
             encoder's, the last real one of others'.
-        parts: keep the parts of an evolving model's maps.
-        samples: number of posterior samples of a Bayesian model; 0 traces the mean of its weights.
+        parts: keep the parts of maps that the model's mechanisms show, as Evolving does.
+        samples: number of posterior samples of a model with random weights; 0 traces the mean of its weights.
         seed: of the samples' noise.
         stack: path of the stack to trace, where a model has several, such as "vision_model".
         output: takes the logits from what the model returns, where it has no `logits`.
@@ -702,11 +720,11 @@ def everything(model: nn.Module, graph: GraphKind = "attention", samples: int = 
         samples: of a Bayesian model's posterior.
     """
     maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
-    evolving = any(one.evolving is not None for one in maps)
-    random = any(one.bayesian is not None for one in maps)
+    parted = any(layer.part_names for one in maps for layer in one.layers)
+    random = any(one.random for one in maps)
     return {
         "heads": graph != "norm",
-        "parts": evolving and graph == "attention",
+        "parts": parted and graph == "attention",
         "samples": samples if random and graph != "gradient" else 0,
     }
 
@@ -831,11 +849,14 @@ def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: O
     order = [*found.maps, *found.encoder, *found.cross]
     parts: dict[str, list[Tensor | None]] = {}
     if collector.with_parts:
-        if not any(collector.parts):
-            raise ValueError("parts=True needs evolving attention, which this model has not")
+        if not any(call.part_names for call in calls):
+            raise ValueError(
+                "parts=True needs a mechanism whose work has parts, such as Evolving: this model has none"
+            )
         for kind, numbers in (("", found.maps), ("encoder ", found.encoder), ("cross ", found.cross)):
-            if any(collector.parts[n] for n in numbers):
-                parts |= {f"{kind}{name}": [collector.parts[n].get(name) for n in numbers] for name in PARTS}
+            names = dict.fromkeys(name for n in numbers for name in calls[n].part_names)
+            for name in (*names, FUSED) if names else ():
+                parts[f"{kind}{name}"] = [collector.parts[n].get(name) for n in numbers]
     return Trace(
         kind=found.kind,
         maps=[sizes[n] for n in found.maps],
@@ -852,6 +873,8 @@ def _assembled(model: nn.Module, given: Inputs, collector: _Collector, output: O
         parts=parts,
         visible=[calls[n].visible for n in order],
         paths=[calls[n].path for n in order],
+        sums_to_one=all(calls[n].sums_to_one for n in order),
+        signed=any(calls[n].signed for n in order),
         subject=Subject(model, given, mask, source, found.kind, output),
     )
 

@@ -32,10 +32,10 @@ def projected(call: Call) -> Tensor:
 
 def norm_map(call: Call, each: bool) -> Tensor:
     """‖α_ij f(x_j)‖ (Kobayashi et al. 2020): of each head, or of what all heads add together."""
-    weights, vectors = call.weights.double(), projected(call)
+    weights, vectors = call.weights.double(), projected(call)  # weights may be negative, norms are not
     if each:
         sizes: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-        return weights * sizes.unsqueeze(-2)
+        return weights.abs() * sizes.unsqueeze(-2)
     # ‖Σ_h α_h f_h‖² by the heads' inner products at each key: no (query, key, width) tensor is made.
     gram = torch.einsum("bhkd,bgkd->bkhg", vectors, vectors)
     square = torch.einsum("bkhg,bhqk,bgqk->bqk", gram, weights, weights)

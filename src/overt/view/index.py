@@ -101,7 +101,7 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         groups[group.strip()] = {"layers": len(maps), "heads": heads, "rows": rows, "columns": spans[group]}
     for name, parts in trace.parts.items():
         group = next((one for one in ("encoder ", "cross ") if name.startswith(one)), "")
-        if not name.endswith("fused"):
+        if name.split(" ")[-1] != "fused":
             cells = [cut(one, *places[group]) for one in parts]
             fields.add_maps(group, cells, f"part {name.removeprefix(group)}")
     entry: dict[str, Any] = {

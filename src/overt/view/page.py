@@ -106,7 +106,7 @@ def page(
     *,
     title: str | None = None,
     names: Sequence[str] | None = None,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     queries: Queries = "auto",
     residual: float = 0.5,
     importances: bool | Literal["auto"] = "auto",
@@ -121,7 +121,8 @@ def page(
         traces: a trace, several, or a mapping from names to them. Each example of a batch is one of its own.
         title: of the page; the first tokens by default.
         names: of the examples, in order, instead of their first words.
-        methods: which of raw, rollout and flow to have; raw is always there.
+        methods: which of raw, rollout and flow to have; raw is always there. All by default, but for flow
+            where weights may be negative.
         queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
             "auto": all where that is quick, else the main one, and flow not at all for very long texts.
             Numbers count an example's tokens as the page shows them, without padding.
@@ -143,6 +144,9 @@ def page(
             raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
+    if methods is None:
+        signed = any(one.signed for _, one in named)
+        methods = [method for method in METHODS if method != "flow" or not signed]
     methods = [methods] if isinstance(methods, str) else list(methods)
     for method in methods:
         _check.one_of("methods", method, METHODS)

@@ -1,6 +1,6 @@
 """Bayesian Attention on the CPU: drawing weights, and the KL of any map, as operators around compiled loops.
 
-The definitions are `naive.log_noise` with `maps.softmax`, `maps.log_normalizer`, and `naive.dense_kl`. Noise
+The definitions are `naive.log_noise` with `maps.softmax`, `maps.log_normalizer`, and `naive.map_kl`. Noise
 has the same words as `noise.uniform`, and is right to 1e-6 where the definition's logarithms are taken.
 """
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from overt.mechanisms import backend
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.bayesian.naive import kl_numbers, reduce_kl
+from overt.mechanisms.bayesian.naive import reduce_kl
+from overt.mechanisms.bayesian.numbers import kl_numbers
 from overt.mechanisms.loops import bytes_of, loops, shared
 from overt.mechanisms.maps import HIDDEN
 
@@ -129,7 +130,7 @@ _draw.register_autograd(_draw_gradients, setup_context=_draw_setup)
 
 
 def weibull_kl(logits: Tensor, visible: Tensor, lse: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
-    """`naive.dense_kl` of the Weibull family for any map in float32, given its log-sum-exp.
+    """`naive.map_kl` of the Weibull family for any map in float32, given its log-sum-exp.
 
     What belongs to a key is computed once per key, so that a cell takes one product.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt.mechanisms._compiled import compiled, compiled_loosely
-from overt.mechanisms.bayesian.naive import LOG_GAMMA
+from overt.mechanisms.special import LOG_GAMMA
 
 BLOCK = 2**14  # cells that are summed up by themselves: sums do not depend on the number of threads
 _LOG_GAMMA = tuple(map(np.float32, LOG_GAMMA))
@@ -47,7 +47,7 @@ def weibull_total(
         log_alpha: the prior's shape, its logarithm.
         mean: exp(log_mean).
         alpha: exp(log_alpha).
-        numbers: of `naive.kl_numbers`.
+        numbers: of `numbers.kl_numbers`.
         to_mean: filled with the gradient to log_mean.
         to_alpha: filled with the gradient to log_alpha.
         sums: one per block, filled.
@@ -83,7 +83,7 @@ def lognormal_total(
         stop: last block, and one.
         log_mean: the posterior's mean, its logarithm.
         prior_mu: the prior's mean.
-        numbers: of `naive.kl_numbers`.
+        numbers: of `numbers.kl_numbers`.
         to_mean: filled with the gradient to log_mean.
         to_mu: filled with the gradient to prior_mu.
         sums: one per block, filled.

@@ -3,72 +3,53 @@
 The prior depends on keys alone, so sums over cells fall apart into sums over keys: with φ_ij = Φ_ij − lse_i
 and Φ_ij = scale·q_i·k_j + b_j, for instance Σ_j α_j Φ_ij = scale·q_i·(Σ_j α_j k_j) + Σ_j α_j b_j. A causal
 mask turns sums over keys into prefix sums. This holds for scaled dot products, with at most a bias per key,
-under padding and causal masks; anything else needs `naive.dense_kl`.
+under padding and causal masks; anything else needs `naive.map_kl`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.bayesian.naive import EULER, reduce_kl
+from overt.mechanisms.bayesian.naive import reduce_kl
+from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.special import EULER
 
 # Rows taken at once under a causal mask where squares of scores are needed.
 BLOCK = 128
 
 
-class Dot(NamedTuple):
-    """A plain dot-product map: Φ_ij = scale·q_i·k_j + key_bias_j.
-
-    Attributes:
-        query: (batch, heads, query, dim).
-        key: (batch, key heads, key, dim).
-        scale: usually 1/√dim.
-        key_bias: (batch, key), or None.
-        key_visible: boolean (batch, key), False at padding.
-        query_real: boolean (batch, query), False at padding.
-        causal: whether query i sees key j only for j ≤ i + (keys − queries).
-    """
-
-    query: Tensor
-    key: Tensor
-    scale: float
-    key_bias: Tensor | None
-    key_visible: Tensor
-    query_real: Tensor
-    causal: bool
-
-
-def closed_kl(dot: Dot, log_normalizer: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
-    """KL of a map per example, (batch,): the value of `naive.dense_kl` without the map.
+def closed_kl(call: AttentionCall, log_normalizer: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
+    """KL of a map per example, (batch,): the value of `naive.map_kl` without the map.
 
     Args:
-        dot: queries, keys and masks.
+        call: of which `is_dot` holds: queries, keys, masks in parts, at most a bias per key.
         log_normalizer: lse, (batch, heads, query), over visible keys.
         prior: (batch, key heads, key) or broadcasting to it; log α or the Lognormal mean.
         config: family, posterior and reduction.
     """
-    batch, heads, queries, width = dot.query.shape
-    key_heads, keys = dot.key.shape[1:3]
-    if dot.causal and keys < queries:
+    batch, heads, queries, width = call.query.shape
+    key_heads, keys = call.key.shape[1:3]
+    causal, shown, rows_real = call.seen.causal, call.seen.key_visible, call.seen.query_real
+    if causal and keys < queries:
         raise ValueError(f"a causal map needs at least as many keys as queries, got {keys} and {queries}")
     dtype = torch.promote_types(log_normalizer.dtype, torch.float32)
     # Heads that share a key head share its sums: (batch, key heads, group, query, …).
-    query = dot.query.to(dtype).reshape(batch, key_heads, heads // key_heads, queries, width) * dot.scale
+    query = call.query.to(dtype).reshape(batch, key_heads, heads // key_heads, queries, width) * call.scale
     lse = log_normalizer.to(dtype).reshape(batch, key_heads, heads // key_heads, queries)
-    key = dot.key.to(dtype)
-    seen = dot.key_visible.to(dtype).unsqueeze(1)  # (batch, 1, key)
-    bias = torch.zeros_like(seen) if dot.key_bias is None else dot.key_bias.to(dtype).unsqueeze(1) * seen
+    key = call.key.to(dtype)
+    every = torch.ones(1, keys, dtype=dtype, device=key.device)
+    seen = (every if shown is None else shown.to(dtype)).unsqueeze(1)  # (batch or 1, 1, key)
+    bias = torch.zeros_like(seen) if call.bias is None else call.bias[:, :, 0].to(dtype) * seen
     prior = prior.to(dtype).expand(batch, key_heads, keys)
 
     def over_keys(values: Tensor) -> Tensor:
         """Σ over the keys that each query sees: (batch, key heads, 1, query or 1, …) from (…, key[, dim])."""
         values = values * (seen if values.dim() == 3 else seen.unsqueeze(-1))
-        if dot.causal:
+        if causal:
             return values.cumsum(dim=2)[:, :, keys - queries :].unsqueeze(2)
         return values.sum(dim=2, keepdim=True).unsqueeze(2)
 
@@ -77,6 +58,7 @@ def closed_kl(dot: Dot, log_normalizer: Tensor, prior: Tensor, config: Bayesian)
         return (query * over_keys(values.unsqueeze(-1) * key)).sum(dim=-1)
 
     visible_keys = over_keys(torch.ones_like(prior))
+    sees = (visible_keys > 0).to(dtype)  # a number times booleans would be one of float32
     probabilities = config.posterior == "probabilities"
     if config.family == "weibull":
         alpha = prior.exp()
@@ -84,14 +66,14 @@ def closed_kl(dot: Dot, log_normalizer: Tensor, prior: Tensor, config: Bayesian)
         per_key = per_key + torch.lgamma(1.0 + alpha) - prior + (math.log(config.k) - EULER - 1.0)
         rows = over_keys(per_key) - scores_over_keys(alpha) - over_keys(alpha * bias)
         if probabilities:
-            rows = rows + lse * over_keys(alpha) + config.prior_beta * (visible_keys > 0)
+            rows = rows + lse * over_keys(alpha) + config.prior_beta * sees
         else:
-            rows = rows + config.prior_beta * lse.exp() * (visible_keys > 0)
+            rows = rows + config.prior_beta * lse.exp() * sees
     else:
         # (x_ij + u_j + v_i)² summed over j, with x = scale·q·k, u per key and v per query.
         u = bias - prior - config.sigma**2 / 2.0
         v = -lse if probabilities else torch.zeros_like(lse)
-        squares = _squared_scores(query, key * seen.unsqueeze(-1), dot.causal)
+        squares = _squared_scores(query, key * seen.unsqueeze(-1), causal)
         squares = squares + over_keys(u.square()) + v.square() * visible_keys + 2.0 * scores_over_keys(u)
         squares = squares + 2.0 * v * (scores_over_keys(torch.ones_like(prior)) + over_keys(u))
         constant = math.log(config.prior_sigma / config.sigma) - 0.5
@@ -99,9 +81,12 @@ def closed_kl(dot: Dot, log_normalizer: Tensor, prior: Tensor, config: Bayesian)
         # Divided twice: the square of a published σ₁ (1e15) times another 1e15 would leave float32.
         rows = constant * visible_keys + 0.5 * (squares / config.prior_sigma) / config.prior_sigma
 
-    real = dot.query_real.view(batch, 1, 1, queries)
-    total = rows.masked_fill(~real, 0.0).sum(dim=(1, 2, 3))
-    pairs = (visible_keys[:, :1] * real).expand(-1, 1, 1, queries).sum(dim=(1, 2, 3)) * heads
+    pairs = visible_keys[:, :1]  # (batch, 1, 1, query or 1)
+    if rows_real is not None:
+        real = rows_real.view(batch, 1, 1, queries)
+        rows, pairs = rows.masked_fill(~real, 0.0), pairs * real
+    total = rows.expand(-1, -1, -1, queries).sum(dim=(1, 2, 3))
+    pairs = pairs.expand(-1, 1, 1, queries).sum(dim=(1, 2, 3)) * heads
     return reduce_kl(total, pairs, config)
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from overt import _check
-
-
-def _number(value: Any) -> Any:
-    return value.item()
+from overt.mechanisms.mechanism import Mechanism
 
 
 @dataclass(frozen=True)
-class Bayesian:
+class Bayesian(Mechanism):
     """Attention weights are random: normalised Weibull or Lognormal draws, with a prior that depends on keys.
 
     The variants of the paper are values of these settings: BAM-WC is the default, BAM-WF `prior="fixed"`,
@@ -70,15 +66,9 @@ class Bayesian:
         _check.finite("prior_mu", self.prior_mu)
         _check.whole("d_mid", self.d_mid, 1)
 
-        # Kept as text for operators, which take no objects; numbers may be numpy's or torch's.
-        text = json.dumps({field.name: getattr(self, field.name) for field in fields(self)}, default=_number)
-        object.__setattr__(self, "_settings", text)
-
-    @property
-    def settings(self) -> str:
-        """All settings as JSON."""
-        text: str = self.__dict__["_settings"]
-        return text
+    def loss_weight(self, step: Tensor | None) -> Tensor | float:
+        """λ(t)."""
+        return self.annealing(step)
 
     def annealing(self, step: Tensor | None) -> Tensor | float:
         """λ(t), the weight of the KL at training step t (appendix A)."""

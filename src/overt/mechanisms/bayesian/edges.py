@@ -7,22 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from overt.mechanisms import noise
+from overt.mechanisms import backend, noise
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.bayesian.layer import (
+from overt.mechanisms.bayesian.drawing import draws_sample, noise_keys, wants_kl
+from overt.mechanisms.bayesian.naive import (
     ContextualPrior,
-    draws_sample,
+    cell_kl,
     fixed_parameter,
-    noise_keys,
+    log_noise,
     prior_parameter,
-    wants_kl,
+    reduce_kl,
 )
-from overt.mechanisms.bayesian.naive import cell_kl, kl_numbers, log_noise, reduce_kl
+from overt.mechanisms.bayesian.numbers import kl_numbers
+from overt.mechanisms.call import EdgeCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, loops_for
 from overt.mechanisms.loops import shared
+from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Site
 
 Total = Callable[[Tensor, Tensor, Bayesian], tuple[Tensor, Tensor, Tensor]]
@@ -31,8 +34,8 @@ Total = Callable[[Tensor, Tensor, Bayesian], tuple[Tensor, Tensor, Tensor]]
 def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian, off: str | None = None) -> Tensor:
     """Σ of `cell_kl` over all cells; `off` says why plain operations are asked for, if they are."""
     total = _total_cpu if loops_for(log_mean, "bayesian._kl_numba", off) is not None else None
-    if total is None and (kernels := noise.gpu_kernels(log_mean, off)) is not None:
-        total = kernels.total_kl
+    if total is None and backend.unfit(backend.EDGE_KERNELS, log_mean, off=off) is None:
+        from overt.mechanisms.bayesian.kernels.edges import total_kl as total
     if total is None or _largest_alpha(config) > 1.0 or log_mean.numel() == 0:
         return cell_kl(log_mean, prior, config).sum()
     return _TotalKL.apply(log_mean, prior.expand(log_mean.shape), config, total)  # type: ignore[no-any-return, no-untyped-call]
@@ -98,38 +101,35 @@ class _TotalKL(torch.autograd.Function):
         return gradient * to_mean, gradient * to_prior if ctx.needs_input_grad[1] else None, None, None
 
 
-class BayesianEdgeLayer(nn.Module):
+class BayesianEdgeLayer(MechanismLayer):
     """From edge scores to edge weights: a draw or their mean; leaves the graph's KL in the chain.
 
     A graph is one example. Noise follows an edge by its two ends, so the order of edges does not matter.
     """
 
+    config: Bayesian
+    random = True
+
     def __init__(self, config: Bayesian, site: Site) -> None:
-        super().__init__()
-        self.config, self.site = config, site
+        super().__init__(config, site)
+        self.adds = None if config.prior is None else "KL"
         contextual = config.prior == "contextual"
         self.prior = ContextualPrior(site.head_dim, config.d_mid) if contextual else None
 
-    def forward(
-        self,
-        scores: Tensor,
-        edge_index: Tensor,
-        nodes: int,
-        chain: Chain,
-        key: Tensor,
-        site: Site | None = None,
-    ) -> Tensor:
-        """Weights (edges, heads) that sum to one over the edges into each node, at least float32.
+    def reset_parameters(self) -> None:
+        """Initialise the prior's network by Glorot's rule."""
+        if self.prior is None:
+            return
+        with torch.no_grad():
+            for linear in (self.prior.inner, self.prior.outer):
+                bound = math.sqrt(6.0 / sum(linear.weight.shape))
+                linear.weight.uniform_(-bound, bound)
+                if linear.bias is not None:
+                    linear.bias.zero_()
 
-        Args:
-            scores: Φ, (edges, heads).
-            edge_index: (2, edges), source (the key) and target (the query) of each edge.
-            nodes: number of target nodes.
-            chain: addresses the noise and takes the KL.
-            key: (source nodes, heads, dim), what the contextual prior looks at.
-            site: where the map is this time; the layer's own by default.
-        """
-        site = self.site if site is None else site
+    def weights(self, scores: Tensor, call: EdgeCall, chain: Chain) -> Tensor:  # type: ignore[override]
+        """Weights (edges, heads) of scores Φ, at least float32; those of edges into a node sum to one."""
+        site, edge_index, nodes, key = call.site, call.edge_index, call.nodes, call.key
         self._check(scores, edge_index, key, nodes)
         source, target = edge_index
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -137,7 +137,7 @@ class BayesianEdgeLayer(nn.Module):
             # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
             with torch.autocast(scores.device.type, enabled=False):
                 kl = self._kl(scores, source, target, nodes, key, chain.switched_off)
-            chain.record_kl(site, kl.unsqueeze(0), self.config)
+            chain.add_loss(site, kl.unsqueeze(0), self.config)
         if draws_sample(self, chain):
             if chain.examples.dim() or (chain.sample is not None and chain.sample.dim()):
                 raise ValueError("a graph is one example: examples and sample must each be one number")

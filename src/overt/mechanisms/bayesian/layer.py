@@ -3,170 +3,133 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.mechanisms import noise
 from overt.mechanisms.bayesian._draw_cpu import draw as draw_cpu
 from overt.mechanisms.bayesian._draw_cpu import weibull_kl
-from overt.mechanisms.bayesian.closed import Dot, closed_kl
+from overt.mechanisms.bayesian.chunked import chunked_kl
+from overt.mechanisms.bayesian.closed import closed_kl
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.bayesian.naive import dense_kl, log_noise
+from overt.mechanisms.bayesian.drawing import draws_sample, examples_of, noise_keys, wants_kl
+from overt.mechanisms.bayesian.naive import ContextualPrior, draw, map_kl, prior_of
+from overt.mechanisms.bayesian.numbers import law_of
+from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.maps import log_normalizer, softmax
-from overt.mechanisms.site import KINDS, Site
+from overt.mechanisms.flat import NO_NOISE, Divergence, Drawing
+from overt.mechanisms.maps import log_normalizer
+from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.site import Site
 
 log = logging.getLogger("overt")
+# Of the fused form. Its weights are formed relative to the row's largest score before noise; stronger noise
+# would leave float16.
+LEAST_K, MOST_SIGMA = 1.0, 1.5
+MOST_MIDDLE = 32
 
 
-class ContextualPrior(nn.Module):
-    """The key-dependent prior (section 3.3): Linear → ReLU → Linear → softmax over keys.
-
-    One network for all heads of a layer. The last Linear has no bias, which a softmax would not feel.
-    """
-
-    def __init__(self, head_dim: int, d_mid: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(head_dim, d_mid)
-        self.outer = nn.Linear(d_mid, 1, bias=False)
-
-    def forward(self, key: Tensor) -> Tensor:
-        """Scores of keys before the softmax: (…, dim) → (…)."""
-        return self.outer(F.relu(self.inner(key))).squeeze(-1)  # type: ignore[no-any-return]
-
-
-def prior_parameter(log_psi: Tensor, config: Bayesian) -> Tensor:
-    """log Ψ, the contextual prior's log-softmax, as the prior's parameter: log α or the Lognormal mean."""
-    official = config.preset == "official"
-    if config.family == "weibull":
-        return log_psi + math.log(config.prior_beta) if official else log_psi
-    return log_psi if official else log_psi.exp()
-
-
-def fixed_parameter(config: Bayesian) -> float:
-    """The fixed prior's parameter: log α or the Lognormal mean."""
-    return math.log(config.prior_alpha) if config.family == "weibull" else config.prior_mu
-
-
-class BayesianLayer(nn.Module):
+class BayesianLayer(MechanismLayer):
     """From logits Φ to weights: a draw or their mean; leaves the KL in the chain."""
 
+    config: Bayesian
+    random = True
+
     def __init__(self, config: Bayesian, site: Site) -> None:
-        super().__init__()
-        self.config, self.site = config, site
+        super().__init__(config, site)
+        self._law = law_of(config)
+        self.adds = None if config.prior is None else "KL"
         contextual = config.prior == "contextual"
         self.prior = ContextualPrior(site.head_dim, config.d_mid) if contextual else None
 
-    def forward(
-        self,
-        logits: Tensor,
-        visible: Tensor,
-        chain: Chain,
-        key: Tensor,
-        dot: Dot | None = None,
-        first_row: int = 0,
-        site: Site | None = None,
-    ) -> Tensor:
-        """Weights, (batch, heads, query, key), at least float32.
-
-        Args:
-            logits: Φ, (batch, heads, query, key).
-            visible: boolean, broadcasts to `logits`.
-            chain: addresses the noise and takes the KL.
-            key: (batch, key heads, key, dim), what the contextual prior looks at.
-            dot: given when Φ is a plain dot product; allows the KL's closed form.
-            first_row: absolute position of the first query row.
-            site: where the map is this time; the layer's own by default.
-        """
-        site = self.site if site is None else site
+    def weights(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
+        """Weights, (batch, heads, query, key), at least float32, of logits Φ."""
+        visible, off = call.visible(), chain.switched_off
         wanted, lse, weights = wants_kl(self, self.config, chain), None, None
         if draws_sample(self, chain):
-            keys = noise_keys(site, chain).to(logits.device)
+            keys = noise_keys(call.site, chain).to(logits.device)
             if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
                 raise ValueError(
                     "sample must be one number or one for each of the batch's "
                     f"{logits.shape[0]} examples, got {keys.shape[0]}"
                 )
-            examples = _examples(logits, chain)
-            off = chain.switched_off
-            drawn = draw_cpu(logits, visible, keys, examples, first_row, self.config, wanted, off)
+            examples, row = examples_of(logits, chain), call.first_row
+            drawn = draw_cpu(logits, visible, keys, examples, row, self.config, wanted, off)
             if drawn is None:
                 _, heads, rows, columns = logits.shape
-                unit = noise.uniform(keys, examples, heads, rows, columns, first_row, off)
-                weights = softmax(logits + log_noise(unit, self.config), visible)
+                unit = noise.uniform(keys, examples, heads, rows, columns, row, off)
+                weights = draw(logits, visible, unit, self.config)
             else:
                 weights, lse = drawn
         if wanted:
-            chain.record_kl(site, self._kl(logits, visible, key, dot, lse), self.config)
-        return softmax(logits, visible) if weights is None else weights
+            kl = self._kl(logits, visible, call, lse, off)
+            self.leave_kl(chain, call.site, kl)
+        return draw(logits, visible, None, self.config) if weights is None else weights
+
+    def drawing(self, chain: Chain) -> Drawing:
+        """What kernels are to draw in a pass, and the KL that they are to take."""
+        law, divergence = self._law, Divergence()
+        if wants_kl(self, self.config, chain):
+            divergence = law.divergence
+            if self.prior is not None:
+                network = self.prior.inner.weight, self.prior.inner.bias, self.prior.outer.weight
+                inner, bias, outer = (x if x.is_contiguous() else x.contiguous() for x in network)
+                divergence = divergence._replace(inner=inner, bias=bias, outer=outer)
+        family = law.family if draws_sample(self, chain) else NO_NOISE
+        return Drawing(family, law.number, divergence, law.averaged)
+
+    def leave_kl(self, chain: Chain, site: Site, kl: Tensor) -> None:
+        """Hand the KL of a pass per example, (batch,), to its chain."""
+        chain.add_loss(site, kl, self.config)
 
     def _kl(
-        self, logits: Tensor, visible: Tensor, key: Tensor, dot: Dot | None, lse: Tensor | None
+        self, logits: Tensor, visible: Tensor, call: AttentionCall, lse: Tensor | None, off: str | None
     ) -> Tensor:
         # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            prior = self._prior_parameter(logits, visible, key)
-            if dot is not None:
+            prior = prior_of(self.prior, call.keys_of_prior.to(logits.dtype), visible, self.config)
+            heads = prior.repeat_interleave(logits.shape[1] // prior.shape[1], dim=1)
+            if off is not None:
+                return map_kl(logits, visible, heads, self.config)
+            if call.is_dot():
                 lse = log_normalizer(logits, visible) if lse is None else lse
-                return closed_kl(dot, lse, prior, self.config)
+                return closed_kl(call, lse, prior, self.config)
             if not torch.compiler.is_compiling():
                 log.debug("%s %d: dense KL, the map is not a plain dot product", *self.site.place)
-            heads = prior.repeat_interleave(logits.shape[1] // prior.shape[1], dim=1)
             if lse is not None and self.config.family == "weibull":
                 return weibull_kl(logits, visible, lse, heads, self.config)
-            return dense_kl(logits, visible, heads, self.config)
+            return chunked_kl(logits, visible, heads, self.config)
 
-    def _prior_parameter(self, logits: Tensor, visible: Tensor, key: Tensor) -> Tensor:
-        """(batch, key heads, key), or one number as (1, 1, 1) where the prior is fixed."""
-        if self.prior is None:
-            return logits.new_full((1, 1, 1), fixed_parameter(self.config))
-        # A key is padding if no query sees it; a causal mask hides none from all.
-        known = visible.expand(logits.shape[0], -1, -1, -1).any(dim=2).any(dim=1).unsqueeze(1)
-        scores = self.prior(key.to(self.prior.inner.weight.dtype)).to(logits.dtype)
-        log_psi = F.log_softmax(scores.masked_fill(~known, torch.finfo(scores.dtype).min), dim=-1)
-        return prior_parameter(log_psi.masked_fill(~known, 0.0), self.config)
+    def unfit(self, call: AttentionCall) -> str | None:
+        """Why it is not for the kernels; None if it is."""
+        config, prior, device = self.config, self.prior, call.query.device
+        if prior is not None:
+            if not type(prior.inner) is type(prior.outer) is nn.Linear or prior.inner.bias is None:
+                return "the prior's network has been wrapped or replaced"
+            if prior.inner.weight.device != device or prior.outer.weight.device != device:
+                return f"the prior's weights lie on {prior.inner.weight.device}, queries on {device}"
+            if call.prior_key is not None:
+                return "the prior reads other keys than the scores"
+        if config.family == "weibull" and config.k < LEAST_K:
+            return f"kernels take k from {LEAST_K}, got {config.k}"
+        if config.family == "lognormal" and config.sigma > MOST_SIGMA:
+            return f"kernels take sigma up to {MOST_SIGMA}, got {config.sigma}"
+        if config.prior == "contextual" and config.d_mid > MOST_MIDDLE:
+            return f"kernels take d_mid up to {MOST_MIDDLE}, got {config.d_mid}"
+        if config.prior == "contextual" and config.preset == "official" and config.prior_beta > 1.0:
+            return f'kernels take prior_beta up to 1 with preset="official", got {config.prior_beta}'
+        return None
+
+    def describe(self) -> dict[str, str]:
+        """Family, spread and prior."""
+        config = self.config
+        shape = f"k={config.k:g}" if config.family == "weibull" else f"sigma={config.sigma:g}"
+        return {"Bayesian": f"{config.family} {shape}, {config.prior or 'no'} prior"}
 
     def extra_repr(self) -> str:
         """Effective settings, for `print(model)`."""
         config = self.config
         shape = f"k={config.k}" if config.family == "weibull" else f"sigma={config.sigma}"
         return f"{self.site.kind} {self.site.layer}, {config.family}, {shape}, prior={config.prior}"
-
-
-def wants_kl(layer: nn.Module, config: Bayesian, chain: Chain) -> bool:
-    """Whether the KL is to be computed.
-
-    Not for rows in pieces, unless asked: the prior is over the keys known so far, another one at each step.
-    """
-    asked = layer.training and not chain.keep if chain.wants_kl is None else chain.wants_kl
-    return asked and config.prior is not None
-
-
-def draws_sample(layer: nn.Module, chain: Chain) -> bool:
-    """Whether weights are drawn (training, or a sample asked for) or are the mean."""
-    return layer.training or chain.sample is not None
-
-
-def noise_keys(site: Site, chain: Chain) -> Tensor:
-    """The noise's keys at a site: (2,), or (batch, 2) where each example has a sample number of its own."""
-    if chain.step is None:
-        raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
-    sample = chain.step.new_zeros(()) if chain.sample is None else chain.sample
-    step = chain.step.to(sample.device)
-    seed, kind = chain.seed.to(sample.device), KINDS.index(site.kind)
-    return noise.stream(seed, step, site.layer, sample, kind, chain.switched_off)
-
-
-def _examples(logits: Tensor, chain: Chain) -> Tensor:
-    examples = chain.examples.to(logits.device)
-    if examples.dim() == 0:
-        return examples + torch.arange(logits.shape[0], device=logits.device)
-    if examples.shape != logits.shape[:1]:
-        raise ValueError(
-            f"examples must number the batch's {logits.shape[0]} examples, got shape {tuple(examples.shape)}"
-        )
-    return examples

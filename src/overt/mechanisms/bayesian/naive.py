@@ -1,7 +1,9 @@
-"""Bayesian Attention in plain operations: sampled weights and the KL, cell by cell.
+"""Bayesian Attention in plain operations, from scores to weights and KL: the definition, in one sitting.
 
 Everything is in log space. With E[S] = exp(Φ), normalised Weibull draws are softmax(Φ + log(−log(1−ε))/k) and
 normalised Lognormal ones softmax(Φ + σ·ε); the constants Γ(1 + 1/k) and σ²/2 cancel in the normalisation.
+Maps are (batch, heads, query, key); `visible` is boolean and broadcasts to them. `attention` puts the pieces
+together, and every faster form is held against them.
 """
 
 from __future__ import annotations
@@ -9,30 +11,65 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.maps import log_normalizer
+from overt.mechanisms.maps import log_normalizer, softmax
+from overt.mechanisms.special import EULER
 
-EULER = 0.5772156649015329
-# log Γ(1 + x) on [0, 1] as a polynomial in x − ½, the lowest power first: the Chebyshev interpolant of degree
-# 11, good to 1e-7 with its derivative.
-LOG_GAMMA = (
-    -1.207822377e-01,
-    3.648997404e-02,
-    4.674011300e-01,
-    -1.381327924e-01,
-    5.871074939e-02,
-    -2.895123240e-02,
-    1.545865239e-02,
-    -8.636894232e-03,
-    4.791802372e-03,
-    -2.813723488e-03,
-    2.328442472e-03,
-    -1.414425131e-03,
-)
-# Cells of a map whose KL is formed at once: bounds the forward pass's temporaries, not the result.
-CELLS_AT_ONCE = 2**24
+# --- The prior (section 3.3) ---
+
+
+class ContextualPrior(nn.Module):
+    """The key-dependent prior: Linear → ReLU → Linear → softmax over keys.
+
+    One network for all heads of a layer. The last Linear has no bias, which a softmax would not feel.
+    """
+
+    def __init__(self, head_dim: int, d_mid: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(head_dim, d_mid)
+        self.outer = nn.Linear(d_mid, 1, bias=False)
+
+    def forward(self, key: Tensor) -> Tensor:
+        """Scores of keys before the softmax: (…, dim) → (…)."""
+        return self.outer(F.relu(self.inner(key))).squeeze(-1)  # type: ignore[no-any-return]
+
+
+def prior_of(network: ContextualPrior | None, key: Tensor, visible: Tensor, config: Bayesian) -> Tensor:
+    """The prior's parameter, log α or the Lognormal mean: (batch, key heads, key), (1, 1, 1) of a fixed one.
+
+    A key is padding if no query sees it; a causal mask hides none from all.
+
+    Args:
+        network: of the contextual prior; None for the fixed one.
+        key: (batch, key heads, key, dim), in the dtype that comes out.
+        visible: boolean, broadcasts to the map.
+        config: family and prior.
+    """
+    if network is None:
+        return key.new_full((1, 1, 1), fixed_parameter(config))
+    known = visible.expand(key.shape[0], -1, -1, -1).any(dim=2).any(dim=1).unsqueeze(1)  # (batch, 1, key)
+    scores = network(key.to(network.inner.weight.dtype)).to(key.dtype)  # (batch, key heads, key)
+    log_psi = F.log_softmax(scores.masked_fill(~known, torch.finfo(scores.dtype).min), dim=-1)
+    return prior_parameter(log_psi.masked_fill(~known, 0.0), config)
+
+
+def prior_parameter(log_psi: Tensor, config: Bayesian) -> Tensor:
+    """log Ψ, the contextual prior's log-softmax, as the prior's parameter: log α or the Lognormal mean."""
+    official = config.preset == "official"
+    if config.family == "weibull":
+        return log_psi + math.log(config.prior_beta) if official else log_psi
+    return log_psi if official else log_psi.exp()
+
+
+def fixed_parameter(config: Bayesian) -> float:
+    """The fixed prior's parameter: log α or the Lognormal mean."""
+    return math.log(config.prior_alpha) if config.family == "weibull" else config.prior_mu
+
+
+# --- The draw and the weights (section 3.1) ---
 
 
 def log_noise(unit: Tensor, config: Bayesian) -> Tensor:
@@ -40,6 +77,14 @@ def log_noise(unit: Tensor, config: Bayesian) -> Tensor:
     if config.family == "weibull":
         return torch.log(-torch.log1p(-unit)) / config.k
     return torch.erfinv(2.0 * unit - 1.0) * (math.sqrt(2.0) * config.sigma)
+
+
+def draw(logits: Tensor, visible: Tensor, unit: Tensor | None, config: Bayesian) -> Tensor:
+    """Normalised weights: drawn by uniform numbers on the open unit interval, or of the mean without any."""
+    return softmax(logits if unit is None else logits + log_noise(unit, config), visible)
+
+
+# --- The KL (section 3.2) ---
 
 
 def weibull_gamma_kl(log_mean: Tensor, k: float, log_alpha: Tensor, beta: float) -> Tensor:
@@ -67,19 +112,20 @@ def cell_kl(log_mean: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
     return lognormal_kl(log_mean, config.sigma, prior, config.prior_sigma)
 
 
-def kl_numbers(config: Bayesian) -> tuple[float, float, float]:
-    """What the family's KL of a cell is made of beside the cell's own values, for compiled sums.
+def total_kl(logits: Tensor, visible: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
+    """Σ of the KL over visible (query, key) pairs and all heads, per example, (batch,).
 
-    Weibull: what α is multiplied by beside −log_mean, what every cell has, and the prior's rate. Lognormal:
-    σ²/2, 1 over the prior's spread, and what every cell has.
+    Args:
+        logits: Φ, (batch, heads, query, key).
+        visible: boolean, of the same shape.
+        prior: (batch, heads, key) or broadcasting to it; see `cell_kl`.
+        config: family and posterior.
     """
-    if config.family == "weibull":
-        k, beta = config.k, config.prior_beta
-        slope = EULER / k - math.log(beta) + math.lgamma(1.0 + 1.0 / k)
-        return slope, math.log(k) - EULER - 1.0, beta
-    sigma, prior_sigma = config.sigma, config.prior_sigma
-    base = math.log(prior_sigma / sigma) + 0.5 * (sigma / prior_sigma) ** 2 - 0.5
-    return sigma**2 / 2.0, 1.0 / prior_sigma, base
+    log_mean = logits.masked_fill(~visible, 0.0)  # hidden logits may be −inf, whose square has no gradient
+    if config.posterior == "probabilities":
+        log_mean = log_mean - log_normalizer(log_mean, visible).unsqueeze(-1)
+    cells = cell_kl(log_mean, prior.unsqueeze(-2), config)
+    return cells.masked_fill(~visible, 0.0).sum(dim=(1, 2, 3))
 
 
 def reduce_kl(total: Tensor, cells: Tensor, config: Bayesian) -> Tensor:
@@ -87,36 +133,31 @@ def reduce_kl(total: Tensor, cells: Tensor, config: Bayesian) -> Tensor:
     return total if config.kl_reduction == "sum" else total / cells.clamp(min=1)
 
 
-def dense_kl(
-    logits: Tensor, visible: Tensor, prior: Tensor, config: Bayesian, cells_at_once: int = CELLS_AT_ONCE
-) -> Tensor:
-    """KL of a whole map per example, (batch,), over visible (query, key) pairs and all heads.
+def map_kl(logits: Tensor, visible: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
+    """KL of a whole map per example, (batch,), at least float32; arguments as for `total_kl`."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    visible = visible.expand(logits.shape)
+    return reduce_kl(total_kl(logits, visible, prior, config), visible.sum(dim=(1, 2, 3)), config)
+
+
+def attention(
+    logits: Tensor,
+    visible: Tensor,
+    key: Tensor,
+    network: ContextualPrior | None,
+    unit: Tensor | None,
+    config: Bayesian,
+) -> tuple[Tensor, Tensor]:
+    """The whole definition: scores → weights (batch, heads, query, key), and the KL per example, (batch,).
 
     Args:
         logits: Φ, (batch, heads, query, key).
         visible: boolean, broadcasts to `logits`.
-        prior: (batch, heads, key) or broadcasting to it; see `cell_kl`.
-        config: family, posterior and reduction.
-        cells_at_once: rows are taken in chunks of about this many cells.
+        key: (batch, key heads, key, dim), what the contextual prior looks at.
+        network: of the contextual prior; None for the fixed one.
+        unit: uniform draws on the open unit interval, of the map's shape; None for the mean of the weights.
+        config: the settings.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    visible = visible.expand(logits.shape)
-    batch, heads, queries, keys = logits.shape
-
-    def total_of(part: Tensor, seen: Tensor) -> Tensor:
-        # Hidden logits may be −inf, whose square has no gradient.
-        log_mean = part.masked_fill(~seen, 0.0)
-        if config.posterior == "probabilities":
-            log_mean = log_mean - log_normalizer(log_mean, seen).unsqueeze(-1)
-        cells = cell_kl(log_mean, prior.unsqueeze(-2), config)
-        return cells.masked_fill(~seen, 0.0).sum(dim=(1, 2, 3))
-
-    # A compiler fuses the temporaries away by itself, and would unroll the loop anew for each length.
-    if torch.compiler.is_compiling() or logits.numel() <= cells_at_once:
-        total = total_of(logits, visible)
-    else:
-        rows = max(1, cells_at_once // max(1, batch * heads * keys))
-        total = logits.new_zeros(batch)
-        for start in range(0, queries, rows):
-            total = total + total_of(logits[:, :, start : start + rows], visible[:, :, start : start + rows])
-    return reduce_kl(total, visible.sum(dim=(1, 2, 3)), config)
+    prior = prior_of(network, key, visible, config)
+    prior = prior.repeat_interleave(logits.shape[1] // prior.shape[1], dim=1)  # (batch, heads, key)
+    return draw(logits, visible, unit, config), map_kl(logits, visible, prior, config)

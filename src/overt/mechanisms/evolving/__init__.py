@@ -1,7 +1,15 @@
 """Evolving Attention (Wang et al. 2021): maps that start from the previous layer's."""
 
 from overt.mechanisms.evolving.config import Evolving
+from overt.mechanisms.evolving.edges import EvolvingEdgeLayer
+from overt.mechanisms.evolving.fused import FORMS
 from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.evolving.naive import evolve
+from overt.mechanisms.fused import register_fused
+from overt.mechanisms.mechanism import register_mechanism
 
-__all__ = ["Evolving", "EvolvingLayer", "evolve"]
+__all__ = ["Evolving", "EvolvingEdgeLayer", "EvolvingLayer", "evolve"]
+
+register_mechanism(Evolving, EvolvingLayer, EvolvingEdgeLayer)
+for form in FORMS:
+    register_fused(form)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overt import _check
+from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.site import Site
 
 
 @dataclass(frozen=True)
-class Evolving:
+class Evolving(Mechanism):
     """A layer's map starts from the previous layer's and is refined by a convolution over all heads' maps.
 
     Equation 4: input = α·previous + (1 − α)·current; evolved = β·ReLU(conv(input)) + (1 − β)·input.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from overt.mechanisms.call import EdgeCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving.config import Evolving
-from overt.mechanisms.evolving.layer import ramp
 from overt.mechanisms.evolving.naive import mix
+from overt.mechanisms.evolving.ramp import ramp
+from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Site
 
 
-class EvolvingEdgeLayer(nn.Module):
+class EvolvingEdgeLayer(MechanismLayer):
     """A layer's edge scores start from those of the layer below: the first line of equation 4, per edge.
 
     The convolution has no place here. Its window takes in the cells beside a cell, and on a graph neither
@@ -20,33 +22,28 @@ class EvolvingEdgeLayer(nn.Module):
     accident of their numbering.
     """
 
+    config: Evolving
+    reads_below = True
+
     def __init__(self, config: Evolving, site: Site) -> None:
-        super().__init__()
+        super().__init__(config, site)
         if config.beta != 0.0:
             raise ValueError(
                 "beta must be 0 on graphs, where nodes have no order and a map no neighbouring cells to "
                 f"convolve: Evolving(beta=0) or Evolving.realformer() would do, got beta={config.beta}"
             )
-        self.config, self.site = config, site
 
-    def forward(self, scores: Tensor, edge_index: Tensor, chain: Chain, site: Site | None = None) -> Tensor:
-        """Evolved scores (edges, heads); leaves them in the chain.
-
-        Args:
-            scores: the layer's own, (edges, heads).
-            edge_index: (2, edges); the layer below must have had the same.
-            chain: what the layer below left.
-            site: where the map is this time; the layer's own by default.
-        """
-        site = self.site if site is None else site
-        previous = None if site.layer == 0 else chain.previous(site)
+    def refine(self, scores: Tensor, call: EdgeCall, chain: Chain) -> Tensor:  # type: ignore[override]
+        """Evolved scores (edges, heads), left in the chain; the layer below must have had the same edges."""
+        site, edge_index = call.site, call.edge_index
+        previous = None if site.layer == 0 else chain.previous(site, self.name)
         if previous is not None:
             self._check(previous, scores, edge_index, chain, site)
         grown = ramp(self.config, chain, self.training, scores.device)
         alpha = self.config.alpha if grown is None else self.config.alpha * grown
         visible = torch.ones((), dtype=torch.bool, device=scores.device)
         evolved = mix(scores, previous, visible, alpha, add=self.config.skip == "add")
-        chain.carry(site, evolved)
+        chain.carry(site, self.name, evolved)
         chain.edges[site.place] = edge_index
         return evolved
 

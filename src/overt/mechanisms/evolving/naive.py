@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overt import _check
-from overt.mechanisms.maps import HIDDEN, check_map, check_visible
+from overt.mechanisms.maps import HIDDEN, check_map, check_visible, stacked
 from overt.mechanisms.site import KINDS, Kind
 
 
@@ -63,18 +63,6 @@ def mix(
     return torch.where(carried & visible, mixed, current)
 
 
-def join(kept: Tensor | None, mixed: Tensor) -> Tensor:
-    """Rows kept from an earlier piece on top of these; columns that did not exist then are zero, hidden."""
-    if kept is None:
-        return mixed
-    if kept.shape[:2] != mixed.shape[:2] or kept.shape[-1] > mixed.shape[-1]:
-        raise ValueError(
-            f"kept rows of shape {tuple(kept.shape)} do not go on top of {tuple(mixed.shape)}: "
-            "make a fresh Chain for each sequence"
-        )
-    return torch.cat([F.pad(kept, (0, mixed.shape[-1] - kept.shape[-1])), mixed], dim=-2)
-
-
 def check_weight(weight: Tensor, mixed: Tensor) -> None:
     """Refuse a convolution that does not fit the heads of a map."""
     if weight.dim() != 4 or weight.shape[:2] != (mixed.shape[1], mixed.shape[1]):
@@ -98,7 +86,7 @@ def convolve(mixed: Tensor, weight: Tensor, bias: Tensor, kind: Kind, kept: Tens
     check_weight(weight, mixed)
     left, right, above, below = reach(kind, weight.shape[-1])
     above -= 0 if kept is None else kept.shape[-2]
-    image = F.pad(join(kept, mixed), (left, right, above, below))
+    image = F.pad(stacked(kept, mixed), (left, right, above, below))
     return F.relu(F.conv2d(image, weight.to(image.dtype), bias.to(image.dtype)))
 
 

@@ -188,12 +188,12 @@ def uniform_edges(
 
 
 def gpu_kernels(values: Tensor, off: str | None = None) -> ModuleType | None:
-    """The kernels on edges where they apply (`backend.unfit`), else None."""
+    """The kernels of the noise on edges where they apply (`backend.unfit`), else None."""
     if unfit(EDGE_KERNELS, values, off=off) is not None:
         return None
-    from overt.mechanisms.bayesian import _edges_triton
+    from overt.mechanisms.kernels import edges
 
-    return _edges_triton
+    return edges
 
 
 def _edges_definition(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:

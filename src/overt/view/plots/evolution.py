@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.trace.trace import PARTS
 from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, label_rim, mesh, scaled
 from overt.view.plots.sheet import Sheet
@@ -15,15 +14,17 @@ from overt.view.plots.style import SIZE, SMALL, bare, side, title
 
 def draw(sheet: Sheet, asked: Asked) -> None:
     """Parts as rows, layers as columns; of one layer, parts side by side."""
-    if not any(name in asked.trace.parts for name in PARTS):
+    # Those of a decoder's encoder and cross-attention have prefixes; the map in use comes last.
+    parts = [name for name in asked.trace.parts if " " not in name]
+    if not parts:
         raise ValueError("evolution needs the parts of an evolving model's maps: overt.trace(…, parts=True)")
     layers, words = asked.layers, asked.query_words
-    cells = {(part, layer): _cells(asked, part, layer) for part in PARTS for layer in layers}
+    cells = {(part, layer): _cells(asked, part, layer) for part in parts for layer in layers}
     kept = [one for one in cells.values() if one is not None]
     scale = scaled(kept)
     single = len(layers) == 1
-    rows: list[Any] = layers if single else list(PARTS)
-    across: list[Any] = list(PARTS) if single else layers
+    rows: list[Any] = layers if single else list(parts)
+    across: list[Any] = list(parts) if single else layers
     grid = sheet.equal_grid(len(rows), len(across))
     made: Any = None
     for y, row in enumerate(rows):

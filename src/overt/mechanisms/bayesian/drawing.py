@@ -1,0 +1,47 @@
+"""When weights are drawn, when the KL is wanted, and which noise falls where; on maps and on edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from overt.mechanisms import noise
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.site import KINDS, Site
+
+
+def wants_kl(layer: nn.Module, config: Bayesian, chain: Chain) -> bool:
+    """Whether the KL is to be computed.
+
+    Not for rows in pieces, unless asked: the prior is over the keys known so far, another one at each step.
+    """
+    asked = layer.training and not chain.keep if chain.wants_kl is None else chain.wants_kl
+    return asked and config.prior is not None
+
+
+def draws_sample(layer: nn.Module, chain: Chain) -> bool:
+    """Whether weights are drawn (training, or a sample asked for) or are the mean."""
+    return layer.training or chain.sample is not None
+
+
+def noise_keys(site: Site, chain: Chain) -> Tensor:
+    """The noise's keys at a site: (2,), or (batch, 2) where each example has a sample number of its own."""
+    if chain.step is None:
+        raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
+    sample = chain.step.new_zeros(()) if chain.sample is None else chain.sample
+    step = chain.step.to(sample.device)
+    seed, kind = chain.seed.to(sample.device), KINDS.index(site.kind)
+    return noise.stream(seed, step, site.layer, sample, kind, chain.switched_off)
+
+
+def examples_of(logits: Tensor, chain: Chain) -> Tensor:
+    """Global number of each example, (batch,)."""
+    examples = chain.examples.to(logits.device)
+    if examples.dim() == 0:
+        return examples + torch.arange(logits.shape[0], device=logits.device)
+    if examples.shape != logits.shape[:1]:
+        raise ValueError(
+            f"examples must number the batch's {logits.shape[0]} examples, got shape {tuple(examples.shape)}"
+        )
+    return examples

@@ -1,0 +1,133 @@
+"""One call of one attention, in one immutable object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from overt.mechanisms.seen import Seen
+from overt.mechanisms.site import Site
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """What one attention is asked to do.
+
+    Logits are `scale`·query·key, or come ready in `logits`; `bias` is added to either. A cell of the map is
+    visible where `seen` shows it and `mask`, if there is one, shows it too.
+
+    Attributes:
+        site: where the map is.
+        query: (batch, heads, query, dim).
+        key: (batch, key heads, key, dim).
+        value: (batch, key heads, key, value dim).
+        scale: of the products.
+        logits: (batch, heads, query, key), made otherwise than by scaled products: additive scores, softcaps.
+        prior_key: (batch, key heads, key, prior dim), the keys that a prior reads; None for `key`.
+        seen: padding and causality.
+        mask: boolean, broadcasts to the map, what hides more than `seen`; None where nothing does.
+        bias: broadcasts to the map, added to the logits; one of shape (batch or 1, 1, 1, key) is a bias per
+            key, for which the KL has a closed form.
+        first_row: absolute position of the first query row (`Chain.first_row`).
+        dropout: probability of dropping a weight; 0 in evaluation.
+        scale_products: whether products are scaled, as transformers does, or queries before them, as torch
+            does; in half precision the two round otherwise.
+        dtype: what logits are brought to if theirs is less; None leaves them.
+    """
+
+    site: Site
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float = 1.0
+    logits: Tensor | None = None
+    prior_key: Tensor | None = None
+    seen: Seen = field(default_factory=Seen)
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    first_row: int = 0
+    dropout: float = 0.0
+    scale_products: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, query, key), the map's."""
+        if self.logits is not None:
+            batch, heads, queries, keys = self.logits.shape
+            return batch, heads, queries, keys
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, self.key.shape[2]
+
+    @property
+    def keys_of_prior(self) -> Tensor:
+        """(batch, key heads, key, prior dim), the keys that a prior reads."""
+        return self.key if self.prior_key is None else self.prior_key
+
+    def scores(self) -> Tensor:
+        """The logits, (batch, heads, query, key); hidden cells hold anything."""
+        logits = self.logits
+        if logits is None:
+            key = repeat_heads(self.key, self.query.shape[1]).mT
+            scaled = self.scale_products
+            logits = self.query @ key * self.scale if scaled else (self.query * self.scale) @ key
+        if self.dtype is not None:
+            logits = logits.to(torch.promote_types(logits.dtype, self.dtype))
+        return logits if self.bias is None else logits + self.bias
+
+    def visible(self) -> Tensor:
+        """Boolean, broadcasts to the map: the key may be seen, and the query is not padding."""
+        _, _, queries, keys = self.shape
+        shown = self.seen.dense(queries, keys, self.query.device)
+        if shown is not None:
+            return shown if self.mask is None else shown & self.mask
+        if self.mask is not None:
+            return self.mask
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.query.device)
+
+    def shows_all(self) -> bool:
+        """Whether no cell is hidden, as far as one can tell without looking at values."""
+        seen = self.seen
+        return self.mask is None and seen.key_visible is None and seen.query_real is None and not seen.causal
+
+    def why_not_products(self) -> str | None:
+        """What logits or masks have beyond products, padding and causality; None if nothing."""
+        if self.logits is not None:
+            return "logits are more than plain products"
+        if self.bias is not None or self.mask is not None:
+            return "masks are more than padding and causality"
+        return None
+
+    def is_dot(self) -> bool:
+        """Whether Φ_ij = scale·q_i·k_j + b_j under padding and causality, of which a KL has a closed form."""
+        if self.logits is not None or self.mask is not None:
+            return False
+        return self.bias is None or (self.bias.dim() == 4 and self.bias.shape[1:3] == (1, 1))
+
+    def with_logits(self, logits: Tensor) -> AttentionCall:
+        """The call with these logits, whatever made them, in place of its own and its bias."""
+        return replace(self, logits=logits, bias=None)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCall:
+    """What one graph attention is asked to do, on an edge list.
+
+    Attributes:
+        site: where the map is.
+        edge_index: (2, edges), source (the key) and target (the query) of each edge.
+        nodes: number of target nodes.
+        key: (source nodes, heads, dim), what a prior looks at.
+    """
+
+    site: Site
+    edge_index: Tensor
+    nodes: int
+    key: Tensor
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, key heads, key, dim) → (batch, heads, key, dim), each key head serving a group of queries'."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,0 +1,25 @@
+"""Evolving Attention's maps as GPU kernels, forwards and backwards; `evolving.naive` has the definition.
+
+`maps` says how a map lies in memory, `mixing` forms the mixed map, `convolving` convolves it, and `weights`
+makes the gradients of the convolution's weights. Importing this package imports triton.
+"""
+
+from overt.mechanisms.evolving.kernels.convolving import convolvable, convolve, convolve_to_mixed
+from overt.mechanisms.evolving.kernels.maps import ALIGNED, as_padded, is_padded, padded, row_length, whole
+from overt.mechanisms.evolving.kernels.mixing import mix, mix_backward
+from overt.mechanisms.evolving.kernels.weights import convolve_to_weight
+
+__all__ = [
+    "ALIGNED",
+    "as_padded",
+    "convolvable",
+    "convolve",
+    "convolve_to_mixed",
+    "convolve_to_weight",
+    "is_padded",
+    "mix",
+    "mix_backward",
+    "padded",
+    "row_length",
+    "whole",
+]

@@ -1,0 +1,197 @@
+"""The host's side of the attention passes: what they leave, how large tiles are, and what a launch is for.
+
+`attend_forward` goes from scores to outputs, `attend_backward` back where scores are products of queries and
+keys, and `attend_map_backward` where they are an evolved map.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.mechanisms.flat import NO_NOISE, Divergence, Masks, Noise, signed
+from overt.mechanisms.kernels.launch import INTERPRETED, power_of_two
+
+Shape = tuple[int, ...]
+NO_MASKS, NO_DIVERGENCE = Masks(), Divergence()
+
+
+class Attended(NamedTuple):
+    """What a forward pass leaves.
+
+    Attributes:
+        out: (batch, heads, query, dim), or (samples, batch, heads, query, dim).
+        rows: float32 (1 or 3, batch, heads, query): the drawn weights' log-sum-exp in units of log 2, up to a
+            constant, +inf for queries that see no key; and for the KL log Σ exp Φ over visible keys, and the
+            derivative of the row's KL by it.
+        kl: float32 (batch, heads, blocks of rows), sums over each block's rows.
+    """
+
+    out: Tensor
+    rows: Tensor
+    kl: Tensor
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """How tensor cores multiply float32: as exactly as torch is asked to."""
+    if dtype != torch.float32:
+        return "tf32"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def heads_last(like: Tensor, *shape: int) -> Tensor:
+    """An empty (batch, heads, sequence, dim) tensor whose memory has heads beside dim, as models want it."""
+    return torch.empty_strided(shape, heads_last_strides(shape), dtype=like.dtype, device=like.device)
+
+
+def heads_last_strides(shape: Shape) -> Shape:
+    """Strides of `heads_last`."""
+    heads, length, width = shape[-3:]
+    one = heads * length * width
+    strides = one, width, heads * width, 1
+    return strides if len(shape) == 4 else (shape[1] * one, *strides)
+
+
+def given_or(tensor: Tensor | None, spare: Tensor) -> Tensor:
+    """A pointer has to be given where none is used."""
+    return spare if tensor is None else tensor
+
+
+def bytes_of(mask: Tensor | None, spare: Tensor) -> Tensor:
+    """A boolean mask as kernels read it."""
+    return spare if mask is None else mask.contiguous().view(torch.uint8)
+
+
+def rows_whole(tensor: Tensor) -> Tensor:
+    """The tensor with its last axis contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def address_of(noise: Noise, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Step, sample and examples, or something in their place."""
+    return given_or(noise.step, spare), given_or(noise.sample, spare), given_or(noise.examples, spare)
+
+
+class Tiles(NamedTuple):
+    """How a program is cut.
+
+    Attributes:
+        rows: queries of a tile.
+        columns: keys of a tile.
+        warps: of a program.
+        stages: of its pipelines.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# By pass, the sizes that were the fastest on an H200: for narrow heads in half precision, and for others.
+_SMALL = {
+    "forward": Tiles(64, 128, 4, 3),
+    "forward, map": Tiles(64, 64, 4, 3),
+    "queries": Tiles(64, 128, 4, 2),
+    "keys": Tiles(64, 64, 4, 1),
+    "map": Tiles(128, 128, 8, 2),
+    "map, drawn": Tiles(64, 64, 4, 2),
+}
+_LARGE = {
+    "forward": Tiles(64, 64, 4, 2),
+    "forward, map": Tiles(64, 64, 4, 2),
+    "queries": Tiles(64, 64, 8, 1),
+    "keys": Tiles(64, 64, 8, 1),
+    "map": Tiles(32, 128, 4, 2),
+    "map, drawn": Tiles(32, 64, 4, 2),
+}
+
+
+class Form(NamedTuple):
+    """What of a call, beside shapes, decides which kernel runs, and with which integers.
+
+    Attributes:
+        dtype: of queries, keys and values.
+        precision: of float32 products.
+        noise: family of the draw.
+        sources: where step, sample and the examples' numbers come from.
+        dropout: probability of dropping a weight.
+        first_row: absolute position of the first query row.
+        kl: family of the KL.
+        scores: whether the posterior's mean is of raw scores.
+        causal: whether the mask is.
+        key_mask: whether there is one of keys.
+        query_mask: whether there is one of queries.
+    """
+
+    dtype: torch.dtype
+    precision: str
+    noise: int
+    sources: tuple[int, int, int]
+    dropout: float
+    first_row: int
+    kl: int
+    scores: bool
+    causal: bool
+    key_mask: bool
+    query_mask: bool
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, noise: Noise, divergence: Divergence, masks: Masks = NO_MASKS) -> Form:
+        """That of a call."""
+        return cls(
+            dtype,
+            precision_of(dtype),
+            noise.family,
+            noise.sources(),
+            noise.dropout,
+            noise.first_row,
+            divergence.family,
+            divergence.scores,
+            masks.causal,
+            masks.key_visible is not None,
+            masks.query_real is not None,
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a kernel needs random words."""
+        return self.noise != NO_NOISE or self.dropout > 0.0
+
+    def integers(self) -> tuple[int, int]:
+        """Kernels' `drop_below` and `first_row`."""
+        return signed(max(2, min(round(self.dropout * 2**32), 2**32 - 1))), self.first_row
+
+    def address(self) -> dict[str, int]:
+        """Kernels' constants for where the numbers of the noise's address come from."""
+        return dict(zip(("STEP", "SAMPLE", "EXAMPLES"), self.sources, strict=True))
+
+    def law(self) -> dict[str, Any]:
+        """Kernels' constants for what is drawn, and what the KL takes."""
+        return {
+            "NOISE": self.noise,
+            "KL": self.kl,
+            "SCORES": self.scores,
+            "DROPOUT": self.dropout > 0.0,
+        }
+
+    def masks(self) -> dict[str, bool]:
+        """Kernels' constants for which masks there are."""
+        return {"CAUSAL": self.causal, "KEY_MASK": self.key_mask, "QUERY_MASK": self.query_mask}
+
+    def sizes(self, width: int, tiles: Tiles) -> dict[str, Any]:
+        """Kernels' constants for the sizes of tiles, and for how exact numbers are."""
+        return {
+            "WIDTH": width,
+            "BLOCK_WIDTH": power_of_two(width),
+            "BLOCK_Q": tiles.rows,
+            "BLOCK_K": tiles.columns,
+            "PRECISION": self.precision,
+            "FAST": self.dtype != torch.float32 and not INTERPRETED,
+        }
+
+    def tiles(self, name: str, width: int) -> Tiles:
+        """The tiles of a pass."""
+        return (_LARGE if width > 64 or self.dtype == torch.float32 else _SMALL)[name]
