@@ -34,14 +34,12 @@ class Mechanisms:
         live: what is attached to see it work.
         still: what leaves a model's outputs as they are; none where there is no such setting.
         families: on which of them; all by default.
-        counts_from_the_left: whether it has positions that count from the left edge, padding or not.
     """
 
     name: str
     live: tuple[overt.Mechanism, ...]
     still: tuple[overt.Mechanism, ...] = ()
     families: tuple[str, ...] = tuple(family.name for family in FAMILIES)
-    counts_from_the_left: bool = False
 
     def attached(self, family: Family, **settings: Any) -> Any:
         return enliven(overt.attach(family.make(), *self.live, **settings))
@@ -81,7 +79,6 @@ MECHANISMS = [
     Mechanisms("sigmoid", (SIGMOID,), (), PAIR),
     Mechanisms("sigmoid with Evolving", (LIVE, SIGMOID), (), PAIR),
     Mechanisms("row smoothing", (RowSmoothing(0.4),), (RowSmoothing(0.0),), PAIR),
-    Mechanisms("Synthesizer", (overt.Synthesizer(max_length=64),), (), PAIR, True),
 ]
 
 
@@ -221,7 +218,7 @@ def alone_as_in_a_padded_batch(family: Family, of: Mechanisms) -> None:
             hidden = batch["attention_mask"] == 0
             garbled["input_ids"] = batch["input_ids"].masked_fill(hidden, families.WORDS - 1)
             assert_same(tokens_of(family, model, garbled), together)
-        if left and (of.counts_from_the_left or not (positions or relative)):
+        if left and not (positions or relative):
             continue  # its positions count from the left edge, padding or not
         for row in range(3):
             alone = {key: cut(value, row, key, batch) for key, value in batch.items()}

@@ -32,8 +32,8 @@ class AttentionCall:
             key, for which the KL has a closed form.
         first_row: absolute position of the first query row (`Chain.first_row`).
         dropout: probability of dropping a weight; 0 in evaluation.
-        scale_products: whether products are scaled, as transformers does, or queries before them, as torch
-            does; in half precision the two round otherwise.
+        scale_products: whether products are scaled, or queries before them; in half precision the two round
+            otherwise, and models differ in it.
         dtype: what logits are brought to if theirs is less; None leaves them.
     """
 
