@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from overt.trace import maxflow
-from overt.trace.maxflow import naive
+from overt.tracing import maxflow
+from overt.tracing.maxflow import naive
 
 Maps = NDArray[np.float64]
 Ask = Callable[[int], float]

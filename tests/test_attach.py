@@ -127,7 +127,7 @@ def test_a_family_nobody_named_works_if_it_follows_the_interface() -> None:
 def test_sinks_are_refused_by_what_they_compute_not_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.bert import modeling_bert
 
-    from overt.attach import find
+    from overt.attaching import find
 
     def with_a_sink(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **_: Any
@@ -443,7 +443,7 @@ def test_a_failed_forward_leaves_no_trace() -> None:
     with pytest.raises(IndexError):
         model(input_ids=torch.tensor([[10**6]]))
     assert torch.equal(model(**inputs).logits, expected)
-    from overt.attach import passes
+    from overt.attaching import passes
 
     assert not any(passes._running.values())
 
@@ -623,7 +623,7 @@ def test_a_mask_function_nobody_knows_is_looked_at_each_time() -> None:
     # What image tokens do in some decoders: the mask is causal or sees a block ahead.
     from transformers import masking_utils
 
-    from overt.attach import masks
+    from overt.attaching import masks
 
     def ahead(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
         del batch_idx, head_idx

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from overt.view.page import Page, node_page, page
+from overt.view.pages import Page, node_page, page
 from traces import WORDS, evolving, image, made, neighbourhood, pair, sampled
 
 pytest_plugins = ["browser"]
@@ -134,7 +134,7 @@ def test_every_view_draws(opened: Opener, kind: str) -> None:
 
 
 def test_every_view_is_among_those_tested() -> None:
-    folder = Path(__file__).parent.parent / "src" / "overt" / "view" / "page"
+    folder = Path(__file__).parent.parent / "src" / "overt" / "view" / "viewer"
     listed = (folder / "views.js").read_text().split("VIEWS = [")[1].split("]")[0]
     known = {view for _, some, _ in KINDS.values() for view in some}
     assert {one.strip().removesuffix("View") for one in listed.split(",")} == known

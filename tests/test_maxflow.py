@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from overt.trace import maxflow
-from overt.trace.maxflow import naive, solver
+from overt.tracing import maxflow
+from overt.tracing.maxflow import naive, solver
 
 Maps = NDArray[np.float64]
 
@@ -279,7 +279,7 @@ def test_no_threads_are_refused() -> None:
 
 
 def test_importing_loads_no_compiler() -> None:
-    code = "import sys; import overt.trace.maxflow; sys.exit('numba' in sys.modules)"
+    code = "import sys; import overt.tracing.maxflow; sys.exit('numba' in sys.modules)"
     folder = str(Path(maxflow.__file__).parents[3])
     # The package alone, without what its parents import.
     stubs = "import sys, types\n" + "".join(

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import overt
 from families import BY_NAME, eager, inputs_of, tokens
-from overt.trace import methods
-from overt.trace.graph import Graph
-from overt.trace.methods import ask, rollout_of
+from overt.tracing import methods
+from overt.tracing.graph import Graph
+from overt.tracing.methods import ask, rollout_of
 
 
 def maps(batch: int, layers: int, heads: int, n: int, seed: int = 0, causal: bool = False) -> np.ndarray:

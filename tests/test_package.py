@@ -31,7 +31,7 @@ HEAVY = [
     "typer",
     "rich",
 ]
-ROOMS = ["mechanisms", "models", "attach", "trace", "judge", "view", "recipes", "cli"]
+ROOMS = ["mechanisms", "models", "attaching", "tracing", "judge", "view", "recipes", "cli"]
 
 
 def python(code: str) -> str:
@@ -102,7 +102,7 @@ def graph_of_modules() -> dict[str, set[str]]:
 
 def test_mechanisms_and_attach_import_in_no_circle() -> None:
     graph = {name: others for name, others in graph_of_modules().items() if name != "overt"}
-    rooms = ("overt.mechanisms", "overt.attach", "overt.models")
+    rooms = ("overt.mechanisms", "overt.attaching", "overt.models")
     graph = {name: others for name, others in graph.items() if name.startswith(rooms)}
     for name, others in graph.items():
         # a module of a package whose `__init__` gathers its modules does not import that back
@@ -123,7 +123,7 @@ def test_evolving_imports_nothing_from_bayesian() -> None:
 def test_no_source_but_a_mechanisms_own_folder_names_it() -> None:
     shared = [
         path
-        for room in ("mechanisms", "attach", "models", "trace")
+        for room in ("mechanisms", "attaching", "models", "tracing")
         for path in sorted((SOURCE / room).rglob("*.py"))
         if path.relative_to(SOURCE).parts[:2]
         not in (("mechanisms", "bayesian"), ("mechanisms", "evolving"), ("mechanisms", "synthesizer"))

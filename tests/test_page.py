@@ -26,7 +26,7 @@ from torch import Tensor
 import overt
 from overt.view import bundle
 from overt.view.pack import MASS, pack, unpack
-from overt.view.page import Page, page
+from overt.view.pages import Page, page
 from traces import WORDS, evolving, image, made, maps, pair, sampled
 
 # --- packing

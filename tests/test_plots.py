@@ -23,7 +23,7 @@ import overt
 from families import BY_NAME, inputs_of
 from overt.models.agreement import AgreementClassifier
 from overt.recipes.plotting import run
-from overt.trace.weighted import GraphKind
+from overt.tracing.weighted import GraphKind
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
 from overt.view.plots.style import LESS, MORE
 

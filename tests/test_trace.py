@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import overt
 from families import BY_NAME, FAMILIES, SMALL, Family, build, eager, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
-from overt.trace.capture import Call
-from overt.trace.trace import _Collector
+from overt.tracing.capture import Call
+from overt.tracing.tracer import _Collector
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

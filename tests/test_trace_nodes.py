@@ -23,9 +23,9 @@ from torch_geometric.utils import add_self_loops, softmax, to_torch_coo_tensor, 
 
 import overt
 from overt.models.graph_attention import GATConv as OurGATConv
-from overt.trace import nodes as module
-from overt.trace.nodes import Neighbours, NodeTrace, trace_nodes
-from overt.trace.trace import Trace
+from overt.tracing import nodes as module
+from overt.tracing.nodes import Neighbours, NodeTrace, trace_nodes
+from overt.tracing.tracer import Trace
 from overt.view.nodes import _angles, plot_neighbours
 
 BY_METHOD = pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
@@ -679,7 +679,7 @@ def test_neighbours_that_are_tied_stand_next_to_each_other() -> None:
 
 
 def test_importing_brings_neither_torch_geometric_nor_matplotlib() -> None:
-    code = "import sys, overt.trace.nodes, overt.view.nodes; print('torch_geometric' in sys.modules, "
+    code = "import sys, overt.tracing.nodes, overt.view.nodes; print('torch_geometric' in sys.modules, "
     code += "'matplotlib' in sys.modules, 'numba' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False"] * 3

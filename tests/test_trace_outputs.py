@@ -27,7 +27,7 @@ from families import (
     tokens,
 )
 from overt.models.agreement import AgreementClassifier
-from overt.trace.trace import NAMED
+from overt.tracing.tracer import NAMED
 
 
 def classifier(**settings: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.trace.nodes import NodeTrace
-from overt.trace.trace import Draw, Trace
+from overt.tracing.nodes import NodeTrace
+from overt.tracing.tracer import Draw, Trace
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "cabinets", "is", "lost", "[SEP]"]
 

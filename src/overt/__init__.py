@@ -1,7 +1,7 @@
 """Overt: attention, out in the open."""
 
 from overt import judge
-from overt.attach import Posterior, attach, describe, detach, kl, load, penalty, posterior
+from overt.attaching import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import naive
@@ -13,8 +13,8 @@ from overt.mechanisms.mechanism import Mechanism, MechanismLayer, register_mecha
 from overt.mechanisms.scores import RelativePosition, RelativePosition2d
 from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
-from overt.trace import Spread, Trace, flow, raw, rollout, trace
-from overt.view.page import Page, page
+from overt.tracing import Spread, Trace, flow, raw, rollout, trace
+from overt.view.pages import Page, page
 
 __version__ = "0.1.0"
 

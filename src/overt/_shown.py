@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from overt.trace.nodes import NodeTrace
-    from overt.trace.trace import Trace
-    from overt.view.page import Page
+    from overt.tracing.nodes import NodeTrace
+    from overt.tracing.tracer import Trace
+    from overt.view.pages import Page
 
 
 class ShownTrace:
@@ -24,7 +24,7 @@ class ShownTrace:
             path: a file to write, such as "page.html".
             arguments: of `overt.page`: title, names, methods, queries, residual, importances, target, mass.
         """
-        from overt.view.page import page
+        from overt.view.pages import page
 
         made = page(self, **arguments)
         return made if path is None else made.save(path)
@@ -54,9 +54,9 @@ class ShownNodes:
         Args:
             nodes: a node's number, or several.
             path: a file to write, such as "page.html".
-            arguments: of `overt.view.page.node_page`: title, labels, names, by, layer, heads, residual, top.
+            arguments: of `overt.view.pages.node_page`: title, labels, names, by, layer, heads, residual, top.
         """
-        from overt.view.page import node_page
+        from overt.view.pages import node_page
 
         made = node_page(self, nodes, **arguments)
         return made if path is None else made.save(path)

@@ -3,15 +3,15 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { deflateRawSync } from "node:zlib";
-import { fromBase64, inflate } from "../../src/overt/view/page/bytes.js";
-import { KINDS, palette, scaled } from "../../src/overt/view/page/colour.js";
-import { TraceData } from "../../src/overt/view/page/data.js";
-import { unpack } from "../../src/overt/view/page/field.js";
-import { strongest } from "../../src/overt/view/page/parts.js";
-import { Store } from "../../src/overt/view/page/store.js";
-import { stripView } from "../../src/overt/view/page/strip.js";
-import { escaped, fitted, SvgSurface, textWidth } from "../../src/overt/view/page/surface.js";
-import { direction, mostlyRightToLeft, number, percent, shown } from "../../src/overt/view/page/words.js";
+import { fromBase64, inflate } from "../../src/overt/view/viewer/bytes.js";
+import { KINDS, palette, scaled } from "../../src/overt/view/viewer/colour.js";
+import { TraceData } from "../../src/overt/view/viewer/data.js";
+import { unpack } from "../../src/overt/view/viewer/field.js";
+import { strongest } from "../../src/overt/view/viewer/parts.js";
+import { Store } from "../../src/overt/view/viewer/store.js";
+import { stripView } from "../../src/overt/view/viewer/strip.js";
+import { escaped, fitted, SvgSurface, textWidth } from "../../src/overt/view/viewer/surface.js";
+import { direction, mostlyRightToLeft, number, percent, shown } from "../../src/overt/view/viewer/words.js";
 import { drawn, traceOf } from "./record.js";
 
 // --- bytes and fields

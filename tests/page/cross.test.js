@@ -1,9 +1,9 @@
 // Source and target of an encoder–decoder, step by step.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { crossLines, crossView } from "../../src/overt/view/page/cross.js";
+import { crossLines, crossView } from "../../src/overt/view/viewer/cross.js";
 import { drawn as drawnAs, Recorder, traceOf } from "./record.js";
-import { palette } from "../../src/overt/view/page/colour.js";
+import { palette } from "../../src/overt/view/viewer/colour.js";
 
 /** As a pane draws it: with the nearest selection that the trace has. */
 function drawn(view, trace, state = {}, ...more) {

@@ -1,8 +1,8 @@
 // The three parts of an evolving map, on one scale, with all layers beneath.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { palette } from "../../src/overt/view/page/colour.js";
-import { evolutionField, evolutionKeys, evolutionLayout, evolutionMissing, evolutionView } from "../../src/overt/view/page/evolution.js";
+import { palette } from "../../src/overt/view/viewer/colour.js";
+import { evolutionField, evolutionKeys, evolutionLayout, evolutionMissing, evolutionView } from "../../src/overt/view/viewer/evolution.js";
 import { drawn, traceOf } from "./record.js";
 
 const theme = palette("light");

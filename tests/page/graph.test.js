@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { palette } from "../../src/overt/view/page/colour.js";
-import { graphLayout, graphTotals, graphView } from "../../src/overt/view/page/graph.js";
-import { GraphEdges, graphPaths, graphRow, GraphTop } from "../../src/overt/view/page/graph_paths.js";
+import { palette } from "../../src/overt/view/viewer/colour.js";
+import { graphLayout, graphTotals, graphView } from "../../src/overt/view/viewer/graph.js";
+import { GraphEdges, graphPaths, graphRow, GraphTop } from "../../src/overt/view/viewer/graph_paths.js";
 import { drawn as drawnAs, fieldOf, traceOf } from "./record.js";
 
 /** As a pane draws it: with the nearest selection that the trace has. */

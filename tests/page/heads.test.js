@@ -1,9 +1,9 @@
 // The grid of heads and the enlarged map: what stands where, what a pointer finds, and how little is drawn of much.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { palette } from "../../src/overt/view/page/colour.js";
-import { headsLayout, headsView } from "../../src/overt/view/page/heads.js";
-import { drawMatrix, matrixPeak, matrixScale, matrixSize, thumbBudget, thumbOf } from "../../src/overt/view/page/matrix.js";
+import { palette } from "../../src/overt/view/viewer/colour.js";
+import { headsLayout, headsView } from "../../src/overt/view/viewer/heads.js";
+import { drawMatrix, matrixPeak, matrixScale, matrixSize, thumbBudget, thumbOf } from "../../src/overt/view/viewer/matrix.js";
 import { drawn, fieldOf, Recorder, traceOf } from "./record.js";
 
 const theme = palette("light");

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
-import { imagePatches, imageSize, imageView } from "../../src/overt/view/page/image.js";
+import { imagePatches, imageSize, imageView } from "../../src/overt/view/viewer/image.js";
 import { drawn, traceOf } from "./record.js";
 
 const TOKENS = ["[CLS]", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"];

@@ -1,13 +1,13 @@
 // The picture and the table of a node's neighbours.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { KINDS, palette } from "../../src/overt/view/page/colour.js";
-import { TraceData } from "../../src/overt/view/page/data.js";
-import { nodesFacts, nodesKinds, nodesView } from "../../src/overt/view/page/nodes.js";
-import { nodesAngles, nodesLabels, nodesOrdered, nodesScene, nodesTies, nodesValue } from "../../src/overt/view/page/nodes_layout.js";
-import { Store } from "../../src/overt/view/page/store.js";
-import { VIEWS } from "../../src/overt/view/page/views.js";
-import { number } from "../../src/overt/view/page/words.js";
+import { KINDS, palette } from "../../src/overt/view/viewer/colour.js";
+import { TraceData } from "../../src/overt/view/viewer/data.js";
+import { nodesFacts, nodesKinds, nodesView } from "../../src/overt/view/viewer/nodes.js";
+import { nodesAngles, nodesLabels, nodesOrdered, nodesScene, nodesTies, nodesValue } from "../../src/overt/view/viewer/nodes_layout.js";
+import { Store } from "../../src/overt/view/viewer/store.js";
+import { VIEWS } from "../../src/overt/view/viewer/views.js";
+import { number } from "../../src/overt/view/viewer/words.js";
 import { drawn } from "./record.js";
 
 function node(id, hop, raw, rollout, flow, more = {}) {

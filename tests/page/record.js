@@ -1,7 +1,7 @@
 // A surface that remembers what was drawn, and fields and traces made by hand.
-import { TraceData } from "../../src/overt/view/page/data.js";
-import { Field } from "../../src/overt/view/page/field.js";
-import { palette } from "../../src/overt/view/page/colour.js";
+import { TraceData } from "../../src/overt/view/viewer/data.js";
+import { Field } from "../../src/overt/view/viewer/field.js";
+import { palette } from "../../src/overt/view/viewer/colour.js";
 
 /** Remembers every call: `{ word, at: [...], look }`. */
 export class Recorder {

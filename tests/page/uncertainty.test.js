@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { sureInterval, sureWords, uncertaintyView } from "../../src/overt/view/page/uncertainty.js";
+import { sureInterval, sureWords, uncertaintyView } from "../../src/overt/view/viewer/uncertainty.js";
 import { drawn, traceOf } from "./record.js";
 
 const TOKENS = ["[CLS]", "the", "key"];

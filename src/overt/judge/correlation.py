@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from overt import _check
-from overt.trace import Trace, trace
+from overt.tracing import Trace, trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

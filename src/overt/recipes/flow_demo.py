@@ -13,8 +13,8 @@ from overt.recipes._tables import show
 from overt.recipes._training import Collate, batches
 from overt.recipes.agreement import VOCABULARY, Sentence
 from overt.recipes.flow_measure import REFERENCES, classifier_batches, correlated, layers
-from overt.trace.methods import METHODS
-from overt.trace.trace import everything
+from overt.tracing.methods import METHODS
+from overt.tracing.tracer import everything
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import overt
 from overt.recipes._recipe import Grid, cell
 from overt.recipes._training import Collate, E
-from overt.trace.methods import METHODS
+from overt.tracing.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console

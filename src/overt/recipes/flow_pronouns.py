@@ -25,7 +25,7 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, 
 from overt.recipes._runs import check_model, write_whole
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import layers
-from overt.trace.methods import METHODS
+from overt.tracing.methods import METHODS
 
 HIS, HER = ("he", "him", "his"), ("she", "her", "hers")
 EXAMPLES = 500  # GAP sentences

@@ -17,7 +17,7 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, 
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import Batch, compared, correlated, layers
-from overt.trace.methods import METHODS
+from overt.tracing.methods import METHODS
 
 STEPS = 2_100  # of sentiment.BATCH sentences: about one epoch of SST-2
 LEARNING_RATE = 5e-5

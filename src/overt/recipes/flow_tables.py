@@ -34,7 +34,7 @@ from overt.recipes._training import (
 )
 from overt.recipes.demo import FORMS
 from overt.recipes.flow_measure import REFERENCES, classifier_batches, compared, correlated, layers
-from overt.trace.methods import METHODS
+from overt.tracing.methods import METHODS
 
 # The network is the paper's; how it was trained the paper does not say.
 LAYERS, HEADS, WIDTH = 6, 8, 128

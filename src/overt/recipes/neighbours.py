@@ -11,8 +11,8 @@ from overt import _check
 from overt._extras import need
 from overt.recipes import bam_graphs, planetoid
 from overt.recipes._runs import write_whole
-from overt.trace.methods import METHODS
-from overt.trace.nodes import NodeTrace, trace_nodes
+from overt.tracing.methods import METHODS
+from overt.tracing.nodes import NodeTrace, trace_nodes
 
 PICTURES = (".png", ".svg", ".pdf")
 

@@ -10,7 +10,7 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.recipes.tracing import is_picture, open_model, read_input
-from overt.trace.weighted import GRAPHS
+from overt.tracing.weighted import GRAPHS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from overt import _check
 from overt._extras import need
 from overt._files import check_folder
 from overt.recipes._runs import check_model
-from overt.trace.graph import numbers
-from overt.trace.trace import METHODS, everything
-from overt.trace.weighted import GRAPHS
+from overt.tracing.graph import numbers
+from overt.tracing.tracer import METHODS, everything
+from overt.tracing.weighted import GRAPHS
 from overt.view.terminal import table
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The page's ES modules as one script: what an entry imports, each file once, in order.
 
-The modules under `page/` keep to a small grammar, checked here: one-line imports by name, exports at the
+The modules under `viewer/` keep to a small grammar, checked here: one-line imports by name, exports at the
 start of a line, and no name at the top of two files. So they run as they stand in a browser or in Node, and
 together as one script once the words `import` and `export` are taken out.
 """
@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "page"
+FOLDER = Path(__file__).parent / "viewer"
 IMPORT = re.compile(r'^import \{ ([\w$, ]+) \} from "\./([\w-]+\.js)";\n', re.M)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.M)
 TOP = re.compile(r"^(?:async )?(?:function\*?|const|let|class) ([\w$]+)", re.M)

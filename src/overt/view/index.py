@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from overt.trace.graph import averaged, numbers
-from overt.trace.methods import Numbers
-from overt.trace.trace import Trace
+from overt.tracing.graph import averaged, numbers
+from overt.tracing.methods import Numbers
+from overt.tracing.tracer import Trace
 from overt.view.pack import pack
 
 IMPORTANCES = {"blankout": "blank-out", "gradients": "gradients"}

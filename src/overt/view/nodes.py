@@ -12,8 +12,8 @@ import torch
 
 from overt import _check
 from overt._extras import need
-from overt.trace.methods import METHODS
-from overt.trace.nodes import LayerEdges, Neighbours, NodeTrace
+from overt.tracing.methods import METHODS
+from overt.tracing.nodes import LayerEdges, Neighbours, NodeTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

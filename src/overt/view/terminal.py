@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from overt.trace import Trace
-from overt.trace.methods import METHODS
+from overt.tracing import Trace
+from overt.tracing.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.table import Table

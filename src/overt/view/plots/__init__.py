@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
-from overt.trace import Trace
-from overt.trace.methods import METHODS
+from overt.tracing import Trace
+from overt.tracing.methods import METHODS
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
 from overt.view.plots.asked import Asked, Number, ask
 from overt.view.plots.saving import check_path, save

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from overt import _check
-from overt.trace import Trace
-from overt.trace.graph import numbers
-from overt.trace.methods import METHODS
-from overt.trace.weighted import GraphKind
+from overt.tracing import Trace
+from overt.tracing.graph import numbers
+from overt.tracing.methods import METHODS
+from overt.tracing.weighted import GraphKind
 from overt.view.plots.style import WIDTHS
 from overt.view.plots.words import word
 

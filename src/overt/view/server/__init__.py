@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from overt._extras import need
-from overt.trace.methods import METHODS
+from overt.tracing.methods import METHODS
 from overt.view.server.asks import FORMATS, Ask, from_image, from_json, made, picture_key
 from overt.view.server.http import (
     LINGER_SECONDS,

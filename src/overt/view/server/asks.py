@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.trace.methods import METHODS
-from overt.trace.trace import Trace, everything, trace
-from overt.trace.weighted import GRAPHS
-from overt.view.page import page
+from overt.tracing.methods import METHODS
+from overt.tracing.tracer import Trace, everything, trace
+from overt.tracing.weighted import GRAPHS
+from overt.view.pages import page
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
 from overt.view.server.work import Wanted
 

@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 
 from overt.view import bundle
-from overt.view.page import content_hash
+from overt.view.pages import content_hash
 
 # Of every answer, whatever it is.
 HEADERS = {

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from overt.attach.made import Made, Pattern
-from overt.attach.passes import Pass, innermost
+from overt.attaching.made import Made, Pattern
+from overt.attaching.passes import Pass, innermost
 
 # Names of transformers' mask functions, by what they do. Anything else may do anything.
 CAUSAL = {"causal_mask_function"}

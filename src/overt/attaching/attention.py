@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.attach.find import Found, eager_of
-from overt.attach.made import Made, Pattern
-from overt.attach.masks import made_of
-from overt.attach.masks import mask as make_mask
-from overt.attach.passes import KEYWORD, Pass, pass_in
-from overt.attach.plain import logits_of, mix_values, split_mask
+from overt.attaching.find import Found, eager_of
+from overt.attaching.made import Made, Pattern
+from overt.attaching.masks import made_of
+from overt.attaching.masks import mask as make_mask
+from overt.attaching.passes import KEYWORD, Pass, pass_in
+from overt.attaching.plain import logits_of, mix_values, split_mask
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import recomputing

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
-from overt.trace.capture import evaluating
-from overt.trace.graph import numbers
-from overt.trace.inputs import Inputs, check_ids, patch_of
+from overt.tracing.capture import evaluating
+from overt.tracing.graph import numbers
+from overt.tracing.inputs import Inputs, check_ids, patch_of
 
 Output = Callable[[Any], Tensor]
 Gradient = Literal["norm", "input", "integrated"]

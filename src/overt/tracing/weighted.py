@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from overt.trace.capture import Call
+from overt.tracing.capture import Call
 
 GraphKind = Literal["attention", "effective", "gradient", "norm"]
 GRAPHS: tuple[GraphKind, ...] = ("attention", "effective", "gradient", "norm")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from overt.attach.plain import logits_of, mix_values, split_mask
+from overt.attaching.plain import logits_of, mix_values, split_mask
 from overt.mechanisms.maps import softmax
 from overt.mechanisms.site import Kind
 

@@ -23,11 +23,11 @@ from overt._extras import need
 from overt._shown import ShownNodes
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import MechanismLayer
-from overt.trace.files import read as read_file
-from overt.trace.files import write
-from overt.trace.graph import Heads, check_heads, check_residual, numbers, unit_rows
-from overt.trace.methods import METHODS, Numbers
-from overt.trace.trace import Spread
+from overt.tracing.files import read as read_file
+from overt.tracing.files import write
+from overt.tracing.graph import Heads, check_heads, check_residual, numbers, unit_rows
+from overt.tracing.methods import METHODS, Numbers
+from overt.tracing.tracer import Spread
 
 FORMAT = "nodes 1"
 MOST_FLOW_NODES = (
@@ -618,7 +618,7 @@ class NodeTrace(ShownNodes):
             # Each way has its own middle node, whose edge above and edge below limit it and nothing else.
             source, target, cells = levels[0]
             return _summed(torch.minimum(first[..., target], cells), source, hood.size)
-        from overt.trace.maxflow import solve
+        from overt.tracing.maxflow import solve
 
         stack = np.zeros((top + 1, hood.size, hood.size))
         found = torch.zeros_like(first)

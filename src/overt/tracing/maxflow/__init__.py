@@ -4,6 +4,6 @@
 is loaded at its first use.
 """
 
-from overt.trace.maxflow.solver import Report, compiled, estimate, solve
+from overt.tracing.maxflow.solver import Report, compiled, estimate, solve
 
 __all__ = ["Report", "compiled", "estimate", "solve"]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.trace.graph import Graph, Heads, averaged, check_heads, check_residual, numbers, unit_rows
-from overt.trace.progress import watching
+from overt.tracing.graph import Graph, Heads, averaged, check_heads, check_residual, numbers, unit_rows
+from overt.tracing.progress import watching
 
 METHODS = ("raw", "rollout", "flow")
 MOST_CELLS = 2**26  # of the levels that flow holds at once, in float64
@@ -166,7 +166,7 @@ def _solve(
     threads: int | None,
 ) -> None:
     """Flows of one example into (layer, head, query, token); `one` is its graph, for single heads."""
-    from overt.trace.maxflow import solve
+    from overt.tracing.maxflow import solve
 
     place = {int(token): number for number, token in enumerate(real)}
     queries = {

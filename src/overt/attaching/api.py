@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.attach.attention import NAME, AttachedAttention
-from overt.attach.find import Found, find
-from overt.attach.saving import Saving, Uploading
-from overt.attach.state import AttachedState, attached_states, joining
+from overt.attaching.attention import NAME, AttachedAttention
+from overt.attaching.find import Found, find
+from overt.attaching.saving import Saving, Uploading
+from overt.attaching.state import AttachedState, attached_states, joining
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
 

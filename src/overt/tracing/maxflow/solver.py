@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from overt.trace.maxflow.kernels import Layout, Workspace
+    from overt.tracing.maxflow.kernels import Layout, Workspace
 
 Report = Callable[[int, int, float | None], object]
 
@@ -95,7 +95,7 @@ def _bounds(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _rollouts(levels: Any, row_sums: Any, sources: Any) -> NDArray[np.float64]:
     """Flows that each source can bring to the low levels: every node hands on in proportion to its arcs."""
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     lowest = kernels.ROLLOUT_LEVELS[0]
     tall = np.unique(sources[sources[:, 0] > lowest + 1, 0])
@@ -127,7 +127,7 @@ def _infinite(levels: Any) -> NDArray[np.bool_]:
 
 def _layout(depth: int, n: int) -> tuple[Layout, int, int]:
     """Offsets of the parts of a workspace, and how many integers and reals it has."""
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     words = -(-n // kernels.BITS)
     top = max(depth - 1, 1)
@@ -156,7 +156,7 @@ def _layout(depth: int, n: int) -> tuple[Layout, int, int]:
 
 
 def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Problem:
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     depth, n = int(sources[:, 0].max()), levels.shape[1]
     levels = levels[:depth]
@@ -211,7 +211,7 @@ def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Probl
 
 
 def _workspace(problem: _Problem) -> Workspace:
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     depth, n = problem.depth, problem.n
     start, size = problem.ints
@@ -228,7 +228,7 @@ def _workspace(problem: _Problem) -> Workspace:
 
 def _run(problem: _Problem, space: Workspace, first: int, last: int) -> Workspace:
     """Do the sinks first … last − 1 on this thread; returns the workspace, which may have grown."""
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     p = problem
     while first < last:
@@ -277,7 +277,7 @@ def _work(problem: _Problem, space: Workspace, chunks: Iterator[range], lock: th
 
 def _run_threads(problem: _Problem, threads: int, report: Report | None) -> None:
     """Share out the sinks; this thread only waits, reports, and passes on an interruption."""
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     n, per_sink = problem.n, len(problem.sources)
     step = max(1, min(8, n // (8 * threads)))
@@ -337,7 +337,7 @@ def solve(
 
 def compiled() -> bool:
     """Whether the solver is compiled, in this process or in the cache of an earlier one."""
-    from overt.trace.maxflow import kernels
+    from overt.tracing.maxflow import kernels
 
     if kernels.by_source.signatures:
         return True

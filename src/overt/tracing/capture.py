@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.attach.attention import AttachedAttention
-from overt.attach.attention import register as register_attached
-from overt.attach.find import Dispatched, dispatched, eager_of, name_of
-from overt.attach.plain import split_mask
+from overt.attaching.attention import AttachedAttention
+from overt.attaching.attention import register as register_attached
+from overt.attaching.find import Dispatched, dispatched, eager_of, name_of
+from overt.attaching.plain import split_mask
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import wanting_maps

@@ -1,7 +1,7 @@
 """A trace as one page that needs nothing else: no network, no server, no file beside it.
 
 The page is made of three things: an index (`overt.view.index`: tokens, shapes, importances), packed maps
-(`overt.view.pack`), and the viewer (`page/*.js`, inlined by `overt.view.bundle`). The same index and maps
+(`overt.view.pack`), and the viewer (`viewer/*.js`, inlined by `overt.view.bundle`). The same index and maps
 serve a notebook's widget and the local server.
 """
 
@@ -23,9 +23,9 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt._files import check_folder, written_whole
-from overt.trace.methods import METHODS
-from overt.trace.nodes import NodeTrace
-from overt.trace.trace import Trace
+from overt.tracing.methods import METHODS
+from overt.tracing.nodes import NodeTrace
+from overt.tracing.tracer import Trace
 from overt.view import bundle
 from overt.view.index import Queries, Wanted, entry_of, label_of, printable, short
 from overt.view.pack import MASS

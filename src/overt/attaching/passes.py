@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from overt.attach.made import Made
+from overt.attaching.made import Made
 from overt.mechanisms.chain import Chain, Owned, Place
 from overt.mechanisms.seen import Seen
 

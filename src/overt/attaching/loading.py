@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from overt.attach.api import attach
-from overt.attach.attention import AttachedAttention
-from overt.attach.find import check_eager
-from overt.attach.saving import FORMAT, MODEL_TYPE
+from overt.attaching.api import attach
+from overt.attaching.attention import AttachedAttention
+from overt.attaching.find import check_eager
+from overt.attaching.saving import FORMAT, MODEL_TYPE
 from overt.mechanisms.mechanism import Mechanism, from_dict
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from overt.attach.attention import register
-from overt.attach.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
+from overt.attaching.attention import register
+from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.mechanism import Mechanism
 

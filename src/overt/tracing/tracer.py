@@ -17,15 +17,15 @@ from overt import _check
 from overt._shown import ShownTrace
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
-from overt.trace import importance, methods
-from overt.trace.capture import Call, watching
-from overt.trace.files import read as read_file
-from overt.trace.files import write
-from overt.trace.graph import Graph, Heads, numbers
-from overt.trace.importance import Gradient, Link, Output, Subject, differentiable, with_history
-from overt.trace.inputs import Inputs, names_of, picture_of, prepare
-from overt.trace.methods import Numbers, flow_of, raw_of, read, rollout_of
-from overt.trace.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
+from overt.tracing import importance, methods
+from overt.tracing.capture import Call, watching
+from overt.tracing.files import read as read_file
+from overt.tracing.files import write
+from overt.tracing.graph import Graph, Heads, numbers
+from overt.tracing.importance import Gradient, Link, Output, Subject, differentiable, with_history
+from overt.tracing.inputs import Inputs, names_of, picture_of, prepare
+from overt.tracing.methods import Numbers, flow_of, raw_of, read, rollout_of
+from overt.tracing.weighted import GRAPHS, GraphKind, effective_map, gradient_map, norm_map
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder"]
 METHODS = (*methods.METHODS, "blankout", "gradients")
@@ -978,7 +978,7 @@ class _sampling:  # noqa: N801, used like a function
     """Arguments of a forward that draws posterior sample `number`."""
 
     def __init__(self, model: nn.Module, given: Inputs, number: int, seed: int) -> None:
-        from overt.attach.state import AttachedState
+        from overt.attaching.state import AttachedState
 
         self.arguments, self.number, self.seed = dict(given.arguments), number, seed
         self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)

@@ -232,7 +232,7 @@ export const nodesView = {
   },
 
   applies(trace) {
-    return trace.kind === "nodes" ? true : "this is no graph's node: overt.view.page.node_page(…) shows those";
+    return trace.kind === "nodes" ? true : "this is no graph's node: overt.view.pages.node_page(…) shows those";
   },
 
   measure({ trace, seen, width }) {

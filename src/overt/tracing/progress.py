@@ -34,7 +34,7 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
     runs = 0
 
     def run(solve: Callable[..., Any], levels: Any, sources: Any, threads: int | None) -> Any:
-        from overt.trace.maxflow import compiled, estimate
+        from overt.tracing.maxflow import compiled, estimate
 
         nonlocal task, runs
         if runs == 0:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.attach.find import name_of
+from overt.attaching.find import name_of
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
 GENERATED = 64  # tokens at most, where an encoder–decoder has to write the target itself

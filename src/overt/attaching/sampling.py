@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.attach.api import base_of, the_state
+from overt.attaching.api import base_of, the_state
 from overt.mechanisms.attention_map import AttentionMap
 
 # Never repeated for each sample: the target of a loss that is not asked for.
