@@ -110,7 +110,7 @@ def ceilings() -> dict[str, float]:
     }
 
 
-def call_of(site: overt.Site, q: Tensor, k: Tensor, v: Tensor) -> overt.AttentionCall:
+def call_of(site: overt.mechanisms.Site, q: Tensor, k: Tensor, v: Tensor) -> overt.AttentionCall:
     return overt.AttentionCall(site, q, k, v, site.head_dim**-0.5)
 
 
@@ -120,7 +120,9 @@ def bayesian_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str
     inputs = [x.requires_grad_() for x in (q, k, v)]
     step, ones = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda")
     layers = {
-        family: BayesianLayer(overt.Bayesian(family=family), overt.Site(heads, width)).cuda().train()
+        family: BayesianLayer(overt.Bayesian(family=family), overt.mechanisms.Site(heads, width))
+        .cuda()
+        .train()
         for family in ("weibull", "lognormal")
     }
 
@@ -169,7 +171,7 @@ def evolving_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str
     previous, to_next = (
         torch.randn(batch, heads, length, length, device="cuda", dtype=BF16) for _ in range(2)
     )
-    layer = EvolvingLayer(overt.Evolving(), overt.Site(heads, width, layer=1)).cuda().train()
+    layer = EvolvingLayer(overt.Evolving(), overt.mechanisms.Site(heads, width, layer=1)).cuda().train()
     bayesian = BayesianLayer(overt.Bayesian(), layer.site).cuda().train()
     inputs = [x.requires_grad_() for x in (q, k, v, previous)]
     trained = [*inputs, *layer.parameters()]

@@ -160,7 +160,7 @@ def main() -> None:
     def kl(closed: bool) -> None:
         logits = q @ k.mT / 8
         if closed:
-            call = overt.AttentionCall(overt.Site(8, 64), q, k, k, 0.125)
+            call = overt.AttentionCall(overt.mechanisms.Site(8, 64), q, k, k, 0.125)
             value = closed_kl(call, log_normalizer(logits, visible), prior, config)
         else:
             value = map_kl(logits, visible, prior, config)

@@ -19,7 +19,7 @@ from overt.mechanisms.synthesizer import layer as synthesizer
 
 
 def call_of(
-    site: overt.Site,
+    site: overt.mechanisms.Site,
     logits: Tensor,
     visible: Tensor | None = None,
     key: Tensor | None = None,

@@ -45,7 +45,7 @@ class Mechanisms:
         return enliven(overt.attach(family.make(), *self.live, **settings))
 
     def layers(self) -> list[overt.MechanismLayer]:
-        return [mechanism.layer(overt.Site(4, 8, "decoder", 1)) for mechanism in self.live]
+        return [mechanism.layer(overt.mechanisms.Site(4, 8, "decoder", 1)) for mechanism in self.live]
 
     @property
     def adds(self) -> bool:

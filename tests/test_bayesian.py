@@ -60,7 +60,7 @@ def everything(queries: int, keys: int, batch: int = 1) -> Tensor:
 def bayesian(
     config: overt.Bayesian, heads: int = 2, dim: int = 4, key_heads: int | None = None
 ) -> BayesianLayer:
-    return BayesianLayer(config, overt.Site(heads, dim, key_heads=key_heads))
+    return BayesianLayer(config, overt.mechanisms.Site(heads, dim, key_heads=key_heads))
 
 
 # --- The KL against integration ---
@@ -407,7 +407,7 @@ def test_closed_form_equals_the_dense_one_with_every_gradient(
     dense = map_kl(logits, visible, prior.repeat_interleave(group, 1), config)
     shown = None if bias is None else bias.view(batch, 1, 1, keys)
     seen = Seen(real_keys, real_queries, is_causal)
-    site = overt.Site(key_heads * group, dim, key_heads=key_heads)
+    site = overt.mechanisms.Site(key_heads * group, dim, key_heads=key_heads)
     call = overt.AttentionCall(site, q, k, k, 0.5, seen=seen, bias=shown)
     assert call.is_dot()
     closed = closed_kl(call, log_normalizer(logits, visible), prior, config)
@@ -520,8 +520,8 @@ def test_edge_list_equals_the_dense_map_of_the_same_graph(sampled: bool, family:
     edges, visible = graph()
     config = overt.Bayesian(family=family, posterior=posterior, prior="fixed")  # type: ignore[arg-type]
     logits, key = random_maps(1, 3, 5, 5).requires_grad_(), random_maps(1, 3, 5, 4)
-    dense = BayesianLayer(config, overt.Site(3, 4)).train(sampled)
-    sparse = BayesianEdgeLayer(config, overt.Site(3, 4)).train(sampled)
+    dense = BayesianLayer(config, overt.mechanisms.Site(3, 4)).train(sampled)
+    sparse = BayesianEdgeLayer(config, overt.mechanisms.Site(3, 4)).train(sampled)
     chains = overt.Chain(step=2), overt.Chain(step=2)
     want = dense(logits, visible, chains[0], key)
     scores = logits[0, :, edges[1], edges[0]].T
@@ -541,7 +541,7 @@ def test_contextual_prior_on_edges_is_a_softmax_over_each_neighbourhood_and_offi
     scores, key = random_maps(edges.shape[1], 3), random_maps(5, 3, 4)
     for preset in (None, "official"):
         config = overt.Bayesian(preset=preset)  # type: ignore[arg-type]
-        layer, chain = BayesianEdgeLayer(config, overt.Site(3, 4)).double(), overt.Chain(step=0)
+        layer, chain = BayesianEdgeLayer(config, overt.mechanisms.Site(3, 4)).double(), overt.Chain(step=0)
         layer(scores, edges, 5, chain, key)
         importance = layer.prior(key)  # type: ignore[misc]
         log_mean = edge_log_softmax(scores, edges[1], 5)
@@ -560,7 +560,7 @@ def test_contextual_prior_on_edges_is_a_softmax_over_each_neighbourhood_and_offi
 def test_edge_order_does_not_change_an_edges_weight() -> None:
     edges, _ = graph()
     scores, key = random_maps(edges.shape[1], 3), random_maps(5, 3, 4)
-    layer = BayesianEdgeLayer(overt.Bayesian(k=1.0), overt.Site(3, 4)).double()
+    layer = BayesianEdgeLayer(overt.Bayesian(k=1.0), overt.mechanisms.Site(3, 4)).double()
     order = torch.randperm(edges.shape[1])
     want = layer(scores, edges, 5, overt.Chain(step=0), key)
     got = layer(scores[order], edges[:, order], 5, overt.Chain(step=0), key)
@@ -569,7 +569,7 @@ def test_edge_order_does_not_change_an_edges_weight() -> None:
 
 def test_edge_weights_sum_to_one_over_each_neighbourhood() -> None:
     edges, _ = graph()
-    layer = BayesianEdgeLayer(overt.Bayesian(), overt.Site(3, 4)).double()
+    layer = BayesianEdgeLayer(overt.Bayesian(), overt.mechanisms.Site(3, 4)).double()
     weights = layer(random_maps(edges.shape[1], 3) * 100, edges, 5, overt.Chain(step=0), random_maps(5, 3, 4))
     sums = torch.zeros(5, 3, dtype=torch.float64).index_add(0, edges[1], weights)
     torch.testing.assert_close(sums, torch.ones_like(sums))
@@ -577,7 +577,7 @@ def test_edge_weights_sum_to_one_over_each_neighbourhood() -> None:
 
 def test_two_graphs_draw_different_noise_and_batches_of_numbers_are_refused() -> None:
     edges, _ = graph()
-    layer = BayesianEdgeLayer(overt.Bayesian(k=1.0), overt.Site(3, 4)).double()
+    layer = BayesianEdgeLayer(overt.Bayesian(k=1.0), overt.mechanisms.Site(3, 4)).double()
     arguments = random_maps(edges.shape[1], 3), edges, 5
     first, other = (layer(*arguments, overt.Chain(step=0, examples=n), random_maps(5, 3, 4)) for n in (0, 7))
     assert not torch.allclose(first, other)
@@ -587,7 +587,7 @@ def test_two_graphs_draw_different_noise_and_batches_of_numbers_are_refused() ->
 
 
 def test_bad_edges_are_named() -> None:
-    layer, edges = BayesianEdgeLayer(overt.Bayesian(), overt.Site(3, 4)), graph()[0]
+    layer, edges = BayesianEdgeLayer(overt.Bayesian(), overt.mechanisms.Site(3, 4)), graph()[0]
     key = torch.zeros(5, 3, 4)
     with pytest.raises(ValueError, match=r"scores must have shape \(edges, 3\), got \(10, 2\)"):
         layer(torch.zeros(10, 2), edges, 5, overt.Chain(step=0), key)
@@ -630,7 +630,7 @@ def test_settings_outside_their_range_are_refused_in_one_line(
 def test_the_closed_kl_is_float64_to_the_last_digit() -> None:
     config = overt.Bayesian(prior="fixed", prior_beta=0.7, kl_reduction="sum")
     q, k = random_maps(1, 1, 3, 4), random_maps(1, 1, 5, 4, seed=1)
-    call = overt.AttentionCall(overt.Site(1, 4), q, k, k)
+    call = overt.AttentionCall(overt.mechanisms.Site(1, 4), q, k, k)
     prior = torch.full((1, 1, 1), math.log(config.prior_alpha), dtype=torch.float64)
     logits, visible = call.scores(), everything(3, 5)
     closed = closed_kl(call, log_normalizer(logits, visible), prior, config)

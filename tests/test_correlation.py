@@ -188,3 +188,22 @@ def test_randomisation_begins_at_the_top_of_the_decoder() -> None:
     assert stages[0] == "decoder.block.2"
     assert stages[3] == "encoder.block.2"
     assert stages[-1] == "everything"
+
+
+def test_a_single_sentence_is_printed_without_a_spread() -> None:
+    model, batches, targets = model_and_batches()
+    one = overt.trace(model, batches[0])[0]
+    found = correlate(one, targets[0][:1], unk=2, bootstrap=1)
+    assert np.isnan(found.sd["raw", "blankout"]).all(), "a sentence has no spread"
+    assert "nan" not in str(found)
+    assert "±" not in str(found)
+    several = correlate(overt.trace(model, batches[0]), targets[0], unk=2, bootstrap=1)
+    assert "±" in str(several)
+
+
+def test_a_sentence_with_nothing_to_rank_is_printed_as_a_dash() -> None:
+    trace = overt.trace(BY_NAME["BERT"].make(), tokens(1, 2))
+    found = correlate(trace, unk=1, bootstrap=1)
+    assert np.isnan(found.mean["raw", "blankout"]).all()
+    assert "–" in str(found)
+    assert "nan" not in str(found)

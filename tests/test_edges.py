@@ -30,6 +30,7 @@ from overt.mechanisms.edges import (
     log_softmax_definition,
     loops_for,
 )
+from overt.mechanisms.site import Site
 from overt.recipes.bam_graphs import SETTINGS
 
 PUBLISHED = {
@@ -433,9 +434,7 @@ def evolved(
     config: overt.Evolving, chain: overt.Chain | None = None, training: bool = True
 ) -> tuple[Tensor, Tensor]:
     chain = overt.Chain() if chain is None else chain
-    first, second = (
-        EvolvingEdgeLayer(config, overt.Site(1, 2, layer=layer)).train(training) for layer in (0, 1)
-    )
+    first, second = (EvolvingEdgeLayer(config, Site(1, 2, layer=layer)).train(training) for layer in (0, 1))
     return first(BELOW, EDGES, chain), second(ABOVE, EDGES, chain)
 
 
@@ -448,7 +447,7 @@ def test_an_edges_score_mixes_with_that_of_the_layer_below() -> None:
 def test_what_is_carried_on_is_the_mix_and_not_the_layers_own_score() -> None:
     config, chain = overt.Evolving(alpha=0.5, beta=0.0), overt.Chain()
     _, second = evolved(config, chain)
-    third = EvolvingEdgeLayer(config, overt.Site(1, 2, layer=2))(torch.zeros(3, 1), EDGES, chain)
+    third = EvolvingEdgeLayer(config, Site(1, 2, layer=2))(torch.zeros(3, 1), EDGES, chain)
     assert torch.equal(third, 0.5 * second)
 
 
@@ -472,15 +471,15 @@ def test_the_convolution_is_refused_with_the_reason() -> None:
         with pytest.raises(
             ValueError, match="beta must be 0 on graphs, where nodes have no order and a map"
         ) as e:
-            EdgeMap([config], overt.Site(1, 2))
+            EdgeMap([config], Site(1, 2))
         assert "\n" not in str(e.value)
         assert f"got beta={config.beta}" in str(e.value)
 
 
 def test_another_number_of_heads_is_refused() -> None:
     chain, config = overt.Chain(), overt.Evolving(beta=0.0)
-    EvolvingEdgeLayer(config, overt.Site(2, 2))(torch.zeros(3, 2), EDGES, chain)
-    above = EvolvingEdgeLayer(config, overt.Site(1, 2, layer=1))
+    EvolvingEdgeLayer(config, Site(2, 2))(torch.zeros(3, 2), EDGES, chain)
+    above = EvolvingEdgeLayer(config, Site(1, 2, layer=1))
     with pytest.raises(ValueError, match="Evolving needs as many heads as the layer below has, 2, got 1"):
         above(ABOVE, EDGES, chain)
 
@@ -488,8 +487,8 @@ def test_another_number_of_heads_is_refused() -> None:
 @pytest.mark.parametrize("other", [EDGES[:, [1, 0, 2]], EDGES[:, :2], EDGES.flip(0)])
 def test_other_edges_than_the_layer_belows_are_refused(other: Tensor) -> None:
     chain, config = overt.Chain(), overt.Evolving(beta=0.0)
-    EvolvingEdgeLayer(config, overt.Site(1, 2))(BELOW, EDGES, chain)
-    above = EvolvingEdgeLayer(config, overt.Site(1, 2, layer=1))
+    EvolvingEdgeLayer(config, Site(1, 2))(BELOW, EDGES, chain)
+    above = EvolvingEdgeLayer(config, Site(1, 2, layer=1))
     with pytest.raises(
         ValueError, match="Evolving needs the edges of the layer below, 3, in their order, got"
     ):
@@ -497,7 +496,7 @@ def test_other_edges_than_the_layer_belows_are_refused(other: Tensor) -> None:
 
 
 def test_a_layer_without_one_below_says_so() -> None:
-    above = EvolvingEdgeLayer(overt.Evolving(beta=0.0), overt.Site(1, 2, layer=1))
+    above = EvolvingEdgeLayer(overt.Evolving(beta=0.0), Site(1, 2, layer=1))
     with pytest.raises(ValueError, match="layer 1 of the encoder chain found no map of layer 0"):
         above(ABOVE, EDGES, overt.Chain())
 
@@ -507,7 +506,7 @@ def test_a_layer_without_one_below_says_so() -> None:
 
 def test_both_mechanisms_compose_and_gradients_reach_the_scores_below() -> None:
     config = [overt.Evolving(alpha=0.25, beta=0.0), overt.Bayesian(k=2.0)]
-    maps = [EdgeMap(config, overt.Site(1, 2, layer=layer)) for layer in (0, 1)]
+    maps = [EdgeMap(config, Site(1, 2, layer=layer)) for layer in (0, 1)]
     below, above, key = BELOW.clone().requires_grad_(), ABOVE.clone().requires_grad_(), normal(2, 1, 2)
     chain = overt.Chain(step=3)
     maps[0](below, EDGES, 2, chain, key)
@@ -529,7 +528,7 @@ def test_both_mechanisms_compose_and_gradients_reach_the_scores_below() -> None:
 
 def test_a_map_without_mechanisms_is_a_softmax_and_leaves_the_chain_alone() -> None:
     chain = overt.Chain()
-    weights = EdgeMap([], overt.Site(1, 2))(ABOVE, EDGES, 2, chain, normal(2, 1, 2))
+    weights = EdgeMap([], Site(1, 2))(ABOVE, EDGES, 2, chain, normal(2, 1, 2))
     assert torch.equal(weights, edge_softmax(ABOVE, EDGES[1], 2))
     assert not chain.has_loss
     assert not chain.maps
@@ -537,14 +536,14 @@ def test_a_map_without_mechanisms_is_a_softmax_and_leaves_the_chain_alone() -> N
 
 def test_a_synthesizer_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="a graph has no Synthesizer, whose map has a place for every pair"):
-        EdgeMap([overt.Synthesizer(max_length=4)], overt.Site(1, 2))
+        EdgeMap([overt.Synthesizer(max_length=4)], Site(1, 2))
 
 
 def test_what_is_no_mechanism_is_named() -> None:
     with pytest.raises(TypeError, match=r"mechanisms must be a list, such as \[Evolving\(\)\]"):
-        EdgeMap(overt.Bayesian(), overt.Site(1, 2))  # type: ignore[arg-type]
+        EdgeMap(overt.Bayesian(), Site(1, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mechanisms may hold one Bayesian, got 2"):
-        EdgeMap([overt.Bayesian(), overt.Bayesian(k=1.0)], overt.Site(1, 2))
+        EdgeMap([overt.Bayesian(), overt.Bayesian(k=1.0)], Site(1, 2))
 
 
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])

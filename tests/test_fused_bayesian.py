@@ -80,7 +80,7 @@ def visible_of(seen: Seen, batch: int, queries: int, keys: int) -> Tensor:
 def layer_of(config: overt.Bayesian, heads: int, key_heads: int, width: int) -> BayesianLayer:
     torch.manual_seed(1)
     kind = "cross"  # the kind says nothing about masks here
-    return BayesianLayer(config, overt.Site(heads, width, kind, 2, key_heads)).train().to(DEVICE)
+    return BayesianLayer(config, overt.mechanisms.Site(heads, width, kind, 2, key_heads)).train().to(DEVICE)
 
 
 def parameters(layer: BayesianLayer) -> list[Tensor]:

@@ -118,7 +118,7 @@ def test_checkpointing_gives_the_same_gradients(form: str) -> None:
 
 
 def test_bayesian_memory_is_linear_in_the_length() -> None:
-    layer = BayesianLayer(overt.Bayesian(), overt.Site(4, 64)).cuda().train()
+    layer = BayesianLayer(overt.Bayesian(), overt.mechanisms.Site(4, 64)).cuda().train()
 
     def peak(length: int) -> int:
         q, k, v = (torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -138,7 +138,7 @@ def test_bayesian_memory_is_linear_in_the_length() -> None:
 def test_fast_noise_has_the_moments_of_the_family() -> None:
     """In bfloat16 logarithms are the hardware's; of equal scores, weights have the draw's own moments."""
     length, heads, k = 4096, 4, 2.0
-    layer = BayesianLayer(overt.Bayesian(k=k, prior=None), overt.Site(heads, 64)).cuda().train()
+    layer = BayesianLayer(overt.Bayesian(k=k, prior=None), overt.mechanisms.Site(heads, 64)).cuda().train()
     q = torch.zeros(1, heads, 1024, 64, device="cuda", dtype=torch.bfloat16)
     keys = torch.zeros(1, heads, length, 64, device="cuda", dtype=torch.bfloat16)
     v = torch.zeros_like(keys)

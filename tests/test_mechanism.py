@@ -25,6 +25,7 @@ from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.fused import FusedForm, form_of, register_fused
 from overt.mechanisms.mechanism import as_dict, from_dict, key_of, registered
 from overt.mechanisms.seen import Seen
+from overt.mechanisms.site import Site
 from test_battery import enliven
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -94,7 +95,11 @@ def test_points_come_in_their_order_and_within_a_point_in_that_of_the_list() -> 
 
 def test_points_that_a_layer_does_not_define_do_nothing() -> None:
     overt.register_mechanism(First, Noting)
-    assert AttentionMap([First()], overt.Site(2, 4)).layers[0].points == ("logits", "refine", "mixed")
+    assert AttentionMap([First()], Site(2, 4)).layers[0].points == (
+        "logits",
+        "refine",
+        "mixed",
+    )
     for got, want in zip(attend(First()), attend(), strict=True):
         assert torch.equal(got, want)
 
@@ -275,7 +280,7 @@ def test_parts_have_names_of_their_own() -> None:
 
 
 def test_rows_are_kept_only_where_they_come_in_pieces() -> None:
-    site, rows = overt.Site(2, 4, "decoder", 1), random_maps(1, 2, 3, 3)
+    site, rows = Site(2, 4, "decoder", 1), random_maps(1, 2, 3, 3)
     whole, pieces = overt.Chain(), overt.Chain(keep=True)
     assert [whole.keep_rows(site, "First", rows, 1) for _ in range(2)] == [None, None]
     assert pieces.keep_rows(site, "First", rows, 1) is None

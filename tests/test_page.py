@@ -9,6 +9,7 @@ import json
 import re
 import struct
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
 import overt
+from overt.tracing.methods import method as registry
+from overt.tracing.methods.method import Cost, methods
 from overt.view import bundle
 from overt.view.pack import MASS, pack, unpack
 from overt.view.pages import Page, page
@@ -266,14 +269,22 @@ def test_rows_of_methods_are_those_asked_for(queries: Any, rows: list[int] | Non
         alike(field(shown, method, 2)[0], found[0, 2, kept])
 
 
+def costs(monkeypatch: pytest.MonkeyPatch, name: str, **bounds: int) -> None:
+    """Let a method have other bounds."""
+    other = replace(methods()[name], cost=Cost("", **bounds))
+    monkeypatch.setitem(registry._registered, name, other)
+
+
 def test_long_texts_have_flow_for_the_main_token_then_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     # The bounds themselves are a matter of taste; here they are small.
-    monkeypatch.setattr("overt.view.index.EVERY", {"rollout": 4, "flow": 4, "importances": 4, "spread": 4})
+    monkeypatch.setattr("overt.view.index.EVERY_SPREAD", 4)
+    for name in ("rollout", "flow"):
+        costs(monkeypatch, name, every=4)
     (entry,) = page(made()).index["traces"]
     assert entry["queries"] == {"rollout": [0], "flow": [0]}
     (entry,) = page(sampled()).index["traces"]
     assert entry["queries"]["rollout spread"] == [0]
-    monkeypatch.setattr("overt.view.index.MOST_FLOW", 8)
+    costs(monkeypatch, "flow", every=4, most=8)
     (entry,) = page(made()).index["traces"]
     assert "flow" not in entry["fields"]
     assert 'queries="main"' in entry["missing"]["flow"]
@@ -351,7 +362,7 @@ def traced() -> overt.Trace:
 
 
 def test_importances_are_those_of_the_trace(traced: overt.Trace) -> None:
-    shown = page(traced, unk=1, target=[1, 0])
+    shown = page(traced, unk=1, target=[1, 0], importances=True)
     for number, entry in enumerate(shown.index["traces"]):
         count = len(entry["tokens"])
         found = {one["method"]: one for one in entry["importances"]}
@@ -367,10 +378,10 @@ def test_importances_are_those_of_the_trace(traced: overt.Trace) -> None:
 
 
 def test_what_cannot_be_had_says_why(traced: overt.Trace) -> None:
-    (entry, _) = page(traced).index["traces"]  # no tokenizer, hence no unknown token
+    (entry, _) = page(traced, importances="auto").index["traces"]  # no tokenizer, hence no unknown token
     assert entry["missing"]["blankout"].startswith("no blank-out: ")
-    (entry, _) = page(traced, importances=False).index["traces"]
-    assert entry["importances"] == []
+    (entry, _) = page(traced).index["traces"]
+    assert entry["importances"] == [], "what runs the model is not on by default"
     assert "importances=True" in entry["missing"]["gradients"]
     (entry,) = page(made()).index["traces"]
     assert "this trace has no model" in entry["missing"]["gradients"]
@@ -398,7 +409,10 @@ def test_examples_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"methods": ["raw", "flows"]}, "methods must be one of 'raw', 'rollout', 'flow'; got 'flows'"),
+        (
+            {"methods": ["raw", "flows"]},
+            "methods must be one of 'raw', 'rollout', 'flow', 'blankout', ",
+        ),
         ({"queries": "some"}, "queries must be one of 'auto', 'all', 'main'; got 'some'"),
         ({"queries": 9}, "queries"),
         ({"importances": "maybe"}, "importances must be one of True, False, 'auto'; got 'maybe'"),
@@ -657,7 +671,9 @@ def test_a_target_that_is_none_stops_the_page() -> None:
     model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=8)).eval()  # fmt: skip
     trace = overt.trace(model, torch.tensor([[1, 2, 3]]))
-    with pytest.raises(ValueError, match="target"):
-        trace.html(target=99, unk=0)
-    [entry] = trace.html(target=1, unk=0).index["traces"]
+    with pytest.raises(ValueError, match="target must lie in 0 to 1"):
+        trace.html(target=99, unk=0, importances="auto")
+    with pytest.raises(ValueError, match="importances=True has them"):
+        trace.html(target=1, unk=0)
+    [entry] = trace.html(target=1, unk=0, importances=True).index["traces"]
     assert {one["target"] for one in entry["importances"]} == {"“LABEL_1”"}

@@ -23,7 +23,6 @@ import overt
 from families import BY_NAME, inputs_of
 from overt.models.agreement import AgreementClassifier
 from overt.recipes.plotting import run
-from overt.tracing.weighted import GraphKind
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
 from overt.view.plots.style import LESS, MORE
 
@@ -347,7 +346,7 @@ def test_negative_values_have_a_scale_around_zero() -> None:
         ("norm", {"norm of what is added", "rollout of norms", "flow of norms"}),
     ],
 )
-def test_titles_say_what_the_maps_hold(graph: GraphKind, words: set[str]) -> None:
+def test_titles_say_what_the_maps_hold(graph: str, words: set[str]) -> None:
     trace = made(graph=graph)
     figure = plot(trace)
     assert {axes.get_title().replace("\n", " ") for axes in figure.axes} - {""} == words

@@ -63,7 +63,7 @@ def test_position_terms_are_part_of_the_current_logits_before_mixing() -> None:
 @pytest.mark.parametrize("form", ["random", "dense"])
 def test_synthesizer_starts_as_the_average_of_its_map_and_the_dot_product(form: str) -> None:
     config = overt.Synthesizer(form, max_length=8)  # type: ignore[arg-type]
-    site = overt.Site(2, 4)
+    site = overt.mechanisms.Site(2, 4)
     layer = SynthesizerLayer(config, site).double()
     logits, query = random_maps(1, 2, 5, 6), random_maps(1, 2, 5, 4, seed=1)
     got = layer(logits, query)
@@ -82,7 +82,7 @@ def test_synthesizer_starts_as_the_average_of_its_map_and_the_dot_product(form: 
 
 
 def test_a_random_synthesizer_gives_a_later_row_its_own_row_of_the_map() -> None:
-    layer = SynthesizerLayer(overt.Synthesizer("random", 8), overt.Site(2, 4)).double()
+    layer = SynthesizerLayer(overt.Synthesizer("random", 8), overt.mechanisms.Site(2, 4)).double()
     logits, query = random_maps(1, 2, 5, 5), random_maps(1, 2, 5, 4)
     piece = layer(logits[:, :, 3:], query[:, :, 3:], first_row=3)
     torch.testing.assert_close(piece, layer(logits, query)[:, :, 3:])

@@ -15,7 +15,8 @@ import overt
 from families import BY_NAME, FAMILIES, SMALL, Family, build, eager, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
 from overt.tracing.capture import Call
-from overt.tracing.tracer import _Collector
+from overt.tracing.collect import Collector
+from overt.tracing.graphs.attention import Attention
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -294,15 +295,19 @@ def test_posterior_samples_have_mean_and_spread(attached: bool) -> None:
     again = overt.trace(model, inputs, samples=6)
     assert len(traced.draws) == 6
     drawn = torch.stack([draw.maps[1] for draw in traced.draws])
-    torch.testing.assert_close(traced.maps[1], drawn.mean(dim=0))
-    assert torch.equal(traced.maps[1], again.maps[1]), "the same seed draws the same"
-    assert not torch.equal(traced.maps[1], overt.trace(model, inputs, samples=6, seed=1).maps[1])
+    plain = overt.trace(model, inputs)
+    assert (traced.samples, plain.samples) == (6, 0)
+    assert torch.equal(traced.maps[1], plain.maps[1]), "maps are of the mean of the weights, samples or not"
+    torch.testing.assert_close(traced.spread().mean[:, 1].float(), drawn.mean(dim=0))
+    assert not torch.allclose(traced.maps[1], drawn.mean(dim=0), atol=1e-3), "which is another map"
+    assert torch.equal(traced.draws[1].maps[1], again.draws[1].maps[1]), "the same seed draws the same"
+    other = overt.trace(model, inputs, samples=6, seed=1)
+    assert not torch.equal(traced.draws[1].maps[1], other.draws[1].maps[1])
     mean, spread = traced.spread("rollout", queries=0)
     by_hand = torch.stack([traced.draw(i).rollout(queries=0) for i in range(6)])
     torch.testing.assert_close(mean, by_hand.mean(dim=0))
     torch.testing.assert_close(spread, by_hand.std(dim=0, correction=0))
     assert float(spread.max()) > 1e-4
-    plain = overt.trace(model, inputs)
     with pytest.raises(ValueError, match="no posterior samples were traced"):
         plain.spread("flow")
     with pytest.raises(ValueError, match="samples needs random weights"):
@@ -385,11 +390,11 @@ def test_long_traces_keep_one_average_per_layer() -> None:
 
 
 def test_only_averages_outlive_their_layer() -> None:
-    collector = _Collector("attention", False, False, None)
+    collector = Collector(Attention())
     weights = torch.rand(1, 2, 3, 3)
     collector(Call("a.0.b", "a", "encoder", weights))
     assert collector.calls[0].weights.untyped_storage().nbytes() == 0
-    assert collector.maps[0].untyped_storage().nbytes() == 4 * 9
+    assert collector.map(0).untyped_storage().nbytes() == 4 * 9
 
 
 def test_threads_take_turns_and_leave_the_model_as_it_was() -> None:

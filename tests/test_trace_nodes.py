@@ -24,8 +24,10 @@ from torch_geometric.utils import add_self_loops, softmax, to_torch_coo_tensor, 
 import overt
 from overt.models.graph_attention import GATConv as OurGATConv
 from overt.tracing import nodes as module
-from overt.tracing.nodes import Neighbours, NodeTrace, trace_nodes
-from overt.tracing.tracer import Trace
+from overt.tracing.node_tracer import trace_nodes
+from overt.tracing.nodes import Neighbours, NodeTrace
+from overt.tracing.result import Trace
+from overt.view.neighbourhood import page_data
 from overt.view.nodes import _angles, plot_neighbours
 
 BY_METHOD = pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
@@ -113,7 +115,7 @@ def max_flows(levels: list[np.ndarray], node: int) -> list[float]:
 def test_a_plain_layer_gives_what_return_attention_weights_gives(kind: Any, loops: bool) -> None:
     data = graph()
     layer = kind(5, 4, heads=3, add_self_loops=loops, dropout=0.6)
-    found = trace_nodes(layer, data.x, data.edge_index)
+    found = trace_nodes(layer, data.x, data.edge_index, heads=True)
     _, (edges, weights) = layer.eval()(data.x, data.edge_index, return_attention_weights=True)
     assert torch.equal(found.edges[0], edges)
     assert torch.equal(found.weights[0], weights.detach())
@@ -215,7 +217,7 @@ def test_what_a_layer_does_to_its_weights_later_does_not_reach_the_trace() -> No
 
 def test_heads_may_be_averaged_at_once() -> None:
     data, net = graph(), Net(GATConv(5, 4, heads=3), GATConv(12, 4, heads=2))
-    whole, short = trace_nodes(net, data), trace_nodes(net, data, heads=False)
+    whole, short = trace_nodes(net, data, heads=True), trace_nodes(net, data)
     assert (whole.heads, short.heads) == ([3, 2], [1, 1])
     torch.testing.assert_close(short.flow(3), whole.flow(3), rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="needs weights of single heads"):
@@ -331,13 +333,13 @@ def test_spread_is_numpys_over_the_draws(method: str) -> None:
 
 def test_draws_are_the_chains_own_and_weights_those_of_evaluation() -> None:
     data, net = graph(), bayesian()
-    trace = trace_nodes(net, data, samples=3, step=7, seed=11)
-    again = trace_nodes(net, data, samples=2, step=7, seed=11)
-    other = trace_nodes(net, data, samples=2, step=7, seed=12)
+    trace = trace_nodes(net, data, samples=3, step=7, seed=11, heads=True)
+    again = trace_nodes(net, data, samples=2, step=7, seed=11, heads=True)
+    other = trace_nodes(net, data, samples=2, step=7, seed=12, heads=True)
     assert trace.draws[0].shape == (3, trace.edges[0].shape[1], 3)
     assert torch.equal(trace.draws[1][:2], again.draws[1])
     assert not torch.equal(again.draws[1], other.draws[1])
-    assert torch.equal(trace.weights[0], trace_nodes(net, data).weights[0])
+    assert torch.equal(trace.weights[0], trace_nodes(net, data, heads=True).weights[0])
     layer = net.layers[0].eval()
     with overt.Chain(step=7, seed=11, sample=2, kl=False):
         _, (_, expected) = layer(data.x, data.edge_index, return_attention_weights=True)
@@ -404,7 +406,7 @@ def test_an_isolated_node_draws_on_nothing() -> None:
     assert (table.ids.tolist(), table.hops.tolist()) == ([3], [0])
     assert not torch.cat([table.raw.flatten(), table.rollout, table.value("flow")]).any()
     assert "·" in str(table)
-    assert trace.page(3)["edges"] == []
+    assert page_data(trace, 3)["edges"] == []
 
 
 @given(traces(depth=(1, 3)), st.sampled_from([0.0, 0.3]))
@@ -426,7 +428,7 @@ def test_a_page_is_json_and_holds_what_the_methods_say() -> None:
     data = graph()
     trace = trace_nodes(bayesian(), data, samples=3)
     labels = torch.arange(12) % 3
-    page = trace.page(4, labels=labels, names=[f"n{one}" for one in range(12)])
+    page = page_data(trace, 4, labels=labels, names=[f"n{one}" for one in range(12)])
     assert json.loads(json.dumps(page, allow_nan=False)) == page
     assert (page["node"], page["layers"], page["samples"], page["left_out"]) == (4, 2, 3, 0)
     table = trace.neighbours(4)
@@ -441,18 +443,18 @@ def test_a_page_is_json_and_holds_what_the_methods_say() -> None:
     for source, edge in into.items():
         assert edge["weight"] == edge["share"] == pytest.approx(float(mean[1, source]))
         assert edge["spread"] == pytest.approx(float(spread[1, source]))
-    few = trace.page(4, top=2)
+    few = page_data(trace, 4, top=2)
     kept = {one["id"] for one in few["nodes"]}
     assert {edge[end] for edge in few["edges"] for end in ("source", "target")} <= kept
     assert len(kept) + few["left_out"] == len(table)
-    assert trace_nodes(bayesian(), data).page(4)["nodes"][0]["rollout_spread"] is None
+    assert page_data(trace_nodes(bayesian(), data), 4)["nodes"][0]["rollout_spread"] is None
 
 
 # Files
 
 
 def test_a_saved_trace_comes_back_whole(tmp_path: Path) -> None:
-    trace = trace_nodes(bayesian(), graph(), samples=2)
+    trace = trace_nodes(bayesian(), graph(), samples=2, heads=True)
     trace.save(tmp_path / "t.safetensors")
     back = NodeTrace.load(tmp_path / "t.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["t.safetensors"]
@@ -460,7 +462,7 @@ def test_a_saved_trace_comes_back_whole(tmp_path: Path) -> None:
     assert back.edges[0] is back.edges[1]
     for name in ("edges", "weights", "draws"):
         assert all(map(torch.equal, getattr(back, name), getattr(trace, name)))
-    assert back.page(3) == trace.page(3)
+    assert page_data(back, 3) == page_data(trace, 3)
 
 
 def test_files_of_others_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -526,7 +528,7 @@ def refused() -> list[Any]:
         (Odd(5, 4), (data,), {}, "weights of Odd must be finite and not negative"),
         (Wrong(5, 4), (data,), {}, "no attention ran"),
         (GATConv(5, 4), (data,), {"samples": 2}, "samples needs random weights: .*Bayesian"),
-        (GATConv(5, 4), (data,), {"samples": 0}, "samples must be a whole number of at least 1, got 0"),
+        (GATConv(5, 4), (data,), {"samples": -1}, "samples must be a whole number of at least 0, got -1"),
     ]  # fmt: skip
 
 
@@ -568,14 +570,14 @@ def test_a_model_that_is_none_is_refused() -> None:
         (lambda t: t.neighbours(0, heads="each"), 'heads must be "mean" or a list'),
         (lambda t: t.neighbours(0, layer=None), "layer must be one number"),
         (lambda t: t.neighbours(0).value("size"), "method must be one of"),
-        (lambda t: t.page(0, labels=[1]), "labels must have one entry for each of 12 nodes, got 1"),
-        (lambda t: t.page(0, top=0), "top must be a whole number of at least 1"),
+        (lambda t: page_data(t, 0, labels=[1]), "labels must have one entry for each of 12 nodes, got 1"),
+        (lambda t: page_data(t, 0, top=0), "top must be a whole number of at least 1"),
         (lambda t: plot_neighbours(t, 0, method="size"), "method must be one of"),
         (lambda t: plot_neighbours(t, 0, names="ab"), "names must have one entry for each of 12"),
     ],
 )
 def test_wrong_arguments_are_named(call: Any, said: str) -> None:
-    trace = trace_nodes(Net(GATConv(5, 4, heads=3), GATConv(12, 4, heads=2)), graph())
+    trace = trace_nodes(Net(GATConv(5, 4, heads=3), GATConv(12, 4, heads=2)), graph(), heads=True)
     with pytest.raises(ValueError, match=said) as caught:
         call(trace)
     assert "\n" not in str(caught.value)

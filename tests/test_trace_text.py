@@ -112,7 +112,7 @@ def test_the_command_prints_a_table_and_saves(folder: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     text = plain(result.output)
     assert "encoder, layer 3 of 3, what '[CLS]' draws on" in text
-    for word in ("the", "key", "flow", "blankout", "[SEP]", "◂"):
+    for word in ("the", "key", "flow", "blank-out", "[SEP]", "◂"):
         assert word in text
     assert overt.Trace.load(out).tokens[0][1] == "the"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from overt.tracing.nodes import NodeTrace
-from overt.tracing.tracer import Draw, Trace
+from overt.tracing.result import Draw, Trace
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "cabinets", "is", "lost", "[SEP]"]
 

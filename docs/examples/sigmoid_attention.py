@@ -31,7 +31,7 @@ class SigmoidAttentionLayer(overt.MechanismLayer):
 
     sums_to_one = False
 
-    def __init__(self, config: SigmoidAttention, site: overt.Site) -> None:
+    def __init__(self, config: SigmoidAttention, site: overt.mechanisms.Site) -> None:
         super().__init__(config, site)
         self.bias = nn.Parameter(torch.full((site.heads, 1, 1), config.bias))
 

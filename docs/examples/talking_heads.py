@@ -30,7 +30,7 @@ class TalkingHeads(overt.Mechanism):
 class TalkingHeadsLayer(overt.MechanismLayer):
     """One heads × heads matrix on each side of the softmax."""
 
-    def __init__(self, config: TalkingHeads, site: overt.Site) -> None:
+    def __init__(self, config: TalkingHeads, site: overt.mechanisms.Site) -> None:
         super().__init__(config, site)
         # The rows of `after` may sum to anything, and have negative entries.
         self.sums_to_one, self.signed = not config.after, config.after

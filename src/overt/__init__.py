@@ -1,9 +1,11 @@
 """Overt: attention, out in the open."""
 
+from typing import Any
+
 from overt import judge
+from overt._version import __version__
 from overt.attaching import Posterior, attach, describe, detach, kl, load, penalty, posterior
 from overt.mechanisms.attention import MultiheadAttention
-from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import naive
 from overt.mechanisms.builtin import Bayesian, Evolving, Synthesizer
 from overt.mechanisms.call import AttentionCall, EdgeCall
@@ -11,16 +13,12 @@ from overt.mechanisms.chain import Chain
 from overt.mechanisms.evolving import evolve
 from overt.mechanisms.mechanism import Mechanism, MechanismLayer, register_mechanism
 from overt.mechanisms.scores import RelativePosition, RelativePosition2d
-from overt.mechanisms.site import Site
 from overt.models.transformer import Decoder, Encoder
-from overt.tracing import Spread, Trace, flow, raw, rollout, trace
-from overt.view.pages import Page, page
-
-__version__ = "0.1.0"
+from overt.tracing import Trace, flow, raw, rollout, trace
+from overt.view import page
 
 __all__ = [
     "AttentionCall",
-    "AttentionMap",
     "Bayesian",
     "Chain",
     "Decoder",
@@ -30,14 +28,12 @@ __all__ = [
     "Mechanism",
     "MechanismLayer",
     "MultiheadAttention",
-    "Page",
     "Posterior",
     "RelativePosition",
     "RelativePosition2d",
-    "Site",
-    "Spread",
     "Synthesizer",
     "Trace",
+    "__version__",
     "attach",
     "describe",
     "detach",
@@ -55,3 +51,22 @@ __all__ = [
     "rollout",
     "trace",
 ]
+
+_MOVED = {
+    "AttentionMap": "overt.mechanisms",
+    "Page": "overt.view",
+    "Site": "overt.mechanisms",
+    "Spread": "overt.tracing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names that moved to their packages, with a warning."""
+    if name not in _MOVED:
+        raise AttributeError(f"module 'overt' has no attribute {name!r}")
+    import importlib
+    import warnings
+
+    place = _MOVED[name]
+    warnings.warn(f"overt.{name} has moved: {place}.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module(place), name)

@@ -7,10 +7,23 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from overt.tracing.graphs.graph import graphs
+from overt.tracing.methods.method import edge_methods, methods
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
+METHODS, READERS, EDGES = _listed(methods()), _listed(methods("maps")), _listed(edge_methods())
+GRAPHS = _listed(graphs())
 
 app = typer.Typer(
     help="Overt: attention, out in the open. Better attention maps, put into real models, read honestly.",
@@ -129,7 +142,7 @@ def trace(
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option(help="raw, rollout, flow, blankout or gradients; may be given several times."),
+        typer.Option(help=f"{METHODS}; may be given several times. By default all that read maps."),
     ] = None,
     layer: Annotated[int, typer.Option(help="Which layer; −1 is the last.")] = -1,
     query: Annotated[
@@ -138,11 +151,13 @@ def trace(
     decoder: Annotated[
         str | None, typer.Option(help="What the decoder is fed; by default the model writes it.")
     ] = None,
-    residual: Annotated[float, typer.Option(help="Weight of the residual connection.")] = 0.5,
+    residual: Annotated[
+        float | None, typer.Option(help="Weight of the residual connection; by default the graph's own.")
+    ] = None,
     receptive_field: Annotated[
         bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
     ] = False,
-    graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
+    graph: Annotated[str, typer.Option(help=f"{GRAPHS}.")] = "attention",
     out: Annotated[
         Path | None,
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
@@ -154,7 +169,7 @@ def trace(
     run(
         text,
         model,
-        methods=method or ["raw", "rollout", "flow"],
+        methods=method or None,
         layer=layer,
         query=query,
         decoder=decoder,
@@ -181,14 +196,16 @@ def plot(
     query: Annotated[int | None, typer.Option(help="Whose row: a position.")] = None,
     layer: Annotated[int | None, typer.Option(help="Which layer, from 0; −1 is the last.")] = None,
     head: Annotated[int | None, typer.Option(help="Which head, from 0.")] = None,
-    method: Annotated[str | None, typer.Option(help="raw, rollout or flow.")] = None,
-    importances: Annotated[bool, typer.Option(help="Blank-out and gradients under a strip.")] = False,
+    method: Annotated[str | None, typer.Option(help=f"{READERS}.")] = None,
+    importances: Annotated[
+        bool, typer.Option(help="What runs the model, blank-out and gradients, under a strip.")
+    ] = False,
     special: Annotated[bool, typer.Option(help="Show special tokens too.")] = False,
     columns: Annotated[int, typer.Option(help="Width: one column of a paper (3.3 in) or two (6.9 in).")] = 1,
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     decoder: Annotated[str | None, typer.Option(help="What an encoder–decoder's decoder is fed.")] = None,
     samples: Annotated[int, typer.Option(help="Posterior samples, for uncertainty.", min=1)] = 20,
-    graph: Annotated[str, typer.Option(help="attention, effective, norm or gradient.")] = "attention",
+    graph: Annotated[str, typer.Option(help=f"{GRAPHS}.")] = "attention",
     dpi: Annotated[float, typer.Option(help="Of .png.")] = 300.0,
 ) -> None:
     """Draw one view of a trace for a paper."""
@@ -257,7 +274,7 @@ def neighbours(
     run: Annotated[
         Path | None, typer.Option(help="Folder of `overt reproduce bam-table-1`; runs/bam-graphs by default.")
     ] = None,
-    method: Annotated[str, typer.Option(help="What to order by: raw, rollout or flow.")] = "rollout",
+    method: Annotated[str, typer.Option(help=f"What to order by: {EDGES}.")] = "rollout",
     samples: Annotated[int, typer.Option(help="Posterior samples.", min=1)] = 20,
     out: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
     page: Annotated[

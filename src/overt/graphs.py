@@ -6,8 +6,9 @@ Fan et al. 2020; `trace` records which neighbours a node draws on, and `plot_nei
 
 from overt.models.gat import GAT
 from overt.models.graph_attention import GATConv, GATv2Conv
+from overt.tracing.node_tracer import trace_nodes as trace
 from overt.tracing.nodes import Neighbours, NodeTrace
-from overt.tracing.nodes import trace_nodes as trace
+from overt.view.neighbourhood import page_data
 from overt.view.nodes import plot_neighbours
 
-__all__ = ["GAT", "GATConv", "GATv2Conv", "Neighbours", "NodeTrace", "plot_neighbours", "trace"]
+__all__ = ["GAT", "GATConv", "GATv2Conv", "Neighbours", "NodeTrace", "page_data", "plot_neighbours", "trace"]

@@ -12,7 +12,7 @@ import { Store } from "../../src/overt/view/viewer/store.js";
 import { stripView } from "../../src/overt/view/viewer/strip.js";
 import { escaped, fitted, SvgSurface, textWidth } from "../../src/overt/view/viewer/surface.js";
 import { direction, mostlyRightToLeft, number, percent, shown } from "../../src/overt/view/viewer/words.js";
-import { drawn, traceOf } from "./record.js";
+import { drawn, HALF, METHODS, traceOf } from "./record.js";
 
 // --- bytes and fields
 
@@ -392,6 +392,49 @@ test("importances say of which tokens the page has them", () => {
 test("what is not in the page is said under the strip", () => {
   const trace = traceOf({ tokens: ["a", "b"], missing: { blankout: "no blank-out: the model has no outputs" } }, { mean: [[[[1, 0], [0, 1]]]] });
   assert.ok(drawn(stripView, trace, { method: "raw" }).texts.includes("no blank-out: the model has no outputs"));
+});
+
+test("a method that no view has heard of is one of the trace's where the page has it, and has its strip", () => {
+  const map = [[1, 0], [0.25, 0.75]];
+  const methods = [...METHODS, HALF];
+  const trace = traceOf({ tokens: ["a", "b"], methods }, { mean: [[map]], half: [[[[0.5, 0.125], [0.25, 0.5]]]] });
+  assert.deepEqual(trace.methods, ["raw", "half"]);
+  assert.deepEqual(trace.offered.map((one) => one.name), ["raw", "rollout", "flow", "half"]);
+  assert.equal(trace.measure("half"), "half rollout, share");
+  assert.equal(trace.nearest({ layer: 0, query: 0, method: "half", group: "" }).method, "half");
+  assert.deepEqual(Array.from(trace.row("half", 0, 1).values), [0.25, 0.5]);
+  const surface = drawn(stripView, trace, { query: 1, method: "half" });
+  assert.ok(surface.texts.includes("half rollout") && surface.texts.includes("half rollout, share"), surface.texts.join("|"));
+  assert.ok(surface.texts.includes("raw, weight"));
+  const cells = surface.hits.filter((hit) => typeof hit.target === "function").map((hit) => hit.target(hit.x + 1));
+  assert.deepEqual(cells.map((one) => one.select.method), ["raw", "half"]);
+  assert.match(cells[1].tip, /^a: 0\.250\nhalf rollout, share, layer 1$/);
+  const without = traceOf({ tokens: ["a", "b"], methods, missing: { half: "half rollout takes long" } }, { mean: [[map]] });
+  assert.deepEqual(without.methods, ["raw"]);
+  assert.ok(drawn(stripView, without, { method: "raw" }).texts.includes("half rollout takes long"));
+  const few = traceOf({ tokens: ["a", "b"], methods, queries: { half: [0] } }, { mean: [[map]], half: [[[[1, 0]]]] });
+  assert.match(few.row("half", 0, 1).missing, /the page has half rollout of one query only/);
+  assert.equal(traceOf({ tokens: ["a"], methods }, {}).row("half", 0, 0).missing, "the page has no half rollout");
+});
+
+test("the strip has room for the names of methods, and long ones do not run into the numbers of layers", () => {
+  const long = { ...HALF, title: "a name that is much too long for its place" };
+  const trace = traceOf({ tokens: ["a", "b"], methods: [...METHODS, long] }, { mean: [[[[1, 0], [0, 1]]]], half: [[[[1, 0], [0, 1]]]] });
+  const surface = drawn(stripView, trace, { method: "raw" }, 390);
+  const name = surface.of("text").find((call) => call.at[0].startsWith("a name that") && call.look.weight === 600);
+  const layer = surface.of("text").find((call) => call.at[0] === "1" && call.look.align === "right");
+  assert.ok(name.at[1] + textWidth(name.at[0], 12, 600) < layer.at[1] - 6, name.at[0]);
+});
+
+test("maps that are not attention are named with their methods, attention is not", () => {
+  const map = [[1, 0], [0.25, 0.75]];
+  const made = (about) => traceOf({ tokens: ["a", "b"], ...about }, { mean: [[map]], rollout: [[map]] });
+  const norms = made({ graph: "norm", graph_title: "norm of what is added" });
+  assert.equal(norms.measure("raw"), "raw norm of what is added, weight");
+  assert.equal(norms.measure("rollout"), "rollout over norm of what is added, share");
+  assert.equal(made().measure("rollout"), "rollout, share");
+  assert.ok(drawn(stripView, norms).texts.includes("maps: norm of what is added"));
+  assert.ok(!drawn(stripView, made()).texts.some((text) => text.startsWith("maps")));
 });
 
 test("a selection is fitted to the trace that shows it", () => {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { crossLines, crossView } from "../../src/overt/view/viewer/cross.js";
-import { drawn as drawnAs, Recorder, traceOf } from "./record.js";
+import { drawn as drawnAs, HALF, METHODS, Recorder, traceOf } from "./record.js";
 import { palette } from "../../src/overt/view/viewer/colour.js";
 
 /** As a pane draws it: with the nearest selection that the trace has. */
@@ -17,10 +17,10 @@ const SELF = [[1, 0, 0], [0.4, 0.6, 0], [0.2, 0.3, 0.5]];
 const CROSS = [[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.05, 0.05, 0.8, 0.1]];
 const ROLLOUT = [[0.1, 0.2, 0.1, 0.1, 0.5, 0, 0], [0.1, 0.1, 0.1, 0.1, 0.2, 0.4, 0], [0.1, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1]];
 
-function pair({ source = SOURCE, target = TARGET, self = SELF, cross = CROSS, rollout = ROLLOUT, flow = null, ...more } = {}) {
+function pair({ source = SOURCE, target = TARGET, self = SELF, cross = CROSS, rollout = ROLLOUT, flow = null, half = null, ...more } = {}) {
   const tokens = [...source, ...target];
   const groups = { cross: { layers: 1, heads: 0, rows: [source.length, tokens.length], columns: [0, source.length] } };
-  const fields = { mean: [[self]], "cross mean": [[cross]], ...(rollout && { rollout: [[rollout]] }), ...(flow && { flow: [[flow]] }) };
+  const fields = { mean: [[self]], "cross mean": [[cross]], ...(rollout && { rollout: [[rollout]] }), ...(flow && { flow: [[flow]] }), ...(half && { half: [[half]] }) };
   return traceOf({ tokens, source: source.length, kind: "encoder–decoder", groups, ...more }, fields);
 }
 
@@ -82,6 +82,23 @@ test("the parts of source and target in rollout are said", () => {
 test("raw is two distributions, each by its name", () => {
   const texts = drawn(crossView, pair(), { method: "raw", query: 2 }).texts;
   assert.ok(texts.includes("source · cross-attention") && texts.includes("target · self-attention"));
+});
+
+test("of a row that both share, raw says how much is the source's and how much the target's", () => {
+  const joint = { self: SELF.map((row) => row.map((value) => 0.25 * value)), cross: CROSS.map((row) => row.map((value) => 0.75 * value)) };
+  const { texts } = drawn(crossView, pair({ ...joint, joint: true, graph: "zeroing", graph_title: "value zeroing" }), { method: "raw", query: 2 });
+  assert.ok(texts.includes("source · cross-attention, 75 %") && texts.includes("target · self-attention, 25 %"), texts.join("|"));
+  assert.ok(texts.includes("raw value zeroing, weight"));
+  assert.ok(texts.includes("value zeroing, the source’s part, layer 1, mean of heads"));
+});
+
+test("a method that no view has heard of is shown by its title, its shares as shares", () => {
+  const trace = pair({ methods: [...METHODS, HALF], half: ROLLOUT });
+  const surface = drawn(crossView, trace, { method: "half", query: 2 });
+  assert.ok(surface.texts.includes("half rollout, share"));
+  assert.ok(surface.texts.includes("source · 70 % of half rollout") && surface.texts.includes("target · 30 % of half rollout"));
+  assert.ok(surface.texts.includes("half rollout of every target token, the source’s part, layer 1"));
+  assert.match(tipOf(surface, 1), /^old\nsource 1\nhalf rollout, share: 0\.300$/);
 });
 
 test("flow is told in amounts, not in shares", () => {

@@ -3,7 +3,7 @@ import test from "node:test";
 import { palette } from "../../src/overt/view/viewer/colour.js";
 import { graphLayout, graphTotals, graphView } from "../../src/overt/view/viewer/graph.js";
 import { GraphEdges, graphPaths, graphRow, GraphTop } from "../../src/overt/view/viewer/graph_paths.js";
-import { drawn as drawnAs, fieldOf, traceOf } from "./record.js";
+import { drawn as drawnAs, fieldOf, HALF, METHODS, traceOf } from "./record.js";
 
 /** As a pane draws it: with the nearest selection that the trace has. */
 function drawn(view, trace, state = {}, ...more) {
@@ -218,6 +218,82 @@ test("raw paths of an encoder–decoder are rollout's without a residual: its la
   assert.match(said("raw"), /without a residual it passes on nothing of the target/);
 });
 
+/** One decoder layer whose self-attention and cross-attention share a row: of target 1, 0.5 + 0.1 on the source, 0.4 on the target. */
+function joint(about = {}) {
+  const fields = { mean: [[[[0.2, 0], [0.1, 0.3]]]], "cross mean": [[[[0.6, 0.2], [0.5, 0.1]]]] };
+  const groups = { cross: { layers: 1, heads: 0, rows: [2, 4], columns: [0, 2] } };
+  const tokens = ["alt", "neu", "old", "new"];
+  return traceOf({ tokens, source: 2, kind: "encoder–decoder", graph: "value zeroing", graph_title: "value zeroing", groups, joint: true, residual: 0, ...about }, fields);
+}
+
+test("of a row that cross-attention and self-attention share, the target's part passes through to it", () => {
+  const rolled = (about) => graphPaths(joint(about), "rollout", 0, 1);
+  near(rolled().totals, [0.5, 0.1, 0.1, 0.3]);
+  near(graphPaths(joint(), "raw", 0, 1).totals, [0.5, 0.1, 0.1, 0.3]);
+  // Cross: 0.7 · (0.5, 0.1 | 0.4 to itself) + 0.3 to itself. Self: 0.7 · (0.1, 0.3) / 0.4 + 0.3 to itself.
+  const through = 0.7 * 0.4 + 0.3;
+  near(rolled({ residual: 0.3, unit: true }).totals, [0.35, 0.07, through * 0.7 * 0.25, through * (0.7 * 0.75 + 0.3)]);
+  // Where rows are not divided before the residual joins, they are after: 0.28 + 0.3 of self-attention.
+  near(rolled({ residual: 0.3 }).totals, [0.35, 0.07, (through * 0.07) / 0.58, (through * 0.51) / 0.58]);
+  near(graphPaths(joint({ joint: false }), "raw", 0, 1).totals, [0.5, 0.1, 0, 0]); // two rows: nothing passes
+  const { edges, lost } = rolled();
+  assert.deepEqual(edges.map((edge) => [edge.from, edge.to]).sort(), [[3, 0], [3, 1], [3, 2], [3, 3]]);
+  assert.equal(lost, 0);
+});
+
+test("two layers of shared rows are the product of whole levels", () => {
+  const roll = dice(9);
+  const [source, target] = [3, 4];
+  const size = source + target;
+  const rows = [0, 1].map(() => attention(target, size, roll).map((row, i) => {
+    const seen = row.map((value, j) => (j - source > i ? 0 : value));
+    const sum = seen.reduce((a, b) => a + b, 0);
+    return seen.map((value) => value / sum);
+  }));
+  const encoder = attention(source, source, roll);
+  const self = rows.map((map) => map.map((row) => row.slice(source)));
+  const cross = rows.map((map) => map.map((row) => row.slice(0, source)));
+  const groups = { encoder: { layers: 1, heads: 0, rows: [0, 3], columns: [0, 3] }, cross: { layers: 2, heads: 0, rows: [3, 7], columns: [0, 3] } };
+  const fields = { mean: self.map((map) => [map]), "cross mean": cross.map((map) => [map]), "encoder mean": [[encoder]] };
+  const tokens = ["der", "alte", "Schlüssel", "<s>", "the", "old", "key"];
+  const whole = (fill) => Array.from({ length: size }, (_, i) => Array.from({ length: size }, (_, j) => fill(i, j)));
+  for (const residual of [0, 0.4]) {
+    const trace = traceOf({ tokens, source, kind: "encoder–decoder", groups, joint: true, unit: true, residual }, fields);
+    const mix = (value, same) => (1 - residual) * value + (same ? residual : 0);
+    const total = (row) => row.reduce((a, b) => a + b, 0);
+    const levels = [
+      whole((i, j) => (i < source ? (j < source ? mix(encoder[i][j], i === j) : 0) : Number(i === j))),
+      ...self.flatMap((map, layer) => [
+        whole((i, j) => (i >= source && j >= source ? mix(map[i - source][j - source] / total(map[i - source]), i === j) : Number(i === j))),
+        whole((i, j) => (i < source ? Number(i === j) : mix(j < source ? cross[layer][i - source][j] : i === j ? total(map[i - source]) : 0, i === j))),
+      ]),
+    ];
+    const product = levels.reduceRight((above, level) => (above ? times(above, level) : level), null);
+    for (let query = 0; query < target; query++) {
+      near(graphPaths(trace, "rollout", 1, query).totals, product[source + query]);
+      if (!residual) near(graphPaths(trace, "raw", 1, query).totals, product[source + query]);
+    }
+  }
+});
+
+test("what packing left out of shared rows is made up for in both", () => {
+  const trace = joint();
+  for (const field of trace.fields.values()) {
+    const row = field.row;
+    field.row = (map, i) => row(map, i).map((value) => 0.95 * value);
+    field.dropped.fill(0.05);
+  }
+  const { totals, lost } = graphPaths(trace, "rollout", 0, 1);
+  near(totals, [0.5, 0.1, 0.1, 0.3]);
+  assert.ok(Math.abs(lost - 0.05) < 1e-6, `0.05 of either part is 0.05 of the row, got ${lost}`);
+});
+
+test("a shared row is not said to keep the target from passing", () => {
+  const said = (trace) => drawn(graphView, trace, { method: "raw", picked: true, layer: 0, query: 1 }).texts.join(" ");
+  assert.doesNotMatch(said(joint()), /passes on nothing of the target/);
+  assert.match(said(joint({ joint: false })), /passes on nothing of the target/);
+});
+
 test("tokens of an encoder–decoder are counted from 0 in source and target", () => {
   const { trace } = pair();
   const { x, y } = graphLayout(trace, 900);
@@ -312,7 +388,55 @@ test("flow goes in straight lines to the input, and the drawing says why", () =>
   const ends = surface.of("line").filter((line) => line.at[0] === x(3) && line.at[2] === x(0));
   assert.deepEqual(new Set(ends.map((line) => line.at[3])), new Set(words.map((_, i) => y(i))));
   for (const line of ends) assert.equal(line.at[1], y(1));
-  assert.ok(surface.texts.some((text) => text.startsWith("a maximum flow can take many ways")));
+  assert.ok(surface.texts.includes("flow is no sum over paths: its amounts are drawn, straight to the input"));
+});
+
+test("a method that no view has heard of is drawn in straight lines, by its title and its measure", () => {
+  const halves = small().rollouts.map((map) => map.map((row) => row.map((value) => 0.5 * value)));
+  const { trace } = small({ methods: [...METHODS, HALF] }, () => ({ half: halves.map((map) => [map]) }));
+  const { x, y } = graphLayout(trace, 900);
+  const plain = drawn(graphView, trace, { method: "half" });
+  assert.equal(plain.of("curve").length, 3 * 25);
+  assert.ok(plain.texts.includes("half rollout, share"));
+  const state = { method: "half", picked: true, layer: 2, query: 1 };
+  const surface = drawn(graphView, trace, state);
+  assert.equal(surface.of("curve").length, 0);
+  const ends = surface.of("line").filter((line) => line.at[0] === x(3) && line.at[2] === x(0));
+  assert.deepEqual(new Set(ends.map((line) => line.at[3])), new Set(words.map((_, i) => y(i))));
+  assert.ok(surface.texts.includes("half rollout of “key”, layer 3, share"), surface.texts.join("|"));
+  assert.ok(surface.texts.includes("half rollout is no sum over paths: its shares are drawn, straight to the input"));
+  assert.match(hitAt(surface, 20, y(1)).tip, new RegExp(`\nhalf rollout, share: ${halves[2][1][1].toFixed(3)}$`));
+  assert.match(graphView.describe({ trace, seen: trace.nearest({ ...state, head: null }) }), /draws on \(half rollout, share\): /);
+});
+
+test("one that is a sum over paths is drawn like rollout, with the residual", () => {
+  const { rollouts } = small();
+  const twin = { ...HALF, name: "twin", title: "twin", paths: true };
+  const { trace } = small({ methods: [...METHODS, twin] }, () => ({ twin: rollouts.map((map) => [map]) }));
+  const curves = (method) => JSON.stringify(drawn(graphView, trace, { method, picked: true, layer: 2, query: 4 }).of("curve"));
+  assert.ok(curves("twin").length > 100);
+  assert.equal(curves("twin"), curves("rollout"));
+});
+
+test("maps that are not attention are said to be what they are", () => {
+  const about = { graph: "norm", graph_title: "norm of what is added", unit: true };
+  const { trace } = small(about, (maps, rollouts) => ({ flow: rollouts.map((map) => [map]) }));
+  const titles = { raw: "raw norm of what is added", rollout: "rollout over norm of what is added", flow: "flow over norm of what is added, amount" };
+  for (const [method, title] of Object.entries(titles)) assert.ok(drawn(graphView, trace, { method }).texts.includes(title), method);
+  const told = (method) => graphView.describe({ trace, seen: trace.nearest({ method, picked: true, layer: 1, query: 1, head: null }) });
+  assert.match(told("raw"), /draws on \(product of raw weights, norm of what is added, layer 2 to the input\): /);
+  assert.match(told("rollout"), /draws on \(rollout over norm of what is added, share\): /);
+  const plain = small().trace;
+  assert.ok(!drawn(graphView, plain, { method: "rollout" }).texts.some((text) => text.includes("attention")));
+});
+
+test("rows that do not sum to one are divided by their sum before the residual joins where the index says so", () => {
+  const map = [[0.2, 0.4], [3, 1]];
+  const paths = (more) => graphPaths(traceOf({ tokens: ["a", "b"], residual: 0.5, ...more }, { mean: [[map]] }), "rollout", 0, 1).totals;
+  near(paths({ unit: true }), [0.375, 0.625]);
+  near(paths({}), [1.5 / 2.5, 1 / 2.5]); // after it
+  near(paths({ signed: true }), [1.5, 1]); // as they are
+  near(paths({ unit: true, signed: true }), [0.375, 0.625]);
 });
 
 test("rows that the page has not are said, the others drawn", () => {
@@ -430,7 +554,7 @@ test("the status says what a picked node draws on", () => {
 });
 
 test("negative weights have a colour of their own, on a scale with both signs", () => {
-  const trace = traceOf({ tokens: ["a", "b"], graph: "effective" }, { mean: [[[[0.5, -0.25], [0.1, 0.2]]]] });
+  const trace = traceOf({ tokens: ["a", "b"], signed: true }, { mean: [[[[0.5, -0.25], [0.1, 0.2]]]] });
   const surface = drawn(graphView, trace, { method: "raw" });
   const colours = surface.of("curve").map((call) => call.look.stroke);
   assert.equal(new Set(colours).size, 4);

@@ -50,6 +50,14 @@ test("every head of every layer has a thumbnail, the mean before them", () => {
   assert.equal(hits[7].target.tip, `layer 2, head 2\nlargest weight ${((2 + 10 + 400 + 4000) / 1e5).toFixed(4).replace(/0$/, "")}`);
 });
 
+test("maps that are not attention are said to be what they are", () => {
+  const trace = made({ graph: "norm", graph_title: "norm of what is added" });
+  assert.ok(drawn(headsView, trace, {}, 1280).texts.includes("norm of what is added, weight in the enlarged map"));
+  const seen = { group: "", layer: 1, head: 2, query: 0, token: null };
+  assert.match(headsView.describe({ trace, seen }), /^norm of what is added, layer 2 of 3, head 3: /);
+  assert.match(headsView.describe({ trace: made(), seen }), /^layer 2 of 3, head 3: /);
+});
+
 test("the chosen thumbnail has a frame, and no other has", () => {
   const surface = drawn(headsView, made(), { layer: 1, head: 2, query: 3 }, 1280);
   const frames = surface.of("rect").filter((call) => call.look.stroke === theme.select && call.look.line === 2.5);

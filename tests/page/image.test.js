@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 import { imagePatches, imageSize, imageView } from "../../src/overt/view/viewer/image.js";
-import { drawn, traceOf } from "./record.js";
+import { drawn, HALF, METHODS, traceOf } from "./record.js";
 
 const TOKENS = ["[CLS]", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"];
 const ROW = [0.4, 0, 0.1, 0.2, 0.1, 0.15, 0.05];
@@ -58,7 +58,17 @@ test("each layer is a picture of its patches, the chosen one large as well, on o
   assert.equal(light(first.at[0], 2), light(second.at[0], 5), "0.2 is 0.2 in every layer");
   assert.ok(light(second.at[0], 0) < light(second.at[0], 5), "0.3 is the darkest");
   assert.ok(surface.texts.includes("0.300"), "where the scale ends: CLS is no patch");
-  assert.match(surface.texts.join(" "), /40 % of the weight is on other tokens/);
+  assert.match(surface.texts.join(" "), /40 % of rollout is on other tokens/);
+});
+
+test("a method's numbers are called what the index calls them", () => {
+  const trace = made({ methods: [...METHODS, HALF] }, { half: LAYERS, flow: LAYERS });
+  const texts = (method) => drawn(imageView, trace, { layer: 0, query: 0, method }).texts.join("\n");
+  assert.match(texts("half"), /half rollout: a patch’s share, all layers/);
+  assert.match(texts("half"), /40 % of half rollout is on other tokens/);
+  assert.match(texts("flow"), /flow: a patch’s amount, all layers/);
+  assert.match(texts("raw"), /raw: a patch’s weight, all layers/);
+  assert.match(texts("raw"), /40 % of the weight is on other tokens/);
 });
 
 test("a patch tells its weight and place, and becomes the query by a click", () => {
@@ -98,8 +108,8 @@ test("of a captioning model words are the queries, and patches are not", () => {
 test("the scale ends at the largest of the other patches, and tells the query's own", () => {
   const { texts } = drawn(imageView, made(), { layer: 0, query: 3 });
   assert.ok(texts.includes("0.050") && !texts.includes("0.700"));
-  assert.ok(texts.includes("rollout: weight of a patch, all layers; its own is up to 0.700"));
-  assert.ok(drawn(imageView, made(), { layer: 0, query: 0 }).texts.includes("rollout: weight of a patch, all layers"));
+  assert.ok(texts.includes("rollout: a patch’s share, all layers; its own is up to 0.700"));
+  assert.ok(drawn(imageView, made(), { layer: 0, query: 0 }).texts.includes("rollout: a patch’s share, all layers"));
 });
 
 test("the query's patch is marked in every picture", () => {

@@ -8,7 +8,7 @@ import { nodesAngles, nodesLabels, nodesOrdered, nodesScene, nodesTies, nodesVal
 import { Store } from "../../src/overt/view/viewer/store.js";
 import { VIEWS } from "../../src/overt/view/viewer/views.js";
 import { number } from "../../src/overt/view/viewer/words.js";
-import { drawn } from "./record.js";
+import { drawn, HALF, METHODS } from "./record.js";
 
 function node(id, hop, raw, rollout, flow, more = {}) {
   return { id, hop, raw, raw_spread: null, rollout, rollout_spread: null, flow, flow_spread: null, ...more };
@@ -19,7 +19,8 @@ function edge(source, target, layer, share) {
 }
 
 function traceOfNodes(nodes, edges, more = {}) {
-  const about = { node: 4, by: "rollout", layers: 2, paths: [], samples: 0, residual: 0, left_out: 0, nodes, edges, ...more };
+  const methods = METHODS.filter((one) => one.reads === "maps");
+  const about = { node: 4, by: "rollout", methods, layers: 2, paths: [], samples: 0, residual: 0, left_out: 0, nodes, edges, ...more };
   return new TraceData({ name: "node 4", kind: "nodes", nodes: about }, async () => new Uint8Array());
 }
 
@@ -45,6 +46,21 @@ function hub(count, more = {}) {
 test("methods are those that the nodes have", () => {
   assert.deepEqual(traceOfNodes(NODES, EDGES).methods, ["raw", "rollout", "flow"]);
   assert.deepEqual(hub(3).methods, ["raw", "rollout"]);
+});
+
+test("a method that somebody registered has a column, a fact and an order of its own, by its title", () => {
+  const methods = [...METHODS.slice(0, 2), HALF];
+  const halves = [0.1, 0.7, 0.2, 0];
+  const trace = traceOfNodes(NODES.map((one, i) => ({ ...one, half: halves[i], half_spread: null })), EDGES, { methods });
+  assert.deepEqual(trace.methods, ["raw", "rollout", "half"]);
+  assert.deepEqual(nodesOrdered(trace.about.nodes, "half").map((one) => one.id), [7, 9, 4, 11]);
+  const surface = drawn(nodesView, trace, { method: "half" }, 1200);
+  assert.ok(surface.texts.includes("half rollout") && surface.texts.includes("3 neighbours, by half rollout"), surface.texts.join("|"));
+  assert.ok(surface.hits.some((hit) => hit.target.select?.method === "half" && hit.target.tip === "order by half rollout"));
+  assert.ok(nodesFacts(trace, trace.about.nodes.nodes[1]).includes("half rollout: 0.700"));
+  assert.ok(!surface.texts.includes("flow"), "what the index does not tell is not there");
+  const only = traceOfNodes([NODES[0], node(12, 1, [0, 0], 0, null, { half: 0.5 })], [], { methods });
+  assert.deepEqual(nodesOrdered(only.about.nodes, "raw").map((one) => one.id), [4, 12], "drawn on by that method alone");
 });
 
 test("only this view is for nodes, and it is for nothing else", () => {

@@ -3,6 +3,18 @@ import { TraceData } from "../../src/overt/view/viewer/data.js";
 import { Field } from "../../src/overt/view/viewer/field.js";
 import { palette } from "../../src/overt/view/viewer/colour.js";
 
+/** What an index tells of the methods that Overt comes with, in their order. */
+export const METHODS = [
+  { name: "raw", title: "raw", reads: "maps", value: "weight", paths: true },
+  { name: "rollout", title: "rollout", reads: "maps", value: "share", paths: true },
+  { name: "flow", title: "flow", reads: "maps", value: "amount", paths: false },
+  { name: "blankout", title: "blank-out", reads: "model", value: "effect", paths: false },
+  { name: "gradients", title: "gradients", reads: "model", value: "effect", paths: false },
+];
+
+/** A method that somebody registered, of which no view has ever heard. */
+export const HALF = { name: "half", title: "half rollout", reads: "maps", value: "share", paths: false };
+
 /** Remembers every call: `{ word, at: [...], look }`. */
 export class Recorder {
   constructor() {
@@ -52,7 +64,8 @@ export function traceOf(about, fields) {
   const layers = about.layers ?? (fields.mean || []).length;
   const heads = fields.heads ? fields.heads[0].length : 0;
   const groups = { "": { layers, heads, rows: [source, tokens.length], columns: [source, tokens.length] }, ...about.groups };
-  const trace = new TraceData({ name: "made", kind: "encoder", special: tokens.map(() => 0), layers, heads, main: 0, residual: 0.5, missing: {}, queries: {}, importances: [], ...about, groups, fields: listed }, async () => new Uint8Array());
+  const graph = { graph: "attention", graph_title: "attention", joint: false, unit: false, signed: false };
+  const trace = new TraceData({ name: "made", kind: "encoder", ...graph, methods: METHODS, special: tokens.map(() => 0), layers, heads, main: 0, residual: 0.5, missing: {}, queries: {}, importances: [], ...about, groups, fields: listed }, async () => new Uint8Array());
   for (const [name, some] of Object.entries(fields)) some.forEach((cells, layer) => cells && trace.fields.set(`${name}/${layer}`, fieldOf(cells)));
   return trace;
 }

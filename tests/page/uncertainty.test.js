@@ -5,6 +5,7 @@ import { drawn, traceOf } from "./record.js";
 
 const TOKENS = ["[CLS]", "the", "key"];
 const MEAN = [[0.5, 0.25, 0.25], [0.125, 0.75, 0.125], [0.2, 0.2, 0.6]];
+const OWN = [[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]]; // of the mean of the weights: not the samples' mean
 const SPREAD = [[0.125, 0.0625, 0.05], [0.01, 0.02, 0.03], [0.04, 0.05, 0.06]];
 const HEAD = [[0.1, 0.4, 0.5], [0.3, 0.3, 0.4], [1, 0, 0]];
 const HEAD_SPREAD = [[0.01, 0.08, 0.02], [0.03, 0.03, 0.03], [0, 0, 0]];
@@ -12,7 +13,8 @@ const OUTPUTS = { labels: ["plural", "singular"], mean: [0.5, 0.5], draws: [[0.2
 
 function made(more = {}, fields = {}) {
   const about = { tokens: TOKENS, special: [1, 0, 0], samples: 3, outputs: OUTPUTS, ...more };
-  return traceOf(about, { mean: [[MEAN]], heads: [[MEAN, HEAD]], spread: [[SPREAD]], "spread heads": [[SPREAD, HEAD_SPREAD]], "rollout average": [[MEAN]], "rollout spread": [[SPREAD]], ...fields });
+  const drawnOf = { average: [[MEAN]], "average heads": [[MEAN, HEAD]], spread: [[SPREAD]], "spread heads": [[SPREAD, HEAD_SPREAD]] };
+  return traceOf(about, { mean: [[OWN]], heads: [[OWN, OWN]], ...drawnOf, "rollout average": [[MEAN]], "rollout spread": [[SPREAD]], ...fields });
 }
 
 /** What answers at a point, the last drawn first. */
@@ -113,7 +115,7 @@ test("a cell of either map tells its mean, its spread and their ratio", () => {
   for (const { at: [, x, y, wide, tall] } of maps) {
     const target = at(surface, x + wide / 2, y + tall / 6); // the second cell of the first row
     assert.deepEqual(target.select, { query: 0, token: 1 });
-    assert.match(target.tip, /\[CLS\] → the: 0\.400 ± 0\.080\nspread \/ mean 0\.200\nlayer 1, head 2/);
+    assert.match(target.tip, /\[CLS\] → the: 0\.400 ± 0\.080\nspread \/ mean 0\.200\nlayer 1, head 2, samples’ mean ± one spread$/);
   }
   const narrow = drawn(uncertaintyView, made(), {}, 390).of("image");
   assert.ok(narrow[1].at[2] > narrow[0].at[2] && narrow[1].at[1] === narrow[0].at[1], "one under the other");
@@ -121,8 +123,26 @@ test("a cell of either map tells its mean, its spread and their ratio", () => {
 
 test("each map has its scale", () => {
   const { texts } = drawn(uncertaintyView, made());
-  assert.ok(texts.includes("mean") && texts.includes("0.750"));
+  assert.ok(texts.includes("mean of 3 samples") && texts.includes("0.750"));
   assert.ok(texts.includes("spread over 3 samples") && texts.includes("0.125"));
+});
+
+test("the mean beside the spread is the samples', not the map of the mean of the weights", () => {
+  const trace = made();
+  const [mean] = drawn(uncertaintyView, trace, { query: 0 }, 1200).of("image");
+  const dark = ({ data }, i) => 765 - data[4 * i] - data[4 * i + 1] - data[4 * i + 2];
+  const flat = MEAN.flat();
+  assert.ok(dark(mean.at[0], 4) > dark(mean.at[0], 0), "0.75 of the samples, where the own map has 0.9 twice");
+  for (let i = 0; i < 9; i++) for (let j = 0; j < 9; j++) if (flat[i] > flat[j]) assert.ok(dark(mean.at[0], i) >= dark(mean.at[0], j), `${i} ${j}`);
+  const surface = drawn(uncertaintyView, trace, { query: 0 }, 1200);
+  assert.ok(!surface.texts.includes("0.900"), "no scale is of the own map");
+  assert.ok(surface.texts.includes("rollout to layer 1, samples’ mean ± one spread"), surface.texts.join("|"));
+  assert.match(uncertaintyView.describe({ trace, seen: { query: 0, layer: 0, head: null } }), /rollout to layer 1, mean of the samples: \[CLS\] 0\.500/);
+});
+
+test("maps that are not attention are said to be what they are", () => {
+  const { texts } = drawn(uncertaintyView, made({ graph: "norm", graph_title: "norm of what is added" }), { query: 0 }, 1200);
+  assert.ok(texts.includes("Weights (norm of what is added): layer 1, mean of heads"), texts.join("|"));
 });
 
 test("a query without rollouts is said to have none, and those that are there are shown", () => {
@@ -147,7 +167,7 @@ test("of a long text only what is on the screen is drawn", () => {
   const tokens = Array.from({ length: count }, (_, i) => `w${i}`);
   const row = tokens.map(() => 1 / count);
   const about = { tokens, special: tokens.map(() => 0), samples: 2, outputs: OUTPUTS, queries: { "rollout average": [0], "rollout spread": [0] } };
-  const trace = traceOf(about, { "rollout average": [[[row]]], "rollout spread": [[[row]]], spread: [[[[0]]]] }); // its maps are still on their way
+  const trace = traceOf(about, { "rollout average": [[[row]]], "rollout spread": [[[row]]], average: [[[[0]]]], spread: [[[[0]]]] }); // its maps are still on their way
   trace.layers = 1;
   trace.about.groups[""] = { layers: 1, heads: 0, rows: [0, count], columns: [0, count] };
   const { height } = uncertaintyView.measure({ trace, state: { query: 0 }, width: 900 });

@@ -69,7 +69,7 @@ class Saving:
         return None
 
     def _write_config(self, path: Path) -> None:
-        from overt import __version__
+        from overt._version import __version__
 
         state = self.model.overt_state
         config = json.loads(path.read_text(encoding="utf-8"))

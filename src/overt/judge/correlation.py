@@ -7,6 +7,7 @@ row of a map and an importance of the tokens; then mean and spread over the sent
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from overt import _check
-from overt.tracing import Trace, trace
+from overt.tracing.methods.method import Method, method_of
+from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.result import Trace
+from overt.tracing.tracer import trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,16 +27,16 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float64]
 
-METHODS = ("raw", "rollout", "flow")
-# Name → the trace's method and its arguments.
-REFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
-    "blankout": ("blankout", {}),
-    "blankout-absolute": ("blankout", {"absolute": True}),
-    "gradients": ("gradients", {}),
-    "gradient-input": ("gradients", {"kind": "input"}),
-    "integrated": ("gradients", {"kind": "integrated"}),
-}
 Pair: TypeAlias = tuple[str, str]
+
+
+def _references() -> dict[str, tuple[Method, dict[str, Any]]]:
+    """What maps are judged by: the methods that run the model, and their variants, each with its options."""
+    found: dict[str, tuple[Method, dict[str, Any]]] = {}
+    for name, method in known_methods("model").items():
+        found[name] = method, {}
+        found |= {variant: (method, dict(options)) for variant, options in method.variants.items()}
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +85,16 @@ class Correlations:
         lines = ["".ljust(28) + "".join(f"L{layer + 1}".rjust(13) for layer in range(layers))]
         for method, reference in self.mean:
             mean, sd = self.mean[method, reference], self.sd[method, reference]
-            cells = "".join(f"{m:.2f} ± {s:.2f}".rjust(13) for m, s in zip(mean, sd, strict=True))
+            cells = "".join(_cell(m, s).rjust(13) for m, s in zip(mean, sd, strict=True))
             lines.append(f"{method} ~ {reference}".ljust(28) + cells)
         return "\n".join(lines)
+
+
+def _cell(mean: float, sd: float) -> str:
+    """Mean and spread in print: no spread of a single sentence, and no mean of none."""
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
 
 
 def _plain(value: Any) -> float | int | None:
@@ -111,11 +122,11 @@ def correlate(
     traces: Trace | Iterable[Trace],
     targets: Any = None,
     *,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     references: Sequence[str] = ("blankout", "gradients"),
     query: int | None = None,
     unk: int | None = None,
-    residual: float = 0.5,
+    residual: float | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> Correlations:
@@ -128,16 +139,22 @@ def correlate(
         traces: of batches, which may come from a generator: each is used and let go.
         targets: what blank-out and gradients explain: the classes of all sentences in one tensor, or one
             tensor per trace. None takes each trace's default.
-        methods: of "raw", "rollout", "flow".
-        references: of "blankout", "blankout-absolute", "gradients", "gradient-input", "integrated".
+        methods: that read maps; all by default, "raw", "rollout" and "flow" and what else is registered.
+        references: that run the model: "blankout", "blankout-absolute", "gradients", "gradient-input",
+            "integrated", and what else is registered.
         query: whose row is read; by default CLS, the first token, or the last token of a causal model or
             decoder.
         unk: id of the token that blanks out.
-        residual: of rollout and flow.
+        residual: of rollout and flow; by default what each trace's graph stands for.
         bootstrap: resamplings of the sentences, for the intervals.
         seed: of the resampling.
     """
-    for name, asked, allowed in (("methods", methods, METHODS), ("references", references, REFERENCES)):
+    known, judges = known_methods("maps"), _references()
+    methods = tuple(known) if methods is None else methods
+    for name, asked, allowed in (
+        ("methods", methods, tuple(known)),
+        ("references", references, tuple(judges)),
+    ):
         if isinstance(asked, str) or not asked:
             raise ValueError(f"{name} must list some of {', '.join(allowed)}, got {asked!r}")
         for one in asked:
@@ -211,23 +228,25 @@ def _measured(
     queries: list[int],
     goal: Any,
     unk: int | None,
-    residual: float,
+    residual: float | None,
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Each method's (batch, layer, token) and each reference's (batch, token), at one query per example."""
     asked = sorted(set(queries))
     rows, places = np.arange(len(batch)), np.array([asked.index(query) for query in queries])
     scores = {
-        method: getattr(batch, method)(queries=asked, residual=residual).numpy()[rows, :, places]
-        for method in methods
+        name: batch.read(name, asked, **method_of(name).fitting({"residual": residual})).numpy()[
+            rows, :, places
+        ]
+        for name in methods
     }
     importances: dict[str, Floats] = {}
     for reference in references:
-        method, arguments = REFERENCES[reference]
-        if arguments.get("absolute") and method in importances:  # no need to blank everything out twice
-            importances[reference] = np.abs(importances[method])
+        method, options = _references()[reference]
+        if options == {"absolute": True} and method.name in importances:  # no need to run it twice
+            importances[reference] = np.abs(importances[method.name])
             continue
-        given = dict(arguments, queries=asked, target=goal, unk=unk)
-        values = getattr(batch, method)(**given).numpy()[:, 0]
+        given = {**options, **method.fitting({"target": goal, "unk": unk})}
+        values = batch.read(method.name, asked, **given).numpy()[:, 0]
         # A model with one output for all tokens has one row, whatever is asked.
         importances[reference] = values[rows, places if values.shape[1] == len(asked) else 0]
     return scores, importances
@@ -284,7 +303,7 @@ def randomised(
     model: nn.Module,
     inputs: Any,
     *,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     query: int | None = None,
     layer: int = -1,
     seed: int = 0,
@@ -298,7 +317,7 @@ def randomised(
     Args:
         model: the model.
         inputs: a batch, as for `overt.trace`.
-        methods: of "raw", "rollout", "flow".
+        methods: any, by default all that read maps.
         query: whose row is compared, as for `correlate`.
         layer: of which layer.
         seed: of the shuffling.
@@ -306,8 +325,7 @@ def randomised(
     """
     import torch
 
-    for method in methods:
-        _check.one_of("methods", method, METHODS)
+    asked_for = {name: method_of(name, argument="methods") for name in methods or known_methods("maps")}
     changed = copy.deepcopy(model)
     before = trace(model, inputs, **arguments)
     # The top first: the decoder's layers, then the encoder's.
@@ -323,12 +341,12 @@ def randomised(
     places = [asked.index(one) for one in queries]
 
     def rows(traced: Trace) -> dict[str, Floats]:
-        return {
-            method: getattr(traced, method)(queries=asked, layers=layer).numpy()[
-                range(len(places)), 0, places
-            ]
-            for method in methods
-        }
+        found = {}
+        for name, method in asked_for.items():
+            values = traced.read(name, asked, **method.fitting({"layers": layer})).numpy()[:, 0]
+            # A model with one output for all tokens has one row, whatever is asked.
+            found[name] = values[range(len(places)), places if values.shape[1] == len(asked) else 0]
+        return found
 
     def shuffle(prefix: str) -> None:
         with torch.no_grad():
@@ -339,13 +357,13 @@ def randomised(
                     done.add(name)
 
     original = rows(before)
-    left: dict[str, list[float]] = {method: [] for method in methods}
+    left: dict[str, list[float]] = {method: [] for method in asked_for}
     stages = []
     for stage in [*layers, ""]:
         shuffle(f"{stage}." if stage else "")
         stages.append(stage or "everything")
         now = rows(trace(changed, inputs, **arguments))
-        for method in methods:
+        for method in asked_for:
             kept = [
                 spearman(now[method][i : i + 1, keep], original[method][i, keep])[0]
                 for i, keep in enumerate(before.mask.numpy())

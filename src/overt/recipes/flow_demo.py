@@ -12,8 +12,7 @@ from overt.recipes._recipe import Grid, cell, once
 from overt.recipes._tables import show
 from overt.recipes._training import Collate, batches
 from overt.recipes.agreement import VOCABULARY, Sentence
-from overt.recipes.flow_measure import REFERENCES, classifier_batches, correlated, layers
-from overt.tracing.methods import METHODS
+from overt.recipes.flow_measure import METHODS, REFERENCES, classifier_batches, correlated, layers
 from overt.tracing.tracer import everything
 
 if TYPE_CHECKING:
@@ -100,7 +99,8 @@ def _write_page(
             traces[f"{form}: {sentence}"] = trace
     path.parent.mkdir(parents=True, exist_ok=True)
     title = "Overt: subject–verb agreement"
-    overt.page(traces, title=title, unk=VOCABULARY.index("[UNK]")).save(path)
+    unk = VOCABULARY.index("[UNK]")
+    overt.page(traces, title=title, methods=METHODS, importances="auto", unk=unk).save(path)
 
 
 def _correlated(

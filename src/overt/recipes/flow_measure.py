@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import overt
 from overt.recipes._recipe import Grid, cell
 from overt.recipes._training import Collate, E
-from overt.tracing.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +20,7 @@ REFERENCES = {
     "blankout-absolute": "absolute blank-out",
     "gradients": "gradients",
 }
+METHODS = ("raw", "rollout", "flow")  # of the paper's tables
 PAPER = "Abnar & Zuidema 2020"
 
 Numbers = dict[str, Any]

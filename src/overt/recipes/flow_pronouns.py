@@ -24,8 +24,7 @@ from overt.recipes._data import data_folder, find_file, read_text
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, finite, kept
 from overt.recipes._runs import check_model, write_whole
 from overt.recipes._training import torch_device
-from overt.recipes.flow_measure import layers
-from overt.tracing.methods import METHODS
+from overt.recipes.flow_measure import METHODS, layers
 
 HIS, HER = ("he", "him", "his"), ("she", "her", "hers")
 EXAMPLES = 500  # GAP sentences

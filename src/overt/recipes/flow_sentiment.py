@@ -16,8 +16,7 @@ from overt.recipes import flow_measure, sentiment
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept, once
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
-from overt.recipes.flow_measure import Batch, compared, correlated, layers
-from overt.tracing.methods import METHODS
+from overt.recipes.flow_measure import METHODS, Batch, compared, correlated, layers
 
 STEPS = 2_100  # of sentiment.BATCH sentences: about one epoch of SST-2
 LEARNING_RATE = 5e-5

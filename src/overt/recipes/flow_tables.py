@@ -33,8 +33,14 @@ from overt.recipes._training import (
     train_classifier,
 )
 from overt.recipes.demo import FORMS
-from overt.recipes.flow_measure import REFERENCES, classifier_batches, compared, correlated, layers
-from overt.tracing.methods import METHODS
+from overt.recipes.flow_measure import (
+    METHODS,
+    REFERENCES,
+    classifier_batches,
+    compared,
+    correlated,
+    layers,
+)
 
 # The network is the paper's; how it was trained the paper does not say.
 LAYERS, HEADS, WIDTH = 6, 8, 128

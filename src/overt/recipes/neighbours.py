@@ -11,8 +11,10 @@ from overt import _check
 from overt._extras import need
 from overt.recipes import bam_graphs, planetoid
 from overt.recipes._runs import write_whole
-from overt.tracing.methods import METHODS
-from overt.tracing.nodes import NodeTrace, trace_nodes
+from overt.tracing.methods.method import edge_methods
+from overt.tracing.node_tracer import trace_nodes
+from overt.tracing.nodes import NodeTrace
+from overt.view.neighbourhood import page_data
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -48,7 +50,7 @@ def run(
     need("torch_geometric", "graphs")
     _check.one_of("--dataset", dataset, tuple(bam_graphs.SETTINGS))
     _check.one_of("--row", row, tuple(bam_graphs.SETTINGS[dataset].rows))
-    _check.one_of("--method", method, METHODS)
+    _check.one_of("--method", method, tuple(edge_methods()))
     if out is not None and out.suffix not in PICTURES:
         raise ValueError(f"--out must end in {', '.join(PICTURES)}, got {out}")
     for name, path in (("--out", out), ("--page", page)):
@@ -62,7 +64,7 @@ def run(
         raise ValueError(f"the node must lie in 0 to {len(graph.y) - 1}, got {node}")
     model = bam_graphs.trained(trained, graph)
     random = bam_graphs.SETTINGS[dataset].rows[row] is not None
-    trace = trace_nodes(model, graph.x, graph.edge_index, samples=samples if random else None, seed=seed)
+    trace = trace_nodes(model, graph.x, graph.edge_index, samples=samples if random else 0, seed=seed)
     found = trace.neighbours(node, by=method)
     console = Console(highlight=False)
     with torch.no_grad():
@@ -82,6 +84,6 @@ def run(
         trace.html(node, page, by=method, labels=graph.y, title=f"{dataset}, {row}: node {node}")
         console.print(f"page in {page}: open it in any browser", style="dim", markup=False)
     elif page is not None:
-        write_whole(page, json.dumps(trace.page(node, by=method, labels=graph.y), indent=1) + "\n")
+        write_whole(page, json.dumps(page_data(trace, node, by=method, labels=graph.y), indent=1) + "\n")
         console.print(f"[dim]data in {page}[/dim]")
     return trace

@@ -10,7 +10,7 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.recipes.tracing import is_picture, open_model, read_input
-from overt.tracing.weighted import GRAPHS
+from overt.tracing.graphs.graph import graph_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def run(
     # What can be refused is, before a model is opened.
     _check.one_of("--view", view, (*VIEWS, "compare"))
     _check.one_of("--columns", columns, WIDTHS)
-    _check.one_of("--graph", graph, GRAPHS)
+    graph_of(graph, "--graph")
     out = check_path("--out", out)
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or (view != "compare" and len(sources) > 1):
@@ -70,7 +70,9 @@ def run(
         _check_source(one, model, traced)
     given = {name: value for name, value in arguments.items() if value is not None}
     kept: dict[str, Any] = {"decoder": decoder, "graph": graph}
-    kept |= {"heads": True} if view == "heads" or given.get("head") is not None else {}
+    # Some graphs have no maps of single heads; of those the view shows one map per layer.
+    single = given.get("head") is not None or (view == "heads" and graph_of(graph).heads)
+    kept |= {"heads": True} if single else {}
     kept |= {"parts": True} if view == "evolution" else {}
     kept |= {"samples": samples} if view == "uncertainty" else {}
     opened = None if model is None else open_model(model)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overt
-from overt import _check
 from overt._extras import need
 from overt._files import check_folder
 from overt.recipes._runs import check_model
-from overt.tracing.graph import numbers
-from overt.tracing.tracer import METHODS, everything
-from overt.tracing.weighted import GRAPHS
+from overt.tracing.graphs.graph import graph_of
+from overt.tracing.methods.method import method_of
+from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.options import numbers
+from overt.tracing.tracer import everything
 from overt.view.terminal import table
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def read_input(text: str) -> Any:
 def run(
     texts: Sequence[str],
     models: Sequence[str],
-    methods: Sequence[str],
+    methods: Sequence[str] | None = None,
     layer: int = -1,
     query: int | None = None,
     decoder: str | None = None,
-    residual: float = 0.5,
+    residual: float | None = None,
     receptive_field: bool = False,
     graph: Any = "attention",
     out: Path | None = None,
@@ -72,9 +73,9 @@ def run(
     """Trace each text through each model, print a table of each, and write a page or the trace to `out`."""
     from rich.console import Console
 
-    for method in methods:
-        _check.one_of("--method", method, METHODS)
-    _check.one_of("--graph", graph, GRAPHS)
+    for method in methods or ():
+        method_of(method, argument="--method")
+    graph_of(graph, "--graph")
     page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
         if not page and out.suffix != ".safetensors":
@@ -97,9 +98,15 @@ def run(
             found[label if label not in found else f"{label} ({len(found) + 1})"] = traced
             heading = f"{label}: " if label else ""
             arguments = {"residual": residual, "receptive_field": receptive_field}
-            _print(console, traced, methods, layer, query, heading, arguments)
+            able = [name for name, one in known_methods("maps").items() if traced.why_not(one) is None]
+            shown = able if methods is None else methods
+            _print(console, traced, shown, layer, query, heading, arguments)
     if page and out is not None:
-        made = overt.page(found if len(found) > 1 else next(iter(found.values())), residual=residual)
+        # The page has all that read maps, and of what runs the model that which was named.
+        running = {name for name in methods or () if method_of(name).runs_model}
+        asked = None if not running else [*known_methods("maps"), *sorted(running)]
+        one = found if len(found) > 1 else next(iter(found.values()))
+        made = overt.page(one, residual=residual, methods=asked)
         made.save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
@@ -122,5 +129,5 @@ def _print(
     row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
     word = traced.tokens[0][traced.mask.shape[1] - queries + row]
     title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
-    title += f", mean of {len(traced.draws)} posterior samples" if traced.draws else ""
+    title += "" if traced.graph == "attention" else f", by {traced.graph_kind.title}"
     console.print(table(traced, methods, query, layer, title, **arguments))

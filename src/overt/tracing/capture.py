@@ -29,6 +29,7 @@ from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Kind
 
 NAME = "overt-trace"
+FUSED = "fused"  # the part that is the map in use
 # Of torch's MultiheadAttention and of ours, by position.
 ARGUMENTS = (
     "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
@@ -74,15 +75,25 @@ class Call:
 
 
 Seen = Callable[[Call], None]
+Edit = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class _Watch:
-    """Who is called back, and what for."""
+class Watch:
+    """Who is called back, and what for.
+
+    Attributes:
+        seen: is called with each attention that ran.
+        values: whether values and output projections are given.
+        parts: whether parts of mechanisms are given.
+        edit: if set, takes an attention's path and its values, (batch, head, key, dim), and gives those that
+            are mixed in their place; nobody is called back while it is.
+    """
 
     seen: Seen
     values: bool
     parts: bool
+    edit: Edit | None = None
     # By the storage of its output, until that is projected; the output is held, or its place would be reused.
     waiting: dict[int, tuple[Call, Tensor]] = field(default_factory=dict)
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → what PEFT put around it
@@ -110,14 +121,16 @@ def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """The family's own eager attention, with a look at its weights."""
-    watch: _Watch | None = getattr(_watching, "now", None)
+    watch: Watch | None = getattr(_watching, "now", None)
     eager = eager_of(module)
     if eager is None:
         raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be seen")
+    place = None if watch is None else watch.places.get(id(module))
+    if watch is not None and watch.edit is not None and place is not None:
+        value = watch.edit(place.path, value)
     output: Tensor
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
-    if watch is not None and id(module) in watch.places:
-        place = watch.places[id(module)]
+    if watch is not None and watch.edit is None and place is not None:
         call = Call(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
         if watch.values:
@@ -126,7 +139,7 @@ def _dispatch(
     return output, weights
 
 
-def _projected_later(watch: _Watch, call: Call, value: Tensor, output: Tensor) -> None:
+def _projected_later(watch: Watch, call: Call, value: Tensor, output: Tensor) -> None:
     """Report a call; where values are wanted, once the projection that takes its output is known."""
     if not watch.values:
         watch.seen(call)
@@ -145,7 +158,7 @@ def _register() -> None:
 
 
 @contextmanager
-def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False) -> Iterator[None]:
+def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False) -> Iterator[Watch]:
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
@@ -154,7 +167,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         values: also give values and output projections.
         parts: also give the parts of mechanisms that have some.
     """
-    watch = _Watch(seen, values, parts)
+    watch = Watch(seen, values, parts)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -185,7 +198,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         before = getattr(_watching, "now", None)
         _watching.now = watch
         try:
-            yield
+            yield watch
         finally:
             _watching.now = before
         if watch.waiting:
@@ -216,7 +229,7 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _watch_dispatched(model: nn.Module, watch: _Watch, stack: ExitStack) -> bool:
+def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     from transformers import PreTrainedModel
 
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
@@ -265,11 +278,19 @@ def _chain(path: str) -> str:
     return re.split(r"\.\d+(?:\.|$)", path)[0]
 
 
-def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: ExitStack) -> None:
+def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: ExitStack) -> None:
     name = path.removesuffix(".overt")
     chain = _chain(name)
 
+    def before(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        if watch.edit is None:
+            return None
+        return (*args[:2], watch.edit(name, args[2]), *args[3:])
+
     def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        if watch.edit is not None:
+            watch.found = {}
+            return
         mixed, weights = output
         call = Call(name, chain, kind, weights, parts=watch.found)
         call.made_by(part.map)
@@ -278,10 +299,11 @@ def _watch_attached(path: str, module: AttachedAttention, watch: _Watch, stack: 
         _projected_later(watch, call, args[2], mixed)
 
     kind = module.kind
+    stack.enter_context(_hooked(module.register_forward_pre_hook(before)))
     stack.enter_context(_hooked(module.register_forward_hook(look)))
 
 
-def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: ExitStack) -> None:
+def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitStack) -> None:
     """Overt's own attention: the map is a module of its own, whose call tells what may be seen."""
     kind, chain = module.map.site.kind, _chain(path)
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -290,7 +312,14 @@ def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: Exit
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         inputs[:] = [(given["query"], given["key"], given["value"])]
 
+    def edited(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = project(query, key, value)
+        return q, k, v if watch.edit is None else watch.edit(path, v)
+
     def look(part: Any, args: tuple[Any, ...], weights: Tensor) -> None:
+        if watch.edit is not None:
+            watch.found = {}
+            return
         visible = args[0].visible().expand(weights.shape).any(dim=1).cpu()
         call = Call(path, chain, kind, weights, visible, parts=watch.found)
         call.made_by(part)
@@ -305,11 +334,14 @@ def _watch_own(path: str, module: MultiheadAttention, watch: _Watch, stack: Exit
             call.output = module.out_proj.weight
         watch.seen(call)
 
+    project = module._project
     stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True)))
     stack.enter_context(_hooked(module.map.register_forward_hook(look)))
+    object.__setattr__(module, "_project", edited)
+    stack.callback(object.__delattr__, module, "_project")
 
 
-def _watch_torch(path: str, module: nn.MultiheadAttention, watch: _Watch, stack: ExitStack) -> None:
+def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: ExitStack) -> None:
     """torch's attention: ask it for weights, and give its caller what the caller asked for."""
     if module.add_zero_attn or module.bias_k is not None:
         raise ValueError(f"{path}: add_bias_kv and add_zero_attn have keys that are no tokens: not supported")
@@ -334,17 +366,20 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: _Watch, stack:
         call = Call(path, chain, kind, whole, _visible_of_torch(kwargs, whole))
         if kind == "encoder" and _is_causal(call.visible):
             call.kind = "decoder"
-        if watch.values or torch.is_grad_enabled():
+        if watch.values or watch.edit is not None or torch.is_grad_enabled():
             call.value, call.output = (
                 _value_of_torch(module, kwargs["value"], unbatched),
                 module.out_proj.weight,
             )
+            if watch.edit is not None:
+                call.value = watch.edit(path, call.value)
             # torch returns a view beside the way to its output; the output is made again from it, so that
             # gradients of the weights exist.
             joined = (whole @ call.value).transpose(1, 2).flatten(2)
             again = nn.functional.linear(joined, module.out_proj.weight, module.out_proj.bias)
             mixed = again[0] if unbatched else again if module.batch_first else again.transpose(0, 1)
-        watch.seen(call)
+        if watch.edit is None:
+            watch.seen(call)
         if not need:
             return mixed, None
         return mixed, weights.mean(dim=-3) if average else weights
@@ -395,7 +430,7 @@ def _value_of_torch(module: nn.MultiheadAttention, value: Tensor, unbatched: boo
     return values.view(*values.shape[:2], module.num_heads, module.head_dim).transpose(1, 2)
 
 
-def _look_at_parts(watch: _Watch) -> Callable[..., None]:
+def _look_at_parts(watch: Watch) -> Callable[..., None]:
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
         """What a mechanism's layer is about to do."""
         assert isinstance(layer, MechanismLayer)
@@ -424,7 +459,7 @@ def _adapted(wrapper: Any, path: str) -> Any:
     return sum(wrapper.get_delta_weight(name) for name in names)
 
 
-def _look_at_projection(watch: _Watch) -> Callable[..., None]:
+def _look_at_projection(watch: Watch) -> Callable[..., None]:
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
         """The first projection that reads what an attention wrote is the one that follows it."""
         if not args or not isinstance(args[0], Tensor):

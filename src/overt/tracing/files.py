@@ -1,17 +1,26 @@
-"""Traces in files: tensors and what belongs to them in one safetensors file, whole or not at all."""
+"""Traces in files: tensors and what belongs to them in one safetensors file, whole or not at all.
+
+Format 2 of token traces says of each part in which layers it is. Format 1 left the map in use out of the
+parts, and its maps under posterior samples are the samples' mean; it is read as what it is.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from overt._files import check_folder, written_whole
+from overt.tracing.capture import FUSED
 
 T = TypeVar("T")
+TRACE = "2"
+TRACES = ("1", "2")
+GROUPS = {"": "maps", "encoder ": "encoder_maps", "cross ": "cross"}  # prefixes of parts
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], about: dict[str, Any], form: str) -> None:
@@ -26,14 +35,19 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], about: dict[str, Any]
         )
 
 
-def read(path: str | Path, form: str, what: str, make: Callable[[dict[str, Tensor], dict[str, Any]], T]) -> T:
+def read(
+    path: str | Path,
+    forms: Sequence[str],
+    what: str,
+    make: Callable[[dict[str, Tensor], dict[str, Any], str], T],
+) -> T:
     """What `make` makes of a file that `write` wrote; anything else is refused in a line.
 
     Args:
         path: of the file.
-        form: name of the format.
+        forms: names of the formats that are read.
         what: the format in words.
-        make: takes tensors and facts; what it raises means that the file is broken.
+        make: takes tensors, facts and the format; what it raises means that the file is broken.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -45,9 +59,148 @@ def read(path: str | Path, form: str, what: str, make: Callable[[dict[str, Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file: {error}") from None
-    if metadata.get("format") != form or "overt" not in metadata:
+    form = metadata.get("format", "")
+    if form not in forms or "overt" not in metadata:
         raise ValueError(f"{path} holds no {what} of this version of overt")
     try:
-        return make(tensors, json.loads(metadata["overt"]))
+        return make(tensors, json.loads(metadata["overt"]), form)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"{path} holds a broken trace ({type(error).__name__}: {error})") from None
+
+
+def packed(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A `Trace` as tensors and facts."""
+    tensors: dict[str, Tensor] = {"mask": trace.mask, "special": trace.special}
+    single = {"offsets": trace.offsets, "picture": trace.picture, "outputs": trace.outputs}
+    single |= {f"draws.{number}.outputs": drawn.outputs for number, drawn in enumerate(trace.draws)}
+    tensors |= {name: value for name, value in single.items() if value is not None}
+    groups: dict[str, Sequence[Tensor]] = {name: getattr(trace, name) for name in GROUPS.values()}
+    for number, drawn in enumerate(trace.draws):
+        groups |= {f"draws.{number}.{name}": getattr(drawn, name) for name in GROUPS.values()}
+    for name, group in groups.items():
+        tensors |= {f"{name}.{i}": cells for i, cells in enumerate(group)}
+    places: dict[str, list[str]] = {}
+    for name, parts in trace.parts.items():
+        own = groups[GROUPS[_prefix(name)]]
+        places[name] = [_place(name, cells, own[i]) for i, cells in enumerate(parts)]
+        tensors |= {
+            f"parts.{name}.{i}": cells
+            for i, cells in enumerate(parts)
+            if cells is not None and places[name][i] == "here"
+        }
+    kept: list[Tensor] = []  # layers share masks, which are written once
+    seen: list[int | None] = []
+    for mask in trace.visible:
+        if mask is not None and not any(mask is other for other in kept):
+            kept.append(mask)
+        seen.append(None if mask is None else next(i for i, m in enumerate(kept) if m is mask))
+    tensors |= {f"visible.{i}": mask for i, mask in enumerate(kept)}
+    about = {
+        "kind": trace.kind,
+        "graph": trace.graph,
+        "tokens": trace.tokens,
+        "grid": trace.grid,
+        "image": trace.image,
+        "paths": trace.paths,
+        "visible": seen,
+        "draws": len(trace.draws),
+        "parts": places,
+        "labels": trace.labels,
+        "words": trace.words,
+        "link": trace.link,
+        "sums_to_one": trace.sums_to_one,
+        "signed": trace.signed,
+        "averaged": trace.averaged,
+    }
+    return tensors, about
+
+
+def _prefix(part: str) -> str:
+    """Of a part's name: whose maps it is a part of."""
+    return next((prefix for prefix in GROUPS if prefix and part.startswith(prefix)), "")
+
+
+def _place(name: str, cells: Tensor | None, whole: Tensor) -> str:
+    """Where a part's map is written: nowhere, as the trace's own map, or by itself."""
+    if cells is None:
+        return "none"
+    same = name.removeprefix(_prefix(name)) == FUSED and (cells is whole or torch.equal(cells, whole))
+    return "map" if same else "here"
+
+
+def unpacked(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict[str, Any]:
+    """The fields of a trace from what a file holds; those of draws as dicts."""
+
+    def group(name: str) -> list[Tensor]:
+        found: list[Tensor] = []
+        while f"{name}.{len(found)}" in tensors:
+            found.append(tensors[f"{name}.{len(found)}"])
+        return found
+
+    maps = {name: group(name) for name in GROUPS.values()}
+    draws: list[dict[str, Any]] = [
+        {name: group(f"draws.{i}.{name}") for name in GROUPS.values()}
+        | {"outputs": tensors.get(f"draws.{i}.outputs")}
+        for i in range(int(about["draws"]))
+    ]
+    mask = tensors["mask"]
+    if not maps["maps"] or [len(words) for words in about["tokens"]] != [mask.shape[1]] * len(mask):
+        raise ValueError("maps, mask and tokens do not fit")
+    said = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
+    if any(value is not None and len(value) != len(mask) for value in said):
+        raise ValueError("picture, outputs and mask do not fit")
+    places = about["parts"] if form != "1" else _places_before(tensors, about["parts"], bool(draws))
+    visible = group("visible")
+    return {
+        "kind": about["kind"],
+        **maps,
+        "mask": mask,
+        "tokens": about["tokens"],
+        "special": tensors["special"],
+        "offsets": tensors.get("offsets"),
+        "grid": None if about["grid"] is None else (about["grid"][0], about["grid"][1]),
+        "image": None if about["image"] is None else (about["image"][0], about["image"][1]),
+        "graph": about["graph"],
+        "parts": {
+            name: [_part(tensors, maps, name, i, place) for i, place in enumerate(listed)]
+            for name, listed in places.items()
+        },
+        "draws": draws,
+        "visible": [None if i is None else visible[i] for i in about["visible"]],
+        "paths": about["paths"],
+        # The oldest files have none of these.
+        "picture": tensors.get("picture"),
+        "outputs": tensors.get("outputs"),
+        "labels": about.get("labels", []),
+        "words": {int(number): word for number, word in about.get("words", {}).items()},
+        "link": about.get("link", "softmax"),
+        "sums_to_one": about.get("sums_to_one", True),
+        "signed": about.get("signed", False),
+        "averaged": about.get("averaged", bool(draws) and form == "1"),
+    }
+
+
+def _part(
+    tensors: dict[str, Tensor], maps: dict[str, list[Tensor]], name: str, layer: int, place: str
+) -> Tensor | None:
+    if place == "here":
+        return tensors[f"parts.{name}.{layer}"]
+    return maps[GROUPS[_prefix(name)]][layer] if place == "map" else None
+
+
+def _places_before(tensors: dict[str, Tensor], counts: dict[str, int], drawn: bool) -> dict[str, list[str]]:
+    """Where the parts of a format 1 file are.
+
+    The map in use is there where its layer has another part. Under posterior samples the file has only their
+    mean, which is another map, so there is no such part.
+    """
+    places: dict[str, list[str]] = {}
+    for name, count in counts.items():
+        if name.removeprefix(_prefix(name)) != FUSED:
+            listed = [f"parts.{name}.{i}" in tensors for i in range(int(count))]
+            places[name] = ["here" if one else "none" for one in listed]
+        elif not drawn:
+            others = [one for one in counts if _prefix(one) == _prefix(name) and one != name]
+            has = [any(f"parts.{one}.{i}" in tensors for one in others) for i in range(int(count))]
+            places[name] = ["map" if one else "none" for one in has]
+    return places

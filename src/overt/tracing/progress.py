@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,3 +62,45 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
     finally:
         if task is not None:
             bar.stop()
+
+
+@contextmanager
+def counting(words: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how much of a step is done; a bar on a terminal where it takes long.
+
+    Steps follow each other, and how many there will be is not known, so the bar is of each step.
+
+    Args:
+        words: beside the bar.
+    """
+    if not sys.stderr.isatty():
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True),
+        transient=True,
+    )  # fmt: skip
+    task: Any = None
+    steps, began = 0, time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal task, steps
+        if task is None and time.monotonic() - began > PATIENCE:
+            bar.start()
+            task = bar.add_task(words, total=1.0)
+        if task is not None:
+            bar.update(task, completed=done / total, description=f"{words} ({steps + 1})")
+        steps += done == total
+
+    try:
+        yield tell
+    finally:
+        if task is not None:
+            bar.stop()
+
+
+def _silent(done: int, total: int) -> None:
+    del done, total

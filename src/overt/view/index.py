@@ -18,29 +18,40 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from overt.tracing.graph import averaged, numbers
-from overt.tracing.methods import Numbers
-from overt.tracing.tracer import Trace
+from overt.tracing.capture import FUSED
+from overt.tracing.levels import averaged
+from overt.tracing.methods.method import Method, methods
+from overt.tracing.options import Numbers, numbers
+from overt.tracing.result import Trace
 from overt.view.pack import pack
 
-IMPORTANCES = {"blankout": "blank-out", "gradients": "gradients"}
 Queries = Numbers | Literal["auto", "all", "main"]
-# Up to how many tokens "auto" has rows for every query; beyond, for the main one.
-EVERY = {"rollout": 1024, "flow": 48, "importances": 64, "spread": 256}
-MOST_FLOW = 768  # tokens; beyond, "auto" leaves flow out
-MOST_WORK = 5e11  # multiplications, about, that "auto" spends on blank-out: some seconds on two cores
+EVERY_SPREAD = 256  # tokens up to which there is a spread of every query's row
+MOST_WORK = 5e11  # multiplications, about, that "auto" spends on passes of the model: seconds on two cores
 SHOWN_CLASSES = 6
 DIGITS = 5  # of numbers in the index
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a page is asked to hold."""
+    """What a page is asked to hold.
+
+    Attributes:
+        methods: names of those that read maps.
+        running: names of those that run the model, and whether they have to be there (True) or only if they
+            are quick and can be had ("auto").
+        queries: for which there are rows.
+        residual: None for what each trace's graph stands for.
+        target: what methods that run the model explain.
+        unk: the token that blanks out.
+        mass: share of each row's sum that is kept.
+        progress: whether to show a bar.
+    """
 
     methods: tuple[str, ...]
+    running: dict[str, bool | Literal["auto"]]
     queries: Queries
-    residual: float
-    importances: bool | Literal["auto"]
+    residual: float | None
     target: Any
     unk: int | None
     mass: float
@@ -101,12 +112,19 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         groups[group.strip()] = {"layers": len(maps), "heads": heads, "rows": rows, "columns": spans[group]}
     for name, parts in trace.parts.items():
         group = next((one for one in ("encoder ", "cross ") if name.startswith(one)), "")
-        if name.split(" ")[-1] != "fused":
+        if name.removeprefix(group) != FUSED:  # which the maps are
             cells = [cut(one, *places[group]) for one in parts]
             fields.add_maps(group, cells, f"part {name.removeprefix(group)}")
+    levels = trace.levels()
     entry: dict[str, Any] = {
         "kind": trace.kind,
         "graph": trace.graph,
+        "graph_title": trace.graph_kind.title,
+        "joint": levels.joint,
+        "unit": levels.unit,
+        "signed": levels.signed,
+        "single_heads": trace.graph_kind.heads,
+        "methods": [method_entry(method) for method in methods().values()],
         "tokens": [printable(token) for token in tokens],
         "special": trace.special[0, real].int().tolist(),
         "source": len(source),
@@ -114,20 +132,24 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         "heads": groups[""]["heads"],
         "groups": groups,
         "main": main,
-        "residual": wanted.residual,
+        "residual": levels.residual if wanted.residual is None else wanted.residual,
         "missing": {},
         "queries": {},
     }
     packed = [layer for layers in fields.found.values() for layer in layers if layer is not None]
     whole = all("broken" not in layer for layer in packed)
-    for method in wanted.methods:
-        if method != "raw" and not whole:
-            entry["missing"][method] = f"no {method}: the maps hold weights that are no numbers"
-        elif method != "raw":
-            _add_method(trace, method, wanted, entry, fields, own, real, main)
-    for method in ("rollout", "flow"):
-        if method not in wanted.methods:
-            entry["missing"][method] = f"{method} was not asked for: t.html(…, methods=[…, {method!r}])"
+    for name, method in methods("maps").items():
+        missing: str | None
+        if name == "raw":
+            continue  # the maps are there
+        if name not in wanted.methods:
+            missing = f"{method.title} was not asked for: t.html(…, methods=[…, {name!r}])"
+        elif not whole:
+            missing = f"no {method.title}: the maps hold weights that are no numbers"
+        else:
+            missing = _add_method(trace, method, wanted, entry, fields, own, real, main)
+        if missing is not None:
+            entry["missing"][name] = missing
     _add_importances(trace, wanted, entry, own, real, main, number, examples)
     if trace.draws:
         _add_spread(trace, wanted, entry, fields, own, real, cut)
@@ -138,34 +160,39 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
     return entry
 
 
+def method_entry(method: Method) -> dict[str, Any]:
+    """What a viewer has to know of a method."""
+    kept = {"name": method.name, "title": method.title, "reads": method.reads, "value": method.value}
+    return {**kept, "paths": method.paths}
+
+
 def _add_method(
     trace: Trace,
-    method: str,
+    method: Method,
     wanted: Wanted,
     entry: dict[str, Any],
     fields: _Fields,
     own: Tensor,
     real: Tensor,
     main: int,
-) -> None:
-    """Rollout or flow of the wanted queries, (query, token) for each layer."""
+) -> str | None:
+    """A method's rows of the wanted queries, (query, token) for each layer; or why there are none."""
+    quick, possible = method.cost.every, method.cost.most
     if isinstance(wanted.queries, str):
-        every = wanted.queries == "all" or (wanted.queries == "auto" and len(real) <= EVERY[method])
+        every = wanted.queries == "all"
+        every |= wanted.queries == "auto" and (quick is None or len(real) <= quick)
         rows = list(range(len(own))) if every else [main]
-        if method == "flow" and wanted.queries == "auto" and len(real) > MOST_FLOW:
-            entry["missing"]["flow"] = (
-                f'flow over {len(real)} tokens takes long and was left out: t.html(…, queries="main") has it'
-            )
-            return
+        if wanted.queries == "auto" and possible is not None and len(real) > possible:
+            left = f"{method.title} over {len(real)} tokens takes long and was left out"
+            return f'{left}: t.html(…, queries="main") has it'
     else:
         rows = numbers("queries", wanted.queries, len(own))
-    arguments: dict[str, Any] = {"queries": own[rows], "residual": wanted.residual}
-    if method == "flow":
-        arguments["progress"] = wanted.progress
-    found = getattr(trace, method)(**arguments)[0]
-    fields.add(method, (layer[:, real].unsqueeze(0) for layer in found))
+    given = method.fitting({"residual": wanted.residual, "progress": wanted.progress})
+    found = trace.read(method.name, own[rows], **given)[0]
+    fields.add(method.name, (layer[:, real].unsqueeze(0) for layer in found))
     if rows != list(range(len(own))):
-        entry["queries"][method] = rows
+        entry["queries"][method.name] = rows
+    return None
 
 
 def _add_importances(
@@ -179,42 +206,43 @@ def _add_importances(
     examples: int,
 ) -> None:
     entry["importances"] = []
-    # A model with one output for all tokens answers with one row, however many are asked for: hence two.
-    rows = list(range(len(own)))
-    if len(real) > EVERY["importances"]:
-        rows = [main, *(one for one in rows[:2] if one != main)][:2]
-    for method, title in IMPORTANCES.items():
-        missing = None
-        if wanted.importances is False:
-            missing = f"{title} was not asked for: t.html(…, importances=True)"
-        elif trace.subject is None:
-            missing = f"no {title}: this trace has no model with it (it was loaded from a file, say)"
-        elif method == "blankout" and wanted.importances == "auto" and _work(trace, len(real)) > MOST_WORK:
-            missing = f"blank-out of {len(real)} tokens takes long: t.html(…, importances=True) has it"
+    for name, method in methods("model").items():
+        asked = wanted.running.get(name)
+        missing = trace.why_not(method)
+        if missing is None and asked is None:
+            missing = f"{method.title} was not asked for: t.html(…, importances=True)"
+        elif missing is None and asked == "auto" and _work(trace, method, len(real)) > MOST_WORK:
+            missing = f"{method.title} of {len(real)} tokens takes long: t.html(…, importances=True) has it"
         if missing is None:
-            arguments = {"target": _one_target(wanted.target, number, examples)}
-            if method == "blankout":
-                arguments["unk"] = wanted.unk
+            # A model with one output for all tokens answers with one row, however many are asked for: hence
+            # two.
+            rows = list(range(len(own)))
+            if method.cost.every is not None and len(real) > method.cost.every:
+                rows = [main, *(one for one in rows[:2] if one != main)][:2]
+            target = _one_target(wanted.target, number, examples)
+            given = method.fitting({"target": target, "unk": wanted.unk})
             try:
-                found = getattr(trace, method)(queries=own[rows], **arguments)[0, 0]
+                found = trace.read(name, own[rows], **given)[0, 0]
             except (ValueError, RuntimeError) as error:  # torch's own, of models whose inputs are no tokens
-                missing = f"no {title}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-                if wanted.importances is True or wanted.target is not None:
+                missing = f"no {method.title}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+                if asked is True or wanted.target is not None:
                     raise
             else:
                 single = found.shape[0] == 1
-                one = {"method": method, "title": title, "values": short(found[:, real].tolist())}
-                explained = {"target": _explained(trace, arguments["target"], single)}
+                one = {"method": name, "title": method.title, "values": short(found[:, real].tolist())}
+                explained = {"target": _explained(trace, target, single)}
                 entry["importances"].append({**one, **explained, "queries": None if single else rows})
         if missing is not None:
-            entry["missing"][method] = missing
+            entry["missing"][name] = missing
 
 
-def _work(trace: Trace, tokens: int) -> float:
-    """Multiplications that blanking out every token takes: a forward pass for each."""
+def _work(trace: Trace, method: Method, tokens: int) -> float:
+    """Multiplications that a method's passes of the model take, about."""
     if trace.subject is None:
         return 0.0
-    return float(tokens**2 * sum(parameter.numel() for parameter in trace.subject.model.parameters()))
+    return method.cost.passes * float(
+        tokens**2 * sum(parameter.numel() for parameter in trace.subject.model.parameters())
+    )
 
 
 def _explained(trace: Trace, target: Any, single: bool) -> str:
@@ -240,24 +268,23 @@ def _one_target(target: Any, number: int, examples: int) -> Any:
 def _add_spread(
     trace: Trace, wanted: Wanted, entry: dict[str, Any], fields: _Fields, own: Tensor, real: Tensor, cut: Any
 ) -> None:
-    """Spread over posterior samples: of each weight, and of what each token's rollout draws on."""
+    """Mean and spread over posterior samples: of each weight, and of what each token's rollout draws on."""
     entry["samples"] = len(trace.draws)
     single, layers = trace.maps[0].dim() == 4, range(len(trace.maps))
 
-    def spread(layer: int, each: bool) -> Tensor:
-        """(head or 1, query, key), of single heads or of their mean."""
-        drawn = torch.stack([draw.maps[layer].flatten(0, -3) for draw in trace.draws])  # one example
-        drawn = drawn if each else drawn.mean(dim=1, keepdim=True)
-        found: Tensor = cut(drawn.std(dim=0, correction=0), own, own)
-        return found
+    def drawn(layer: int, each: bool) -> Tensor:
+        """(sample, head or 1, query, key), of single heads or of their mean."""
+        found = torch.stack([draw.maps[layer].flatten(0, -3) for draw in trace.draws]).double()  # one example
+        cells: Tensor = cut(found if each else found.mean(dim=1, keepdim=True), own, own)
+        return cells
 
-    fields.add("spread", (spread(layer, each=False) for layer in layers))
-    if single:
-        fields.add("spread heads", (spread(layer, each=True) for layer in layers))
+    for suffix, each in (("", False), (" heads", True)) if single else (("", False),):
+        fields.add(f"average{suffix}", (drawn(layer, each).mean(dim=0) for layer in layers))
+        fields.add(f"spread{suffix}", (drawn(layer, each).std(dim=0, correction=0) for layer in layers))
     if "rollout" in wanted.methods:
-        every = len(real) <= EVERY["spread"]
+        every = len(real) <= EVERY_SPREAD
         rows = list(range(len(own))) if every else [entry["main"]]
-        found = trace.spread("rollout", queries=own[rows], residual=wanted.residual)
+        found = trace.spread("rollout", own[rows], residual=wanted.residual)
         for name, values in (("rollout average", found.mean), ("rollout spread", found.spread)):
             fields.add(name, (layer[:, real].unsqueeze(0) for layer in values[0]))
             if not every:

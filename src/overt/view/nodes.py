@@ -12,7 +12,7 @@ import torch
 
 from overt import _check
 from overt._extras import need
-from overt.tracing.methods import METHODS
+from overt.tracing.methods.method import edge_methods
 from overt.tracing.nodes import LayerEdges, Neighbours, NodeTrace
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def plot_neighbours(
     need("matplotlib", "view")
     from matplotlib.figure import Figure
 
-    _check.one_of("method", method, METHODS)
+    _check.one_of("method", method, tuple(edge_methods()))
     _check.whole("top", top, 1)
     classes, words = trace.named("labels", labels), trace.named("names", names)
     whole = trace.neighbours(node, by=method, **arguments)

@@ -19,15 +19,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import overt
 from overt import _check
 from overt._extras import need
 from overt._files import check_folder, written_whole
-from overt.tracing.methods import METHODS
+from overt._version import __version__
+from overt.tracing.methods.method import method_of
+from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.nodes import NodeTrace
-from overt.tracing.tracer import Trace
+from overt.tracing.result import Trace
 from overt.view import bundle
 from overt.view.index import Queries, Wanted, entry_of, label_of, printable, short
+from overt.view.neighbourhood import page_data
 from overt.view.pack import MASS
 
 HEIGHT = 620  # pixels, in a notebook
@@ -108,8 +110,8 @@ def page(
     names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     queries: Queries = "auto",
-    residual: float = 0.5,
-    importances: bool | Literal["auto"] = "auto",
+    residual: float | None = None,
+    importances: bool | Literal["auto"] = False,
     target: Any = None,
     unk: int | None = None,
     mass: float = MASS,
@@ -121,14 +123,14 @@ def page(
         traces: a trace, several, or a mapping from names to them. Each example of a batch is one of its own.
         title: of the page; the first tokens by default.
         names: of the examples, in order, instead of their first words.
-        methods: which of raw, rollout and flow to have; raw is always there. All by default, but for flow
-            where weights may be negative.
+        methods: which to have; raw is always there. By default all that read maps and can read these: flow
+            cannot where weights may be negative.
         queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
             "auto": all where that is quick, else the main one, and flow not at all for very long texts.
             Numbers count an example's tokens as the page shows them, without padding.
-        residual: weight of the residual connection in rollout and flow.
-        importances: whether to run blank-out and gradients, for models that have outputs; "auto" leaves out
-            blank-out for long texts.
+        residual: weight of the residual connection; by default what each trace's graph stands for.
+        importances: whether to have the methods that run the model too, blank-out and gradients, for models
+            that have outputs; "auto" leaves out what takes long or cannot be had.
         target: what the importances explain, as for `Trace.blankout`.
         unk: id of the token that blanks out, as for `Trace.blankout`.
         mass: share of each row's sum that its kept weights hold; the page says what was left out.
@@ -144,19 +146,29 @@ def page(
             raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
+    reading = known_methods("maps")
     if methods is None:
-        signed = any(one.signed for _, one in named)
-        methods = [method for method in METHODS if method != "flow" or not signed]
+        methods = [name for name, one in reading.items() if not any(t.why_not(one) for _, t in named)]
     methods = [methods] if isinstance(methods, str) else list(methods)
     for method in methods:
-        _check.one_of("methods", method, METHODS)
+        method_of(method, argument="methods")
     if isinstance(queries, str):
         _check.one_of("queries", queries, ("auto", "all", "main"))
     _check.one_of("importances", importances, (True, False, "auto"))
     _check.fraction("mass", mass)
     blocks: list[bytes] = []
     entries = []
-    wanted = Wanted(tuple(methods), queries, residual, importances, target, unk, mass, progress)
+    running: dict[str, bool | Literal["auto"]] = {}
+    if importances is not False:
+        running = dict.fromkeys(known_methods("model"), importances)
+    running |= dict.fromkeys((one for one in methods if one not in reading), True)
+    if target is not None and not running:
+        raise ValueError(
+            f"target is what methods that run the model explain, got {target!r} and none of them: "
+            "importances=True has them"
+        )
+    asked = tuple(one for one in methods if one in reading)
+    wanted = Wanted(asked, running, queries, residual, target, unk, mass, progress)
     for name, one in named:
         for number in range(len(one)):
             example = one if len(one) == 1 else one[number]
@@ -190,7 +202,7 @@ def node_page(
         title: of the page.
         labels: the nodes' classes, one for each node of the graph.
         names: the nodes' names, likewise.
-        arguments: further ones of `NodeTrace.page`: by, layer, heads, residual, flow, top.
+        arguments: further ones of `overt.graphs.page_data`: by, layer, heads, residual, flow, top.
     """
     try:
         listed = [operator.index(nodes)]  # type: ignore[arg-type]
@@ -198,7 +210,7 @@ def node_page(
         listed = [operator.index(node) for node in nodes]  # type: ignore[union-attr]
     if not listed:
         raise ValueError("nodes must name at least one node, got none")
-    found = [trace.page(node, labels=labels, names=names, **arguments) for node in listed]
+    found = [page_data(trace, node, labels=labels, names=names, **arguments) for node in listed]
     classes = _classes(trace.named("labels", labels), found)
     entries = []
     for about in found:
@@ -224,7 +236,7 @@ def _classes(labels: list[Any] | None, found: list[dict[str, Any]]) -> list[Any]
 
 def _page(title: str, entries: list[dict[str, Any]], blocks: list[bytes], mass: float) -> Page:
     title = printable(title)
-    index = {"format": 1, "version": overt.__version__, "title": title, "mass": mass, "traces": entries}
+    index = {"format": 1, "version": __version__, "title": title, "mass": mass, "traces": entries}
     return Page(index, blocks, title)
 
 

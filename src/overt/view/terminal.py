@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from overt.tracing import Trace
-from overt.tracing.methods import METHODS
+from overt.tracing.methods.method import method_of
+from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.result import Trace
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,7 @@ def bar(value: float, largest: float, width: int = BAR) -> str:
 
 def table(
     trace: Trace,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     query: int | None = None,
     layer: int = -1,
     title: str | None = None,
@@ -37,22 +38,23 @@ def table(
 
     Args:
         trace: its first example is shown.
-        methods: of the trace; "blankout" and "gradients" come with the model.
+        methods: by name; by default all that read maps. Those that run the model need a trace that has it.
         query: whose row; CLS by default, or the last token of a causal model or decoder.
         layer: of which layer.
         title: above the table.
         mark: tokens to point at.
-        arguments: further ones of raw, rollout and flow.
+        arguments: further ones; each method gets those that mean something to it.
     """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     query = trace.main_queries()[0] if query is None else query
-    columns = {}
-    for method in methods:
-        given = {} if method in ("blankout", "gradients") else {"layers": layer, **arguments}
-        columns[method] = getattr(trace, method)(queries=query, **given)[0, 0, 0]
+    asked = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
+    columns = {
+        one.title: trace.read(one.name, query, **one.fitting({"layers": layer, **arguments}))[0, 0, 0]
+        for one in asked
+    }
     made = Table(
         title=None if title is None else escape(title),
         title_justify="left",
@@ -61,10 +63,10 @@ def table(
     )
     made.add_column("", justify="right", style="dim")
     made.add_column("token", no_wrap=True)
-    for method in methods:
-        made.add_column(method, no_wrap=True)
-    source = trace.mask.shape[1] - trace.maps[0].shape[-2]
-    place = source + query % trace.maps[0].shape[-2]
+    for title_of in columns:
+        made.add_column(title_of, no_wrap=True)
+    source = trace.first
+    place = source + query % trace.queries
     for token in torch.nonzero(trace.mask[0]).flatten().tolist():
         if token == source > 0:
             made.add_section()

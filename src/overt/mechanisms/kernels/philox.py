@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from overt.mechanisms.kernels.launch import helper
-from overt.mechanisms.noise.words import MULTIPLIERS, ROUNDS, WEYL
+from overt.mechanisms.noise.philox import MULTIPLIERS, ROUNDS, WEYL
 
 _M0, _M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 _W0, _W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])

@@ -7,7 +7,7 @@ another process, and no draw moves anybody else's generator.
 The generator is Philox 4×32 (Salmon et al. 2011), seven rounds, the least that they found to pass
 BigCrush. It is used twice: once per attention call, to turn (seed; step, layer, sample, kind) into a key,
 and then per cell, under that key, with the counter (column div 4, row, head, example); word column mod 4
-of the result belongs to the cell. `words.py` has the definition; on a CPU the same integers come from a
+of the result belongs to the cell. `philox.py` has the definition; on a CPU the same integers come from a
 compiled loop (`_philox_numba.py`), bit for bit.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from overt.mechanisms.backend import EDGE_KERNELS, unfit
 from overt.mechanisms.loops import loops, shared
-from overt.mechanisms.noise.words import MASK, ROUNDS, open_unit, words
+from overt.mechanisms.noise.philox import MASK, ROUNDS, open_unit, words
 
 __all__ = ["MASK", "ROUNDS", "open_unit", "stream", "uniform", "uniform_edges", "words"]
 

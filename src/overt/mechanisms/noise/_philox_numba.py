@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt.mechanisms._compiled import compiled
-from overt.mechanisms.noise.words import MULTIPLIERS, ROUNDS, WEYL
+from overt.mechanisms.noise.philox import MULTIPLIERS, ROUNDS, WEYL
 
 _M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 _W0, _W1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
-from overt.tracing import Trace
-from overt.tracing.methods import METHODS
+from overt.tracing.result import Trace
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
 from overt.view.plots.asked import Asked, Number, ask
 from overt.view.plots.saving import check_path, save
@@ -39,13 +38,13 @@ def plot(
     layer: Number = None,
     head: Number = None,
     method: str | None = None,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     importances: bool = False,
     tokens: Number = None,
     special: bool = False,
     columns: int = 1,
     title: str | None = None,
-    residual: float = 0.5,
+    residual: float | None = None,
     normalize: bool = False,
     receptive_field: bool = False,
     target: Any = None,
@@ -82,15 +81,15 @@ def plot(
         layer: one or several, where a view shows several; all by default, or the last where it shows one. Of
             "graph", one number: the uppermost layer, and with `query` the layer of its node.
         head: the mean of all by default.
-        method: "raw", "rollout" or "flow"; by default "raw" for "cross", "rollout" for others. Of "strip",
+        method: one that reads maps; by default "raw" for "cross", "rollout" for others. Of "strip",
             the only one. "heads" and "evolution" show the maps themselves and take none.
-        methods: of "strip", side by side.
-        importances: of "strip": also the model's blank-out and gradients, as bars beneath.
+        methods: of "strip", side by side; by default all that read maps.
+        importances: of "strip": also what runs the model, blank-out and gradients, as bars beneath.
         tokens: which tokens to show, as positions; by default all but padding and special ones.
         special: show special tokens too.
         columns: width of the figure, of one column (3.3 in) or two (6.9 in).
         title: above all.
-        residual: of rollout and flow.
+        residual: of rollout and flow; by default what the trace's graph stands for.
         normalize: make each row of a method's values sum to one (before tokens are left out).
         receptive_field: divide by what uniform attention gives.
         target: of importances.

@@ -9,21 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from overt import _check
-from overt.tracing import Trace
-from overt.tracing.graph import numbers
-from overt.tracing.methods import METHODS
-from overt.tracing.weighted import GraphKind
+from overt.tracing.methods.method import method_of, methods
+from overt.tracing.options import numbers
+from overt.tracing.result import Spread, Trace
 from overt.view.plots.style import WIDTHS
 from overt.view.plots.words import word
 
 VIEWS_OF_METHODS = ("strip", "compare")  # which show several methods
 VIEWS_OF_MAPS = ("heads", "evolution")  # which show no method
-WEIGHTS: dict[GraphKind, str] = {
-    "attention": "attention",
-    "effective": "effective attention",
-    "gradient": "attention × gradient",
-    "norm": "norm of what is added",
-}
 
 Number = int | Sequence[int] | None
 
@@ -44,7 +37,7 @@ class Asked:
     target: Any
     unk: int | None
     columns: int
-    arguments: dict[str, Any]  # of raw, rollout and flow
+    arguments: dict[str, Any]  # of methods that read maps
 
     @property
     def first(self) -> int:
@@ -91,13 +84,11 @@ class Asked:
     @property
     def weights(self) -> str:
         """What the maps hold, in words."""
-        return WEIGHTS[self.trace.graph]
+        return self.trace.graph_kind.title
 
     def title(self, method: str) -> str:
         """What a method's values are, in words."""
-        if method == "raw":
-            return "raw attention" if self.trace.graph == "attention" else self.weights
-        return f"{method} of norms" if self.trace.graph == "norm" else f"{self.weights} {method}"
+        return self.trace.graph_kind.titled(method_of(method).title)
 
     @property
     def layers(self) -> list[int]:
@@ -130,8 +121,12 @@ class Asked:
 
     def values(self, method: str, **more: Any) -> Tensor:
         """A method's result for this example, (layer, query, token)."""
-        found: Tensor = getattr(self.trace, method)(**self.given, **more)[0]
-        return found
+        given = method_of(method).fitting({**self.given, **more})
+        return self.trace.read(method, **given)[0]
+
+    def spread(self, method: str, **more: Any) -> Spread:
+        """Mean and spread of a method's result over posterior samples."""
+        return self.trace.spread(method, **method_of(method).fitting({**self.given, **more}))
 
 
 def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
@@ -140,7 +135,7 @@ def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
         raise TypeError(f"trace must be a Trace, as overt.trace makes them, got {type(trace).__name__}")
     _check.one_of("columns", given["columns"], WIDTHS)
     one = trace[_one("example", given["example"], len(trace))]
-    methods = _methods(given)
+    methods = _methods(one, given)
     queries, total = one.maps[0].shape[-2], one.mask.shape[1]
     query = one.main_queries()[0] if given["query"] is None else _one("query", given["query"], queries)
     if given["query"] is not None:
@@ -167,22 +162,26 @@ def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
     )
 
 
-def _methods(given: Mapping[str, Any]) -> list[str]:
+def _methods(trace: Trace, given: Mapping[str, Any]) -> list[str]:
     """The methods to show side by side; one that is named alone is all of them."""
-    method, view = given["method"], given["view"]
-    several = [given["methods"]] if isinstance(given["methods"], str) else list(given["methods"])
+    method, view, known = given["method"], given["view"], methods("maps")
+    asked = given["methods"]
+    if asked is None:
+        several = [name for name, one in known.items() if trace.why_not(one) is None]
+    else:
+        several = [asked] if isinstance(asked, str) else list(asked)
     if not several:
-        raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
+        raise ValueError(f"methods must name at least one of {', '.join(known)}, got none")
     for one in several:
-        _check.one_of("methods", one, METHODS)
+        method_of(one, known, "methods")
     if method is None:
         return several
-    _check.one_of("method", method, METHODS)
+    method_of(method, known)
     if view in VIEWS_OF_MAPS:
         raise ValueError(f"view={view!r} shows the maps themselves, of no method; got method={method!r}")
     if view not in VIEWS_OF_METHODS:
         return several
-    if several not in ([method], list(METHODS)):
+    if asked is not None and several != [method]:
         raise ValueError(f"method or methods, not both: got method={method!r} and methods={several}")
     return [method]
 

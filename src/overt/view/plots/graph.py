@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from overt.tracing.methods.method import method_of
 from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import MOST_CELLS, colour_bar, fading
 from overt.view.plots.sheet import Panel, Sheet
@@ -39,7 +40,7 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     largest = max((abs(line[4]) for line in lines), default=0.0) or 1.0
     signed = any(line[4] < 0.0 for line in lines)
     # Paths thin out layer by layer: roots let their lower ends be seen.
-    rooted = asked.named and method != "flow" and not signed
+    rooted = asked.named and method_of(method).paths and not signed
     grid = sheet.grid([1.0], [sheet.width - 0.6, 0.055])
     axes = sheet.figure.add_subplot(grid[0, 0])
     rows = {token: place + 0.5 for place, token in enumerate(asked.shown)}
@@ -55,7 +56,7 @@ def draw(sheet: Sheet, asked: Asked) -> None:
         spine.set_visible(False)
     norm = PowerNorm(0.5, 0.0, largest) if rooted else Normalize(-largest if signed else 0.0, largest)
     words = asked.title(method)
-    if asked.named and method != "flow":
+    if asked.named and method_of(method).paths:
         words = f"{method if asked.trace.graph == 'attention' else words} carried on paths"
     shades = ScalarMappable(norm, fading(MORE, LESS if signed else None))
     colour_bar(sheet, shades, sheet.figure.add_subplot(grid[0, 1]), words)
@@ -77,8 +78,8 @@ def _all_lines(asked: Asked, method: str, top: int) -> list[Line]:
 
 def _paths(asked: Asked, method: str, top: int) -> list[Line]:
     """What each edge carries to a node: what comes to its upper end times its weight."""
-    if method == "flow":
-        values = asked.values("flow", queries=asked.query, layers=top)[0, 0]
+    if not method_of(method).paths:
+        values = asked.values(method, queries=asked.query, layers=top)[0, 0]
         return [(0, token, top + 1, asked.place, float(values[token])) for token in asked.shown]
     if asked.arguments["normalize"] or asked.arguments["receptive_field"]:
         raise ValueError("normalize and receptive_field are of whole rows: paths of a query have none")

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from overt.tracing.methods.method import methods
 from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import Scale, colour_bar, mesh, scaled
 from overt.view.plots.sheet import Panel, Sheet
@@ -51,12 +52,12 @@ def draw_several(sheet: Sheet, rows: Mapping[str, Asked]) -> None:
         for name, asked in rows.items()
         for method in asked.methods
     }
-    methods = next(iter(rows.values())).methods
-    scales = {one: scaled([values[name, one] for name in rows]) for one in methods}
+    shown = next(iter(rows.values())).methods
+    scales = {one: scaled([values[name, one] for name in rows]) for one in shown}
     importances = {name: _importances(asked) if asked.importances else {} for name, asked in rows.items()}
     strips = _Strips(rows, values, scales, importances)
     longest = max(len(asked.shown) for asked in rows.values())
-    if (sheet.width - _margin(rows)) / len(methods) - 0.06 >= longest * NARROWEST:
+    if (sheet.width - _margin(rows)) / len(shown) - 0.06 >= longest * NARROWEST:
         _draw_beside(sheet, strips)
     else:
         _draw_below(sheet, strips)
@@ -68,10 +69,12 @@ def _margin(rows: Mapping[str, Asked]) -> float:
 
 
 def _importances(asked: Asked) -> dict[str, Tensor]:
-    """Blank-out and gradients of the shown tokens."""
-    given = {"queries": asked.query, "target": asked.target, "unk": asked.unk}
-    found = {"blank-out": asked.trace.blankout(**given), "gradients": asked.trace.gradients(**given)}
-    return {name: values[0, 0, 0, asked.shown] for name, values in found.items()}
+    """What methods that run the model say of the shown tokens."""
+    found = {}
+    for name, method in methods("model").items():
+        given = method.fitting({"target": asked.target, "unk": asked.unk})
+        found[method.title] = asked.trace.read(name, asked.query, **given)[0, 0, 0, asked.shown]
+    return found
 
 
 def _draw_beside(sheet: Sheet, strips: _Strips) -> None:

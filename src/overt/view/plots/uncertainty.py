@@ -17,8 +17,8 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     if not trace.draws:
         raise ValueError("uncertainty needs posterior samples: overt.trace(…, samples=20)")
     layer, queries, down = asked.one_layer("uncertainty"), asked.queries, asked.query_words
-    maps = trace.spread("raw", layers=layer, **asked.given)
-    row = trace.spread(method, queries=asked.query, layers=layer, **asked.given)
+    maps = asked.spread("raw", layers=layer)
+    row = asked.spread(method, queries=asked.query, layers=layer)
     wide = asked.columns == 2
     grid = sheet.grid([1.0], [1.4, 1.4, 1.9]) if wide else sheet.grid([1.1, 1.0], [1.0, 1.0])
     panels = ((f"mean {asked.weights}", maps.mean, VALUES), ("its spread", maps.spread, SPREADS))

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from overt._extras import need
-from overt.tracing.methods import METHODS
+from overt.tracing.graphs.graph import graphs
+from overt.tracing.methods.method import methods
+from overt.view.index import method_entry
 from overt.view.server.asks import FORMATS, Ask, from_image, from_json, made, picture_key
 from overt.view.server.http import (
     LINGER_SECONDS,
@@ -89,7 +91,16 @@ class Serving:
             "pixels": self.limits.pixels,
         }
         models = [served.about() for served in self.models.values()]
-        return said({"models": models, "methods": list(METHODS), "images": list(FORMATS), "limits": limits})
+        about = {
+            "models": models,
+            "methods": [method_entry(one) for one in methods().values()],
+            "graphs": [
+                {"name": name, "title": one.title, "passes": one.passes} for name, one in graphs().items()
+            ],
+            "images": list(FORMATS),
+            "limits": limits,
+        }
+        return said(about)
 
     async def health(self, asked: Asked) -> Answer:
         """GET /health"""

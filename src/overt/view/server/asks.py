@@ -10,15 +10,16 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.tracing.methods import METHODS
-from overt.tracing.tracer import Trace, everything, trace
-from overt.tracing.weighted import GRAPHS
+from overt.tracing.graphs.graph import graphs
+from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.result import Trace
+from overt.tracing.tracer import everything, trace
 from overt.view.pages import page
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
 from overt.view.server.work import Wanted
@@ -33,7 +34,7 @@ FORMATS = {
 LINK = 6000  # characters; longer addresses are cut by somebody on their way
 SAMPLES = 10  # of the posterior of a Bayesian model
 CELLS = 3 * 10**6  # of all heads' maps; beyond, only their means are sent
-IMPORTANCES = 0.05  # share of the time of a request that blank-out may take
+RUNNING = 0.05  # share of the time of a request that a method which runs the model may take
 DEEPEST = 10**4  # layers that anybody may ask for
 # Names of pictures cannot be guessed, not even by somebody who has the same picture.
 SECRET = secrets.token_bytes(32)
@@ -66,7 +67,7 @@ class Ask:
     picture: bytes = b""
     format: str = ""
     decoder: str | None = None
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = field(default_factory=lambda: tuple(known_methods("maps")))
     layers: int | None = None
     graph: str = "attention"
 
@@ -87,7 +88,11 @@ class Ask:
             return f"/?{urlencode([self._picture()])}"
         fields = [("model", self.served.name), ("text", self.text)]
         fields += [] if self.decoder is None else [("decoder", self.decoder)]
-        fields += [("method", method) for method in self.methods] if self.methods != METHODS else []
+        fields += (
+            [("method", method) for method in self.methods]
+            if self.methods != tuple(known_methods("maps"))
+            else []
+        )
         fields += [] if self.layers is None else [("layers", str(self.layers))]
         fields += [] if self.graph == "attention" else [("graph", self.graph)]
         link = f"/?{urlencode(fields)}"
@@ -192,19 +197,20 @@ def _common(found: Mapping[str, Any], served: Served, limits: Limits) -> dict[st
         if not served.decodes:
             raise RefusedError(400, f"model {served.name!r} has no decoder to feed")
         decoder = _text("decoder", decoder, limits)
+    known = known_methods()
     if methods is None:
-        methods = METHODS
-    wrong = not isinstance(methods, list | tuple) or not methods or len(methods) > len(METHODS)
-    if wrong or not all(isinstance(one, str) and one in METHODS for one in methods):
-        raise RefusedError(400, f"methods must be some of {', '.join(METHODS)}")
+        methods = tuple(known_methods("maps"))  # what runs the model has to be asked for
+    wrong = not isinstance(methods, list | tuple) or not methods or len(methods) > len(known)
+    if wrong or not all(isinstance(one, str) and one in known for one in methods):
+        raise RefusedError(400, f"methods must be some of {', '.join(known)}")
     layers, graph = found.get("layers"), found.get("graph")
     if layers is not None and (isinstance(layers, bool) or not isinstance(layers, int)):
         raise RefusedError(400, "layers must be a whole number, how many of the last to show")
     if layers is not None and not 1 <= layers <= DEEPEST:
         raise RefusedError(400, f"layers must be at least 1 and at most {DEEPEST}")
-    if graph is not None and (not isinstance(graph, str) or graph not in GRAPHS):
-        raise RefusedError(400, f"graph must be one of {', '.join(GRAPHS)}")
-    chosen = tuple(one for one in METHODS if one in methods)  # one order, so that equal requests are equal
+    if graph is not None and (not isinstance(graph, str) or graph not in graphs()):
+        raise RefusedError(400, f"graph must be one of {', '.join(graphs())}")
+    chosen = tuple(one for one in known if one in methods)  # one order, so that equal requests are equal
     return {"decoder": decoder, "methods": chosen, "layers": layers, "graph": graph or "attention"}
 
 
@@ -263,16 +269,12 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
         )
         if not wanted():
             raise GoneError
-        # Blank-out runs the model once for each token: where that would be long, it is left out.
-        spent, rows = time.monotonic() - began, traced.mask.shape[1]
-        quick = spent * rows <= limits.seconds * IMPORTANCES
-        shown = page(
-            _lighter(traced),
-            title=served.name,
-            methods=ask.methods,
-            importances="auto" if quick else False,
-            progress=False,
-        )
+        slow = _slow(ask.methods, traced, time.monotonic() - began, limits)
+        asked = [one for one in ask.methods if one not in slow]
+        shown = page(_lighter(traced), title=served.name, methods=asked, progress=False)
+        left = {name: one.title for name, one in known_methods().items() if name not in ask.methods}
+        for entry in shown.index["traces"]:
+            entry["missing"] |= {name: f"{title} was not asked for" for name, title in left.items()} | slow
     except (ValueError, TypeError, NotImplementedError) as error:
         raise RefusedError(422, clean(str(error), served)) from error
     blocks = shown.blocks if ask.layers is None else _last(shown.index, shown.blocks, ask.layers)
@@ -283,6 +285,15 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
         "seconds": round(time.monotonic() - began, 3),
     }
     return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _slow(methods: Sequence[str], traced: Trace, spent: float, limits: Limits) -> dict[str, str]:
+    """Methods that would run the model for too long, with a line on each."""
+    tokens, found = traced.mask.shape[1], {}
+    for name, method in known_methods("model").items():
+        if name in methods and spent * max(1, method.cost.passes * tokens) > limits.seconds * RUNNING:
+            found[name] = f"{method.title} of {tokens} tokens would take the server too long"
+    return found
 
 
 def _lighter(traced: Trace) -> Trace:

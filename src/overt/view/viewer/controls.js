@@ -44,7 +44,8 @@ function controlsOf(viewer) {
     for (const control of made) control.classList.add("last"); // on a phone, where one has to scroll for them
   }
   if (uses("method")) {
-    const methods = ["raw", "rollout", "flow"].map((one) => [one, one, trace.methods.includes(one) ? null : trace.why(one)]);
+    const here = trace.methods;
+    const methods = trace.offered.map(({ name, title }) => [name, title, here.includes(name) ? null : trace.why(name)]);
     made.push(choice("Method", methods, state.method, (method) => select({ method })));
   }
   if (uses("group") && trace.groups.length > 1) {
@@ -72,16 +73,16 @@ function controlsOf(viewer) {
   return made;
 }
 
-function headPicker({ store, limits, panes }) {
+function headPicker({ store, trace, limits, panes }) {
   const { state } = store;
   const heads = Array.from({ length: limits.heads }, (_, i) => [String(i), String(i + 1)]);
   const value = state.head === null ? "" : String(state.head);
   const control = picker("Head", [["", "mean"], ...heads], value, (one) => store.select({ head: one === "" ? null : Number(one) }));
-  // Rollout and flow are of the mean of the heads.
+  // All methods but the maps themselves are of the mean of the heads.
   const listens = ({ view }) => view.controls.includes("head") && (!view.controls.includes("method") || state.method === "raw");
   if (!panes.some(listens)) {
     control.querySelector("select").disabled = true;
-    control.title = `${state.method} is of the mean of the heads`;
+    control.title = `${trace.method(state.method).title} is of the mean of the heads`;
   }
   return control;
 }

@@ -74,11 +74,6 @@ function crossRow(trace, { method, layer, query, head }) {
   return trace.row(method, layer, query, method === "raw" ? head : null);
 }
 
-/** What a number of a method is: a flow's amounts are no shares. */
-function crossMeasure(method) {
-  return `${method}, ${{ raw: "weight", flow: "amount" }[method] || "share"}`;
-}
-
 function crossSum(values, start, stop) {
   let sum = 0;
   for (let i = start; i < stop; i++) sum += values[i];
@@ -118,15 +113,16 @@ function crossAligned(trace, seen) {
   const { layer, method } = seen;
   if (method !== "raw" && !trace.rowsOf(method)) {
     const field = trace.field(method, layer);
-    const title = `${method} of every target token, the source's part, layer ${layer + 1}`;
-    return { field: field && crossCut(field, trace.source), map: 0, title, note: `${method}, layer ${layer + 1}` };
+    const title = `${trace.named(method)} of every target token, the source’s part, layer ${layer + 1}`;
+    return { field: field && crossCut(field, trace.source), map: 0, title, note: `${trace.measure(method)}, layer ${layer + 1}` };
   }
   const head = method === "raw" ? seen.head : null;
   const found = trace.map("cross", layer, head);
   const said = head === null ? "mean of heads" : `head ${head + 1}`;
-  const why = method === "raw" ? "" : ` (the page has ${method} of some tokens only)`;
-  const title = `attention to the source, layer ${layer + 1}, ${said}${why}`;
-  return { field: found && found.field, map: found ? found.map : 0, title, note: `layer ${layer + 1}, ${said}` };
+  const why = method === "raw" ? "" : ` (the page has ${trace.method(method).title} of some tokens only)`;
+  const title = `${trace.mapsTitle ? `${trace.mapsTitle}, the source’s part` : "attention to the source"}, layer ${layer + 1}, ${said}${why}`;
+  const note = `${trace.mapsTitle ? `${trace.mapsTitle}, ` : ""}layer ${layer + 1}, ${said}`;
+  return { field: found && found.field, map: found ? found.map : 0, title, note };
 }
 
 const crossScreens = new WeakMap();
@@ -200,7 +196,7 @@ export const crossView = {
     const head = method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
     const query = trace.source + seen.query;
     const step = `“${shown(trace.tokens[query], 30)}” (${tokenPlace(trace, query)})`;
-    const place = `${step}, layer ${layer + 1} of ${trace.layers}, ${crossMeasure(method)}${head}: `;
+    const place = `${step}, layer ${layer + 1} of ${trace.layers}, ${trace.measure(method)}${head}: `;
     const row = crossRow(trace, seen);
     if (!row) return `${place}…`;
     if (row.missing) return place + row.missing;
@@ -217,12 +213,12 @@ function crossDrawHead(scene) {
   const { method, layer } = seen;
   const room = width - 2 * CROSS_PAD;
   const wide = Math.min(220, room);
-  drawScale(surface, theme, scale, CROSS_PAD, 8, crossMeasure(method), wide);
+  drawScale(surface, theme, scale, CROSS_PAD, 8, fitted(trace.measure(method), layout.beside ? wide + 20 : room, 11), wide);
   const x = layout.beside ? CROSS_PAD + wide + 28 : CROSS_PAD;
   const y = layout.beside ? 14 : SCALE_HEIGHT + 20;
   const heads = method === "raw" && trace.heads ? `${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}, ` : "";
   const lost = !row || row.missing ? "" : row.lost > 0 ? `left out of this row: ${percent(row.lost)}` : "nothing is left out of this row";
-  surface.text(fitted(`layer ${layer + 1}, ${heads}${lost || method}`, width - x - CROSS_PAD, 11), x, y, { size: 11, fill: theme.soft });
+  surface.text(fitted(`layer ${layer + 1}, ${heads}${lost || trace.method(method).title}`, width - x - CROSS_PAD, 11), x, y, { size: 11, fill: theme.soft });
   crossDrawSteps(scene, x, y + (layout.beside ? 14 : 18));
 }
 
@@ -254,9 +250,11 @@ function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed
   for (const [name, by, start, stop, y] of parts) {
     if (y < top || y - CROSS_CAPTION > bottom) continue;
     let text = name;
-    // Raw is two distributions. Of rollout each part has a share; a flow's amounts are maxima, each by itself, and sum to nothing.
-    if (seen.method === "raw") text += ` · ${by}`;
-    else if (seen.method === "rollout" && values && !signed) text += ` · ${percent(crossSum(values, start, stop))} of rollout`;
+    // Raw is two distributions, or one that both share. Of a method's shares each part has some; amounts sum to nothing.
+    const { title, value } = trace.method(seen.method);
+    const part = values && !signed ? percent(crossSum(values, start, stop)) : "";
+    if (seen.method === "raw") text += ` · ${by}${trace.about.joint && part ? `, ${part}` : ""}`;
+    else if (value === "share" && part) text += ` · ${part} of ${title}`;
     surface.rect(CROSS_PAD - 3, y - 23, textWidth(text, 11) + 6, 18, { fill: theme.paper, opacity: 0.85, radius: 4 });
     surface.text(text, CROSS_PAD, y - 14, { size: 11, fill: theme.soft });
   }
@@ -294,7 +292,7 @@ function crossDrawToken({ surface, trace, seen, state, theme, layout, row, value
   surface.text(text, x + wide / 2, y + CROSS_BOX / 2, { size: 13, fill, align: "center", weight: chosen ? 700 : 400 });
   if (later) surface.line(x + 5, y + CROSS_BOX - 2, x + wide - 5, y + CROSS_BOX - 2, { stroke: theme.soft, opacity: 0.6, dash: [2, 3] });
   const name = shown(trace.tokens[token], 120);
-  const weight = !values ? "" : later ? "\nnot written yet at this step" : `\n${crossMeasure(seen.method)}: ${weightWords(value)}`;
+  const weight = !values ? "" : later ? "\nnot written yet at this step" : `\n${trace.measure(seen.method)}: ${weightWords(value)}`;
   const lost = row && row.lost > 0 && !later ? `\nthis row left out ${percent(row.lost)}` : "";
   const select = token < trace.source ? { token: state.token === token ? null : token } : { query: token - trace.source, token: null };
   surface.hit(x, y, wide, CROSS_BOX, { hover: { token }, select, tip: `${name}\n${tokenPlace(trace, token)}${weight}${lost}` });

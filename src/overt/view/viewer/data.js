@@ -33,6 +33,7 @@ export class TraceData {
     this.layers = about.layers || 0;
     this.heads = about.heads || 0;
     this.main = about.main || 0;
+    this.told = (about.nodes || about).methods || []; // of every method that is known, here or not, in their order
   }
 
   /** Groups of maps: "" the trace's own, and for an encoder–decoder "encoder" and "cross". */
@@ -124,10 +125,43 @@ export class TraceData {
     return this.waiting.size === 0;
   }
 
-  /** Which of raw, rollout and flow the page has. */
+  /** What is told of the methods that read maps: a page may have rows of them. */
+  get offered() {
+    return this.told.filter((one) => one.reads === "maps");
+  }
+
+  /** Names of those that the page has. */
   get methods() {
-    if (this.kind === "nodes") return ["raw", "rollout", "flow"].filter((method) => this.about.nodes.nodes.some((one) => one[method] !== null));
-    return ["raw", "rollout", "flow"].filter((method) => this.has(method === "raw" ? "mean" : method));
+    const nodes = this.kind === "nodes" ? this.about.nodes.nodes : null;
+    const here = (name) => (nodes ? nodes.some((one) => (one[name] ?? null) !== null) : this.has(name === "raw" ? "mean" : name));
+    return this.offered.map((one) => one.name).filter(here);
+  }
+
+  /**
+   * What the index tells of a method.
+   * @returns {{name: string, title: string, value: string, paths: boolean}} `value`: what its numbers are, "weight",
+   *   "share", "amount" or "effect"; `paths`: whether a row is the sum over paths down the layers
+   */
+  method(name) {
+    return this.told.find((one) => one.name === name) || { name, title: name, value: "share", paths: false };
+  }
+
+  /** What the maps are where they are not attention itself; else nothing. */
+  get mapsTitle() {
+    const { graph, graph_title: title } = this.about;
+    return title && graph !== "attention" ? title : "";
+  }
+
+  /** A method by its title, with what it reads where that is not attention itself. */
+  named(name) {
+    const { title } = this.method(name);
+    if (!this.mapsTitle) return title;
+    return name === "raw" ? `${title} ${this.mapsTitle}` : `${title} over ${this.mapsTitle}`;
+  }
+
+  /** What a method's numbers are called. */
+  measure(name) {
+    return `${this.named(name)}, ${this.method(name).value}`;
   }
 
   /** Rows of a method that the page holds: null for all, or a list of queries. */
@@ -186,7 +220,7 @@ export class TraceData {
     const place = rows ? rows.indexOf(query) : query;
     if (place < 0) {
       const few = rows.length === 1 ? "one query" : `${rows.length} queries`;
-      return { missing: `the page has ${method} of ${few} only: t.html(…, queries="all") has it of all` };
+      return { missing: `the page has ${this.method(method).title} of ${few} only: t.html(…, queries="all") has it of all` };
     }
     const field = this.field(method, layer);
     return field && { values: field.row(0, place), lost: field.lost(0, place) };
@@ -194,7 +228,7 @@ export class TraceData {
 
   /** Why something is not in the page. */
   why(name) {
-    return (this.about.missing && this.about.missing[name]) || `the page has no ${name}`;
+    return (this.about.missing && this.about.missing[name]) || `the page has no ${this.method(name).title}`;
   }
 
   /**

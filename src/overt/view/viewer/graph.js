@@ -89,9 +89,9 @@ function graphFieldPeak(trace, seen, { field, map }, first) {
 /** What the chosen node draws on, over the input tokens: `{ values, lost }`, `{ missing }`, or null while it comes. */
 export function graphTotals(trace, seen) {
   const row = trace.row(seen.method, seen.layer, seen.query, seen.method === "raw" ? seen.head : null);
-  if (!seen.picked || seen.method === "flow") return row;
-  if (seen.method === "rollout" && row && !row.missing) return row; // the paths lead to it
-  if (seen.method === "rollout" && !row) return null;
+  if (!seen.picked || !trace.method(seen.method).paths) return row;
+  // A picked node's raw row is of one layer; the paths of other methods lead to their own rows.
+  if (seen.method !== "raw" && !(row && row.missing)) return row;
   const paths = graphPaths(trace, seen.method, seen.layer, seen.query, seen.head);
   return paths && { values: paths.totals, lost: paths.lost };
 }
@@ -134,8 +134,8 @@ function graphMatrices(trace, seen, layout, top, bottom) {
 function graphEdges(trace, seen, layout, top, bottom) {
   if (!seen.picked) return { ...graphMatrices(trace, seen, layout, top, bottom), top: graphPeak(trace, seen) };
   const from = trace.source + seen.query;
-  if (seen.method === "flow") {
-    const row = trace.row("flow", seen.layer, seen.query);
+  if (!trace.method(seen.method).paths) {
+    const row = trace.row(seen.method, seen.layer, seen.query);
     if (!row || row.missing) return { edges: [], total: 0, top: 0, straight: true, missing: row ? row.missing : null };
     const best = strongest(row.values, GRAPH_MOST).reverse();
     const edges = best.map(({ token, value }) => ({ size: Math.abs(value), value, layer: seen.layer, from, to: token }));
@@ -161,11 +161,11 @@ function graphRamp(from, to) {
 }
 
 /** The scale whose colours are what an edge of a value looks like on the paper. */
-function graphScale(theme, top, seen, signed) {
+function graphScale(theme, top, seen, signed, paths) {
   const scale = scaleFor(theme, top, seen, signed ? "signs" : "sizes");
   const part = signed ? (value) => Math.abs(2 * scale.part(value) - 1) : scale.part;
   // Paths fan out and get weak soon; few of them are there, so they can be drawn stronger. So can lines on black.
-  const power = seen.log ? 1 : seen.picked && seen.method !== "flow" ? 0.55 : theme.dark ? 0.8 : 1;
+  const power = seen.log ? 1 : paths ? 0.55 : theme.dark ? 0.8 : 1;
   const strength = (value) => part(value) ** power;
   const stroke = (value) => (value < 0 ? theme.select : theme.edge);
   const [ramp, negative] = [theme.edge, theme.select].map((colour) => graphRamp(theme.paper, colour));
@@ -183,10 +183,11 @@ function graphHead(trace, seen) {
 
 /** What the numbers of the chosen node are. A product down to the input is not the node's raw row. */
 function graphMeasure(trace, seen) {
-  if (seen.method === "flow") return "flow, amount";
-  if (seen.method !== "raw") return `${seen.method}, share`;
-  if (!seen.picked) return `raw weight${graphHead(trace, seen)}`;
-  return `product of raw weights, layer ${seen.layer + 1} to the input${graphHead(trace, seen)}`;
+  if (seen.method !== "raw") return trace.measure(seen.method);
+  const { title, value } = trace.method("raw");
+  const maps = trace.mapsTitle && `, ${trace.mapsTitle}`;
+  if (!seen.picked) return `${title} ${value}${maps}${graphHead(trace, seen)}`;
+  return `product of ${title} ${value}s${maps}, layer ${seen.layer + 1} to the input${graphHead(trace, seen)}`;
 }
 
 function graphStrongest(trace, values, count) {
@@ -214,7 +215,7 @@ export const graphView = {
     const totals = graphTotals(trace, seen);
     const signed = found.edges.some((edge) => edge.value < 0);
     const scene = { surface, trace, seen, state, theme, layout, found, totals, top, bottom };
-    scene.scale = graphScale(theme, found.top, seen, signed);
+    scene.scale = graphScale(theme, found.top, seen, signed, seen.picked && !found.straight);
     scene.screen = graphScreen(trace, layout, top, bottom);
     drawGraphRails(scene);
     drawGraphEdges(scene);
@@ -428,19 +429,22 @@ function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }
   const from = GRAPH_PAD + Math.max(170, textWidth(title, 11)) + 36;
   const room = Math.min(layout.width - from - GRAPH_PAD, 600);
   if (room < 170 || layout.over) return; // a drawing wider than the pane begins with its scale alone
-  const lines = `Lines between two columns: ${seen.method} at the right one’s layer.`;
-  const by = seen.method === "raw" ? "weights multiplied along the way" : `by ${seen.method}`;
-  let text = `${lines} Point at a node, or click it, for its paths to the input.`;
-  if (found.straight) text = `What flows from ${node}, to each input token. Esc lets go.`;
+  const { title: name, paths } = trace.method(seen.method);
+  const lines = `Lines between two columns: ${name} at the right one’s layer.`;
+  const by = seen.method === "raw" ? "weights multiplied along the way" : `by ${name}`;
+  let text = `${lines} Point at a node, or click it, for its ${paths ? "paths" : "lines"} to the input.`;
+  if (found.straight) text = `The ${name} of ${node}, to each input token. Esc lets go.`;
   else if (seen.picked) text = `The paths of ${node}, down to the input, ${by}. Esc lets go.`;
   const look = { size: 11, fill: theme.soft };
   noteLines(text, room, 11).slice(0, 3).forEach((line, i) => surface.text(line, from, 12 + 14 * i, look));
 }
 
 function graphTitle(trace, seen, node) {
-  if (seen.method === "raw") return seen.picked ? graphMeasure(trace, seen) : `raw${graphHead(trace, seen)}`;
-  if (seen.method === "flow") return seen.picked ? `flow of ${node}, amount` : "flow, amount";
-  return seen.picked ? `share of ${node}` : seen.method;
+  const { title, value, paths } = trace.method(seen.method);
+  if (seen.method === "raw") return seen.picked ? graphMeasure(trace, seen) : `${trace.named("raw")}${graphHead(trace, seen)}`;
+  if (!seen.picked) return paths ? trace.named(seen.method) : graphMeasure(trace, seen);
+  const over = trace.mapsTitle && `, over ${trace.mapsTitle}`;
+  return paths ? `${value} of ${node}${over}` : `${title} of ${node}, ${value}${over}`;
 }
 
 /** The columns' heads, which stay while the rows scroll. */
@@ -466,9 +470,10 @@ function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
 function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
   const notes = [];
   if (found.missing) notes.push(found.missing);
-  if (found.straight && !found.missing) notes.push("a maximum flow can take many ways: its amounts are drawn, not its paths");
+  const { title, value } = trace.method(seen.method);
+  if (found.straight && !found.missing) notes.push(`${title} is no sum over paths: its ${value}s are drawn, straight to the input`);
   const through = found.paths && trace.source && trace.groups.includes("encoder");
-  if (found.paths && trace.source && seen.method === "raw") {
+  if (found.paths && trace.source && seen.method === "raw" && !trace.about.joint) {
     notes.push("cross-attention comes last, and without a residual it passes on nothing of the target: rollout, with one, does");
   }
   if (through) notes.push("the bars of the source tokens are what reaches them through the encoder");

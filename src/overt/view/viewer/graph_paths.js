@@ -120,9 +120,10 @@ export function graphCost(trace) {
 }
 
 /**
- * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: for
- * rollout mixed with the residual, for raw as it is. Raw is hence what rollout gives with a residual of 0: in an
- * encoder–decoder cross-attention comes last, and without a residual nothing of self-attention gets past it.
+ * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: for raw
+ * as it is, for the others mixed with the residual. Raw is hence what rollout gives with a residual of 0: in an
+ * encoder–decoder cross-attention comes last, and without a residual nothing of self-attention gets past it, unless the
+ * two share a row: then what the row has for the target passes through cross-attention.
  *
  * @returns {{reach: Float64Array[], edges: object[], total: number, totals: Float64Array, lost: number} | null} `reach`:
  *   for each column from the input to the node's, what arrives at each token; `edges`: the strongest, weak ones first,
@@ -132,10 +133,10 @@ export function graphCost(trace) {
  */
 export function graphPaths(trace, method, layer, query, head = null) {
   const { paths } = graphHeldFor(trace);
-  const own = method === "raw" ? head : null; // rollout runs over the mean of the heads
+  const own = method === "raw" ? head : null; // the others run over the mean of the heads
   const key = `${method}/${layer}/${query}/${own}`;
   if (paths.has(key)) return paths.get(key);
-  const residual = method === "raw" ? null : trace.about.residual ?? 0.5;
+  const residual = method === "raw" ? null : trace.about.residual;
   const maps = [];
   // All are asked for before any is waited for.
   for (let at = 0; at <= layer; at++) maps.push([trace.map("", at, own), trace.source ? trace.map("cross", at, own) : null]);
@@ -200,14 +201,17 @@ function graphStep(trace, [self, cross], residual, layer, above, below, top) {
     const from = source + query;
     let mass = above[from];
     if (mass === 0) continue;
+    const { joint } = trace.about;
     if (cross) {
-      const level = graphLevel(trace, cross, residual, query);
+      const level = graphLevel(trace, cross, residual, query, joint ? graphWhole(trace, self, query).sum : 0);
       spread(from, 0, mass, level);
-      // Cross-attention comes after self-attention: its residual carries what self-attention brought.
+      // Cross-attention comes after self-attention: its residual, and what of a shared row is the target's, carry on
+      // what self-attention brought.
       mass *= level.own;
       if (mass === 0) continue;
     }
-    const level = graphLevel(trace, self, residual, query);
+    // How much of a shared row is the target's has been taken already.
+    const level = graphLevel(trace, self, residual === null && joint ? 0 : residual, query);
     level.row[query] += level.own;
     spread(from, source, mass, level);
   }
@@ -251,38 +255,43 @@ function graphOpen(field, map) {
   return held.get(map);
 }
 
-/**
- * A row of a level as trace/graph.py has it: `row` without the residual's weight, which is `own`. What packing left out
- * would be missing anew at each level of a product, so it is spread evenly over the cells that may have held it: `gap` at
- * each of `gaps`. `lost` is its share.
- */
-function graphLevel(trace, { field, map }, residual, query) {
+/** A row with the share that packing left out of it, and its sum with that. Of signed weights those left out may cancel. */
+function graphWhole(trace, { field, map }, query) {
   const row = field.row(map, query);
-  const kind = trace.about.graph;
   const left = Math.min(field.lost(map, query), 0.9);
-  const gaps = [];
-  let gap = 0;
   let sum = 0;
   for (let key = 0; key < row.length; key++) sum += row[key];
-  // Of signed weights those left out may cancel.
-  if (left > 0 && kind !== "effective") {
+  return { row, left, sum: trace.about.signed ? sum : sum / (1 - left) };
+}
+
+/**
+ * A row of a level as tracing/levels.py has it: `row` without what is the query's own, the residual's weight and `rest`,
+ * which is `own`. What packing left out would be missing anew at each level of a product, so it is spread evenly over the
+ * cells that may have held it: `gap` at each of `gaps`. `lost` is its share.
+ */
+function graphLevel(trace, { field, map }, residual, query, rest = 0) {
+  const { signed, unit } = trace.about;
+  const { row, left, sum } = graphWhole(trace, { field, map }, query);
+  const missed = rest ? (left * sum) / (sum + rest) : left; // of the whole row
+  const gaps = [];
+  let gap = 0;
+  if (left > 0 && !signed) {
     const { columns, causal } = graphOpen(field, map);
     const stop = causal ? query + 1 : row.length;
     for (let key = 0; key < stop; key++) if (row[key] === 0 && columns[key]) gaps.push(key);
-    if (gaps.length) gap = (sum * left) / (1 - left) / gaps.length;
+    if (gaps.length) gap = (sum * left) / gaps.length;
     else for (let key = 0; key < row.length; key++) row[key] /= 1 - left;
-    sum /= 1 - left;
   }
-  if (residual === null) return { row, own: 0, gaps, gap, lost: left };
+  if (residual === null) return { row, own: rest, gaps, gap, lost: missed };
   let part = 1 - residual;
-  let own = residual;
-  if (kind !== "effective") {
+  if (unit) part /= sum + rest || 1;
+  let own = part * rest + residual;
+  if (!signed) {
     // Rows sum to one there.
-    if (kind === "gradient" || kind === "norm") part /= sum || 1;
     const whole = part * sum + own || 1;
     part /= whole;
     own /= whole;
   }
   for (let key = 0; key < row.length; key++) row[key] *= part;
-  return { row, own, gaps, gap: gap * part, lost: (1 - residual) * left };
+  return { row, own, gaps, gap: gap * part, lost: (1 - residual) * missed };
 }

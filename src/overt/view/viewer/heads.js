@@ -1,6 +1,7 @@
 // Every head of every layer as a thumbnail, the chosen one enlarged with its tokens.
 import { drawMatrix, drawThumb, matrixCell, matrixColumn, matrixLost, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
 import { drawNote, drawScale, noteLines, SCALE_HEIGHT, strongest } from "./parts.js";
+import { fitted } from "./surface.js";
 import { number, shown } from "./words.js";
 
 const HEADS_PAD = 14;
@@ -20,12 +21,13 @@ function headsFacts(trace, state) {
   const group = trace.group(state.group);
   const prefix = state.group ? `${state.group} ` : "";
   const heads = trace.has(`${prefix}heads`) ? group.heads : 0;
-  return { ...group, prefix, heads, count: heads + 1 };
+  return { ...group, prefix, heads, count: heads + 1, single: trace.about.single_heads !== false };
 }
 
 function headsNotes(facts, seen) {
   const own = thumbNote(seen);
-  return facts.heads ? [own] : [own, "the mean of heads alone: overt.trace(…, heads=True) keeps single heads"];
+  if (facts.heads || !facts.single) return [own]; // some graphs have no maps of single heads
+  return [own, "the mean of heads alone: overt.trace(…, heads=True) keeps single heads"];
 }
 
 function headsGridWidth(facts, size) {
@@ -76,6 +78,11 @@ function headsShift(part, layout, top, screen) {
 function headsPlace(seen, layers) {
   const group = { encoder: "encoder, ", cross: "decoder → encoder, " }[seen.group] || "";
   return `${group}layer ${seen.layer + 1} of ${layers}, ${headsName(seen.head)}`;
+}
+
+/** What the maps are, before their place, where they are not attention itself. */
+function headsMaps(trace) {
+  return trace.mapsTitle ? `${trace.mapsTitle}, ` : "";
 }
 
 function headsName(head) {
@@ -130,7 +137,7 @@ export const headsView = {
   describe({ trace, seen: given }) {
     const seen = matrixWithin(trace, given);
     const { rows, columns, layers } = headsFacts(trace, seen);
-    const place = headsPlace(seen, layers);
+    const place = `${headsMaps(trace)}${headsPlace(seen, layers)}`;
     const found = trace.map(seen.group, seen.layer, seen.head);
     const row = matrixRow(trace, seen, rows);
     if (!found || row === null) return place;
@@ -144,7 +151,7 @@ export const headsView = {
   },
 };
 
-function headsDrawMap({ surface, trace, seen, state, theme, top, bottom }, layout, shift) {
+function headsDrawMap({ surface, trace, seen, state, theme, width, top, bottom }, layout, shift) {
   const { facts, map, matrix, size } = layout;
   const found = trace.map(seen.group, seen.layer, seen.head);
   const field = found && found.field;
@@ -152,12 +159,13 @@ function headsDrawMap({ surface, trace, seen, state, theme, top, bottom }, layou
   const scale = matrixScale(theme, peak, [field], seen);
   const y = map.y + shift;
   const wide = Math.min(220, Math.max(matrix.width - 20, 120));
-  if (field) drawScale(surface, theme, scale, map.x, y + HEADS_TOP, "weight in the enlarged map", wide);
+  const what = fitted(`${headsMaps(trace)}weight in the enlarged map`, width - map.x - HEADS_PAD, 11);
+  if (field) drawScale(surface, theme, scale, map.x, y + HEADS_TOP, what, wide);
   const title = `layer ${seen.layer + 1}, ${headsName(seen.head)}`;
   const broken = field && field.broken ? ` · ${field.broken} cells of this layer were no numbers and count as 0` : "";
   const place = { ...matrix, cell: size.cell, x: map.x, y: y + HEADS_ABOVE, top, bottom };
-  const what = { field, map: found ? found.map : 0, scale, title: title + broken, note: title };
-  drawMatrix(surface, { ...place, ...what, theme, seen, state });
+  const picture = { field, map: found ? found.map : 0, scale, title: title + broken, note: `${headsMaps(trace)}${title}` };
+  drawMatrix(surface, { ...place, ...picture, theme, seen, state });
 }
 
 function headsDrawGrid(scene, layout, shift) {

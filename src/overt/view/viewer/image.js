@@ -129,10 +129,10 @@ export const imageView = {
       }
     }
     const scale = scaleFor(theme, peak || own, seen, signed ? "signs" : "sizes");
-    const what = `${seen.method}${head === null ? "" : `, head ${head + 1}`}`;
+    const what = `${trace.named(seen.method)}${head === null ? "" : `, head ${head + 1}`}`;
     // A scale of nothing would be made up.
     if (rows.some((row) => row && row.values)) {
-      const title = `${what}: weight of a patch, all layers${own > scale.top ? `; its own is up to ${number(own)}` : ""}`;
+      const title = `${what}: a patch’s ${trace.method(seen.method).value}, all layers${own > scale.top ? `; its own is up to ${number(own)}` : ""}`;
       const room = width - 2 * IMAGE_EDGE;
       drawScale(surface, theme, scale, IMAGE_EDGE, 8, fitted(title, room, 11), Math.min(220, room));
     }
@@ -221,7 +221,8 @@ function imageShares(trace, values, method) {
   }
   if (!whole || stop - first === values.length) return "";
   const others = trace.source ? "words and other tokens" : "other tokens";
-  return `${percent(1 - inside / whole)} of the ${method === "flow" ? "flow" : "weight"} is on ${others}`;
+  const what = method === "raw" ? "the weight" : trace.method(method).title;
+  return `${percent(1 - inside / whole)} of ${what} is on ${others}`;
 }
 
 function imageDrawSmall(scene, place, row, layer) {

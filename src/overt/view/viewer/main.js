@@ -346,7 +346,7 @@ function rowWords(trace, seen) {
   const row = trace.row(method, layer, query, method === "raw" ? seen.head : null);
   const head = method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
   const place = trace.source + query;
-  const text = `“${shown(trace.tokens[place], 30)}” (${tokenPlace(trace, place)}), layer ${layer + 1} of ${trace.layers}, ${method}${head}: `;
+  const text = `“${shown(trace.tokens[place], 30)}” (${tokenPlace(trace, place)}), layer ${layer + 1} of ${trace.layers}, ${trace.named(method)}${head}: `;
   if (!row) return `${text}…`;
   if (row.missing) return text + row.missing;
   const pointed = token === null || token === undefined ? "" : `“${shown(trace.tokens[token], 20)}” ${weightWords(row.values[token])} · `;

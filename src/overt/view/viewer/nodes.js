@@ -209,9 +209,10 @@ export function nodesFacts(trace, one) {
   const known = lines[0] === `node ${one.id}` ? "" : `node ${one.id}, `;
   lines.push(`${known}${place}${one.label === undefined ? "" : `, ${shown(nodesLabel(one.label), 60)}`}`);
   one.raw.forEach((value, layer) => {
-    lines.push(`raw, layer ${layer + 1}: ${value ? nodesWritten(value, one.raw_spread && one.raw_spread[layer]) : "no edge"}`);
+    lines.push(`${trace.method("raw").title}, layer ${layer + 1}: ${value ? nodesWritten(value, one.raw_spread && one.raw_spread[layer]) : "no edge"}`);
   });
-  for (const method of trace.methods.slice(1)) lines.push(`${method}: ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
+  const others = trace.methods.filter((method) => method !== "raw");
+  for (const method of others) lines.push(`${trace.method(method).title}: ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
   return lines;
 }
 
@@ -277,7 +278,7 @@ export const nodesView = {
     const rows = nodesRows(trace, method);
     const first = rows.filter((one) => nodesValue(one, method) > 0).slice(0, 5);
     const said = first.map((one) => `${one === own ? "itself" : nodesName(one, 20)} ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
-    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${method}: ${said.join(", ") || "nothing"}`;
+    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${trace.method(method).title}: ${said.join(", ") || "nothing"}`;
   },
 };
 
@@ -298,7 +299,7 @@ function nodesDrawPicture(scene, y) {
   const focus = picture.discs.has(seen.node) ? seen.node : null;
   const hidden = focus === null && nodesById(trace).get(seen.node);
   const absent = hidden && `${nodesCalled(hidden, 24)} is not among those drawn: ${picture.first} of ${nodesCount(others)} are`;
-  const said = absent || `${drawn}${more}, by ${frame.method}`;
+  const said = absent || `${drawn}${more}, by ${trace.method(frame.method).title}`;
   surface.text(fitted(said, room, 11), NODES_PAD, y + 31, { size: 11, fill: theme.soft });
   if (frame.legend) {
     frame.legend.forEach((line, i) => {
@@ -308,7 +309,7 @@ function nodesDrawPicture(scene, y) {
         surface.text(word, NODES_PAD + x + 15, at, { size: 11, fill: theme.ink });
       }
     });
-  } else drawScale(surface, theme, scene.scale, NODES_PAD, y + NODES_TITLE, `colour: ${frame.method}`, Math.min(180, room));
+  } else drawScale(surface, theme, scene.scale, NODES_PAD, y + NODES_TITLE, `colour: ${trace.method(frame.method).title}`, Math.min(180, room));
   const down = y + frame.start;
   if (state.node !== null && state.node !== undefined) surface.hit(0, down, frame.column, frame.tall, { select: { node: null } });
   for (let hop = 1; hop <= picture.rings; hop++) {
@@ -374,7 +375,8 @@ function nodesDrawKeys({ surface, trace, theme, frame, kinds, scale }, picture, 
   const parts = column < 420 ? [1] : [0.25, 1];
   const keys = parts.map((part) => nodesRound(part * picture.peak));
   const shares = picture.lines.length ? parts.map((part) => nodesRound(part * picture.heaviest)) : [];
-  const words = [...keys.map((value) => `${method} ${number(value)}`), ...shares.map((value) => `edge ${number(value)}`)];
+  const { title } = trace.method(method);
+  const words = [...keys.map((value) => `${title} ${number(value)}`), ...shares.map((value) => `edge ${number(value)}`)];
   const signs = [...keys.map((value) => 2 * picture.radius(value)), ...shares.map(() => 24)];
   const wide = words.map((word, i) => signs[i] + 6 + textWidth(word, 10) + 16);
   let x = Math.max(NODES_PAD, (column - wide.reduce((sum, one) => sum + one, 0)) / 2);
@@ -428,12 +430,13 @@ function nodesDrawTable(scene) {
   trace.methods.forEach((method, i) => {
     const x = columns.start + i * columns.wide;
     const chosen = method === frame.method;
-    const title = method === "raw" && columns.wide > 96 ? "raw, top layer" : method;
-    surface.text(title, x, y + 10, { size: 11, fill: chosen ? theme.accent : theme.ink, weight: chosen ? 700 : 400 });
+    const { title: name } = trace.method(method);
+    const title = method === "raw" && columns.wide > 96 ? `${name}, top layer` : name;
+    surface.text(fitted(title, columns.wide - 6, 11, chosen ? 700 : 400), x, y + 10, { size: 11, fill: chosen ? theme.accent : theme.ink, weight: chosen ? 700 : 400 });
     const { room } = nodesCell(trace, columns.wide);
     surface.text("0", x, y + 28, { size: 9, fill: theme.soft });
     surface.text(number(nodesPeak(trace, method)), x + room, y + 28, { size: 9, fill: theme.soft, align: "right" });
-    surface.hit(x, y, columns.wide - 6, 36, { select: { method }, tip: `order by ${method}` });
+    surface.hit(x, y, columns.wide - 6, 36, { select: { method }, tip: `order by ${name}` });
   });
   surface.line(table.x - 4, y + NODES_HEAD - 4, table.x + table.width, y + NODES_HEAD - 4, { stroke: theme.line });
 }

@@ -19,7 +19,8 @@ export function nodesSpread(one, method) {
 
 /** The nodes that are drawn on at all, and the node itself, the largest value first. */
 export function nodesOrdered(about, method) {
-  const used = (one) => one.raw.some((value) => value > 0) || one.rollout > 0 || one.flow > 0;
+  const others = about.methods.map(({ name }) => name).filter((name) => name !== "raw");
+  const used = (one) => one.raw.some((value) => value > 0) || others.some((name) => one[name] > 0);
   const kept = about.nodes.filter((one) => one.id === about.node || used(one));
   return kept.sort((a, b) => nodesValue(b, method) - nodesValue(a, method) || a.hop - b.hop || a.id - b.id);
 }

@@ -4,12 +4,7 @@ import { element } from "./dom.js";
 import { mount } from "./main.js";
 
 const serveTries = 5; // when the server is busy
-const serveGraphs = [
-  ["attention", "attention weights"],
-  ["effective", "effective attention"],
-  ["norm", "norms of what is added"],
-  ["gradient", "weights × gradients"],
-];
+const serveGraph = "attention"; // what the server takes where a link names none
 
 /**
  * What a link asks for: {model, text, decoder, methods, layers, graph, picture}, null where it says nothing.
@@ -33,7 +28,7 @@ export function serveAsked(search) {
 export class ServeForm {
   /**
    * @param {HTMLElement} root
-   * @param {{models: object[], methods: string[], images: string[], limits: object}} facts of /api/models
+   * @param {{models: object[], methods: object[], graphs: object[], images: string[], limits: object}} facts of /api/models
    */
   constructor(root, facts) {
     this.facts = facts;
@@ -48,7 +43,7 @@ export class ServeForm {
   }
 
   build(root) {
-    const { models, methods, images } = this.facts;
+    const { models, methods, graphs, images } = this.facts;
     this.model = element("select", { id: "serve-model" });
     for (const one of models) this.model.append(element("option", { value: one.name }, one.name));
     this.text = element("textarea", {
@@ -70,10 +65,14 @@ export class ServeForm {
     this.thumb = element("img", { alt: "", hidden: true });
     this.dropText = element("span", {}, "Drop an image, paste one, or choose a file");
     this.drop = element("label", { class: "serve-drop", for: "serve-file" }, this.choose, this.thumb, this.dropText);
-    this.methods = methods.map((name) => element("input", { type: "checkbox", value: name, checked: true }));
+    // What runs the model takes long: it is there to be asked for.
+    this.methods = methods.map(({ name, reads }) => element("input", { type: "checkbox", value: name, checked: reads === "maps" }));
     this.layers = element("select", { id: "serve-layers" });
     this.graph = element("select", { id: "serve-graph" });
-    for (const [value, name] of serveGraphs) this.graph.append(element("option", { value }, name));
+    for (const { name, title, passes } of graphs) {
+      this.graph.append(element("option", { value: name }, passes > 0 ? `${title} (runs the model for each token)` : title));
+    }
+    this.graph.value = serveGraph;
     this.go = element("button", { type: "submit", class: "serve-go" }, "Trace");
     this.copy = element("button", { type: "button", disabled: true }, "Copy link");
     this.status = element("p", { class: "serve-status", role: "status", "aria-live": "polite" });
@@ -85,7 +84,7 @@ export class ServeForm {
     this.decoderField = field("Decoder", this.decoder, "serve-wide");
     this.imageField = element("div", { class: "serve-field serve-wide" }, this.drop);
     this.modelField = field("Model", this.model, "serve-model");
-    const boxes = this.methods.map((box) => element("label", { class: "serve-box" }, box, box.value));
+    const boxes = this.methods.map((box, i) => element("label", { class: "serve-box" }, box, methods[i].title));
     this.form = element(
       "form",
       { class: "serve-form", noValidate: true, autocomplete: "off" },
@@ -218,7 +217,7 @@ export class ServeForm {
     if (asked.methods) for (const box of this.methods) box.checked = asked.methods.includes(box.value);
     if (asked.layers) this.layers.value = asked.layers;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
-    if (serveGraphs.some(([name]) => name === asked.graph)) this.graph.value = asked.graph;
+    if (this.facts.graphs.some(({ name }) => name === asked.graph)) this.graph.value = asked.graph;
     if (asked.decoder) this.decoder.value = asked.decoder;
     if (asked.text && this.current().kind === "text") {
       this.text.value = asked.text;

@@ -4,7 +4,8 @@ import { drawNote, drawScale, noteLines, peakOf, SCALE_HEIGHT, scaleFor } from "
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const GUTTER = 92; // for the names of methods and layers
+const GUTTER = 92; // for the names of methods and the numbers of layers; of long names, more
+const WIDEST_GUTTER = 140;
 const LABEL = 24; // height of the tokens' line
 const CELL = 11; // height of a layer's line; of many layers, less
 const TALLEST_STRIP = 150; // of one method
@@ -20,13 +21,30 @@ function stripCell(trace) {
   return Math.min(CELL, Math.max(3, TALLEST_STRIP / trace.layers));
 }
 
+const stripGutters = new WeakMap();
+
+/** Room for the names of methods and importances, and for the numbers of layers behind them. */
+function stripGutter(trace) {
+  if (!stripGutters.has(trace)) {
+    const titles = [...trace.methods.map((name) => trace.method(name).title), ...trace.importances(0).map((one) => one.title)];
+    const wide = Math.max(0, ...titles.map((title) => textWidth(title, 12, 600))) + 34;
+    stripGutters.set(trace, Math.ceil(Math.min(Math.max(wide, GUTTER), WIDEST_GUTTER)));
+  }
+  return stripGutters.get(trace);
+}
+
+function stripTitle(surface, trace, theme, title, y) {
+  surface.text(fitted(title, stripGutter(trace) - 34, 12, 600), 12, y + 6, { size: 12, fill: theme.ink, weight: 600 });
+}
+
 const laid = new WeakMap();
 
 /** Lines of tokens that fit a width: `[{ start, stop, x: [left edges], widths }]`. */
 export function stripLines(trace, width) {
   let kept = laid.get(trace);
   if (kept && kept.width === width) return kept.lines;
-  const room = Math.max(width - GUTTER - 12, 80);
+  const gutter = stripGutter(trace);
+  const room = Math.max(width - gutter - 12, 80);
   const right = mostlyRightToLeft(trace.tokens);
   const lines = [];
   let line = null;
@@ -42,7 +60,7 @@ export function stripLines(trace, width) {
     line.stop = i + 1;
   });
   for (const one of lines) {
-    let x = right ? GUTTER + room : GUTTER;
+    let x = right ? gutter + room : gutter;
     one.x = one.widths.map((wide) => {
       if (right) return (x -= wide);
       x += wide;
@@ -62,11 +80,11 @@ function sections(trace, seen) {
 
 /** Why methods and importances are not here, which stands beneath. */
 function stripNotes(trace) {
-  return ["rollout", "flow", "blankout", "gradients"].filter((name) => trace.about.missing && trace.about.missing[name]).map((name) => trace.why(name));
+  return trace.told.filter(({ name }) => trace.about.missing && trace.about.missing[name]).map(({ name }) => trace.why(name));
 }
 
 function heading(trace) {
-  return SCALE_HEIGHT + 16 + (trace.methods.length ? 0 : 20);
+  return SCALE_HEIGHT + 16 + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
 }
 
 export const stripView = {
@@ -95,8 +113,11 @@ export const stripView = {
     });
     rows.forEach(({ method, scale }, i) => {
       const wide = Math.min(150, (width - 24) / rows.length - 20);
-      drawScale(surface, theme, scale, 12 + i * (wide + 20), 8, method === "flow" ? "flow, amount" : `${method}, share`, wide);
+      const { title, value } = trace.method(method);
+      drawScale(surface, theme, scale, 12 + i * (wide + 20), 8, fitted(`${title}, ${value}`, wide + 14, 11), wide);
     });
+    // Once for all: behind every title there would be no room for it.
+    if (trace.mapsTitle) surface.text(fitted(`maps: ${trace.mapsTitle}`, width - 24, 11), 12, SCALE_HEIGHT + 18, { size: 11, fill: theme.soft });
     const query = trace.source + seen.query;
     lines.forEach((line, number_) => {
       const start = heading(trace) + number_ * block;
@@ -105,7 +126,7 @@ export const stripView = {
       let y = start + LABEL;
       const cell = stripCell(trace);
       for (const { method, found, scale } of rows) {
-        surface.text(method, 12, y + 6, { size: 12, fill: theme.ink, weight: 600 });
+        stripTitle(surface, trace, theme, trace.method(method).title, y);
         found.forEach((row, layer) => drawRow(surface, trace, seen, theme, line, y + layer * cell, row, scale, method, layer));
         y += found.length * cell + GAP;
       }
@@ -153,11 +174,12 @@ function drawLabels(surface, trace, seen, theme, line, y, query) {
 function drawRow(surface, trace, seen, theme, line, y, row, scale, method, layer) {
   const chosen = layer === seen.layer;
   const cell = stripCell(trace);
+  const gutter = stripGutter(trace);
   const every = Math.ceil(9 / cell); // numbers that would touch are left out
-  if (chosen || layer % every === 0) surface.text(String(layer + 1), GUTTER - 8, y + cell / 2, { size: 9, fill: chosen ? theme.accent : theme.soft, align: "right", weight: chosen ? 700 : 400 });
-  surface.hit(GUTTER - 28, y, 26, cell, { hover: { layer }, select: { layer }, tip: `layer ${layer + 1}` });
+  if (chosen || layer % every === 0) surface.text(String(layer + 1), gutter - 8, y + cell / 2, { size: 9, fill: chosen ? theme.accent : theme.soft, align: "right", weight: chosen ? 700 : 400 });
+  surface.hit(gutter - 28, y, 26, cell, { hover: { layer }, select: { layer }, tip: `layer ${layer + 1}` });
   if (!row || row.missing) {
-    if (row && layer === 0) surface.text(row.missing, GUTTER, y + 6, { size: 11, fill: theme.soft });
+    if (row && layer === 0) surface.text(row.missing, gutter, y + 6, { size: 11, fill: theme.soft });
     return;
   }
   for (let i = line.start; i < line.stop; i++) {
@@ -176,7 +198,7 @@ function drawRow(surface, trace, seen, theme, line, y, row, scale, method, layer
     if (place < 0) return null;
     const token = line.start + place;
     const lost = row.lost > 0 ? `\nthis row left out ${percent(row.lost)}` : "";
-    const tip = `${shown(trace.tokens[token], 60)}: ${weightWords(row.values[token])}\n${method}, layer ${layer + 1}${lost}`;
+    const tip = `${shown(trace.tokens[token], 60)}: ${weightWords(row.values[token])}\n${trace.measure(method)}, layer ${layer + 1}${lost}`;
     return { hover: { token, layer }, select: { layer, method, token }, tip };
   });
 }
@@ -184,14 +206,14 @@ function drawRow(surface, trace, seen, theme, line, y, row, scale, method, layer
 function drawBars(surface, trace, seen, theme, line, y, score) {
   if (!score.values) {
     const few = score.only.slice(0, 4).map((query) => tokenPlace(trace, trace.source + query)).join(", ");
-    surface.text(score.title, 12, y + 6, { size: 12, fill: theme.ink, weight: 600 });
-    surface.text(`the page has it of ${few}${score.only.length > 4 ? ", …" : ""} only`, GUTTER, y + 6, { size: 11, fill: theme.soft });
+    stripTitle(surface, trace, theme, score.title, y);
+    surface.text(`the page has it of ${few}${score.only.length > 4 ? ", …" : ""} only`, stripGutter(trace), y + 6, { size: 11, fill: theme.soft });
     return;
   }
   const most = Math.max(...score.values.map(Math.abs), 1e-12);
   const signed = score.values.some((value) => value < 0);
   const zero = signed ? y + BAR / 2 : y + BAR;
-  surface.text(score.title, 12, y + 6, { size: 12, fill: theme.ink, weight: 600 });
+  stripTitle(surface, trace, theme, score.title, y);
   surface.text(`${signed ? "±" : "0 to"} ${number(most)}`, 12, y + 19, { size: 10, fill: theme.soft });
   const left = Math.min(...line.x);
   surface.line(left, zero, left + line.used, zero, { stroke: theme.line });

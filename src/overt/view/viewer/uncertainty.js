@@ -167,7 +167,7 @@ export const uncertaintyView = {
   controls: ["query", "layer", "head", "words", "log"],
 
   applies(trace) {
-    if (trace.about.samples && trace.has("spread")) return true;
+    if (trace.about.samples && trace.has("average") && trace.has("spread")) return true;
     return "no posterior samples: overt.trace(…, samples=20) of a Bayesian model";
   },
 
@@ -211,7 +211,7 @@ export const uncertaintyView = {
       const { label, mean, interval } = classes.rows[0];
       parts.push(`${shown(label, 30)} ${number(mean)} (${percent(SURE_HELD)} of samples ${number(interval[0])} to ${number(interval[1])})`);
     }
-    const name = `“${shown(trace.tokens[trace.source + seen.query], 30)}” (token ${seen.query}), rollout to layer ${layer + 1}`;
+    const name = `“${shown(trace.tokens[trace.source + seen.query], 30)}” (token ${seen.query}), ${trace.named("rollout")} to layer ${layer + 1}, mean of the samples`;
     const rows = sureMissing(trace, seen.query) ? null : sureRows(trace, layer, seen.query);
     const words = ({ token, value }) => `${shown(trace.tokens[token], 20)} ${sureWords(value, rows.spreads[token])}`;
     if (rows) parts.push(`${name}: ${strongest(rows.means, 4).map(words).join(", ")}`);
@@ -286,7 +286,7 @@ function sureDrawTokens({ surface, trace, seen, state, theme, top, bottom }, pla
   const query = here ? sureQuery(trace, seen, state) : state.query;
   const layer = sureLayer(trace, seen);
   const title = `What “${shown(trace.tokens[trace.source + query], 24)}” draws on`;
-  sureDrawHead(surface, theme, title, `rollout to layer ${layer + 1}, mean ± one spread`, x, y, width);
+  sureDrawHead(surface, theme, title, `${trace.named("rollout")} to layer ${layer + 1}, samples’ mean ± one spread`, x, y, width);
   if (missing) drawNote(surface, theme, missing, x, y + sureHead(width), width);
   if (!here) return;
   const rows = sureRows(trace, layer, query);
@@ -348,29 +348,31 @@ function sureDrawToken(surface, trace, seen, theme, line) {
   surface.text(numbers, left + span + 12, middle, { size: 11, fill: theme.soft });
   const part = mean ? `\nspread / mean ${number(spread / mean)}` : "";
   const gone = lost > 0 ? `\nthis row left out ${percent(lost)}` : "";
-  const tip = `${shown(trace.tokens[i], 60)}: ${sureWords(mean, spread)}${part}\ntoken ${i}, rollout to layer ${layer + 1}${gone}`;
+  const tip = `${shown(trace.tokens[i], 60)}: ${sureWords(mean, spread)}${part}\ntoken ${i}, ${trace.named("rollout")} to layer ${layer + 1}${gone}`;
   surface.hit(x, over, width, SURE_ROW, { hover: { token: i }, select: { token: i }, tip });
   const select = { query: i - trace.source, token: null };
   if (i >= trace.source) surface.hit(x, over, label, SURE_ROW, { hover: { token: i }, select, tip });
 }
 
-/** Mean and spread of every weight of the chosen layer and head. */
+/** Mean and spread over the samples of every weight of the chosen layer and head: the trace's own maps are not their mean. */
 function sureDrawMaps({ surface, trace, seen, state, theme, top, bottom }, maps, y) {
   if (y > bottom || y + maps.height < top) return;
   const layer = sureLayer(trace, seen);
   const { rows, columns } = trace.group("");
-  const mean = trace.map("", layer, seen.head);
-  const single = seen.head !== null && trace.has("spread heads");
-  const field = trace.field(single ? "spread heads" : "spread", layer);
-  const spread = field && { field, map: single ? Math.min(seen.head, field.maps - 1) : 0 };
+  const single = seen.head !== null && trace.has("average heads") && trace.has("spread heads");
+  const [mean, spread] = ["average", "spread"].map((name) => {
+    const field = trace.field(single ? `${name} heads` : name, layer);
+    return field && { field, map: single ? Math.min(seen.head, field.maps - 1) : 0 };
+  });
   const what = `layer ${layer + 1}, ${single ? `head ${seen.head + 1}` : "mean of heads"}`;
   const name = trace.source ? "Weights of the decoder’s self-attention" : "Weights";
-  surface.text(`${name}: ${what}`, maps.x, y + 8, { size: 13, fill: theme.ink, weight: 600 });
+  const kind = trace.mapsTitle && ` (${trace.mapsTitle})`;
+  surface.text(`${name}${kind}: ${what}`, maps.x, y + 8, { size: 13, fill: theme.ink, weight: 600 });
   const peak = (one) => (one ? matrixPeak(trace, one.field, one.map, seen, rows, columns) : 1);
-  const samples = `spread over ${trace.about.samples} samples`;
+  const { samples } = trace.about;
   const sides = [
-    { ...maps.mean, found: mean, title: "mean", scale: matrixScale(theme, peak(mean), [mean && mean.field], seen) },
-    { ...maps.spread, found: spread, title: samples, scale: scaleFor(theme, peak(spread), seen, "spreads") },
+    { ...maps.mean, found: mean, title: `mean of ${samples} samples`, scale: matrixScale(theme, peak(mean), [mean && mean.field], seen) },
+    { ...maps.spread, found: spread, title: `spread over ${samples} samples`, scale: scaleFor(theme, peak(spread), seen, "spreads") },
   ];
   sides.forEach(({ found, title, scale, ...about }, i) => {
     const left = maps.x + maps.places[i][0];
@@ -390,7 +392,7 @@ function sureDrawMaps({ surface, trace, seen, state, theme, top, bottom }, maps,
       const [value, wide] = [mean.field.at(mean.map, row, column), spread.field.at(spread.map, row, column)];
       const name = `${shown(trace.tokens[rows[0] + row], 60)} → ${shown(trace.tokens[at.token], 60)}`;
       const part = value ? `\nspread / mean ${number(wide / Math.abs(value))}` : "";
-      return { hover: at, select: at, tip: `${name}: ${sureWords(value, wide)}${part}\n${what}` };
+      return { hover: at, select: at, tip: `${name}: ${sureWords(value, wide)}${part}\n${what}, samples’ mean ± one spread` };
     });
   });
 }

@@ -1,7 +1,7 @@
-"""Attention maps as a layered graph, which rollout and flow read.
+"""Attention maps as a layered graph, which the methods that read maps run over.
 
-A level is a matrix of edges from the nodes of one level to those of the level below; the inputs are level 0.
-An encoder's or a decoder's layer is one level. An encoder–decoder has its encoder's levels first and then two
+A level holds the edges from the nodes of one level to those of the level below; the inputs are level 0. An
+encoder's or a decoder's layer is one level. An encoder–decoder has its encoder's levels first and then two
 per decoder layer, self-attention and cross-attention; nodes that a level does not touch pass through it.
 """
 
@@ -9,18 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from overt import _check
+from overt.tracing.options import Heads
 
-Heads = Literal["mean", "each"] | Sequence[int]
+
+class Level(Protocol):
+    """One level's edges as an operator: who runs over levels asks for rows and products, not for a map."""
+
+    def row(self, places: Sequence[int]) -> Tensor:
+        """What some nodes draw on below, (batch, [head,] place, token)."""
+        ...
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rows over this level's nodes carried down to the level below, (batch, …, token)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class MapLevel:
+    """A level whose edges are a map in memory, (batch, [head,] node, token)."""
+
+    cells: Tensor
+
+    def row(self, places: Sequence[int]) -> Tensor:
+        """Rows of the map."""
+        return self.cells[..., list(places), :]
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """A product with the map."""
+        return rows @ self.cells
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
     """The maps of a batch, and what is known of them.
 
     Attributes:
@@ -33,6 +58,10 @@ class Graph:
             encoder and cross in this order. Only uniform attention asks for it.
         unit: make rows sum to one before the residual joins, for maps that are no distributions.
         signed: maps may be negative.
+        cuts: negative weights may be cut at zero by methods that take none.
+        joint: a decoder layer's self-attention and cross-attention share one row that sums to one; what the
+            row has for the target passes through the cross-attention.
+        residual: the default weight of the residual connection.
     """
 
     maps: Sequence[Tensor]
@@ -42,6 +71,9 @@ class Graph:
     visible: Sequence[Tensor | None] = field(default=())
     unit: bool = False
     signed: bool = False
+    cuts: bool = True
+    joint: bool = False
+    residual: float = 0.5
 
     @property
     def layers(self) -> int:
@@ -73,10 +105,17 @@ class Graph:
         """How many levels lie at and below the top of a layer."""
         return len(self.encoder) + 2 * (layer + 1) if self.cross else layer + 1
 
+    def weights(self, layer: int, heads: Heads) -> Level:
+        """A layer's maps as they are, without residual: rows are queries, columns tokens."""
+        cells = averaged(self.maps[layer], heads).double()
+        if self.cross:
+            cells = torch.cat([averaged(self.cross[layer], heads).double(), cells], dim=-1)
+        return MapLevel(cells)
+
     def level(
         self, number: int, heads: Heads, residual: float, *, clip: bool = False, passing: float = 1.0
-    ) -> Tensor:
-        """Level `number` ≥ 1 with its residual, float64 (batch, token, token); (…, head, …) for "each".
+    ) -> Level:
+        """Level `number` ≥ 1 with its residual, in float64; it has a head axis for "each".
 
         Args:
             number: of the level, from the inputs.
@@ -85,6 +124,9 @@ class Graph:
             clip: cut negative weights and make rows sum to one.
             passing: weight of the edges of nodes that pass through.
         """
+        return MapLevel(self._cells(number, heads, residual, clip, passing))
+
+    def _cells(self, number: int, heads: Heads, residual: float, clip: bool, passing: float) -> Tensor:
         source = self.first
         if not self.cross:
             return self._level(self.maps[number - 1], heads, residual, clip)
@@ -103,6 +145,9 @@ class Graph:
             whole[..., source:, source:] = block
         else:
             cells = torch.nn.functional.pad(self.cross[layer], (0, self.queries))
+            if self.joint:
+                rest = self.maps[layer].sum(dim=-1)
+                cells.diagonal(source, dim1=-2, dim2=-1).add_(rest)
             block = self._level(cells, heads, residual, clip, first=source)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
             whole[..., source:, :] = block
@@ -123,7 +168,7 @@ class Graph:
         level.diagonal(first, dim1=-2, dim2=-1).add_(residual)
         return level if self.signed and not clip else unit_rows(level)
 
-    def examples(self, start: int, stop: int) -> Graph:
+    def examples(self, start: int, stop: int) -> Levels:
         """Some of the batch."""
         whole = self.mask.shape[0]
         return replace(
@@ -137,7 +182,7 @@ class Graph:
             ],
         )
 
-    def without_padding(self) -> Graph:
+    def without_padding(self) -> Levels:
         """Zeros in the rows and columns of padding."""
         source = self.first
         real = self.mask
@@ -153,7 +198,7 @@ class Graph:
             cross=[_real(cells, after, before) for cells in self.cross],
         )
 
-    def uniform(self) -> Graph:
+    def uniform(self) -> Levels:
         """The same graph with every query attending equally to all that it may see."""
         after, before = self.mask[:, self.first :], self.mask[:, : self.first]
         seen = list(self.visible) or [None] * (len(self.maps) + len(self.encoder) + len(self.cross))
@@ -169,11 +214,20 @@ class Graph:
                 maps.append(made[key])
             return maps
 
+        maps = flat(self.maps, 0, after, after)
+        cross = flat(self.cross, len(self.maps) + len(self.encoder), after, before)
+        if self.joint:  # each as likely as any other of the row that they share
+            counts = [
+                ((own > 0).sum(-1), (other > 0).sum(-1)) for own, other in zip(maps, cross, strict=True)
+            ]
+            share = [(own / (own + other).clamp(min=1)).unsqueeze(-1) for own, other in counts]
+            maps = [cells * part for cells, part in zip(maps, share, strict=True)]
+            cross = [cells * (1.0 - part) for cells, part in zip(cross, share, strict=True)]
         return replace(
             self,
-            maps=flat(self.maps, 0, after, after),
+            maps=maps,
             encoder=flat(self.encoder, len(self.maps), before, before),
-            cross=flat(self.cross, len(self.maps) + len(self.encoder), after, before),
+            cross=cross,
             unit=False,
             signed=False,
         )
@@ -182,21 +236,25 @@ class Graph:
 def averaged(cells: Tensor, heads: Heads) -> Tensor:
     """A map's mean over heads, over some of them, or each: (batch, [head,] query, key)."""
     if cells.dim() == 3:
-        if heads == "mean":
+        if isinstance(heads, str) and heads == "mean":
             return cells
         raise ValueError(
             f"heads={heads!r} needs the maps of single heads, which were not kept: trace with heads=True"
         )
-    if heads == "each":
-        return cells
-    if heads == "mean":
-        return cells.mean(dim=1, dtype=torch.float64)
+    if isinstance(heads, str):
+        return cells if heads == "each" else cells.mean(dim=1, dtype=torch.float64)
     return cells[:, list(heads)].mean(dim=1, dtype=torch.float64)
 
 
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows divided by their sum; a row of zeros stays."""
     total = rows.sum(dim=-1, keepdim=True)
+    return rows / torch.where(total == 0.0, 1.0, total)
+
+
+def unit_sizes(rows: Tensor) -> Tensor:
+    """Rows whose absolute values sum to one, signs kept; a row of zeros stays."""
+    total = rows.abs().sum(dim=-1, keepdim=True)
     return rows / torch.where(total == 0.0, 1.0, total)
 
 
@@ -213,39 +271,3 @@ def unit_signed_rows(rows: Tensor) -> Tensor:
 def _real(cells: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
     return cells.masked_fill(~(both if cells.dim() == 3 else both.unsqueeze(1)), 0.0)
-
-
-def check_heads(heads: object, count: int) -> None:
-    """Refuse anything but "mean", "each" or a list of head numbers."""
-    if heads in ("mean", "each"):
-        return
-    if isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
-        raise ValueError(f'heads must be "mean", "each" or a list of head numbers, got {heads!r}')
-    for head in heads:
-        if isinstance(head, bool) or not isinstance(head, int) or (count and not -count <= head < count):
-            raise ValueError(f"heads must be numbers from 0 to {count - 1}, got {head!r}")
-
-
-def check_residual(residual: float) -> None:
-    """Refuse a residual outside [0, 1]."""
-    _check.fraction("residual", residual)
-
-
-def numbers(name: str, asked: object, count: int) -> list[int]:
-    """Positions along an axis of `count`: None is all; one number or several; negative ones from the end."""
-    if asked is None:
-        return list(range(count))
-    listed: Any = asked.tolist() if hasattr(asked, "tolist") else asked
-    several = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else [listed]
-    out = []
-    for one in several:
-        try:
-            value = int(one.__index__())
-        except (AttributeError, TypeError):
-            raise ValueError(f"{name} must be whole numbers, got {asked!r}") from None
-        if isinstance(one, bool) or not -count <= value < count:
-            raise ValueError(f"{name} must lie in 0 to {count - 1} (or −{count} to −1), got {one}")
-        out.append(value % count)
-    if not out:
-        raise ValueError(f"{name} must name at least one of {count}, got {asked!r}")
-    return out

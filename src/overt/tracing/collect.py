@@ -1,0 +1,140 @@
+"""Collecting: one forward pass of a model, and of each attention in it no more than was asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.mechanisms.chain import Chain
+from overt.tracing.capture import FUSED, Call, watching
+from overt.tracing.graphs.graph import GraphKind
+from overt.tracing.inputs import Inputs
+from overt.tracing.subject import differentiable, with_history
+
+
+class Collector:
+    """Takes each attention's map as it comes.
+
+    Attributes:
+        graph: makes the maps.
+        parts: of each call, what its mechanisms show, where asked for.
+        stack: path of the stack that is traced; None for all.
+        calls: that ran, without their tensors.
+        shapes: of their weights, (batch, head, query, key).
+        maps: float32 on the CPU; None until it comes.
+        stacks: all that ran, in order.
+    """
+
+    def __init__(self, graph: GraphKind, parts: bool = False, stack: str | None = None) -> None:
+        self.graph, self.with_parts, self.stack = graph, parts, stack
+        self.calls: list[Call] = []
+        self.shapes: list[torch.Size] = []
+        self.maps: list[Tensor | None] = []
+        self.parts: list[dict[str, Tensor]] = []
+        self.stacks: dict[str, None] = {}
+
+    def __call__(self, call: Call) -> None:
+        """Take one attention's map."""
+        self.stacks[call.chain] = None
+        if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
+            return
+        nothing = torch.empty(0)  # a view of the weights, however small, would keep all of them
+        self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
+        self.shapes.append(call.weights.shape)
+        cells = self.graph.map(call)
+        self.maps.append(None if cells is None else _kept(cells))
+        self.parts.append({name: self._part(one) for name, one in call.parts.items()})
+
+    def _part(self, cells: Tensor) -> Tensor:
+        return _kept(cells if self.graph.keep else cells.mean(dim=1, dtype=torch.float32))
+
+    def finish(self, score: Callable[[], Tensor]) -> None:
+        """Take the maps that come after the pass."""
+        for number, cells in self.graph.maps_after(score).items():
+            self.maps[number] = _kept(cells)
+
+    def map(self, number: int) -> Tensor:
+        """A call's map, which has come."""
+        found = self.maps[number]
+        if found is None:
+            raise ValueError(
+                f"{self.graph.title} has no map of {self.calls[number].path}: no layer that runs alone has it"
+            )
+        return found
+
+    def part(self, number: int, name: str) -> Tensor | None:
+        """A part of a call's map; None where it has none, as where no mechanism is attached."""
+        found = self.parts[number]
+        return (self.map(number) if found else None) if name == FUSED else found.get(name)
+
+
+def _kept(cells: Tensor) -> Tensor:
+    # Not a view of something larger, and not the tensor that the model goes on with.
+    return cells.detach().to("cpu", torch.float32, copy=True)
+
+
+def collect(
+    model: nn.Module,
+    arguments: dict[str, Any],
+    collector: Collector,
+    after: Callable[[Any], Callable[[], Tensor]],
+) -> Any:
+    """Run the model once, in evaluation mode, under a collector; returns what it returned.
+
+    Args:
+        model: the model.
+        arguments: of its forward.
+        collector: takes the maps.
+        after: from what the model returned, the score that gradients explain.
+    """
+    graph = collector.graph
+    with ExitStack() as contexts:
+        watch = contexts.enter_context(
+            watching(model, collector, values=graph.values, parts=collector.with_parts)
+        )
+        contexts.enter_context(differentiable(model) if graph.gradients else torch.no_grad())
+        contexts.enter_context(graph.around(model, watch))
+        result = model(**(with_history(arguments) if graph.gradients else arguments))
+        if graph.gradients:
+            collector.finish(after(result))
+    if not graph.gradients:
+        collector.finish(after(result))
+    return result
+
+
+class sampling:  # noqa: N801, used like a function
+    """Arguments of a forward that draws posterior sample `number`."""
+
+    def __init__(self, model: nn.Module, given: Inputs, number: int, seed: int) -> None:
+        from overt.attaching.state import AttachedState
+
+        self.arguments, self.number, self.seed = dict(given.arguments), number, seed
+        self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)
+        if self.state is None and not _takes_chain(model):
+            raise ValueError(
+                "samples needs random weights: overt.attach a Bayesian(…), or use a model of overt's that "
+                "takes a chain"
+            )
+        if self.state is None:
+            step = getattr(model, "step", 0)
+            self.arguments["chain"] = Chain(step=step, sample=number, seed=seed, kl=False)
+
+    def __enter__(self) -> dict[str, Any]:
+        if self.state is not None:
+            self.kept, self.state.seed = self.state.seed, self.seed
+            self.state.override = {"sample": torch.tensor(self.number), "examples": 0}
+        return self.arguments
+
+    def __exit__(self, *details: object) -> None:
+        if self.state is not None:
+            self.state.override, self.state.seed = None, self.kept
+
+
+def _takes_chain(model: nn.Module) -> bool:
+    return "chain" in inspect.signature(model.forward).parameters

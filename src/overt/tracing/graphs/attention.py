@@ -1,0 +1,27 @@
+"""The weights themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overt.tracing.capture import Call
+from overt.tracing.graphs.graph import GraphKind, register_graph
+
+
+@register_graph
+class Attention(GraphKind):
+    """Attention weights as they were used."""
+
+    name = "attention"
+    title = "attention"
+    parts = True
+
+    @classmethod
+    def titled(cls, method: str) -> str:
+        """The plain ones."""
+        return f"raw {cls.title}" if method == "raw" else f"{cls.title} {method}"
+
+    def map(self, call: Call) -> Tensor:
+        """The weights, or their mean over heads."""
+        return call.weights if self.keep else call.weights.mean(dim=1, dtype=torch.float32)

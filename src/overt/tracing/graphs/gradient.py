@@ -1,0 +1,48 @@
+"""Weights times the gradient of what is explained, max(0, A ⊙ ∂y/∂A)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from overt.tracing.capture import Call
+from overt.tracing.graphs.graph import GraphKind, register_graph
+
+
+@register_graph
+class Gradient(GraphKind):
+    """Weights times their gradients, y being the target's logit."""
+
+    name = "gradient"
+    title = "attention × gradient"
+    cost = "one pass of the model and one backward"
+    gradients = True
+    unit = True
+    signed = False
+    samples = False
+
+    def __init__(self, keep: bool = False) -> None:
+        super().__init__(keep)
+        self.live: list[Tensor] = []  # weights that gradients will be asked for
+
+    def map(self, call: Call) -> None:
+        """Keep the weights for later."""
+        self.live.append(call.weights)
+
+    def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
+        """Gradients of the score at all weights."""
+        found = torch.autograd.grad(score(), self.live, allow_unused=True)
+        maps = {}
+        for number, (weights, gradient) in enumerate(zip(self.live, found, strict=True)):
+            slope = torch.zeros_like(weights) if gradient is None else gradient
+            maps[number] = gradient_map(weights, slope, self.keep)
+        self.live = []
+        return maps
+
+
+def gradient_map(weights: Tensor, gradient: Tensor, each: bool) -> Tensor:
+    """max(0, A ⊙ ∂y/∂A), of each head or averaged over heads."""
+    cells = (weights.detach() * gradient).double().clamp(min=0.0)
+    return cells if each else cells.mean(dim=1)

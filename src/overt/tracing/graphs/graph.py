@@ -1,0 +1,119 @@
+"""What the maps of a trace may hold, and the registry of such graphs.
+
+A graph is one file: a class that makes a map of each attention that runs, and `register_graph`. An instance
+watches one forward pass. Tables, pages, figures, the judge and the command line know graphs by the registry
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from overt import _check
+from overt.tracing.capture import Call, Watch
+
+
+class GraphKind:
+    """A map per attention, and what holds of such maps. Subclasses override `map`, or `maps_after`.
+
+    Attributes:
+        name: by which it is asked for.
+        title: of its weights, for a reader; a method's name follows it.
+        cost: of a trace, in a line.
+        values: whether it reads values and output projections, which are watched then.
+        gradients: whether it reads gradients of a score; the pass is differentiable then.
+        passes: passes of the model for each token, beside the one that is traced.
+        unit: whether rows have to be made to sum to one before a residual joins; None leaves it to what the
+            mechanisms say of their weights.
+        signed: whether weights may be negative; None leaves it to the mechanisms.
+        joint: whether self-attention and cross-attention of a layer share one row that sums to one.
+        residual: weight of the residual connection that methods take by default.
+        heads: whether single heads have maps.
+        averages: whether the map without single heads is the mean of theirs.
+        parts: whether the parts that mechanisms show are parts of its maps.
+        samples: whether posterior samples have maps.
+        keep: whether single heads are to be kept: as asked for.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    cost: ClassVar[str] = "one pass of the model"
+    values: ClassVar[bool] = False
+    gradients: ClassVar[bool] = False
+    passes: ClassVar[int] = 0
+    unit: ClassVar[bool | None] = None
+    signed: ClassVar[bool | None] = None
+    joint: ClassVar[bool] = False
+    residual: ClassVar[float] = 0.5
+    heads: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
+    parts: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
+
+    def __init__(self, keep: bool = False) -> None:
+        self.keep = keep
+
+    @classmethod
+    def titled(cls, method: str) -> str:
+        """A method's values over this graph, for a reader."""
+        return cls.title if method == "raw" else f"{cls.title} {method}"
+
+    def map(self, call: Call) -> Tensor | None:
+        """An attention's map, (batch, [head,] query, key); None if it comes later."""
+        del call
+        return None
+
+    @contextmanager
+    def around(self, model: nn.Module, watch: Watch) -> Iterator[None]:
+        """Whatever else has to be in place while the model runs."""
+        del model, watch
+        yield
+
+    def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
+        """Maps that come after the pass, by the number of their attention's call.
+
+        Args:
+            score: gives the logit that is explained, summed over examples.
+        """
+        del score
+        return {}
+
+    def reduced(self, cells: Tensor) -> Tensor:
+        """(batch, head, query, key), or its mean over heads where single heads are not kept."""
+        return cells if self.keep else cells.mean(dim=1)
+
+
+K = TypeVar("K", bound=type[GraphKind])
+_registered: dict[str, type[GraphKind]] = {}
+
+
+def register_graph(kind: K) -> K:
+    """Make a graph known: to `overt.trace`, tables, pages, figures, the judge and the command line.
+
+    A class of the same qualified name as one before, as when a notebook's cell runs again, takes its place.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, GraphKind)):
+        raise TypeError(f"a graph must be a subclass of overt.tracing.GraphKind, got {kind!r}")
+    for name in ("name", "title"):
+        if not isinstance(getattr(kind, name, None), str):
+            raise TypeError(f"{kind.__name__} needs a {name}, a text")
+    known = _registered.get(kind.name)
+    if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"there is a graph {kind.name!r} already: choose another name")
+    _registered[kind.name] = kind
+    return kind
+
+
+def graph_of(name: str, argument: str = "graph") -> type[GraphKind]:
+    """The graph of a name; an error that lists those there are."""
+    _check.one_of(argument, name, tuple(_registered))
+    return _registered[name]
+
+
+def graphs() -> dict[str, type[GraphKind]]:
+    """The graphs that are known, by name."""
+    return dict(_registered)

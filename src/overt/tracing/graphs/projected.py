@@ -1,0 +1,25 @@
+"""What attention adds to the output, which several graphs read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overt.tracing.capture import Call
+
+
+def projected(call: Call) -> Tensor:
+    """What each head adds to the output for each key, W_O W_V x: (batch, head, key, width), float64."""
+    assert call.value is not None
+    assert call.output is not None
+    value = call.value.double()
+    output = call.output.double().to(value.device)
+    heads, dim = value.shape[1], value.shape[-1]
+    if output.shape[1] != heads * dim:
+        raise ValueError(
+            f"the projection after {call.path} reads {output.shape[1]} numbers, its {heads} heads of {dim} "
+            "make another number: not supported"
+        )
+    by_head: Tensor = output.T.reshape(heads, dim, -1)
+    found: Tensor = torch.einsum("bhkd,hdw->bhkw", value, by_head)
+    return found

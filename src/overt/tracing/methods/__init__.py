@@ -1,0 +1,8 @@
+"""Tracing methods, one file each. Every line below is a method; their order is that of tables and pages."""
+
+# ruff: noqa: F401, I001
+import overt.tracing.methods.raw
+import overt.tracing.methods.rollout
+import overt.tracing.methods.flow
+import overt.tracing.methods.blankout
+import overt.tracing.methods.gradients

@@ -1,0 +1,145 @@
+"""Blank-out: how the target's probability falls when a token is replaced by an unknown one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt.tracing.capture import evaluating
+from overt.tracing.inputs import check_ids, patch_of
+from overt.tracing.methods.method import Cost, Method, register_method
+from overt.tracing.options import Arguments, Options
+from overt.tracing.subject import Subject
+
+
+class BlankoutArguments(Arguments, total=False):
+    """Those of `BlankoutOptions`."""
+
+    target: Any
+    unk: int | None
+    absolute: bool
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlankoutOptions(Options):
+    """What a call asks of blank-out; `layers`, `heads`, `residual` and `receptive_field` mean nothing to it.
+
+    Attributes:
+        queries: positions of the output, for models with one output per position; all by default. A model
+            with one output for all tokens has one row, whatever is asked.
+        target: class, or one per example, or one per example and query. By default the labels among the
+            inputs; the next token of the input, for causal models and decoders; else the prediction.
+        unk: id of the token that blanks out; the tokenizer's unknown token by default.
+        absolute: drop the sign.
+        rows: how many ablations run at once.
+    """
+
+    target: Any = None
+    unk: int | None = None
+    absolute: bool = False
+    rows: int = 128
+
+
+@torch.no_grad()
+def blankout_of(subject: Subject, options: Options) -> Tensor:
+    """p(target) − p(target | the token blanked out), (batch, 1, query, token).
+
+    All ablations run as rows of a few batches. A token becomes `unk`, the tokenizer's unknown token by
+    default; a patch of an image becomes 0, which is the mean colour after the usual normalisation.
+    """
+    assert isinstance(options, BlankoutOptions)
+    rows = options.rows
+    _check.whole("rows", rows, 1)
+    inputs, mask, model = subject.inputs, subject.mask, subject.model
+    with evaluating(model):
+        logits = subject.logits(inputs.arguments)
+        places = subject.places(logits, options.queries)
+        goal = subject.target(logits, options.target, places)
+        whole = subject.score(logits, goal, places)
+        cells = _blanks(subject, options.unk)
+        batch, tokens = mask.shape
+        found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
+        pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
+        classes = logits.shape[-1]
+        del logits
+        for start in range(0, len(pairs), rows):
+            part = pairs[start : start + rows]
+            example = torch.tensor([b for b, _ in part])
+            arguments = subject.rows(inputs.arguments, example)
+            for row, (_, token) in enumerate(part):
+                name, index, filler = cells[token]
+                arguments[name][(row, *index)] = filler
+            device = goal.device
+            changed = subject.logits(arguments)
+            if changed.shape[-1] != classes:
+                raise ValueError(
+                    f"the output has {classes} classes, and {changed.shape[-1]} where {len(part)} rows run "
+                    "at once: classes that depend on the batch cannot be explained"
+                )
+            score = subject.score(changed, goal[example.to(device)], places)
+            change = (whole[example.to(device)] - score).cpu()
+            found[example, :, [t for _, t in part]] = change
+    return (found.abs() if options.absolute else found).unsqueeze(1)
+
+
+def _blanked(subject: Subject, cells: dict[int, Any], example: int, token: int) -> bool:
+    """Whether a token can be blanked out; the places of an image within a text cannot."""
+    if token not in cells:
+        return False
+    name, index, _ = cells[token]
+    config = getattr(subject.model, "config", None)
+    images = {getattr(config, key, None) for key in ("image_token_id", "image_token_index")} - {None}
+    return name == "pixel_values" or int(subject.inputs.arguments[name][(example, *index)]) not in images
+
+
+def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any, ...], float]]:
+    """Token → the argument, the cells of a row of it, and what goes there to blank it out."""
+    inputs, source = subject.inputs, subject.first
+    cells: dict[int, tuple[str, tuple[Any, ...], float]] = {}
+    if inputs.grid is not None and inputs.image is not None:
+        patch = patch_of(subject.model)
+        assert patch is not None
+        count = inputs.grid[0] * inputs.grid[1]
+        length = source if subject.kind == "encoder–decoder" else subject.mask.shape[1]
+        for number in range(count):
+            row, column = divmod(number, inputs.grid[1])
+            down = slice(row * patch[0], (row + 1) * patch[0])
+            across = slice(column * patch[1], (column + 1) * patch[1])
+            cells[length - count + number] = ("pixel_values", (slice(None), down, across), 0.0)
+    for name in subject.texts:
+        ids = inputs.arguments[name]
+        filler = inputs.unknown if unk is None else unk
+        if filler is None:
+            raise ValueError("blank-out needs the id of an unknown token: give unk=…")
+        _check.whole("unk", filler, 0)
+        check_ids(subject.model, torch.tensor([filler]), "unk")
+        start = source if name == "decoder_input_ids" else 0
+        if start == 0 and subject.kind == "encoder–decoder" and ids.shape[1] != source:
+            continue
+        cells |= {start + token: (name, (token,), int(filler)) for token in range(ids.shape[1])}
+    if not cells:
+        raise ValueError(
+            "blank-out needs input_ids or pixel_values to change, "
+            f"the model was given {', '.join(inputs.arguments)}"
+        )
+    return cells
+
+
+METHOD = register_method(
+    Method(
+        name="blankout",
+        title="blank-out",
+        reads="model",
+        run=blankout_of,
+        cost=Cost("a pass of the model per token", every=64, passes=1),
+        options=BlankoutOptions,
+        needless=("layers", "heads", "residual", "receptive_field"),
+        value="effect",
+        variants={"blankout-absolute": {"absolute": True}},
+    )
+)

@@ -1,0 +1,182 @@
+"""Attention flow (Abnar & Zuidema 2020): maximum flows over the maps, by an exact solver."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt.tracing.edges import Walk
+from overt.tracing.levels import Levels
+from overt.tracing.methods.method import Asked, Cost, Method, register_method
+from overt.tracing.options import Arguments, Heads, Options
+from overt.tracing.progress import watching
+
+MOST_CELLS = 2**26  # of the levels that flow holds at once, in float64
+
+
+class FlowArguments(Arguments, total=False):
+    """Those of `FlowOptions`."""
+
+    threads: int | None
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowOptions(Options):
+    """What a call asks of flow.
+
+    Attributes:
+        threads: of the solver; all cores by default, where the work is worth it.
+        progress: show a bar; by default where it would take more than a few seconds on a terminal.
+    """
+
+    threads: int | None = None
+    progress: bool | None = None
+
+
+def flow_of(levels: Levels, asked: Asked) -> Tensor:
+    """Maximum flows from each query's node to each input; weights below zero are cut, rows sum to one."""
+    options = asked.options
+    assert isinstance(options, FlowOptions)
+    threads, progress = options.threads, options.progress
+    if threads is not None:
+        _check.whole("threads", threads, 1)
+    levels = levels.without_padding()
+    batch, copies = levels.mask.shape[0], levels.heads if asked.each else 1
+    shape = (batch, len(asked.layers), copies, len(asked.queries), levels.tokens)
+    found = torch.zeros(shape, dtype=torch.float64)
+    known: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
+    highest = max(levels.level_of(layer) for layer in asked.layers)
+    at_once = max(1, MOST_CELLS // (highest * levels.tokens**2))
+    with watching(progress, batch * (copies * len(asked.layers) if asked.each else 1)) as watch:
+        for start in range(0, batch, at_once):
+            some = levels.examples(start, start + at_once)
+            stacks = _stacks(some, asked, highest)
+            for number in range(stacks.shape[1]):
+                example = start + number
+                real = some.mask[number].nonzero().flatten().numpy()
+                stack = stacks[:, number]
+                if len(real) < levels.tokens:
+                    stack = stack[:, real][:, :, real]
+                stack = np.ascontiguousarray(stack)
+                one = some.examples(number, number + 1) if asked.each else None
+                key = _key(stack, real) if batch > 1 and not asked.each else b""
+                if key not in known:
+                    _solve(found[example], stack, real, levels, asked, one, watch, threads)
+                    known.update({key: found[example]} if key else {})
+                else:
+                    found[example] = known[key]
+    return found if asked.each else found.squeeze(2)
+
+
+def _stacks(levels: Levels, asked: Asked, highest: int) -> np.ndarray[Any, Any]:
+    """The levels of some examples, (level, example, token, token), made in place: two copies may not fit."""
+    stacks = np.empty((highest, levels.mask.shape[0], levels.tokens, levels.tokens))
+    for number in range(highest):
+        stacks[number] = _capacities(levels, number + 1, asked.below, asked.residual)
+    return stacks
+
+
+def _capacities(levels: Levels, number: int, heads: Heads, residual: float) -> np.ndarray[Any, Any]:
+    passing = float("inf") if levels.cross else 1.0
+    level = levels.level(number, heads, residual, clip=levels.signed, passing=passing)
+    found: np.ndarray[Any, Any] = level.row(range(levels.tokens)).numpy()
+    return found
+
+
+def _solve(
+    out: Tensor,
+    stack: np.ndarray[Any, Any],
+    real: np.ndarray[Any, Any],
+    levels: Levels,
+    asked: Asked,
+    one: Levels | None,
+    watch: Callable[..., Any],
+    threads: int | None,
+) -> None:
+    """Flows of one example into (layer, head, query, token); `one` is its levels, for single heads."""
+    from overt.tracing.maxflow import solve
+
+    place = {int(token): number for number, token in enumerate(real)}
+    queries = {
+        number: place[levels.first + query]
+        for number, query in enumerate(asked.queries)
+        if levels.first + query in place
+    }
+    if not queries:
+        return
+    rows, columns = torch.tensor(list(queries)), torch.from_numpy(real)
+
+    def flows(stack: np.ndarray[Any, Any], tops: list[int]) -> Tensor:
+        sources = np.array([(top, node) for top in tops for node in queries.values()], dtype=np.int64)
+        values = torch.from_numpy(watch(solve, stack, sources, threads))
+        return values.view(len(tops), len(queries), len(real))
+
+    tops = [levels.level_of(layer) for layer in asked.layers]
+    if one is None:
+        out[:, 0, rows.unsqueeze(1), columns] = flows(stack, tops)
+        return
+    for number, top in enumerate(tops):
+        own = _capacities(one, top, "each", asked.residual)[0]
+        for head in range(own.shape[0]):
+            part = stack[:top].copy()
+            part[-1] = own[head][np.ix_(real, real)]
+            out[number, head, rows.unsqueeze(1), columns] = flows(part, [top])[0]
+
+
+def _key(stack: np.ndarray[Any, Any], real: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.sha256(stack.tobytes() + real.tobytes()).digest()
+
+
+def flow_over_edges(walk: Walk, asked: Asked) -> Tensor:
+    """Over one and two layers in closed form, over more by the solver, (sample, head, place)."""
+    options = asked.options
+    assert isinstance(options, FlowOptions)
+    if options.threads is not None:
+        _check.whole("threads", options.threads, 1)
+    top = walk.top
+    walk.check_flow()
+    levels = [walk.capacities(layer, asked.residual) for layer in range(top + 1)]
+    source, target, cells = levels[-1]
+    own = target == walk.place
+    first = walk.summed(cells[..., own], source[own])
+    if top == 0:
+        return first
+    if top == 1:
+        # Each way has its own middle node, whose edge above and edge below limit it and nothing else.
+        source, target, cells = levels[0]
+        return walk.summed(torch.minimum(first[..., target], cells), source)
+    from overt.tracing.maxflow import solve
+
+    stack = np.zeros((top + 1, walk.size, walk.size))
+    found = torch.zeros_like(first)
+    ends = [(target.numpy(), source.numpy()) for source, target, _ in levels]
+    for sample in range(first.shape[0]):
+        for head in range(first.shape[1]):
+            for layer, (_, _, cells) in enumerate(levels):
+                stack[layer][ends[layer]] = cells[sample, min(head, cells.shape[1] - 1)].numpy()
+            values = solve(stack, [(top + 1, walk.place)], threads=options.threads)
+            found[sample, head] = torch.from_numpy(values[0])
+    return found
+
+
+METHOD = register_method(
+    Method(
+        name="flow",
+        title="flow",
+        reads="maps",
+        run=flow_of,
+        cost=Cost("a maximum flow per query and input, over all layers", every=48, most=768),
+        options=FlowOptions,
+        value="amount",
+        signed=False,
+        edges=flow_over_edges,
+    )
+)

@@ -1,0 +1,224 @@
+"""Gradients of the target's probability at the input: their size, times the input, or integrated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt._extras import need
+from overt.tracing.capture import evaluating
+from overt.tracing.inputs import patch_of
+from overt.tracing.methods.method import Cost, Method, register_method
+from overt.tracing.options import Arguments, Options
+from overt.tracing.subject import Subject, with_history
+
+Gradient = Literal["norm", "input", "integrated"]
+
+
+class GradientsArguments(Arguments, total=False):
+    """Those of `GradientsOptions`."""
+
+    target: Any
+    kind: Gradient
+    unk: int | None
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsOptions(Options):
+    """What a call asks of gradients; `layers`, `heads`, `residual` and `receptive_field` mean nothing to it.
+
+    Attributes:
+        queries: positions of the output, as for blank-out.
+        target: what is explained, as for blank-out.
+        kind: "norm", L2 norm over the embedding; "input", gradient × input, signed; "integrated", integrated
+            gradients from a sentence of unknown tokens, signed (extra `interpret`).
+        unk: id of the unknown token, for "integrated".
+        steps: of the integral.
+    """
+
+    target: Any = None
+    kind: Gradient = "norm"
+    unk: int | None = None
+    steps: int = 50
+
+
+def gradients_of(subject: Subject, options: Options) -> Tensor:
+    """Gradient of p(target) at the embeddings, or at an image's pixels, (batch, 1, query, token)."""
+    assert isinstance(options, GradientsOptions)
+    _check.one_of("kind", options.kind, ("norm", "input", "integrated"))
+    _check.whole("steps", options.steps, 1)
+    kind = options.kind
+    rows = []
+    with (
+        evaluating(subject.model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _Leaves(subject) as leaves,
+    ):
+        logits = subject.logits(leaves.arguments)
+        places = subject.places(logits, options.queries)
+        goal = subject.target(logits.detach(), options.target, places)
+        score = subject.score(logits, goal, places)
+        for number, place in enumerate(places):
+            if kind == "integrated":
+                products = _integrated(subject, leaves, goal[:, number], place, options)
+                rows.append(leaves.tokens([product.double() for product in products]))
+                continue
+            again = number + 1 < len(places)
+            found = torch.autograd.grad(score[:, number].sum(), leaves.values, retain_graph=again)
+            if kind == "norm":
+                rows.append(leaves.tokens([gradient.double().square() for gradient in found]).sqrt())
+            else:
+                pairs = zip(found, leaves.values, strict=True)
+                rows.append(leaves.tokens([(gradient * x.detach()).double() for gradient, x in pairs]))
+    found_rows = torch.stack(rows, dim=1)
+    return found_rows.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
+
+
+def _integrated(
+    subject: Subject, leaves: _Leaves, goal: Tensor, place: int, options: GradientsOptions
+) -> tuple[Tensor, ...]:
+    """Integrated gradients at each leaf, by captum."""
+    method = need("captum.attr", "interpret").IntegratedGradients
+    unknown = subject.inputs.unknown if options.unk is None else options.unk
+    if unknown is None and leaves.modules:
+        raise ValueError("integrated gradients start from unknown tokens: give unk=…")
+    batch = subject.mask.shape[0]
+
+    def score(*values: Tensor) -> Tensor:
+        times = values[0].shape[0] // batch
+        arguments = subject.rows(leaves.arguments, torch.arange(batch).repeat(times))
+        with leaves.replaced(values, arguments):
+            logits = subject.logits(arguments)
+        places = [0] if logits.shape[1] == 1 else [place]
+        return subject.score(logits, goal.repeat(times).unsqueeze(1), places).squeeze(1)
+
+    found: tuple[Tensor, ...] = method(score).attribute(
+        tuple(leaves.values),
+        tuple(leaves.blank(unknown)),
+        n_steps=options.steps,
+        internal_batch_size=max(batch, 64),
+    )
+    return found
+
+
+class _Leaves:
+    """The inputs that gradients are taken at: token embeddings, or the pixels of an image.
+
+    While it is entered, embeddings that read the input ids give leaves of the graph instead of parts of it.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.arguments = with_history(subject.inputs.arguments)
+        self.names: list[str] = []
+        self.values: list[Tensor] = []
+        self.modules: list[tuple[nn.Module, int]] = []  # and which of its calls in a forward
+        self.replacing: tuple[Tensor, ...] | None = None
+        self.calls: dict[nn.Module, int] = {}
+        self.handles: list[Any] = []
+        if subject.inputs.grid is not None:
+            pixels = self.arguments["pixel_values"].detach().clone().requires_grad_()
+            self.arguments["pixel_values"] = pixels
+            self.names.append("pixel_values")
+            self.values.append(pixels)
+
+    def __enter__(self) -> _Leaves:
+        for module in self.subject.model.modules():
+            if isinstance(module, nn.Embedding):
+                self.handles.append(module.register_forward_hook(self._look))
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    @contextmanager
+    def replaced(self, values: tuple[Tensor, ...], arguments: dict[str, Any]) -> Iterator[None]:
+        """Let other values stand where the leaves stood."""
+        pictures = len(self.values) - len(self.modules)
+        if pictures:
+            arguments["pixel_values"] = values[0]
+        self.replacing, self.calls = values[pictures:], {}
+        try:
+            yield
+        finally:
+            self.replacing = None
+
+    def _look(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        call = self.calls.get(module, 0)
+        self.calls[module] = call + 1
+        if self.replacing is not None:
+            key = (module, call)
+            return self.replacing[self.modules.index(key)] if key in self.modules else None
+        for name in self.subject.texts:
+            own, ids = self.arguments[name], args[0] if args else None
+            if name in self.names or not isinstance(ids, Tensor):
+                continue
+            if ids.numel() == own.numel() and torch.equal(ids.reshape(own.shape), own):
+                leaf = output.detach().requires_grad_()
+                self.names.append(name)
+                self.values.append(leaf)
+                self.modules.append((module, call))
+                return leaf
+        return None
+
+    def blank(self, unknown: int | None) -> list[Tensor]:
+        """Where an integral starts: unknown tokens, and images of 0."""
+        starts = [torch.zeros_like(value) for value in self.values[: len(self.values) - len(self.modules)]]
+        self.replacing = ()
+        for (module, _), value in zip(self.modules, self.values[len(starts) :], strict=True):
+            token = module(torch.tensor([unknown], device=value.device)).detach()
+            starts.append(token.view(1, 1, -1).expand_as(value).contiguous())
+        self.replacing = None
+        return starts
+
+    def tokens(self, parts: list[Tensor]) -> Tensor:
+        """Values at each leaf, summed for each token: (batch, token)."""
+        if not self.values:
+            given = ", ".join(self.arguments)
+            raise ValueError(f"gradients need input_ids or pixel_values; the model was given {given}")
+        subject = self.subject
+        out = torch.zeros(subject.mask.shape, dtype=torch.float64)
+        for name, part in zip(self.names, parts, strict=True):
+            start = subject.first if name == "decoder_input_ids" else 0
+            if name == "pixel_values":
+                summed = _patches(subject, part)
+                end = subject.first if subject.kind == "encoder–decoder" else out.shape[1]
+                start = end - summed.shape[1]
+            else:
+                summed = part.sum(dim=-1)
+            out[:, start : start + summed.shape[1]] = summed.detach().cpu()
+        return out
+
+
+def _patches(subject: Subject, pixels: Tensor) -> Tensor:
+    """(batch, channel, height, width) summed over each patch: (batch, patch)."""
+    grid, patch = subject.inputs.grid, patch_of(subject.model)
+    assert grid is not None
+    assert patch is not None
+    cut = pixels[..., : grid[0] * patch[0], : grid[1] * patch[1]]
+    cells = cut.reshape(*pixels.shape[:2], grid[0], patch[0], grid[1], patch[1])
+    return cells.sum(dim=(1, 3, 5)).flatten(1)
+
+
+METHOD = register_method(
+    Method(
+        name="gradients",
+        title="gradients",
+        reads="model",
+        run=gradients_of,
+        cost=Cost("a pass of the model and one backward per query", every=64),
+        options=GradientsOptions,
+        needless=("layers", "heads", "residual", "receptive_field"),
+        value="effect",
+        variants={"gradient-input": {"kind": "input"}, "integrated": {"kind": "integrated"}},
+    )
+)

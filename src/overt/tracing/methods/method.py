@@ -1,0 +1,244 @@
+"""What a tracing method is, and the registry of them.
+
+A method is one file: its options, the function that computes it, and `register_method`. Tables, pages,
+figures, the judge and the command line know methods by the registry alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt.tracing.edges import Walk
+from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
+from overt.tracing.options import Numbers, Options, check_heads, numbers
+
+Reads = Literal["maps", "model"]
+RESERVED = ("average", "heads", "hop", "id", "label", "layers", "mean", "name", "spread")  # in a page's index
+SHARED = tuple(one.name for one in dataclasses.fields(Options))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs, for those who choose what to show unasked.
+
+    Attributes:
+        words: in a line.
+        every: up to how many tokens it is quick for every query; None for any number.
+        most: beyond how many tokens it takes long even for one query; None for no number.
+        passes: passes of the model for each token; 0 of a method that reads maps.
+    """
+
+    words: str
+    every: int | None = None
+    most: int | None = None
+    passes: int = 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to tell what a query draws on.
+
+    Attributes:
+        name: by which it is asked for, a word.
+        title: for a reader.
+        reads: "maps", or "model" if it runs the model.
+        run: of a method that reads maps, (levels, asked) → (batch, layer, [head,] query, token) in float64,
+            where `asked` is checked: queries and layers are lists, the residual is a number. Of one that
+            runs the model, (subject, options) → (batch, 1, query, token).
+        cost: what it costs.
+        options: its arguments and their defaults.
+        needless: which of the shared arguments mean nothing to it; anything but their default is refused.
+        value: what its values are: "weight", "share" of a whole, "amount" that sums to nothing, "effect".
+        paths: whether the row of a query is the sum over paths down the levels, so that a view may draw them.
+        signed: whether it takes negative weights as they are; where not, effective attention is cut at zero,
+            and what a mechanism makes with signs is refused.
+        edges: its form on the edge lists of a graph network, (walk, asked) → (sample, head, place), or None.
+        variants: other names under which a judge knows it, with their options.
+    """
+
+    name: str
+    title: str
+    reads: Reads
+    run: Callable[..., Tensor]
+    cost: Cost
+    options: type[Options] = Options
+    needless: tuple[str, ...] = ()
+    value: Literal["weight", "share", "amount", "effect"] = "share"
+    paths: bool = False
+    signed: bool = True
+    edges: Callable[..., Tensor] | None = None
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether it runs the model, which a loaded trace has not."""
+        return self.reads == "model"
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names of the arguments that mean something to it."""
+        return tuple(one.name for one in dataclasses.fields(self.options) if one.name not in self.needless)
+
+    def options_of(self, given: Mapping[str, Any]) -> Options:
+        """Arguments as one frozen object; what means nothing to the method is refused."""
+        known = {one.name: one.default for one in dataclasses.fields(self.options)}
+        for name, value in given.items():
+            if name not in known:
+                raise TypeError(f"{self.name} takes no {name}; it takes {', '.join(self.takes)}")
+            if name in self.needless and not _same(value, known[name]):
+                raise ValueError(f"{name} means nothing to {self.title}, got {name}={value!r}: leave it out")
+        return self.options(**given)
+
+    def fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Of arguments meant for several methods, those that mean something to this one."""
+        return {name: value for name, value in given.items() if name in self.takes}
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, bool | float | str) and value == default)
+
+
+_registered: dict[str, Method] = {}
+
+
+def register_method(method: Method) -> Method:
+    """Make a method known: to `Trace.read`, tables, pages, figures, the judge and the command line.
+
+    A method that comes from the same function as one before, as when a notebook's cell runs again, takes its
+    place.
+    """
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be an overt.tracing.Method, got {type(method).__name__}")
+    if not method.name.isidentifier():
+        raise ValueError(f"name must be a word of letters, digits and _, got {method.name!r}")
+    if method.name in RESERVED or method.name.endswith("_spread"):
+        raise ValueError(f"name must be none that pages have for something else, got {method.name!r}")
+    _check.one_of("reads", method.reads, ("maps", "model"))
+    if not (isinstance(method.options, type) and issubclass(method.options, Options)):
+        raise TypeError(f"options must be a subclass of overt.tracing.Options, got {method.options!r}")
+    if unknown := set(method.needless) - set(SHARED):
+        raise ValueError(f"needless must name shared arguments ({', '.join(SHARED)}), got {sorted(unknown)}")
+    for name in (method.name, *method.variants):
+        known = next((one for one in _registered.values() if name in (one.name, *one.variants)), None)
+        if known is not None and _place(known) != _place(method):
+            raise ValueError(f"there is a method {name!r} already: choose another name")
+    _registered[method.name] = method
+    return method
+
+
+def _place(method: Method) -> tuple[str, str, str]:
+    return method.name, method.run.__module__, method.run.__qualname__
+
+
+def method_of(name: str, among: Mapping[str, Method] | None = None, argument: str = "method") -> Method:
+    """The method of a name; an error that lists those there are."""
+    known = _registered if among is None else among
+    _check.one_of(argument, name, tuple(known))
+    return known[name]
+
+
+def methods(reads: Reads | None = None) -> dict[str, Method]:
+    """The methods that are known, by name, in the order of their registration; of one kind, if asked."""
+    return {name: one for name, one in _registered.items() if reads is None or one.reads == reads}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks of levels, checked.
+
+    Attributes:
+        queries: which rows.
+        layers: which layers.
+        heads: as in `Options`.
+        residual: a number.
+        options: all of them, the method's own among them.
+    """
+
+    queries: list[int]
+    layers: list[int]
+    heads: Any
+    residual: float
+    options: Options
+
+    @property
+    def each(self) -> bool:
+        """Whether each head has a row of its own."""
+        return isinstance(self.heads, str) and self.heads == "each"
+
+    @property
+    def below(self) -> Any:
+        """Heads of the layers below the one that is started from."""
+        return "mean" if self.each else self.heads
+
+
+def ask(levels: Levels, options: Options) -> Asked:
+    """Check the arguments that all methods share against the maps that they are asked of."""
+    heads = listed(options.heads)
+    check_heads(heads, levels.heads)
+    residual = levels.residual if options.residual is None else options.residual
+    _check.fraction("residual", residual)
+    if levels.heads == 0:
+        averaged(levels.maps[0], heads)  # says that single heads were not kept
+    return Asked(
+        numbers("queries", options.queries, levels.queries),
+        numbers("layers", options.layers, levels.layers),
+        heads,
+        residual,
+        options,
+    )
+
+
+def listed(heads: Any) -> Any:
+    """Heads as a word or a list."""
+    heads = heads.tolist() if hasattr(heads, "tolist") else heads
+    return list(heads) if isinstance(heads, tuple | range) else heads
+
+
+def read_levels(method: Method, levels: Levels, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
+    """A method over levels, (batch, layer, [head,] query, token), with the normalisations asked for."""
+    options = method.options_of({**given, "queries": queries})
+    if (reason := why_not_levels(method, levels)) is not None:
+        raise ValueError(reason)
+    asked = ask(levels, options)
+    values = method.run(levels, asked)
+    if options.receptive_field:
+        flat = method.run(levels.uniform(), replace(asked, heads="mean"))
+        flat = flat if flat.dim() == values.dim() else flat.unsqueeze(2)
+        values = values / torch.where(flat == 0.0, 1.0, flat)
+        values = values.masked_fill((flat == 0.0).expand_as(values), 0.0)
+    return unit_rows(values) if options.normalize or options.receptive_field else values
+
+
+def why_not_levels(method: Method, levels: Levels) -> str | None:
+    """Why a method cannot read levels; None if it can."""
+    if method.signed or not levels.signed or levels.cuts:
+        return None
+    return (
+        f"there is no {method.title} over weights that may be negative, which a mechanism of this model "
+        f'makes: raw and rollout keep their signs, and overt.trace(…, graph="norm") has a {method.title}'
+    )
+
+
+def read_subject(method: Method, subject: Any, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
+    """A method that runs the model, (batch, 1, query, token)."""
+    options = method.options_of({**given, "queries": queries})
+    values = method.run(subject, options)
+    return unit_sizes(values) if options.normalize else values
+
+
+def edge_methods() -> dict[str, Method]:
+    """Those that have a form on the edge lists of a graph network."""
+    return {name: one for name, one in methods("maps").items() if one.edges is not None}
+
+
+def method_over_edges(method: Method, walk: Walk, options: Options, residual: float) -> Tensor:
+    """A method over a node's neighbourhood, (sample, head, place)."""
+    assert method.edges is not None
+    return method.edges(walk, Asked([walk.place], [walk.top], walk.heads, residual, options))

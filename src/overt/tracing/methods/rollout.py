@@ -1,0 +1,79 @@
+"""Attention rollout (Abnar & Zuidema 2020, equation 1): products of the layers' maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overt.tracing.edges import Walk
+from overt.tracing.levels import Level, Levels
+from overt.tracing.methods.method import Asked, Cost, Method, register_method
+
+
+def rollout_of(levels: Levels, asked: Asked) -> Tensor:
+    """Products of levels. One row costs one vector–matrix product per level, never a product of matrices.
+
+    Rows of all requested layers go down together, or whole matrices up, whichever is fewer multiplications;
+    each level is made once.
+    """
+    levels = levels.without_padding()
+    places = [levels.first + query for query in asked.queries]
+    everything = range(levels.tokens)
+    layer_at = {levels.level_of(layer): layer for layer in asked.layers}
+    highest = max(layer_at)
+    copies = levels.heads if asked.each else 1
+
+    def start(number: int, level: Level) -> Tensor:
+        """The rows that begin at a level, (batch, rows, token)."""
+        top = levels.level(number, "each", asked.residual) if asked.each else level
+        return top.row(places).flatten(1, -2)
+
+    down = sum(number * copies * len(places) for number in layer_at)
+    up = highest * levels.tokens + len(layer_at) * copies * len(places)
+    parts: dict[int, Tensor] = {}
+    if down <= up:
+        for number in range(highest, 0, -1):
+            level = levels.level(number, asked.below, asked.residual)
+            parts = {layer: level.apply(rows) for layer, rows in parts.items()}
+            if number in layer_at:
+                parts[layer_at[number]] = start(number, level)
+    else:
+        product: Tensor | None = None
+        for number in range(1, highest + 1):
+            level = levels.level(number, asked.below, asked.residual)
+            if number in layer_at:
+                rows = start(number, level)
+                parts[layer_at[number]] = rows if product is None else rows @ product
+            product = level.row(everything) if product is None else level.row(everything) @ product
+    found = torch.stack([parts[layer] for layer in asked.layers], dim=1)
+    if asked.each:
+        found = found.view(*found.shape[:2], copies, len(places), levels.tokens)
+    return _only_real(found, levels, places)
+
+
+def _only_real(found: Tensor, levels: Levels, places: list[int]) -> Tensor:
+    both = levels.mask[:, places].unsqueeze(-1) & levels.mask.unsqueeze(1)
+    while both.dim() < found.dim():
+        both = both.unsqueeze(1)
+    return found.masked_fill(~both, 0.0)
+
+
+def rollout_over_edges(walk: Walk, asked: Asked) -> Tensor:
+    """A row through the layers: one product and one sum per edge, (sample, head, place)."""
+    carried = walk.start()
+    for layer in range(walk.top, -1, -1):
+        carried = walk.carried(layer, carried, asked.residual)
+    return carried
+
+
+METHOD = register_method(
+    Method(
+        name="rollout",
+        title="rollout",
+        reads="maps",
+        run=rollout_of,
+        cost=Cost("a product of a row with a map per layer", every=1024),
+        paths=True,
+        edges=rollout_over_edges,
+    )
+)

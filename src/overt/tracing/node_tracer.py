@@ -1,0 +1,213 @@
+"""Tracing graph networks: hooks on PyG's layers, one forward pass, and a trace of the nodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt._extras import need
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import MechanismLayer
+from overt.tracing.nodes import NodeTrace
+
+
+class _Collector:
+    """Takes each attention layer's edges and weights as it runs."""
+
+    def __init__(self, heads: bool) -> None:
+        self.heads = heads
+        self.edges: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.paths: list[str] = []
+        self.nodes = 0
+        self.pooled = ""
+
+    def called(self, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """See what a layer is given: how many nodes, and that sources and targets are the same ones."""
+        x = arguments[0] if arguments else named.get("x")
+        if isinstance(x, tuple | list):
+            if len(x) != 2 or x[0] is not x[1]:
+                raise ValueError(
+                    f"{path} runs from one set of nodes to another (bipartite), whose numbers mean different "
+                    "nodes: not supported"
+                )
+            x = x[0]
+        if isinstance(x, Tensor):
+            self.nodes = max(self.nodes, x.shape[0])
+
+    def ran(self, path: str, layer: Any, edge_index: Any, weights: Any) -> None:
+        """Keep a copy of a layer's edges and weights."""
+        if self.pooled:
+            raise ValueError(
+                f"{path} runs after {self.pooled}, which numbers nodes anew, so that hops cannot be told: "
+                "not supported"
+            )
+        edges = _edge_list(edge_index, layer.flow)
+        weights = weights.unsqueeze(-1) if isinstance(weights, Tensor) and weights.dim() == 1 else weights
+        if not isinstance(weights, Tensor) or weights.dim() != 2 or weights.shape[0] != edges.shape[1]:
+            shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(f"{path} must make weights of shape ({edges.shape[1]}, heads), got {shape}")
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+            raise ValueError(f"weights of {path} must be finite and not negative: is it attention?")
+        if not self.heads:
+            weights = weights.mean(dim=1, keepdim=True, dtype=torch.float64)
+        if self.edges and torch.equal(self.edges[-1], edges):
+            edges = self.edges[-1]
+        self.edges.append(edges)
+        self.weights.append(weights.detach().to("cpu", torch.float32, copy=True))
+        self.paths.append(path)
+        if edges.numel():
+            self.nodes = max(self.nodes, int(edges.max()) + 1)
+
+
+def _edge_list(edge_index: Any, flow: str) -> Tensor:
+    """(2, edge), source and target, whatever form PyG takes edges in."""
+    utils = need("torch_geometric.utils", "graphs")
+    if utils.is_sparse(edge_index):
+        target, source = utils.to_edge_index(edge_index)[0]  # PyG takes such matrices transposed
+    else:
+        source, target = edge_index[0], edge_index[1]
+        if flow == "target_to_source":
+            source, target = target, source
+    return (
+        torch.stack([torch.Tensor.as_subclass(end, torch.Tensor) for end in (source, target)]).detach().cpu()
+    )
+
+
+@contextmanager
+def _watching(model: nn.Module, collector: _Collector) -> Iterator[None]:
+    """Evaluation mode and hooks, both undone at the end."""
+    passing = need("torch_geometric.nn", "graphs").MessagePassing
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as undo:
+        undo.callback(_restore, modes)
+        model.eval()
+        attends = False
+        for path, module in model.named_modules():
+            path = path or type(module).__name__
+            if isinstance(module, passing) and type(module).edge_update is not passing.edge_update:
+                attends = True
+                for handle in _hooks(path, module, collector):
+                    undo.callback(handle.remove)
+            elif type(module).__module__.startswith("torch_geometric.nn.pool."):
+                undo.callback(module.register_forward_hook(_pools(path, collector)).remove)
+        if not attends:
+            raise ValueError(
+                f"{type(model).__name__} has no graph attention to trace: no PyG layer that weighs edges by "
+                "edge_update, such as GATConv or GATv2Conv"
+            )
+        yield
+
+
+def _restore(modes: dict[nn.Module, bool]) -> None:
+    for module, mode in modes.items():
+        module.training = mode
+
+
+def _hooks(path: str, module: Any, collector: _Collector) -> list[Any]:
+    def called(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        collector.called(path, arguments, named)
+
+    def ran(layer: Any, inputs: tuple[Any, ...], weights: Any) -> None:
+        collector.ran(path, layer, inputs[0], weights)
+
+    return [
+        module.register_forward_pre_hook(called, with_kwargs=True),
+        module.register_edge_update_forward_hook(ran),
+    ]
+
+
+def _pools(path: str, collector: _Collector) -> Callable[..., None]:
+    def pooled(*_: Any) -> None:
+        collector.pooled = path
+
+    return pooled
+
+
+def _arguments(model: nn.Module, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments of the model, from tensors or from one PyG Data."""
+    if not inputs:
+        raise ValueError("inputs must be a PyG Data, or what the model takes, such as x and edge_index")
+    data = need("torch_geometric.data", "graphs")
+    for one in inputs:
+        if isinstance(one, dict | data.HeteroData):
+            raise ValueError(
+                "graphs with several kinds of nodes are not supported: inputs hold a "
+                f"{type(one).__name__}, a Data or tensors would do"
+            )
+    given = inputs[0]
+    if len(inputs) > 1 or not isinstance(given, data.Data):
+        return list(inputs), {}
+    wanted = inspect.signature(model.forward).parameters
+    if "edge_index" in wanted:
+        return [], {name: given[name] for name in wanted if given.get(name) is not None}
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in wanted.values()):
+        names = ("x", "edge_index", "edge_attr")
+        return [given[name] for name in names if given.get(name) is not None], {}
+    return [given], {}  # forward(data)
+
+
+def trace_nodes(
+    model: nn.Module,
+    *inputs: Any,
+    samples: int = 0,
+    step: int = 0,
+    seed: int = 0,
+    heads: bool = False,
+) -> NodeTrace:
+    """Run a graph network once, in evaluation mode, and keep its attention over edges.
+
+    Any PyG model will do whose layers weigh edges by `edge_update`: PyG's `GATConv` and `GATv2Conv`, Overt's,
+    and your own. Layers are taken to stand one upon the other, in the order of their calls. Of a mini-batch,
+    nodes are numbered as in the inputs. The model is left as it was, also when something fails.
+
+    Args:
+        model: the model.
+        inputs: a PyG `Data`, or the model's arguments in their order, such as x and edge_index.
+        samples: number of posterior samples of a Bayesian model to draw beside the mean of its weights, which
+            the trace's own weights are of.
+        step: of the samples' noise, as in `Chain`.
+        seed: of the samples' noise.
+        heads: keep each head's weights, for `heads="each"` and lists of heads; by default only their mean.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    _check.whole("samples", samples, 0)
+    arguments, named = _arguments(model, inputs)
+
+    def run(chain: Chain) -> _Collector:
+        collector = _Collector(heads)
+        with _watching(model, collector), torch.no_grad(), chain:
+            model(*arguments, **named)
+        return collector
+
+    for module in model.modules():
+        if isinstance(module, MechanismLayer) and (module.signed or not module.sums_to_one):
+            raise ValueError(
+                f"{module.name} makes weights that do not sum to one over the edges into a node, or may be "
+                "negative: such weights are not traced on graphs"
+            )
+    first = run(Chain(step=step, seed=seed, kl=False))
+    if not first.edges:
+        raise ValueError("no attention ran: nothing to trace")
+    made = NodeTrace(first.nodes, first.edges, first.weights, paths=first.paths, single=heads)
+    if not samples:
+        return made
+    drawn: list[list[Tensor]] = []
+    for number in range(samples):
+        again = run(Chain(step=step, seed=seed, sample=number, kl=False))
+        same = len(again.edges) == len(first.edges)
+        if not same or not all(map(torch.equal, again.edges, first.edges)):
+            raise ValueError("edges differ between posterior samples, so that no spread can be told")
+        drawn.append(again.weights)
+    made.draws = [torch.stack(layer) for layer in zip(*drawn, strict=True)]
+    random = any(isinstance(module, MechanismLayer) and module.random for module in model.modules())
+    if not random and all(bool((d == w).all()) for d, w in zip(made.draws, made.weights, strict=True)):
+        raise ValueError("samples needs random weights: give the model's graph attention a Bayesian(…)")
+    return made

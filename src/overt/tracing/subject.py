@@ -1,0 +1,258 @@
+"""A model with the batch that was traced, as methods that run the model ask it.
+
+The score that they explain is the probability of the target: a class, or a token at a position. A model with
+a single output is explained by that output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from overt.tracing.inputs import Inputs
+from overt.tracing.options import numbers
+
+Output = Callable[[Any], Tensor]
+Link = Literal["softmax", "sigmoid", "identity"]
+IDS = ("input_ids", "decoder_input_ids")
+TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+
+
+class Subject:
+    """A model with the batch that was traced.
+
+    Attributes:
+        model: in any mode; it runs in evaluation mode.
+        inputs: the batch.
+        mask: boolean (batch, token).
+        first: the token that is query 0.
+        kind: of the trace.
+        output: takes logits, (batch, classes) or (batch, position, classes), from what the model returns.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, mask: Tensor, first: int, kind: str, output: Output | None
+    ) -> None:
+        self.model, self.inputs, self.mask, self.first, self.kind = model, inputs, mask, first, kind
+        self.output = output
+        self.contrasts = False
+
+    def logits(self, arguments: dict[str, Any]) -> Tensor:
+        """(batch, position, classes); one position where the output is one for all."""
+        device = next((p.device for p in self.model.parameters()), None)  # it may have moved since the trace
+        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+        return self.logits_in(self.model(**moved))
+
+    def some(self, rows: list[int]) -> Subject:
+        """The same model with some of the examples."""
+        batch, index = self.mask.shape[0], torch.tensor(rows)
+        inputs = replace(
+            self.inputs, arguments={n: take(v, index, batch) for n, v in self.inputs.arguments.items()}
+        )
+        if inputs.labels is not None:
+            inputs.labels = take(inputs.labels, index, batch)
+        return Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
+
+    def logits_in(self, given: Any) -> Tensor:
+        """The logits in what the model returned, as `logits` gives them."""
+        found = self._found(given)
+        if found is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
+                "give trace(…, output=…), a function from what it returns to logits"
+            )
+        logits: Tensor = found
+        self.contrasts = self.contrasts or self._contrasts(given)
+        if logits.dim() == 2:
+            return logits.unsqueeze(1)
+        if logits.dim() != 3 or logits.shape[1] != self.mask.shape[1] - self.first:
+            raise ValueError(
+                "logits must have shape (batch, classes), or one row for each of the "
+                f"{self.mask.shape[1] - self.first} queries, got {tuple(logits.shape)}"
+            )
+        return logits
+
+    def _found(self, given: Any) -> Any:
+        """What stands for logits in what the model returned; None where nothing does."""
+        if self.output is not None:
+            return self.output(given)
+        if isinstance(given, Tensor):
+            return given
+        name = "logits"
+        if self._contrasts(given):
+            name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
+        return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
+
+    def outputs_in(self, given: Any, queries: list[int]) -> Tensor | None:
+        """(batch, classes) in float32 on the CPU: one query's logits of each example, or its only ones.
+
+        None where there is no `output` to take them and nothing that is known to be logits of this
+        trace's examples and queries.
+        """
+        if self.output is None and not self._answers(given):
+            return None
+        logits = self.logits_in(given).detach()
+        if logits.shape[0] != len(queries):
+            return None
+        places = [0] * len(queries) if logits.shape[1] == 1 else queries
+        return logits[list(range(len(queries))), places].to("cpu", torch.float32, copy=True)
+
+    def _answers(self, given: Any) -> bool:
+        """Whether there are logits, of the traced stack's positions where they are of positions."""
+        logits, positions = self._found(given), self.mask.shape[1] - self.first
+        if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
+            return False
+        if logits.dim() == 2:
+            labels = getattr(getattr(self.model, "config", None), "num_labels", logits.shape[1])
+            # One logit per token (ELECTRA's discriminator) is no row of classes.
+            return self._contrasts(given) or logits.shape[1] != positions or labels == positions
+        if isinstance(given, Tensor) or logits.shape[1] != positions:
+            return False  # a tensor with a row for each token may as well be hidden states
+        # The stack that was traced may be below the one that answers, and as long by chance.
+        inputs = self.inputs.arguments
+        return self.kind != "encoder" or not (
+            "decoder_input_ids" in inputs or (self.inputs.grid is not None and "input_ids" in inputs)
+        )
+
+    @property
+    def texts(self) -> list[str]:
+        """Arguments that hold the token ids of the traced stack; an image's has none."""
+        pictured = self.inputs.grid is not None
+        pair = self.kind == "encoder–decoder"
+        wanted = [name for name in IDS if (name == "decoder_input_ids" and pair) or not pictured]
+        return [name for name in wanted if isinstance(self.inputs.arguments.get(name), Tensor)]
+
+    @staticmethod
+    def _contrasts(given: Any) -> bool:
+        """Whether the output compares every text with every image, as CLIP's does."""
+        return isinstance(given, dict) and "logits_per_text" in given
+
+    def rows(self, arguments: dict[str, Any], example: Tensor) -> dict[str, Any]:
+        """Arguments of a batch of copies of these examples.
+
+        A contrasting model's other side stays as it is: its inputs are the classes.
+        """
+        batch = self.mask.shape[0]
+        own = ("pixel_values",) if self.inputs.grid is not None else TEXT
+        return {
+            name: value if self.contrasts and name not in own else take(value, example, batch)
+            for name, value in arguments.items()
+        }
+
+    def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
+        """Probability of the target, (batch, query); a single output itself."""
+        logits = logits[:, queries].double()
+        if logits.shape[-1] == 1:
+            return logits[:, :, 0]
+        config = getattr(self.model, "config", None)
+        several = getattr(config, "problem_type", None) == "multi_label_classification"
+        p = logits.sigmoid() if several else logits.softmax(dim=-1)
+        return p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+    def link(self, classes: int) -> Link:
+        """How logits of so many classes become probabilities."""
+        problem = getattr(getattr(self.model, "config", None), "problem_type", None)
+        if classes == 1 or problem == "regression":
+            return "identity"
+        return "sigmoid" if problem == "multi_label_classification" else "softmax"
+
+    def labels(self, classes: int) -> list[str]:
+        """Names of the classes, as the model's config has them; none where it has another number."""
+        named = getattr(getattr(self.model, "config", None), "id2label", None)
+        if self.contrasts or not isinstance(named, dict) or set(named) != set(range(classes)):
+            return []  # what a contrasting model chooses from is the other side's batch
+        return [str(named[number]) for number in range(classes)]
+
+    def speaks(self, classes: int) -> bool:
+        """Whether the classes are the tokens of a tokenizer that is known."""
+        config: Any = getattr(self.model, "config", None)
+        tokenizer = self.inputs.tokenizer
+        if tokenizer is None or self.contrasts:
+            return False
+        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        return classes in (getattr(text, "vocab_size", None), len(tokenizer))
+
+    def places(self, logits: Tensor, queries: Any) -> list[int]:
+        """Positions of the output to explain; the only one, whatever is asked, where there is one."""
+        return [0] if logits.shape[1] == 1 else numbers("queries", queries, logits.shape[1])
+
+    def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
+        """(batch, query): as given, as labelled, the next token of the input, or what the model predicts."""
+        batch, positions, classes = logits.shape
+        likely = logits[:, queries].argmax(dim=-1)
+        labels = self.inputs.labels
+        if labels is not None and (labels.is_floating_point() or classes == 1):
+            labels = None  # several labels at once, or a number: no class to explain
+        if target is None and labels is not None and labels.dim() == 1 and positions == 1:
+            target = labels
+        aligned = labels is not None and labels.dim() == 2 and labels.shape[1] == positions
+        if target is None and labels is not None and aligned and self.kind != "causal":
+            chosen = labels.to(logits.device)[:, queries]
+            return torch.where(chosen < 0, likely, chosen)
+        if target is None and positions > 1 and self.kind != "encoder":
+            name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
+            ids = self.inputs.arguments.get(name)
+            if isinstance(ids, Tensor):
+                ids = ids.to(logits.device)
+                real = self.mask[:, self.first :].to(ids.device)
+                following = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)[:, queries]
+                known = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], dim=1)[:, queries]
+                return torch.where(known, following, likely)
+        if target is None:
+            return likely
+        try:
+            given = torch.as_tensor(target, device=logits.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"target must be the number of a class, or one per example, got {target!r}"
+            ) from None
+        if given.is_floating_point():
+            raise ValueError(f"target must hold classes, got {given.dtype}")
+        if given.dim() == 0:
+            given = given.expand(batch)
+        if given.dim() == 1:
+            given = given.unsqueeze(1).expand(-1, len(queries))
+        if given.shape != (batch, len(queries)):
+            raise ValueError(
+                f"target must be one class, one per example ({batch}) or one per example and query, "
+                f"got shape {tuple(given.shape)}"
+            )
+        if classes > 1 and (int(given.min()) < 0 or int(given.max()) >= classes):
+            raise ValueError(f"target must lie in 0 to {classes - 1}, got {given.flatten().tolist()}"[:120])
+        return given if classes > 1 else torch.zeros_like(given)
+
+
+def take(value: Any, index: Tensor, batch: int) -> Any:
+    """Rows of an argument that has one per example, as a copy; anything else as it is."""
+    if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
+        return value.index_select(0, index.to(value.device))
+    return value
+
+
+def with_history(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that gradients can be taken with: tensors made in inference mode are copied."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+        for name, value in arguments.items()
+    }
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Gradients on, also through a frozen model and inside of inference mode; flags come back."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            for parameter, _ in flags:
+                if parameter.is_floating_point():
+                    parameter.requires_grad_()
+            yield
+    finally:
+        for parameter, flag in flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)

@@ -1,0 +1,83 @@
+// The server's form: it offers what /api/models tells of, and asks for what is ticked.
+import assert from "node:assert/strict";
+import { after, test } from "node:test";
+import { documented, made } from "./dom.js";
+import { HALF, METHODS } from "./record.js";
+
+const GRAPHS = [
+  { name: "own", title: "somebody’s own", passes: 0 },
+  { name: "attention", title: "attention", passes: 0 },
+  { name: "slow", title: "value zeroing", passes: 1 },
+];
+const FACTS = {
+  models: [{ name: "small", kind: "text", decoder: false, layers: 2 }, { name: "eyes", kind: "image", decoder: false, layers: 2 }],
+  methods: [...METHODS, HALF],
+  graphs: GRAPHS,
+  images: ["image/png"],
+  limits: { characters: 1000, image_bytes: 1000 },
+};
+
+const asked = [];
+const page = made();
+const leave = documented({ serve: page });
+after(leave);
+Object.assign(globalThis, { window: made(), location: { search: "", hash: "" }, matchMedia: () => ({ matches: false }) });
+globalThis.fetch = async (address, request) => {
+  if (address === "/api/models") return { json: async () => FACTS };
+  asked.push({ address, request });
+  return { ok: false, status: 422, headers: new Map(), json: async () => ({ error: "not today" }) };
+};
+const { ServeForm, serveAsked } = await import("../../src/overt/view/viewer/serve.js");
+
+const ticked = (form) => form.methods.filter((box) => box.checked).map((box) => box.value);
+
+async function sent(form) {
+  asked.length = 0;
+  await form.run();
+  return JSON.parse(asked[0].request.body);
+}
+
+test("every method is offered by its title; what runs the model is not ticked", () => {
+  const root = made();
+  const form = new ServeForm(root, FACTS);
+  const boxes = root.all((one) => one.className === "serve-box");
+  assert.deepEqual(boxes.map((one) => one.textContent), ["raw", "rollout", "flow", "blank-out", "gradients", "half rollout"]);
+  assert.deepEqual(ticked(form), ["raw", "rollout", "flow", "half"]);
+});
+
+test("every graph is offered, the one that is taken unasked first chosen, and one that runs the model says so", () => {
+  const form = new ServeForm(made(), FACTS);
+  assert.deepEqual(form.graph.options.map((one) => [one.value, one.textContent]), [
+    ["own", "somebody’s own"],
+    ["attention", "attention"],
+    ["slow", "value zeroing (runs the model for each token)"],
+  ]);
+  assert.equal(form.graph.value, "attention");
+});
+
+test("what is ticked and chosen is asked for, by name", async () => {
+  const form = new ServeForm(made(), FACTS);
+  form.text.value = "the key";
+  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["raw", "rollout", "flow", "half"], graph: "attention" });
+  for (const box of form.methods) box.checked = ["half", "gradients"].includes(box.value);
+  form.graph.value = "slow";
+  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["gradients", "half"], graph: "slow" });
+  assert.equal(form.status.textContent, "not today");
+});
+
+test("a link ticks its methods and chooses its graph; of names that nobody knows it keeps what was there", async () => {
+  const form = new ServeForm(made(), FACTS);
+  asked.length = 0;
+  await form.follow(serveAsked("?model=small&text=the+key&method=half&method=blankout&graph=own"));
+  assert.deepEqual(ticked(form), ["blankout", "half"]);
+  assert.deepEqual(JSON.parse(asked[0].request.body), { model: "small", text: "the key", methods: ["blankout", "half"], graph: "own" });
+  await form.follow(serveAsked("?text=the+key&graph=nothing"));
+  assert.equal(form.graph.value, "own");
+  const fresh = new ServeForm(made(), FACTS);
+  await fresh.follow(serveAsked("?text=the+key"));
+  assert.deepEqual(ticked(fresh), ["raw", "rollout", "flow", "half"], "a link without methods leaves the ticks");
+});
+
+test("the page starts with the form", () => {
+  assert.ok(page.all((one) => one.tagName === "FORM").length === 1, page.textContent);
+});
