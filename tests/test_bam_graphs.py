@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import random
 import re
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -816,6 +818,39 @@ def test_a_process_that_dies_ends_the_run_in_one_line(
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
     with pytest.raises(OSError, match=r"a training's process was killed.*fewer --workers would do"):
         list(bam_graphs._performed(tasks, graph, 2))
+
+
+def test_a_recipe_ends_its_own_processes_and_no_others(
+    graph: planetoid.Citations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned = multiprocessing.get_context("spawn")
+    host = spawned.Process(target=time.sleep, args=(60,), daemon=True)
+    host.start()
+    ours: list[Any] = []
+
+    class Interrupted:
+        """Starts a worker as a pool does, and is interrupted."""
+
+        def __init__(self, _: int, context: Any, *__: Any) -> None:
+            ours.append(context.Process(target=time.sleep, args=(60,)))
+            ours[0].start()
+
+        def submit(self, *_: Any) -> Future[Any]:
+            raise KeyboardInterrupt
+
+        def shutdown(self, **_: Any) -> None:
+            ours[0].join(30)
+
+    monkeypatch.setattr(bam_graphs, "ProcessPoolExecutor", Interrupted)
+    tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(bam_graphs._performed(tasks, graph, 2))
+        assert not ours[0].is_alive()
+        assert host.is_alive()
+    finally:
+        host.terminate()
+        host.join()
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -325,6 +325,19 @@ def _work(task: Task) -> tuple[Task, dict[str, Any]]:
     return task, perform(task, _graph)
 
 
+class _Context(SpawnContext):
+    """Knows the processes that were started through it: whoever runs a recipe may have others."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        """Start one, and remember it."""
+        process = SpawnContext.Process(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+
 def _repeatable() -> None:
     """One thread and no sum in an order of chance: a training has the same numbers wherever it is run."""
     torch.set_num_threads(1)
@@ -348,7 +361,7 @@ def _performed(
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
         return
-    context = multiprocessing.get_context("spawn")
+    context = _Context()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _prepare, (graph,))
     try:
         for done in as_completed([pool.submit(_work, task) for task in tasks]):
@@ -359,8 +372,9 @@ def _performed(
             "the same command goes on from what is done"
         ) from None
     finally:
-        for process in multiprocessing.active_children():  # there are some where this was interrupted
-            process.terminate()
+        for process in context.started:  # there are some alive where this was interrupted
+            if process.is_alive():
+                process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
