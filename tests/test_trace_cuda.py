@@ -13,7 +13,7 @@ from families import BY_NAME, inputs_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("graph", ["attention", "norm", "effective", "gradient"])
+@pytest.mark.parametrize("graph", ["attention", "norm", "effective", "gradient", "value-zeroing"])
 @pytest.mark.parametrize("name", ["BERT", "Llama", "T5", "ViT"])
 def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, graph: Any) -> None:
     family = BY_NAME[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 Place = tuple[str, int]
 Owned = tuple[str, str, int]  # name of a mechanism, and a place
 _around: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
+_again: ContextVar[bool] = ContextVar("overt_again", default=False)
 REENTRANT = (
     "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
     "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -281,8 +284,18 @@ def _refuse_reentrant(first: Tensor, again: Tensor) -> None:
         raise RuntimeError(REENTRANT)
 
 
+@contextmanager
+def running_again() -> Iterator[None]:
+    """Within it, layers run a second time in their pass, and have the place in the chain that they had."""
+    token = _again.set(True)
+    try:
+        yield
+    finally:
+        _again.reset(token)
+
+
 def recomputing() -> bool:
-    """True while a checkpointed block runs again inside the backward pass."""
+    """True while a block runs again: a checkpointed one in the backward pass, or in `running_again`."""
     if torch.compiler.is_compiling():
         return False
-    return bool(torch._C._current_graph_task_id() != -1)
+    return _again.get() or bool(torch._C._current_graph_task_id() != -1)

@@ -5,3 +5,4 @@ import overt.tracing.graphs.attention
 import overt.tracing.graphs.effective
 import overt.tracing.graphs.norm
 import overt.tracing.graphs.gradient
+import overt.tracing.graphs.value_zeroing

@@ -1,0 +1,362 @@
+"""Methods and graphs are registered in one place, and everything that lists them takes them from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
+
+import overt
+from families import BY_NAME, inputs_of, tokens
+from overt.graphs import trace as trace_nodes
+from overt.tracing import (
+    Asked,
+    Call,
+    Cost,
+    GraphKind,
+    Levels,
+    Method,
+    Options,
+    register_graph,
+    register_method,
+)
+from overt.tracing.graphs import graph as graph_registry
+from overt.tracing.graphs.graph import graphs
+from overt.tracing.methods import blankout, flow, gradients
+from overt.tracing.methods import method as method_registry
+from overt.tracing.methods.method import methods
+from overt.tracing.options import Arguments
+from overt.view.neighbourhood import page_data
+from overt.view.terminal import table
+from traces import evolving, made, neighbourhood, sampled
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Method:
+    """A method of our own: half of the rollout."""
+    monkeypatch.setattr(method_registry, "_registered", dict(method_registry._registered))
+
+    def half(levels: Levels, asked: Asked) -> Tensor:
+        return 0.5 * methods()["rollout"].run(levels, asked)
+
+    def half_over_edges(walk: Any, asked: Asked) -> Tensor:
+        edges = methods()["rollout"].edges
+        assert edges is not None
+        return 0.5 * edges(walk, asked)
+
+    return register_method(
+        Method(
+            "half", "half rollout", "maps", half, Cost("as rollout"), value="amount", edges=half_over_edges
+        )
+    )
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> type[GraphKind]:
+    """A graph of our own: squares of the weights."""
+    monkeypatch.setattr(graph_registry, "_registered", dict(graph_registry._registered))
+
+    @register_graph
+    class Squared(GraphKind):
+        name, title, unit, signed = "squared", "squared attention", True, False
+
+        def map(self, call: Call) -> Tensor:
+            return self.reduced(call.weights**2)
+
+    return Squared
+
+
+def printed(what: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(what)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_new_method_shows_up_wherever_methods_are_listed(tmp_path: Path) -> None:
+    trace = made()
+    wanted = 0.5 * trace.rollout()
+    torch.testing.assert_close(trace.read("half"), wanted)
+    torch.testing.assert_close(overt.tracing.read("half", torch.stack(trace.maps, dim=1)), wanted)
+    assert "half rollout" in printed(table(trace))
+    (entry,) = trace.html().index["traces"]
+    assert "half" in entry["fields"]
+    assert {
+        "name": "half",
+        "title": "half rollout",
+        "reads": "maps",
+        "value": "amount",
+        "paths": False,
+    } in entry["methods"]
+    axes = [one.get_title() or one.get_xlabel() for one in trace.plot("strip", columns=2).axes]
+    assert any("half rollout" in words for words in axes), axes
+    trace.plot("graph", method="half")
+    trace.plot("graph", method="half", query=2)
+    drawn = sampled()
+    assert drawn.spread("half").mean.shape == drawn.rollout().shape
+    model = BY_NAME["BERT"].make()
+    found = overt.judge.correlate(overt.trace(model, tokens()), unk=1, bootstrap=1)
+    assert ("half", "blankout") in found.mean
+    np.testing.assert_allclose(found.mean["half", "gradients"], found.mean["rollout", "gradients"])
+    assert "half" in overt.judge.randomised(model, tokens()).left
+    del tmp_path
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_new_method_with_a_form_on_edges_shows_up_on_graphs() -> None:
+    trace = neighbourhood()
+    torch.testing.assert_close(trace.read("half", 3), 0.5 * trace.rollout(3))
+    assert "half" in str(trace.neighbours(3))
+    data = page_data(trace, 3)
+    assert all(one["half"] == pytest.approx(0.5 * one["rollout"]) for one in data["nodes"])
+    assert "half" in [one["name"] for one in data["methods"]]
+
+
+@pytest.mark.usefixtures("doubled")
+def test_a_new_graph_shows_up_wherever_graphs_are_listed(tmp_path: Path) -> None:
+    model = BY_NAME["BERT"].make()
+    trace = overt.trace(model, tokens(), graph="squared")
+    plain = overt.trace(model, tokens(), heads=True)
+    torch.testing.assert_close(trace.maps[0], (plain.maps[0] ** 2).mean(dim=1))
+    rows = trace.rollout(layers=0, residual=0.0)[0, 0]
+    torch.testing.assert_close(rows.sum(dim=-1), torch.ones(9, dtype=torch.float64)), "made to sum to one"
+    assert trace.html().index["traces"][0]["graph_title"] == "squared attention"
+    assert any("squared attention" in one.get_title() for one in trace.plot("strip", columns=2).axes)
+    trace.save(tmp_path / "t.safetensors")
+    assert overt.Trace.load(tmp_path / "t.safetensors").graph == "squared"
+
+
+def test_a_loaded_trace_of_an_unknown_graph_says_what_is_missing(tmp_path: Path) -> None:
+    trace = made()
+    trace.graph = "theirs"
+    trace.save(tmp_path / "t.safetensors")
+    with pytest.raises(ValueError, match="of the graph 'theirs', which is not registered here"):
+        overt.Trace.load(tmp_path / "t.safetensors").rollout()
+
+
+def test_what_is_registered_is_checked(mine: Method) -> None:
+    run = mine.run
+    for wrong, words in (
+        (dataclasses.replace(mine, name="two words"), "name must be a word"),
+        (dataclasses.replace(mine, name="mean"), "name must be none that pages have"),
+        (dataclasses.replace(mine, name="rollout"), "there is a method 'rollout' already"),
+        (
+            dataclasses.replace(mine, name="blankout-absolute".replace("-", "_"), reads="map"),
+            "reads must be one",
+        ),
+        (dataclasses.replace(mine, needless=("target",)), "needless must name shared arguments"),
+        (
+            dataclasses.replace(mine, name="other", variants={"integrated": {}}),
+            "there is a method 'integrated'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            register_method(wrong)
+    with pytest.raises(TypeError, match=r"options must be a subclass of overt\.tracing\.Options"):
+        register_method(dataclasses.replace(mine, options=dict))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"method must be an overt\.tracing\.Method"):
+        register_method(run)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a graph must be a subclass"):
+        register_graph(int)  # type: ignore[type-var]
+    register_method(mine)  # again, as a notebook does
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (Arguments, Options),
+        (flow.FlowArguments, flow.FlowOptions),
+        (blankout.BlankoutArguments, blankout.BlankoutOptions),
+        (gradients.GradientsArguments, gradients.GradientsOptions),
+    ],
+)
+def test_signatures_and_options_agree(arguments: Any, options: type[Options]) -> None:
+    typed, held = get_type_hints(arguments), get_type_hints(options)
+    assert {**typed, "queries": held["queries"]} == held
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().residual = 0.1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_takes_the_same_arguments(name: str) -> None:
+    """Anything but the default is used, or refused by name."""
+    model = BY_NAME["BERT"].make()
+    trace = overt.trace(model, tokens(), heads=True)
+    own = {"unk": 1} if methods()[name].runs_model else {}
+    usual = trace.read(name, **own)
+    defaults = {one.name: one.default for one in dataclasses.fields(Options)}
+    torch.testing.assert_close(trace.read(name, **{**own, **defaults}), usual)
+    others = {"layers": [0], "heads": [1], "residual": 0.2, "receptive_field": True}
+    for argument, value in others.items():
+        if argument in methods()[name].needless:
+            with pytest.raises(ValueError, match=f"{argument} means nothing to .*: leave it out"):
+                trace.read(name, **own, **{argument: value})
+        else:
+            other = trace.read(name, **own, **{argument: value})
+            # Raw attention where every token sees all is its own receptive field.
+            same = (name, argument) == ("raw", "receptive_field")
+            assert other.shape != usual.shape or torch.allclose(other, usual) == same
+    with pytest.raises(TypeError, match=f"{name} takes no colour; it takes queries"):
+        trace.read(name, colour="red")
+
+
+def test_what_means_nothing_is_as_the_issue_has_it() -> None:
+    idle = {"layers", "heads", "residual", "receptive_field"}
+    expected = {"raw": {"residual"}, "rollout": set(), "flow": set(), "blankout": idle, "gradients": idle}
+    assert {name: set(one.needless) for name, one in methods().items()} == expected
+
+
+def test_named_methods_are_read_by_name() -> None:
+    trace = made()
+    for name in methods("maps"):
+        torch.testing.assert_close(getattr(trace, name)(1, layers=-1), trace.read(name, 1, layers=-1))
+    with pytest.raises(ValueError, match="method must be one of 'raw', 'rollout', 'flow', 'blankout', 'grad"):
+        trace.read("rolout")
+
+
+# What is on by default
+
+
+def test_nothing_that_runs_the_model_is_on_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from overt.recipes import tracing
+    from overt.view.server.asks import Ask
+
+    model = BY_NAME["BERT"].make()
+    trace = overt.trace(model, tokens())
+
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("the model ran")
+
+    for name, one in methods("model").items():
+        monkeypatch.setitem(method_registry._registered, name, dataclasses.replace(one, run=refuse))
+    assert trace.html().index["traces"][0]["importances"] == []
+    table(trace)
+    trace.plot("strip")
+    assert set(Ask(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
+    monkeypatch.setattr(tracing, "open_model", lambda _: model)
+    monkeypatch.setattr(tracing, "read_input", lambda _: tokens())
+    tracing.run(["a"], ["b"], out=tmp_path / "page.html")
+    with pytest.raises(AssertionError, match="the model ran"):
+        tracing.run(["a"], ["b"], ["blankout"])
+    assert all(graphs()[name].passes == 0 for name in graphs() if name != "value-zeroing")
+
+
+def test_recipes_of_published_tables_name_their_methods(mine: Method) -> None:
+    from overt.recipes import flow_measure
+
+    assert mine.name not in flow_measure.METHODS
+    assert flow_measure.METHODS == ("raw", "rollout", "flow")
+    folder = Path(flow_measure.__file__).parent
+    for path in folder.glob("flow_*.py"):
+        assert "method import methods" not in path.read_text(), path
+
+
+def test_the_command_lists_what_is_registered() -> None:
+    from overt.cli import app
+
+    said = CliRunner().invoke(app, ["trace", "--help"], env={"COLUMNS": "200"}).output
+    for name in (*methods(), *graphs()):
+        assert name in said, name
+
+
+# Files
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_trace_with_parts_comes_back_as_it_was(samples: int, tmp_path: Path) -> None:
+    model = BY_NAME["BERT"].make()
+    overt.attach(model, overt.Evolving(), overt.Bayesian(k=3.0), where={"encoder": [1, 2]})
+    trace = overt.trace(model, tokens(), parts=True, samples=samples, heads=True)
+    assert trace.parts["fused"][0] is None, "no mechanism there"
+    trace.save(tmp_path / "t.safetensors")
+    back = overt.Trace.load(tmp_path / "t.safetensors")
+    assert list(back.parts) == list(trace.parts)
+    for name, maps in trace.parts.items():
+        for before, after in zip(maps, back.parts[name], strict=True):
+            assert (before is None) == (after is None), name
+            assert before is None or torch.equal(before, after), name
+    assert repr(back) == repr(trace)
+    assert (back.samples, back.averaged) == (samples, False)
+
+
+def test_a_part_that_is_not_the_map_is_kept_as_it_is(tmp_path: Path) -> None:
+    trace = evolving()
+    trace.parts["fused"] = [None if one is None else one / 2 for one in trace.parts["fused"]]
+    trace.save(tmp_path / "t.safetensors")
+    for before, after in zip(
+        trace.parts["fused"], overt.Trace.load(tmp_path / "t.safetensors").parts["fused"], strict=True
+    ):
+        assert before is None or (after is not None and torch.equal(before, after))
+
+
+def test_page_and_figure_show_the_same_fused_map() -> None:
+    from test_page import field
+
+    model = BY_NAME["BERT"].make()
+    overt.attach(model, overt.Evolving(), overt.Bayesian(k=1.0))
+    trace = overt.trace(model, tokens(1), parts=True, samples=3)
+    shown = field(trace.html(mass=1.0), "mean", 1)[0]
+    figure = trace.parts["fused"][1]
+    assert figure is not None
+    assert float((shown - figure[0]).abs().max()) <= 0.005
+    average = field(trace.html(mass=1.0), "average", 1)[0]
+    wanted = trace.spread().mean[0, 1]
+    assert float((average - wanted).abs().max()) <= 0.005
+    assert float((figure[0] - wanted).abs().max()) > 0.01, "another map"
+
+
+# Words that mean the same
+
+
+def test_traces_of_tokens_and_of_nodes_mean_the_same() -> None:
+    import inspect
+
+    ours, theirs = inspect.signature(overt.trace).parameters, inspect.signature(trace_nodes).parameters
+    for name in ("samples", "heads", "seed"):
+        assert ours[name].default == theirs[name].default
+    drawn, bare = sampled(3), made()
+    assert (drawn.samples, bare.samples, neighbourhood().samples) == (3, 0, 0)
+
+
+def test_moved_names_still_work_with_a_warning() -> None:
+    for name, place in (
+        ("Site", overt.mechanisms),
+        ("AttentionMap", overt.mechanisms),
+        ("Page", overt.view),
+        ("Spread", overt.tracing),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"overt.{name} has moved: overt"):
+            found = getattr(overt, name)
+        assert found is getattr(place, name)
+        assert name not in overt.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Sight'"):
+        _ = overt.Sight
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert overt.judge.uncertainty.ece([[0.5, 0.5]], [0]) == 0.5
+
+
+def test_the_index_of_a_page_is_plain_data() -> None:
+    family = BY_NAME["T5"]
+    trace = overt.trace(family.make(), inputs_of(family), graph="value-zeroing")
+    (entry, *_) = trace.html().index["traces"]
+    json.dumps(entry)
+    assert (entry["graph"], entry["joint"], entry["residual"]) == ("value-zeroing", True, 0.0)

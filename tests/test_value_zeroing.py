@@ -1,0 +1,240 @@
+"""Value zeroing against brute force, and where it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import overt
+from families import BY_NAME, inputs_of, tokens
+from overt.tracing.graphs import value_zeroing
+
+GRAPH = "value-zeroing"
+NEAR: dict[str, Any] = {"atol": 1e-5, "rtol": 0.0}
+
+
+class Layer(nn.Module):
+    """An encoder layer in the open: scores, weights, values, all at hand."""
+
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm, self.wide, self.narrow = nn.LayerNorm(width), nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        mixed, _ = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)
+        x = self.norm(x + mixed)
+        return x + self.narrow(F.gelu(self.wide(x)))
+
+    def by_hand(self, x: Tensor, hidden: Tensor | None, zeroed: int | None) -> Tensor:
+        """The same from its parameters, (tokens, width) of one example, with one token's values zeroed."""
+        width, heads = x.shape[-1], self.attention.num_heads
+        weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
+        q, k, v = (x @ weight.T + bias).split(width, dim=-1)
+        if zeroed is not None:
+            v = v.clone()
+            v[zeroed] = 0.0
+        mixed = torch.zeros_like(x)
+        for head in range(heads):
+            part = slice(head * width // heads, (head + 1) * width // heads)
+            scores = q[:, part] @ k[:, part].T / (width // heads) ** 0.5
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -torch.inf)
+            mixed[:, part] = scores.softmax(dim=-1) @ v[:, part]
+        x = self.norm(x + mixed @ self.attention.out_proj.weight.T + self.attention.out_proj.bias)
+        return x + self.narrow(F.gelu(self.wide(x)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, hidden)
+        return x
+
+
+def brute_force(network: Network, x: Tensor, hidden: Tensor | None) -> list[Tensor]:
+    """Both layers' maps of one example by the definition, a cell at a time."""
+    found = []
+    for layer in network.layers:
+        assert isinstance(layer, Layer)
+        whole = layer.by_hand(x, hidden, None)
+        rows = []
+        for i in range(len(x)):
+            far = []
+            for j in range(len(x)):
+                other = layer.by_hand(x, hidden, j)[i]
+                cosine = (whole[i] @ other) / (whole[i].norm() * other.norm())
+                far.append(1.0 - float(cosine))
+            rows.append([one / sum(far) for one in far])
+        found.append(torch.tensor(rows))
+        x = whole
+    return found
+
+
+@torch.no_grad()
+def test_maps_are_cosine_distances_by_brute_force() -> None:
+    network = Network().double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    hidden = torch.zeros(3, 5, dtype=torch.bool)
+    hidden[1, 4:] = True
+    traced = overt.trace(network, {"x": x, "hidden": hidden}, graph=GRAPH)
+    for example in range(3):
+        expected = brute_force(network, x[example], hidden[example])
+        for layer in range(2):
+            torch.testing.assert_close(traced.maps[layer][example], expected[layer].float(), **NEAR)
+    # The residual is in the maps: rollout is their product, by default.
+    product = traced.maps[1].double() @ traced.maps[0].double()
+    real = traced.mask[1]
+    torch.testing.assert_close(traced.rollout()[0, 1], product[0], **NEAR)
+    torch.testing.assert_close(traced.rollout()[1, 1][real][:, real], product[1][real][:, real], **NEAR)
+    assert not torch.allclose(traced.rollout(residual=0.5), traced.rollout(), atol=1e-3)
+
+
+@torch.no_grad()
+def hugging_face(model: Any, inputs: dict[str, Tensor], layers: nn.ModuleList, path: str) -> list[Tensor]:
+    """Maps of a BERT by a hook on its value projections, layer by layer, from its hidden states."""
+    states = model(**inputs, output_hidden_states=True).hidden_states
+    found = []
+    for number, layer in enumerate(layers):
+        whole = states[number + 1].double()
+        cells = []
+        for token in range(whole.shape[1]):
+            value = layer.get_submodule(path)
+
+            def zero(_: Any, __: Any, output: Tensor, token: int = token) -> Tensor:
+                output = output.clone()
+                output[:, token] = 0.0
+                return output
+
+            handle = value.register_forward_hook(zero)
+            changed = model(**inputs, output_hidden_states=True).hidden_states
+            handle.remove()
+            # What lies below is as it was, so this is the layer's own difference.
+            cells.append(1.0 - F.cosine_similarity(changed[number + 1].double(), whole, dim=-1))
+        found.append(torch.stack(cells, dim=-1))
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 3, 128])
+def test_a_hugging_face_encoder_gives_what_hooks_on_its_values_give(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_zeroing, "MOST_ROWS", rows)
+    model = BY_NAME["BERT"].make()
+    inputs = inputs_of(BY_NAME["BERT"], padded=True)
+    traced = overt.trace(model, inputs, graph=GRAPH)
+    cells = hugging_face(model, inputs, model.get_submodule("bert.encoder.layer"), "attention.self.value")
+    for number, wanted in enumerate(cells):
+        wanted = wanted.masked_fill(~traced.mask.unsqueeze(1), 0.0)
+        wanted = wanted / wanted.sum(dim=-1, keepdim=True)
+        for example, real in enumerate(traced.mask):
+            got = traced.maps[number][example][real]
+            torch.testing.assert_close(got.double(), wanted[example][real], **NEAR)
+
+
+@pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART"])
+def test_rows_sum_to_one_and_the_future_has_no_part(name: str) -> None:
+    family = BY_NAME[name]
+    traced = overt.trace(family.make(), inputs_of(family), graph=GRAPH)
+    rows = traced.raw()
+    torch.testing.assert_close(rows.sum(dim=-1), torch.ones_like(rows.sum(dim=-1)), **NEAR)
+    rolled = traced.rollout()
+    torch.testing.assert_close(rolled.sum(dim=-1), torch.ones_like(rolled.sum(dim=-1)), **NEAR)
+    if traced.kind != "encoder":
+        own = rows[..., traced.first :]
+        assert not own.triu(1).any()
+    if traced.cross:
+        # Both ways of a decoder's layer share a row, and rollout follows both down.
+        assert bool((traced.cross[0].sum(dim=-1) < 1.0).all())
+        torch.testing.assert_close(rolled[:, 0, :, traced.first :], rows[:, 0, :, traced.first :], **NEAR)
+        through = traced.encoder.rollout(layers=-1)[:, 0]
+        torch.testing.assert_close(
+            rolled[:, 0, :, : traced.first], rows[:, 0, :, : traced.first] @ through, **NEAR
+        )
+    assert traced.flow(queries=0, layers=0, progress=False).min() >= 0.0
+
+
+def test_a_model_is_left_as_it_was_and_answers_as_it_did() -> None:
+    family = BY_NAME["BERT"]
+    model = family.make().train()
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    traced = overt.trace(model, tokens(), graph=GRAPH)
+    plain = overt.trace(model, tokens())
+    assert torch.equal(traced.outputs, plain.outputs)  # type: ignore[arg-type]
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+    assert model.training
+
+
+def test_a_bayesian_model_has_posterior_samples_of_it() -> None:
+    model = BY_NAME["BERT"].make()
+    overt.attach(model, overt.Bayesian(k=3.0))
+    traced = overt.trace(model, tokens(), graph=GRAPH, samples=2)
+    again = overt.trace(model, tokens(), graph=GRAPH, samples=2)
+    assert torch.equal(traced.maps[1], overt.trace(model, tokens(), graph=GRAPH).maps[1])
+    assert torch.equal(traced.draws[1].maps[1], again.draws[1].maps[1])
+    assert not torch.allclose(traced.draws[0].maps[1], traced.draws[1].maps[1], atol=1e-4)
+
+
+def test_an_attention_outside_of_all_layers_is_refused() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="value zeroing has no map of attention: no layer that runs alone"):
+        overt.trace(Alone(), {"x": torch.randn(1, 3, 8)}, graph=GRAPH)
+
+
+def test_evolving_layers_cannot_run_alone() -> None:
+    model = BY_NAME["BERT"].make()
+    overt.attach(model, overt.Evolving())
+    with pytest.raises(
+        ValueError, match="value zeroing runs each layer alone, and Evolving reads the layer below it"
+    ):
+        overt.trace(model, tokens(), graph=GRAPH)
+
+
+def test_a_layer_that_remembers_is_refused() -> None:
+    class Remembering(Layer):
+        calls = 0
+
+        def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+            self.calls += 1
+            return super().forward(x, hidden) + 0.1 * self.calls
+
+    network = Network()
+    network.layers[1] = Remembering()
+    with pytest.raises(ValueError, match=r"layers\.1 gives something else when it is run again"):
+        overt.trace(network, {"x": torch.randn(1, 4, 8)}, graph=GRAPH)
+
+
+def test_single_heads_have_no_map() -> None:
+    with pytest.raises(ValueError, match="heads with graph='value-zeroing' is not supported"):
+        overt.trace(BY_NAME["BERT"].make(), tokens(), graph=GRAPH, heads=True)
+
+
+@torch.no_grad()
+def test_a_layer_whose_batch_is_the_second_axis() -> None:
+    torch.manual_seed(0)
+    first = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+    )
+    second = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(3, 3, 8)  # as many tokens as examples: nothing but the setting tells them apart
+    one = overt.trace(first, {"src": x}, graph=GRAPH)
+    other = overt.trace(second, {"src": x.transpose(0, 1)}, graph=GRAPH)
+    torch.testing.assert_close(one.maps[1], other.maps[1], **NEAR)
