@@ -64,6 +64,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/flow.py
+	$(BIN)/python benchmarks/value_zeroing.py
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/page.py
 

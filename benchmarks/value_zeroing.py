@@ -1,0 +1,116 @@
+"""Cost of value zeroing: copies of a layer's batch side by side, against one token at a time, and blank-out.
+
+The rival is what a hook gives a user: each layer run again for one token after the other, on the states of
+one pass, with sdpa. Both are in one run, on a BERT-base-sized model with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification
+
+import overt
+
+
+@torch.no_grad()
+def by_hooks(model: Any, ids: Tensor) -> list[Tensor]:
+    """Maps by hooks on value projections, a token at a time."""
+    inputs: list[tuple[Any, ...]] = []
+    layers = model.bert.encoder.layer
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    states = model(input_ids=ids, output_hidden_states=True).hidden_states
+    for handle in handles:
+        handle.remove()
+    maps = []
+    for number, layer in enumerate(layers):
+        args, kwargs = inputs[number]
+        whole, cells = states[number + 1], []
+        for token in range(ids.shape[1]):
+
+            def zero(_: Any, __: Any, output: Tensor, token: int = token) -> Tensor:
+                output[:, token] = 0.0
+                return output
+
+            handle = layer.attention.self.value.register_forward_hook(zero)
+            found = layer(*args, **kwargs)
+            handle.remove()
+            found = found[0] if isinstance(found, tuple) else found
+            cells.append(1.0 - F.cosine_similarity(found, whole, dim=-1))
+        far = torch.stack(cells, dim=-1)
+        maps.append(far / far.sum(dim=-1, keepdim=True))
+    return maps
+
+
+def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
+    """The median of some runs, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    make: Any = BertForSequenceClassification
+    model = make(BertConfig()).eval().to(asked.device)
+    place = torch.cuda.get_device_name() if asked.device == "cuda" else platform.machine()
+    table = Table(title=f"BERT-base, one text, seconds; {place}, torch {torch.__version__}")
+    for column in (
+        "tokens",
+        "value zeroing",
+        "by hooks",
+        "ratio",
+        "blank-out",
+        "a plain trace",
+        "difference",
+    ):
+        table.add_column(column, justify="right")
+    for tokens in asked.tokens:
+        ids = torch.randint(5, 30000, (1, tokens)).to(asked.device)
+        ours = overt.trace(model, ids, graph="value-zeroing")
+        theirs = by_hooks(model, ids)
+        far = max(float((a - b.cpu()).abs().max()) for a, b in zip(ours.maps, theirs, strict=True))
+        times = [
+            seconds(run, asked.device, asked.repeats)
+            for run in (
+                lambda ids=ids: overt.trace(model, ids, graph="value-zeroing"),
+                lambda ids=ids: by_hooks(model, ids),
+                lambda ours=ours: ours.blankout(unk=100),
+                lambda ids=ids: overt.trace(model, ids),
+            )
+        ]
+        zeroing, hooks, blankout, plain = times
+        cells = [zeroing, hooks, hooks / zeroing, blankout, plain]
+        table.add_row(str(tokens), *(f"{one:.2f}" for one in cells), f"{far:.0e}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
