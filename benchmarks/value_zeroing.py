@@ -51,7 +51,7 @@ def by_hooks(model: Any, ids: Tensor) -> list[Tensor]:
             found = layer(*args, **kwargs)
             handle.remove()
             found = found[0] if isinstance(found, tuple) else found
-            cells.append(1.0 - F.cosine_similarity(found, whole, dim=-1))
+            cells.append(1.0 - F.cosine_similarity(found.double(), whole.double(), dim=-1))
         far = torch.stack(cells, dim=-1)
         maps.append(far / far.sum(dim=-1, keepdim=True))
     return maps

@@ -154,7 +154,9 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
             dataclasses.replace(mine, name="blankout-absolute".replace("-", "_"), reads="map"),
             "reads must be one",
         ),
-        (dataclasses.replace(mine, needless=("target",)), "needless must name shared arguments"),
+        (dataclasses.replace(mine, needless=("target",)), "needless must list shared arguments"),
+        (dataclasses.replace(mine, needless="layers"), "needless must list shared"),  # type: ignore[arg-type]
+        (dataclasses.replace(mine, value="shares"), "value must be one of"),  # type: ignore[arg-type]
         (
             dataclasses.replace(mine, name="other", variants={"integrated": {}}),
             "there is a method 'integrated'",
@@ -164,11 +166,111 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
             register_method(wrong)
     with pytest.raises(TypeError, match=r"options must be a subclass of overt\.tracing\.Options"):
         register_method(dataclasses.replace(mine, options=dict))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"cost must be an overt\.tracing\.Cost, got 'cheap'"):
+        register_method(dataclasses.replace(mine, cost="cheap"))  # type: ignore[arg-type]
+
+    class Loose(Options):
+        keep: int = 3
+
+    with pytest.raises(TypeError, match=r"Loose must be a dataclass\(frozen=True, kw_only=True\)"):
+        register_method(dataclasses.replace(mine, options=Loose))
     with pytest.raises(TypeError, match=r"method must be an overt\.tracing\.Method"):
         register_method(run)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a graph must be a subclass"):
         register_graph(int)  # type: ignore[type-var]
     register_method(mine)  # again, as a notebook does
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda values: values[:, 0], r"'half' must give shape \(1, 3, 9, 9\), got \(1, 9, 9\)"),
+        (lambda values: values.int(), "'half' must give a tensor of floats, got a tensor of torch.int32"),
+        (lambda values: values.numpy(), "'half' must give a tensor of floats, got a ndarray"),
+    ],
+)
+def test_what_a_method_gives_is_checked(mine: Method, given: Any, words: str) -> None:
+    right = mine.run
+    method_registry._registered["half"] = dataclasses.replace(mine, run=lambda *args: given(right(*args)))
+    with pytest.raises((ValueError, TypeError), match=words):
+        made().read("half")
+
+
+def test_padding_has_zeros_whatever_a_method_gives(mine: Method) -> None:
+    ones = dataclasses.replace(
+        mine, run=lambda levels, asked: torch.ones_like(mine.run(levels, asked)).float()
+    )
+    method_registry._registered["half"] = ones
+    trace = made([["[CLS]", "a", "[PAD]"]], mask=torch.tensor([[True, True, False]]))
+    found = trace.read("half")[0, 0]
+    assert found.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert found.dtype == torch.float64
+
+
+def test_a_method_that_fails_leaves_the_others_on_the_page(mine: Method) -> None:
+    def fail(levels: Levels, asked: Asked) -> Tensor:
+        raise ValueError(f"not today, with {levels.layers} layers and {asked.residual}")
+
+    method_registry._registered["half"] = dataclasses.replace(mine, run=fail)
+    (entry,) = made().html().index["traces"]
+    assert entry["missing"]["half"] == "no half rollout: not today, with 3 layers and 0.5"
+    assert "rollout" in entry["fields"]
+    with pytest.raises(ValueError, match="not today"):
+        made().html(methods=["half"])
+
+
+def test_a_method_that_runs_the_model_finds_it_in_evaluation_mode(mine: Method) -> None:
+    def seen(subject: Any, options: Options) -> Tensor:
+        del options
+        assert not subject.model.training
+        return torch.zeros(*subject.mask.shape).view(subject.mask.shape[0], 1, 1, -1)
+
+    register_method(Method("theirs", "theirs", "model", seen, Cost("a pass")))
+    del mine
+    model = BY_NAME["BERT"].make().train()
+    trace = overt.trace(model, tokens())
+    assert trace.read("theirs").shape == (3, 1, 1, 9)
+    assert model.training
+    with pytest.raises(ValueError, match="layers means nothing to theirs"):
+        trace.read("theirs", layers=0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (lambda _: None, "has no map of .*: map returned None for it"),
+        (lambda weights: weights, r"'squared' must make maps of shape \(3, 9, 9\), got \(3, 4, 9, 9\)"),
+        (lambda weights: weights.mean(1).numpy(), "got a ndarray"),
+        (lambda weights: -weights.mean(1), "'squared' is not signed, and made -"),
+    ],
+)
+def test_what_a_graph_makes_is_checked(doubled: type[GraphKind], cells: Any, words: str) -> None:
+
+    def made_of(self: GraphKind, call: Call) -> Any:
+        del self
+        return cells(call.weights)
+
+    doubled.map = made_of  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=words):
+        overt.trace(BY_NAME["BERT"].make(), tokens(), graph="squared")
+
+
+def test_the_command_imports_what_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overt.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(method_registry, "_registered", dict(method_registry._registered))
+    (tmp_path / "of_mine.py").write_text(
+        "from dataclasses import replace\n"
+        "from overt.tracing.methods.method import methods, register_method\n"
+        "register_method(replace(methods()['rollout'], name='mine_too', title='mine'))\n"
+    )
+    overt.trace(BY_NAME["BERT"].make(), tokens(1)).save("t.safetensors")
+    asked = ["plot", "t.safetensors", "--method", "mine_too", "--out", "x.png"]
+    assert "must be one of" in str(CliRunner().invoke(app, asked).exception)
+    assert CliRunner().invoke(app, ["--import", "of_mine", *asked]).exit_code == 0
+    missing = CliRunner().invoke(app, ["--import", "not_there", *asked])
+    assert "--import not_there: No module named" in str(missing.exception)
 
 
 # Arguments
@@ -204,7 +306,7 @@ def test_every_method_takes_the_same_arguments(name: str) -> None:
     torch.testing.assert_close(trace.read(name, **{**own, **defaults}), usual)
     others = {"layers": [0], "heads": [1], "residual": 0.2, "receptive_field": True}
     for argument, value in others.items():
-        if argument in methods()[name].needless:
+        if argument in methods()[name].idle:
             with pytest.raises(ValueError, match=f"{argument} means nothing to .*: leave it out"):
                 trace.read(name, **own, **{argument: value})
         else:
@@ -219,7 +321,7 @@ def test_every_method_takes_the_same_arguments(name: str) -> None:
 def test_what_means_nothing_is_as_the_issue_has_it() -> None:
     idle = {"layers", "heads", "residual", "receptive_field"}
     expected = {"raw": {"residual"}, "rollout": set(), "flow": set(), "blankout": idle, "gradients": idle}
-    assert {name: set(one.needless) for name, one in methods().items()} == expected
+    assert {name: set(one.idle) for name, one in methods().items()} == expected
 
 
 def test_named_methods_are_read_by_name() -> None:

@@ -38,6 +38,7 @@ Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
 from overt.recipes import serving as recipe  # noqa: E402
+from overt.tracing.graphs.graph import graphs  # noqa: E402
 from overt.view.server import (  # noqa: E402
     Limits,
     Served,
@@ -252,11 +253,28 @@ def test_a_picture_has_a_link_as_long_as_it_is_kept(served: dict[str, Served]) -
 
 
 def test_layers_and_graphs_are_taken(up: Running) -> None:
-    for more in ({"layers": 1}, {"graph": "norm"}, {"graph": "gradient"}, {"graph": "effective"}):
+    kinds = [{"graph": name} for name in graphs() if name != "attention"]
+    for more in ({"layers": 1}, *kinds):
         found = up.trace("the key lies", methods=["raw"], **more)
         assert found.status == 200, found.body
         ((name, value),) = more.items()
         assert parse_qs(urlsplit(found.json["link"]).query)[name] == [str(value)]
+
+
+def test_what_runs_the_model_is_asked_for_and_bounded(up: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entry,) = up.trace("the key lies").json["index"]["traces"]
+    assert entry["importances"] == []
+    assert entry["missing"]["blankout"] == "blank-out was not asked for"
+    (entry,) = up.trace("the key lies", methods=["raw", "blankout"]).json["index"]["traces"]
+    assert [one["method"] for one in entry["importances"]] == ["blankout"]
+    monkeypatch.setattr(asks, "RUNNING", 0.0)
+    (entry,) = up.trace("the key lies by", methods=["raw", "blankout"]).json["index"]["traces"]
+    assert entry["importances"] == []
+    assert "would take the server too long" in entry["missing"]["blankout"]
+    monkeypatch.setattr(asks, "TRACING", 0.0)
+    refused = up.trace("the key lies by", graph="value-zeroing")
+    assert refused.status == 422
+    assert "value zeroing of 6 tokens would take the server too long" in refused.error
 
 
 def test_the_page_runs_its_own_script_and_no_other(up: Running) -> None:

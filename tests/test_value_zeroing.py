@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,7 +195,7 @@ def test_an_attention_outside_of_all_layers_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
 
-    with pytest.raises(ValueError, match="value zeroing has no map of attention: no layer that runs alone"):
+    with pytest.raises(ValueError, match="has no map of attention: it is in no layer that runs alone"):
         overt.trace(Alone(), {"x": torch.randn(1, 3, 8)}, graph=GRAPH)
 
 
@@ -221,6 +222,27 @@ def test_a_layer_that_remembers_is_refused() -> None:
         overt.trace(network, {"x": torch.randn(1, 4, 8)}, graph=GRAPH)
 
 
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "T5"])
+def test_receptive_fields_are_of_what_may_be_seen(name: str) -> None:
+    family = BY_NAME[name]
+    traced = overt.trace(family.make(), inputs_of(family), graph=GRAPH)
+    for method in ("raw", "rollout", "flow"):
+        found = traced.read(method, receptive_field=True)
+        torch.testing.assert_close(found.sum(dim=-1), torch.ones_like(found.sum(dim=-1)), **NEAR)
+        # Uniform attention has the same share of all that it sees.
+        flat = replace(
+            traced,
+            maps=list(traced.levels().uniform().maps),
+            encoder_maps=list(traced.levels().uniform().encoder),
+            cross=list(traced.levels().uniform().cross),
+        )
+        rows = flat.read(method, receptive_field=True)
+        kept = rows[rows > 0].view(-1)
+        assert bool(
+            ((kept - 1.0 / (rows > 0).sum(-1, keepdim=True).expand_as(rows)[rows > 0]).abs() < 1e-6).all()
+        )
+
+
 def test_single_heads_have_no_map() -> None:
     with pytest.raises(ValueError, match="heads with graph='value-zeroing' is not supported"):
         overt.trace(BY_NAME["BERT"].make(), tokens(), graph=GRAPH, heads=True)
@@ -238,3 +260,94 @@ def test_a_layer_whose_batch_is_the_second_axis() -> None:
     one = overt.trace(first, {"src": x}, graph=GRAPH)
     other = overt.trace(second, {"src": x.transpose(0, 1)}, graph=GRAPH)
     torch.testing.assert_close(one.maps[1], other.maps[1], **NEAR)
+
+
+class Turning(nn.Module):
+    """A layer that takes (batch, token, width) around torch's attention, which does not unless it is told."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.norm, self.wide = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, hidden: None = None) -> Tensor:
+        del hidden
+        y = x if self.attention.batch_first else x.transpose(0, 1)
+        y = self.attention(y, y, y)[0]
+        x = self.norm(x + (y if self.attention.batch_first else y.transpose(0, 1)))
+        return x + self.wide(x).relu()
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_layer_that_turns_its_axes_for_the_attention(batch: int) -> None:
+    x = torch.randn(batch, 4, 8)  # of 4 tokens
+
+    def maps(first: bool, x: Tensor) -> Tensor:
+        network = Network()
+        network.layers = nn.ModuleList([Turning(first)])
+        return overt.trace(network, {"x": x}, graph=GRAPH).maps[0]
+
+    torch.testing.assert_close(maps(True, x), maps(False, x), **NEAR)
+    torch.testing.assert_close(maps(False, x)[:1], maps(True, x[:1]), **NEAR)
+
+
+class Wrapped(nn.Module):
+    """What knows nothing of caches, so that the model makes one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.model(input_ids).logits
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_a_cache_is_left_alone(name: str) -> None:
+    model, ids = BY_NAME[name].make(), tokens()
+    plain = overt.trace(model, ids, graph=GRAPH).maps
+    for other in (Wrapped(model), model):
+        inputs = {"input_ids": ids} if other is not model else {"input_ids": ids, "use_cache": True}
+        for ours, theirs in zip(overt.trace(other, inputs, graph=GRAPH).maps, plain, strict=True):
+            torch.testing.assert_close(ours, theirs, **NEAR)
+
+
+def test_what_the_model_returns_knows_nothing_of_the_layers_that_ran_again() -> None:
+    inputs = {"input_ids": tokens(), "output_hidden_states": True}
+    found = []
+
+    def output(given: Any) -> Tensor:
+        found.append(len(given.hidden_states))
+        return given.hidden_states[2][:, 0]  # type: ignore[no-any-return]
+
+    model = BY_NAME["BERT"].make()
+    plain, zeroed = (overt.trace(model, inputs, output=output, graph=graph) for graph in ("attention", GRAPH))
+    assert torch.equal(plain.outputs, zeroed.outputs)  # type: ignore[arg-type]
+    assert set(found) == {len(model.bert.encoder.layer) + 1}
+
+
+def test_attentions_that_are_the_list_themselves_are_no_layers() -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attentions = nn.ModuleList([nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for attention in self.attentions:
+                x = x + attention(x, x, x)[0]
+            return x
+
+    with pytest.raises(ValueError, match=r"has no map of attentions\.0: it is in no layer that runs alone"):
+        overt.trace(Split(), {"x": torch.randn(1, 3, 8)}, graph=GRAPH)
+
+
+def test_values_that_are_nothing_draw_on_nothing() -> None:
+    network = Network().double()
+    with torch.no_grad():
+        for layer in network.layers:
+            assert isinstance(layer, Layer)
+            layer.attention.in_proj_weight[16:] = 0.0
+            layer.attention.in_proj_bias[16:] = 0.0
+    traced = overt.trace(network, {"x": torch.randn(2, 4, 8, dtype=torch.float64)}, graph=GRAPH)
+    assert not any(cells.any() for cells in traced.maps)

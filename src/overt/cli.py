@@ -40,8 +40,27 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+def _import(names: list[str]) -> list[str]:
+    """Import modules, of this folder too: what they register can be asked for."""
+    for name in names or ():
+        sys.path.insert(0, os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"--import {name}: {error}") from None
+        finally:
+            sys.path.remove(os.getcwd())
+    return names
+
+
 @app.callback()
 def root(
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", callback=_import, help="A module that registers methods, graphs or mechanisms."
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,

@@ -325,7 +325,10 @@ def randomised(
     """
     import torch
 
-    asked_for = {name: method_of(name, argument="methods") for name in methods or known_methods("maps")}
+    names = tuple(known_methods("maps")) if methods is None else methods
+    if isinstance(names, str) or not names:
+        raise ValueError(f"methods must list some of {', '.join(known_methods())}, got {names!r}")
+    asked_for = {name: method_of(name, argument="methods") for name in names}
     changed = copy.deepcopy(model)
     before = trace(model, inputs, **arguments)
     # The top first: the decoder's layers, then the encoder's.

@@ -104,8 +104,10 @@ def run(
     if page and out is not None:
         # The page has all that read maps, and of what runs the model that which was named.
         running = {name for name in methods or () if method_of(name).runs_model}
-        asked = None if not running else [*known_methods("maps"), *sorted(running)]
         one = found if len(found) > 1 else next(iter(found.values()))
+        maps = known_methods("maps").items()
+        able = [name for name, method in maps if not any(t.why_not(method) for t in found.values())]
+        asked = None if not running else [*able, *sorted(running)]
         made = overt.page(one, residual=residual, methods=asked)
         made.save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
@@ -129,5 +131,6 @@ def _print(
     row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
     word = traced.tokens[0][traced.mask.shape[1] - queries + row]
     title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
-    title += "" if traced.graph == "attention" else f", by {traced.graph_kind.title}"
+    if traced.graph != "attention" and any(not method_of(name).runs_model for name in methods):
+        title += f", by {traced.graph_kind.title}"
     console.print(table(traced, methods, query, layer, title, **arguments))

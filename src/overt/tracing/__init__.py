@@ -14,6 +14,7 @@ from overt.tracing.methods.gradients import GradientsOptions
 from overt.tracing.methods.method import Asked, Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
 from overt.tracing.result import Draw, Predictions, Spread, Trace
+from overt.tracing.subject import Subject
 from overt.tracing.tracer import trace
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Options",
     "Predictions",
     "Spread",
+    "Subject",
     "Trace",
     "flow",
     "raw",

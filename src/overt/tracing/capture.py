@@ -53,6 +53,7 @@ class Call:
         part_names: names of all parts that its mechanisms can show.
         sums_to_one: whether rows of visible weights sum to one.
         signed: whether weights may be negative.
+        number: its place among the calls of the pass that are traced.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Call:
     part_names: tuple[str, ...] = ()
     sums_to_one: bool = True
     signed: bool = False
+    number: int = -1
 
     def made_by(self, map: AttentionMap | None) -> None:
         """Note what the mechanisms of a map say of its weights."""
@@ -100,6 +102,14 @@ class Watch:
     found: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def check_projected(self) -> None:
+        """Refuse attentions whose output went into no projection, where that was to be given."""
+        if self.waiting:
+            call, _ = next(iter(self.waiting.values()))
+            raise ValueError(
+                f"what follows {call.path} is no linear projection of its output, which this graph needs"
+            )
 
     def visible(self, mask: Tensor | None, keys: int) -> Tensor | None:
         """A mask of transformers' as visibility, made once for the layers that share it."""
@@ -158,7 +168,9 @@ def _register() -> None:
 
 
 @contextmanager
-def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False) -> Iterator[Watch]:
+def watching(
+    model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False, edits: bool = False
+) -> Iterator[Watch]:
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
@@ -166,6 +178,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
         seen: is called with each.
         values: also give values and output projections.
         parts: also give the parts of mechanisms that have some.
+        edits: whether values will be edited.
     """
     watch = Watch(seen, values, parts)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
@@ -178,7 +191,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
                 _watch_attached(path, module, watch, stack)
                 found = True
             elif isinstance(module, MultiheadAttention):
-                _watch_own(path, module, watch, stack)
+                _watch_own(path, module, watch, stack, edits)
                 found = True
             elif isinstance(module, nn.MultiheadAttention):
                 _watch_torch(path, module, watch, stack)
@@ -201,12 +214,7 @@ def watching(model: nn.Module, seen: Seen, *, values: bool = False, parts: bool 
             yield watch
         finally:
             _watching.now = before
-        if watch.waiting:
-            call, _ = next(iter(watch.waiting.values()))
-            raise ValueError(
-                f"what follows {call.path} is no linear projection of its output: other graphs than "
-                '"attention" and "gradient" need one'
-            )
+        watch.check_projected()
 
 
 @contextmanager
@@ -303,7 +311,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
     stack.enter_context(_hooked(module.register_forward_hook(look)))
 
 
-def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitStack) -> None:
+def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitStack, edits: bool) -> None:
     """Overt's own attention: the map is a module of its own, whose call tells what may be seen."""
     kind, chain = module.map.site.kind, _chain(path)
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -337,8 +345,9 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
     project = module._project
     stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True)))
     stack.enter_context(_hooked(module.map.register_forward_hook(look)))
-    object.__setattr__(module, "_project", edited)
-    stack.callback(object.__delattr__, module, "_project")
+    if edits:
+        object.__setattr__(module, "_project", edited)
+        stack.callback(object.__delattr__, module, "_project")
 
 
 def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: ExitStack) -> None:

@@ -45,10 +45,11 @@ class Collector:
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
             return
         nothing = torch.empty(0)  # a view of the weights, however small, would keep all of them
+        call.number = len(self.calls)
         self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
         self.shapes.append(call.weights.shape)
         cells = self.graph.map(call)
-        self.maps.append(None if cells is None else _kept(cells))
+        self.maps.append(None if cells is None else self._checked(call.number, cells))
         self.parts.append({name: self._part(one) for name, one in call.parts.items()})
 
     def _part(self, cells: Tensor) -> Tensor:
@@ -57,15 +58,28 @@ class Collector:
     def finish(self, score: Callable[[], Tensor]) -> None:
         """Take the maps that come after the pass."""
         for number, cells in self.graph.maps_after(score).items():
-            self.maps[number] = _kept(cells)
+            self.maps[number] = self._checked(number, cells)
+
+    def _checked(self, number: int, cells: Tensor) -> Tensor:
+        """A map that is one, kept."""
+        batch, heads, queries, keys = self.shapes[number]
+        shape = (batch, heads, queries, keys) if self.graph.keep else (batch, queries, keys)
+        if not isinstance(cells, Tensor) or cells.shape != shape:
+            got = tuple(cells.shape) if isinstance(cells, Tensor) else f"a {type(cells).__name__}"
+            raise ValueError(f"the graph {self.graph.name!r} must make maps of shape {shape}, got {got}")
+        if self.graph.signed is False and bool((cells < 0).any()):
+            raise ValueError(
+                f"the graph {self.graph.name!r} is not signed, and made {float(cells.min()):g} of "
+                f"{self.calls[number].path}"
+            )
+        return _kept(cells)
 
     def map(self, number: int) -> Tensor:
         """A call's map, which has come."""
         found = self.maps[number]
         if found is None:
-            raise ValueError(
-                f"{self.graph.title} has no map of {self.calls[number].path}: no layer that runs alone has it"
-            )
+            call = self.calls[number]
+            raise ValueError(f"{self.graph.title} has no map of {call.path}: {self.graph.why_no_map(call)}")
         return found
 
     def part(self, number: int, name: str) -> Tensor | None:
@@ -83,7 +97,7 @@ def collect(
     model: nn.Module,
     arguments: dict[str, Any],
     collector: Collector,
-    after: Callable[[Any], Callable[[], Tensor]],
+    score: Callable[[Any], Tensor] | None = None,
 ) -> Any:
     """Run the model once, in evaluation mode, under a collector; returns what it returned.
 
@@ -91,20 +105,24 @@ def collect(
         model: the model.
         arguments: of its forward.
         collector: takes the maps.
-        after: from what the model returned, the score that gradients explain.
+        score: from what the model returned, what gradients explain; None where nobody asks.
     """
+
+    def explained() -> Tensor:
+        if score is None:
+            raise ValueError(f"{collector.graph.title} asks for a score, and there is none here")
+        return score(result)
+
     graph = collector.graph
     with ExitStack() as contexts:
         watch = contexts.enter_context(
-            watching(model, collector, values=graph.values, parts=collector.with_parts)
+            watching(model, collector, values=graph.values, parts=collector.with_parts, edits=graph.edits)
         )
         contexts.enter_context(differentiable(model) if graph.gradients else torch.no_grad())
         contexts.enter_context(graph.around(model, watch))
         result = model(**(with_history(arguments) if graph.gradients else arguments))
-        if graph.gradients:
-            collector.finish(after(result))
-    if not graph.gradients:
-        collector.finish(after(result))
+        watch.check_projected()
+        collector.finish(explained)
     return result
 
 

@@ -138,11 +138,16 @@ def unpacked(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> di
         return found
 
     maps = {name: group(name) for name in GROUPS.values()}
+    count = int(about["draws"])
+    if not 0 <= count <= len(tensors):
+        raise ValueError(f"{count} draws in {len(tensors)} tensors")
     draws: list[dict[str, Any]] = [
         {name: group(f"draws.{i}.{name}") for name in GROUPS.values()}
         | {"outputs": tensors.get(f"draws.{i}.outputs")}
-        for i in range(int(about["draws"]))
+        for i in range(count)
     ]
+    if not all(len(draw[name]) == len(maps[name]) for draw in draws for name in maps):
+        raise ValueError("maps and draws do not fit")
     mask = tensors["mask"]
     if not maps["maps"] or [len(words) for words in about["tokens"]] != [mask.shape[1]] * len(mask):
         raise ValueError("maps, mask and tokens do not fit")

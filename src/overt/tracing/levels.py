@@ -216,7 +216,7 @@ class Levels:
 
         maps = flat(self.maps, 0, after, after)
         cross = flat(self.cross, len(self.maps) + len(self.encoder), after, before)
-        if self.joint:  # each as likely as any other of the row that they share
+        if self.joint and self.cross:  # each as likely as any other of the row that they share
             counts = [
                 ((own > 0).sum(-1), (other > 0).sum(-1)) for own, other in zip(maps, cross, strict=True)
             ]

@@ -379,9 +379,9 @@ class NodeTrace(ShownNodes):
         """A method's values over the whole graph, (sample, layer, [head,] node)."""
         method = method_of(name, edge_methods())
         options = method.options_of(given)
-        for idle in ("queries", "receptive_field"):
-            if getattr(options, idle) not in (None, False):
-                raise ValueError(f"{idle} means nothing to a trace of nodes: leave it out")
+        if options.queries is not None or options.receptive_field:
+            idle = "receptive_field" if options.queries is None else "queries"
+            raise ValueError(f"{idle} means nothing to a trace of nodes: leave it out")
         node, tops = self._node(node), numbers("layers", options.layers, len(self))
         residual = 0.0 if options.residual is None else options.residual
         _check.fraction("residual", residual)

@@ -24,13 +24,7 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
     if not shown:
         yield lambda solve, levels, sources, threads: solve(levels, sources, threads=threads)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True),
-        transient=True,
-    )  # fmt: skip
+    bar = _bar()
     task: Any = None
     runs = 0
 
@@ -76,13 +70,7 @@ def counting(words: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _silent
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True),
-        transient=True,
-    )  # fmt: skip
+    bar = _bar()
     task: Any = None
     steps, began = 0, time.monotonic()
 
@@ -104,3 +92,12 @@ def counting(words: str) -> Iterator[Callable[[int, int], None]]:
 
 def _silent(done: int, total: int) -> None:
     del done, total
+
+
+def _bar() -> Any:
+    """A bar on standard error that vanishes when it is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -27,8 +27,9 @@ class Subject:
     """A model with the batch that was traced.
 
     Attributes:
-        model: in any mode; it runs in evaluation mode.
-        inputs: the batch.
+        model: in evaluation mode, for as long as a method asks it.
+        inputs: the batch; `inputs.arguments` are those of the model's forward, in the caller's own tensors,
+            of which `rows` gives copies.
         mask: boolean (batch, token).
         first: the token that is query 0.
         kind: of the trace.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,23 +81,20 @@ def trace(
             raise ValueError(f"{name} with graph={graph!r} is not supported: trace one or the other")
     model = _unwrapped(model)
     given = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
-    frames: list[Frame] = []
-
-    def explained(result: Any) -> Callable[[], Tensor]:
-        """Sort what ran, and say what gradients explain."""
-        frames.append(framed(model, given, collector, output))
-        return lambda: _score(frames[0], result, target, query)
-
     collector = Collector(kind(heads), parts, stack)
-    result = collect(model, given.arguments, collector, explained)
-    frame = frames[0]
+
+    def score(result: Any) -> Tensor:
+        return _score(framed(model, given, collector, output), result, target, query)
+
+    result = collect(model, given.arguments, collector, score)
+    frame = framed(model, given, collector, output)
     made = assembled(frame, collector)
     made.outputs = frame.subject.outputs_in(result, frame.main_queries())
     del result  # its logits of all positions may be large
     for number in range(samples):
         again = Collector(kind(heads), False, stack)
         with sampling(model, given, number, seed) as arguments:
-            result = collect(model, arguments, again, explained)
+            result = collect(model, arguments, again)
         made.draws.append(drawn(again, frame.subject.outputs_in(result, frame.main_queries())))
     _name_classes(made)
     return made

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overt.tracing.capture import FUSED
 from overt.tracing.levels import averaged
-from overt.tracing.methods.method import Method, methods
+from overt.tracing.methods.method import Method, ask, methods
 from overt.tracing.options import Numbers, numbers
 from overt.tracing.result import Trace
 from overt.view.pack import pack
@@ -38,6 +38,7 @@ class Wanted:
 
     Attributes:
         methods: names of those that read maps.
+        named: whether these were asked for, so that what one of them cannot do is an error.
         running: names of those that run the model, and whether they have to be there (True) or only if they
             are quick and can be had ("auto").
         queries: for which there are rows.
@@ -49,6 +50,7 @@ class Wanted:
     """
 
     methods: tuple[str, ...]
+    named: bool
     running: dict[str, bool | Literal["auto"]]
     queries: Queries
     residual: float | None
@@ -132,6 +134,7 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         "heads": groups[""]["heads"],
         "groups": groups,
         "main": main,
+        "averaged": trace.averaged,
         "residual": levels.residual if wanted.residual is None else wanted.residual,
         "missing": {},
         "queries": {},
@@ -188,7 +191,13 @@ def _add_method(
     else:
         rows = numbers("queries", wanted.queries, len(own))
     given = method.fitting({"residual": wanted.residual, "progress": wanted.progress})
-    found = trace.read(method.name, own[rows], **given)[0]
+    ask(trace.levels(), method.options_of({**given, "queries": own[rows]}))  # what is asked can be
+    try:
+        found = trace.read(method.name, own[rows], **given)[0]
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        if wanted.named:
+            raise
+        return f"no {method.title}: {(str(error).splitlines() or ['it failed'])[0]}"
     fields.add(method.name, (layer[:, real].unsqueeze(0) for layer in found))
     if rows != list(range(len(own))):
         entry["queries"][method.name] = rows
@@ -210,7 +219,7 @@ def _add_importances(
         asked = wanted.running.get(name)
         missing = trace.why_not(method)
         if missing is None and asked is None:
-            missing = f"{method.title} was not asked for: t.html(…, importances=True)"
+            missing = f"{method.title} ({method.cost.words}) was not asked for: t.html(…, importances=True)"
         elif missing is None and asked == "auto" and _work(trace, method, len(real)) > MOST_WORK:
             missing = f"{method.title} of {len(real)} tokens takes long: t.html(…, importances=True) has it"
         if missing is None:

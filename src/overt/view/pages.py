@@ -146,7 +146,7 @@ def page(
             raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
-    reading = known_methods("maps")
+    reading, named_methods = known_methods("maps"), methods is not None
     if methods is None:
         methods = [name for name, one in reading.items() if not any(t.why_not(one) for _, t in named)]
     methods = [methods] if isinstance(methods, str) else list(methods)
@@ -168,7 +168,7 @@ def page(
             "importances=True has them"
         )
     asked = tuple(one for one in methods if one in reading)
-    wanted = Wanted(asked, running, queries, residual, target, unk, mass, progress)
+    wanted = Wanted(asked, named_methods, running, queries, residual, target, unk, mass, progress)
     for name, one in named:
         for number in range(len(one)):
             example = one if len(one) == 1 else one[number]

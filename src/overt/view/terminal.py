@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from overt.tracing.methods.method import method_of
+from overt.tracing.methods.method import check_known, method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.result import Trace
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-BAR = 12  # characters
+BAR, LEAST_BAR = 12, 3  # characters
+ROOM = 65  # characters of all columns of values, so that a table fits a terminal of 80
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -51,6 +52,7 @@ def table(
 
     query = trace.main_queries()[0] if query is None else query
     asked = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
+    check_known(asked, arguments)
     columns = {
         one.title: trace.read(one.name, query, **one.fitting({"layers": layer, **arguments}))[0, 0, 0]
         for one in asked
@@ -65,6 +67,7 @@ def table(
     made.add_column("token", no_wrap=True)
     for title_of in columns:
         made.add_column(title_of, no_wrap=True)
+    wide = max(LEAST_BAR, min(BAR, ROOM // max(len(columns), 1) - 8))
     source = trace.first
     place = source + query % trace.queries
     for token in torch.nonzero(trace.mask[0]).flatten().tolist():
@@ -73,15 +76,15 @@ def table(
         word = escape(_shown(trace.tokens[0][token]))
         word = f"[bold]{word}[/bold]" if token in mark else word
         word += " [cyan]◂[/cyan]" if token == place else ""
-        cells = [_cell(values, token) for values in columns.values()]
+        cells = [_cell(values, token, wide) for values in columns.values()]
         made.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
     return made
 
 
-def _cell(values: torch.Tensor, token: int) -> str:
+def _cell(values: torch.Tensor, token: int, wide: int) -> str:
     value, largest = float(values[token]), float(values.abs().max())
     colour = "red" if value < 0 else "green"
-    return f"{value:6.3f} [{colour}]{bar(abs(value), largest)}[/{colour}]"
+    return f"{value:6.3f} [{colour}]{bar(abs(value), largest, wide)}[/{colour}]"
 
 
 def _shown(word: str) -> str:

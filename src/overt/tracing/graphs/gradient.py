@@ -25,20 +25,20 @@ class Gradient(GraphKind):
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__(keep)
-        self.live: list[Tensor] = []  # weights that gradients will be asked for
+        self.live: dict[int, Tensor] = {}  # weights that gradients will be asked for
 
     def map(self, call: Call) -> None:
         """Keep the weights for later."""
-        self.live.append(call.weights)
+        self.live[call.number] = call.weights
 
     def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
         """Gradients of the score at all weights."""
-        found = torch.autograd.grad(score(), self.live, allow_unused=True)
+        found = torch.autograd.grad(score(), list(self.live.values()), allow_unused=True)
         maps = {}
-        for number, (weights, gradient) in enumerate(zip(self.live, found, strict=True)):
+        for (number, weights), gradient in zip(self.live.items(), found, strict=True):
             slope = torch.zeros_like(weights) if gradient is None else gradient
             maps[number] = gradient_map(weights, slope, self.keep)
-        self.live = []
+        self.live = {}
         return maps
 
 

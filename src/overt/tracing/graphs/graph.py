@@ -7,6 +7,7 @@ alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, TypeVar
@@ -26,6 +27,7 @@ class GraphKind:
         cost: of a trace, in a line.
         values: whether it reads values and output projections, which are watched then.
         gradients: whether it reads gradients of a score; the pass is differentiable then.
+        edits: whether it runs attentions again with other values.
         passes: passes of the model for each token, beside the one that is traced.
         unit: whether rows have to be made to sum to one before a residual joins; None leaves it to what the
             mechanisms say of their weights.
@@ -44,6 +46,7 @@ class GraphKind:
     cost: ClassVar[str] = "one pass of the model"
     values: ClassVar[bool] = False
     gradients: ClassVar[bool] = False
+    edits: ClassVar[bool] = False
     passes: ClassVar[int] = 0
     unit: ClassVar[bool | None] = None
     signed: ClassVar[bool | None] = None
@@ -69,18 +72,23 @@ class GraphKind:
 
     @contextmanager
     def around(self, model: nn.Module, watch: Watch) -> Iterator[None]:
-        """Whatever else has to be in place while the model runs."""
+        """Whatever else has to be in place while the model runs; a context manager."""
         del model, watch
         yield
 
     def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
-        """Maps that come after the pass, by the number of their attention's call.
+        """Maps that come after the pass, by `call.number`; all is still in place as while the model ran.
 
         Args:
             score: gives the logit that is explained, summed over examples.
         """
         del score
         return {}
+
+    def why_no_map(self, call: Call) -> str:
+        """Why an attention has no map, after all."""
+        del call
+        return "map returned None for it, and maps_after has none"
 
     def reduced(self, cells: Tensor) -> Tensor:
         """(batch, head, query, key), or its mean over heads where single heads are not kept."""
@@ -101,6 +109,8 @@ def register_graph(kind: K) -> K:
     for name in ("name", "title"):
         if not isinstance(getattr(kind, name, None), str):
             raise TypeError(f"{kind.__name__} needs a {name}, a text")
+    if not re.fullmatch(r"[\w-]+", kind.name):
+        raise ValueError(f"name must be of letters, digits, _ and -, got {kind.name!r}")
     known = _registered.get(kind.name)
     if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(f"there is a graph {kind.name!r} already: choose another name")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import running_again
 from overt.mechanisms.mechanism import MechanismLayer
-from overt.tracing.capture import Call, Watch
+from overt.tracing.capture import Call, Edit, Watch
 from overt.tracing.graphs.graph import GraphKind, register_graph
 from overt.tracing.levels import unit_rows
 from overt.tracing.progress import counting
@@ -34,6 +35,7 @@ class ValueZeroing(GraphKind):
     name = "value-zeroing"
     title = "value zeroing"
     cost = "one pass of the model, and each layer again for every token"
+    edits = True
     passes = 1
     unit = False
     signed = False
@@ -43,107 +45,144 @@ class ValueZeroing(GraphKind):
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__(keep)
-        self.count = 0
-        self.waiting: list[tuple[int, Call]] = []  # attentions whose layer is still running
-        self.made: dict[int, Tensor] = {}
+        self.calls: dict[str, list[Call]] = {}  # of each layer's run, until it ends
+        self.runs: list[_Run] = []
 
     def map(self, call: Call) -> None:
         """Wait for the layer to end."""
-        self.waiting.append((self.count, call))
-        self.count += 1
+        layer = _layer(call)
+        if layer is not None:
+            shape = torch.empty(call.weights.shape, device="meta")  # the weights themselves are not wanted
+            self.calls.setdefault(layer, []).append(replace(call, weights=shape))
 
-    def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
-        """What the layers' ends brought; an attention outside of all lists of layers has no map."""
-        del score
-        return self.made
+    def why_no_map(self, call: Call) -> str:
+        """It has no layer around it."""
+        del call
+        return "it is in no layer that runs alone"
 
     @contextmanager
     def around(self, model: nn.Module, watch: Watch) -> Iterator[None]:
-        """Look at every module that may be a layer: one that a list of layers numbers."""
+        """Note what every layer is given, a layer being what a list of layers numbers."""
         for module in model.modules():
             if isinstance(module, MechanismLayer) and module.reads_below:
                 raise ValueError(
                     f"{self.title} runs each layer alone, and {module.name} reads the layer below it: not "
                     "supported"
                 )
+        self.watch = watch
         handles = [
-            module.register_forward_hook(self._ended(path, watch), with_kwargs=True)
+            module.register_forward_hook(self._ended(path), with_kwargs=True)
             for path, module in model.named_modules()
             if path.rpartition(".")[2].isdigit()
         ]
         try:
-            with counting(f"{self.title}: layers run again") as self.tell:
-                yield
+            yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _ended(self, path: str, watch: Watch) -> Callable[..., None]:
+    def _ended(self, path: str) -> Callable[..., None]:
         def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            own = [(number, call) for number, call in self.waiting if _layer(call) == path]
-            if watch.edit is not None or not own:
+            calls = self.calls.pop(path, None) if self.watch.edit is None else None
+            if calls is None:
                 return
-            self.waiting = [pair for pair in self.waiting if _layer(pair[1]) != path]
-            again = _Again(path, module, args, kwargs, output, own[0][1], watch)
-            turns = [again.turned(call, self.tell) for _, call in own]
-            if len({call.kind == "cross" for _, call in own}) < len(own):
+            if len({call.kind == "cross" for call in calls}) < len(calls):
                 raise ValueError(
-                    f"{path} has {len(own)} attentions of one kind, whose tokens cannot be told apart"
+                    f"{path} has {len(calls)} attentions of one kind, whose tokens cannot be told apart"
                 )
-            # What a layer draws on by self-attention and by cross-attention is one row.
-            whole = unit_rows(torch.cat(turns, dim=-1))
-            parts = torch.split(whole, [cells.shape[-1] for cells in turns], dim=-1)
-            self.made |= {number: cells for (number, _), cells in zip(own, parts, strict=True)}
+            self.runs.append(_Run(path, module, args, kwargs, output, calls))
 
         return ended
 
+    def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
+        """Run each layer again, now that the model has ended and nobody takes note of what layers give."""
+        del score
+        made: dict[int, Tensor] = {}
+        with counting(f"{self.title}: layers run again") as tell:
+            while self.runs:
+                run = self.runs.pop(0)
+                again = _Again(run, self.watch)
+                turns = [again.turned(call, tell) for call in run.calls]
+                # What a layer draws on by self-attention and by cross-attention is one row.
+                whole = unit_rows(torch.cat(turns, dim=-1))
+                parts = torch.split(whole, [cells.shape[-1] for cells in turns], dim=-1)
+                made |= {call.number: cells for call, cells in zip(run.calls, parts, strict=True)}
+        return made
 
-def _layer(call: Call) -> str:
-    """Path of the layer that an attention is in; its own where it is in none."""
+
+class _Run(NamedTuple):
+    """A layer as it ran in the pass."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    calls: list[Call]
+
+
+def _layer(call: Call) -> str | None:
+    """Path of the layer that an attention is in; None where it is in none, or is one itself."""
     if call.chain == call.path:
-        return call.path
+        return None
     number = call.path.removeprefix(f"{call.chain}.").partition(".")[0]
-    return f"{call.chain}.{number}"
+    layer = f"{call.chain}.{number}"
+    return None if layer == call.path else layer
 
 
 class _Again:
     """A layer that is run again, on what it was given."""
 
-    def __init__(
-        self,
-        path: str,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-        first: Call,
-        watch: Watch,
-    ) -> None:
-        self.path, self.module, self.args, self.kwargs, self.watch = path, module, args, kwargs, watch
-        self.batch, self.queries = first.weights.shape[0], first.weights.shape[2]
-        attentions = [
-            m for m in module.modules() if isinstance(m, nn.MultiheadAttention | MultiheadAttention)
-        ]
-        self.second = any(not one.batch_first for one in attentions)  # whether the batch is the second axis
-        self.cells = first.weights.shape[1] * first.weights.shape[2] * first.weights.shape[3]
+    def __init__(self, run: _Run, watch: Watch) -> None:
+        self.path, self.module, self.watch = run.path, run.module, watch
+        self.args, self.kwargs = _without_cache(run.args), _without_cache(run.kwargs)
+        shapes = [call.weights.shape for call in run.calls]
+        self.batch, self.queries = shapes[0][0], shapes[0][2]
+        self.second = self._batch_is_second(run.output)
         # Noise is drawn for the rows of a batch, so a layer with mechanisms gets the batch that it had.
-        mechanical = any(isinstance(one, MechanismLayer) for one in module.modules())
-        self.copies = 1 if mechanical or self.second else self._most()
-        self.whole = self._tokens(output, 1)
+        mechanical = any(isinstance(one, MechanismLayer) for one in run.module.modules())
+        rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
+        most = min(rows // self.batch, max(keys for *_, keys in shapes))
+        self.copies = 1 if mechanical or self.second else max(1, most)
+        self.whole = self._tokens(run.output, 1)
         again = self._unchanged(self.copies)
         if again is None and self.copies > 1:
             self.copies = 1
             again = self._unchanged(1)
         if again is None:
             raise ValueError(
-                f"{path} gives something else when it is run again on what it was given: value zeroing needs "
-                "layers that can run alone"
+                f"{self.path} gives something else when it is run again on what it was given: value zeroing "
+                "needs layers that can run alone"
             )
         self.whole = again  # rounded as the other runs are, so that what does not change has no distance
 
-    def _most(self) -> int:
-        rows = min(MOST_ROWS, max(1, MOST_CELLS // self.cells))
-        return max(1, rows // self.batch)
+    def _batch_is_second(self, output: Any) -> bool:
+        """Whether the layer takes (token, batch, width), as torch's attention does unless it is told."""
+        kinds = nn.MultiheadAttention | MultiheadAttention
+        attentions = [one for one in self.module.modules() if isinstance(one, kinds)]
+        if all(one.batch_first for one in attentions):
+            return False
+        if self.batch != self.queries:
+            shape = tuple(_states(output).shape[:2])
+            return shape == (self.queries, self.batch)
+        # As many examples as tokens: twice the batch tells, which the attention sees on one of its axes.
+        found: set[int] = set()
+
+        def look(path: str, value: Tensor) -> Tensor:
+            del path
+            found.add(value.shape[0])
+            return value
+
+        try:
+            self._called(2, look)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            found = set()
+        if found not in ({self.batch}, {2 * self.batch}):
+            raise ValueError(
+                f"{self.path} was given {self.batch} examples of {self.queries} tokens, and which axis is "
+                "which cannot be told: trace one example at a time"
+            )
+        return found == {self.batch}
 
     def _unchanged(self, copies: int) -> Tensor | None:
         """What the layer gives when it is run on copies of its batch; None if that is not what it gave."""
@@ -154,13 +193,19 @@ class _Again:
 
         try:
             found = self._run(copies, same)
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            if copies == 1:
-                raise
-            return None
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if copies > 1:
+                return None
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"{self.path} cannot be run again on what it was given ({line}): value zeroing needs layers "
+                "that can run alone"
+            ) from error
+        whole = self.whole.repeat(copies, 1, 1).double()
+        far = torch.linalg.vector_norm(found.double() - whole, dim=-1)
+        size = torch.linalg.vector_norm(whole, dim=-1)
         exact = self.whole.dtype in (torch.float32, torch.float64)
-        far = (1e-4 if exact else 0.05) * (float(self.whole.abs().amax()) or 1.0)
-        if bool(((found - self.whole.repeat(copies, 1, 1)).abs() > far).any()):
+        if bool((far > (1e-3 if exact else 0.1) * size).any()):
             return None
         return found[: self.batch]
 
@@ -168,7 +213,7 @@ class _Again:
         """Cosine distance of each output when each key's values are zeroed, float64 (batch, query, key)."""
         keys = call.weights.shape[-1]
         found = torch.zeros(self.batch, self.queries, keys, dtype=torch.float64)
-        before = self.whole.double()
+        before = torch.nn.functional.normalize(self.whole.double(), dim=-1)
         for start in range(0, keys, self.copies):
             tokens = list(range(start, min(start + self.copies, keys)))
             place = torch.tensor(tokens).repeat_interleave(self.batch)
@@ -181,18 +226,22 @@ class _Again:
                 return value
 
             after = self._run(len(tokens), zeroed).double().view(len(tokens), *before.shape)
-            near = torch.nn.functional.cosine_similarity(after, before.unsqueeze(0), dim=-1)
-            found[:, :, tokens] = (1.0 - near).clamp(min=0.0).permute(1, 2, 0).cpu()
+            # 1 − cos(a, b) = ‖a/|a| − b/|b|‖² / 2, which is zero where nothing changed.
+            apart = torch.nn.functional.normalize(after, dim=-1) - before
+            found[:, :, tokens] = (0.5 * apart.square().sum(dim=-1)).permute(1, 2, 0).cpu()
             tell(tokens[-1] + 1, keys)
         return found if call.visible is None else found.masked_fill(~call.visible, 0.0)
 
-    def _run(self, copies: int, edit: Callable[[str, Tensor], Tensor]) -> Tensor:
+    def _run(self, copies: int, edit: Edit) -> Tensor:
         """The layer's output, (copies · batch, query, width), with other values in its attention."""
+        return self._tokens(self._called(copies, edit), copies)
+
+    def _called(self, copies: int, edit: Edit) -> Any:
         self.watch.edit = edit
         try:
             args, kwargs = self._copied(self.args, copies), self._copied(self.kwargs, copies)
-            with running_again():
-                return self._tokens(self.module(*args, **kwargs), copies)
+            with running_again(), torch.compiler.set_stance("force_eager"):
+                return self.module(*args, **kwargs)
         finally:
             self.watch.edit = None
 
@@ -204,23 +253,41 @@ class _Again:
             if self.batch == 1:
                 return value.expand(copies, *value.shape[1:])
             return value.repeat(copies, *[1] * (value.dim() - 1))
-        if isinstance(value, dict):
-            return {name: self._copied(one, copies) for name, one in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(self._copied(one, copies) for one in value)
-        return value
+        return _mapped(value, lambda one: self._copied(one, copies))
 
     def _tokens(self, output: Any, copies: int) -> Tensor:
         """The hidden states among what a layer returns, (copies · batch, query, width)."""
-        found = output[0] if isinstance(output, tuple | list) else output
-        if isinstance(found, Tensor) and found.dim() == 2 and self.batch == 1:
+        found = _states(output)
+        if found.dim() == 2 and self.batch == 1:
             found = found.unsqueeze(1 if self.second else 0)  # without a batch axis
-        if isinstance(found, Tensor) and found.dim() == 3:
-            found = found.transpose(0, 1) if self.second else found
-            if found.shape[:2] == (copies * self.batch, self.queries):
-                return found
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        ordered = found.transpose(0, 1) if self.second and found.dim() == 3 else found
+        if ordered.dim() == 3 and ordered.shape[:2] == (copies * self.batch, self.queries):
+            return ordered
         raise ValueError(
             f"{self.path} must give hidden states of shape ({self.batch}, {self.queries}, width) for value "
-            f"zeroing, got {shape}"
+            f"zeroing, got {tuple(found.shape)}"
         )
+
+
+def _states(output: Any) -> Tensor:
+    """The hidden states among what a layer returns."""
+    found = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(found, Tensor):
+        raise ValueError(f"a layer must give hidden states for value zeroing, got {type(found).__name__}")
+    return found
+
+
+def _without_cache(value: Any) -> Any:
+    """Arguments without a cache of keys and values, to which a second run would add its own."""
+    if hasattr(value, "get_seq_length") and hasattr(value, "update"):
+        return None
+    return _mapped(value, _without_cache)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A function of each entry of a plain tuple, list or dict; anything else as it is."""
+    if type(value) is dict:
+        return {name: change(one) for name, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(change(one) for one in value)
+    return value

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.tracing.capture import evaluating
 from overt.tracing.inputs import check_ids, patch_of
 from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
@@ -55,35 +54,34 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
     assert isinstance(options, BlankoutOptions)
     rows = options.rows
     _check.whole("rows", rows, 1)
-    inputs, mask, model = subject.inputs, subject.mask, subject.model
-    with evaluating(model):
-        logits = subject.logits(inputs.arguments)
-        places = subject.places(logits, options.queries)
-        goal = subject.target(logits, options.target, places)
-        whole = subject.score(logits, goal, places)
-        cells = _blanks(subject, options.unk)
-        batch, tokens = mask.shape
-        found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
-        pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
-        classes = logits.shape[-1]
-        del logits
-        for start in range(0, len(pairs), rows):
-            part = pairs[start : start + rows]
-            example = torch.tensor([b for b, _ in part])
-            arguments = subject.rows(inputs.arguments, example)
-            for row, (_, token) in enumerate(part):
-                name, index, filler = cells[token]
-                arguments[name][(row, *index)] = filler
-            device = goal.device
-            changed = subject.logits(arguments)
-            if changed.shape[-1] != classes:
-                raise ValueError(
-                    f"the output has {classes} classes, and {changed.shape[-1]} where {len(part)} rows run "
-                    "at once: classes that depend on the batch cannot be explained"
-                )
-            score = subject.score(changed, goal[example.to(device)], places)
-            change = (whole[example.to(device)] - score).cpu()
-            found[example, :, [t for _, t in part]] = change
+    inputs, mask = subject.inputs, subject.mask
+    logits = subject.logits(inputs.arguments)
+    places = subject.places(logits, options.queries)
+    goal = subject.target(logits, options.target, places)
+    whole = subject.score(logits, goal, places)
+    cells = _blanks(subject, options.unk)
+    batch, tokens = mask.shape
+    found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
+    pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
+    classes = logits.shape[-1]
+    del logits
+    for start in range(0, len(pairs), rows):
+        part = pairs[start : start + rows]
+        example = torch.tensor([b for b, _ in part])
+        arguments = subject.rows(inputs.arguments, example)
+        for row, (_, token) in enumerate(part):
+            name, index, filler = cells[token]
+            arguments[name][(row, *index)] = filler
+        device = goal.device
+        changed = subject.logits(arguments)
+        if changed.shape[-1] != classes:
+            raise ValueError(
+                f"the output has {classes} classes, and {changed.shape[-1]} where {len(part)} rows run "
+                "at once: classes that depend on the batch cannot be explained"
+            )
+        score = subject.score(changed, goal[example.to(device)], places)
+        change = (whole[example.to(device)] - score).cpu()
+        found[example, :, [t for _, t in part]] = change
     return (found.abs() if options.absolute else found).unsqueeze(1)
 
 
@@ -130,7 +128,7 @@ def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any
     return cells
 
 
-METHOD = register_method(
+register_method(
     Method(
         name="blankout",
         title="blank-out",
@@ -138,7 +136,6 @@ METHOD = register_method(
         run=blankout_of,
         cost=Cost("a pass of the model per token", every=64, passes=1),
         options=BlankoutOptions,
-        needless=("layers", "heads", "residual", "receptive_field"),
         value="effect",
         variants={"blankout-absolute": {"absolute": True}},
     )

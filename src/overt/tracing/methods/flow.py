@@ -48,7 +48,6 @@ def flow_of(levels: Levels, asked: Asked) -> Tensor:
     threads, progress = options.threads, options.progress
     if threads is not None:
         _check.whole("threads", threads, 1)
-    levels = levels.without_padding()
     batch, copies = levels.mask.shape[0], levels.heads if asked.each else 1
     shape = (batch, len(asked.layers), copies, len(asked.queries), levels.tokens)
     found = torch.zeros(shape, dtype=torch.float64)
@@ -141,6 +140,8 @@ def flow_over_edges(walk: Walk, asked: Asked) -> Tensor:
     assert isinstance(options, FlowOptions)
     if options.threads is not None:
         _check.whole("threads", options.threads, 1)
+    if options.progress:
+        raise ValueError("flow over edges shows no bar, got progress=True: leave it out")
     top = walk.top
     walk.check_flow()
     levels = [walk.capacities(layer, asked.residual) for layer in range(top + 1)]
@@ -167,7 +168,7 @@ def flow_over_edges(walk: Walk, asked: Asked) -> Tensor:
     return found
 
 
-METHOD = register_method(
+register_method(
     Method(
         name="flow",
         title="flow",

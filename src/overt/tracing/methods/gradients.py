@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
-from overt.tracing.capture import evaluating
 from overt.tracing.inputs import patch_of
 from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
@@ -56,12 +55,7 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
     _check.whole("steps", options.steps, 1)
     kind = options.kind
     rows = []
-    with (
-        evaluating(subject.model),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        _Leaves(subject) as leaves,
-    ):
+    with torch.inference_mode(False), torch.enable_grad(), _Leaves(subject) as leaves:
         logits = subject.logits(leaves.arguments)
         places = subject.places(logits, options.queries)
         goal = subject.target(logits.detach(), options.target, places)
@@ -209,7 +203,7 @@ def _patches(subject: Subject, pixels: Tensor) -> Tensor:
     return cells.sum(dim=(1, 3, 5)).flatten(1)
 
 
-METHOD = register_method(
+register_method(
     Method(
         name="gradients",
         title="gradients",
@@ -217,7 +211,6 @@ METHOD = register_method(
         run=gradients_of,
         cost=Cost("a pass of the model and one backward per query", every=64),
         options=GradientsOptions,
-        needless=("layers", "heads", "residual", "receptive_field"),
         value="effect",
         variants={"gradient-input": {"kind": "input"}, "integrated": {"kind": "integrated"}},
     )

@@ -7,7 +7,7 @@ figures, the judge and the command line know methods by the registry alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from overt import _check
+from overt.tracing.capture import evaluating
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
-from overt.tracing.options import Numbers, Options, check_heads, numbers
+from overt.tracing.options import Heads, Numbers, Options, check_heads, numbers
+from overt.tracing.subject import Subject
 
 Reads = Literal["maps", "model"]
 RESERVED = ("average", "heads", "hop", "id", "label", "layers", "mean", "name", "spread")  # in a page's index
 SHARED = tuple(one.name for one in dataclasses.fields(Options))
+OF_MAPS = ("layers", "heads", "residual", "receptive_field")  # which say how maps are read
+VALUES = ("weight", "share", "amount", "effect")
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,13 @@ class Method:
         name: by which it is asked for, a word.
         title: for a reader.
         reads: "maps", or "model" if it runs the model.
-        run: of a method that reads maps, (levels, asked) → (batch, layer, [head,] query, token) in float64,
-            where `asked` is checked: queries and layers are lists, the residual is a number. Of one that
-            runs the model, (subject, options) → (batch, 1, query, token).
+        run: of a method that reads maps, (levels, asked) → (batch, layer, [head,] query, token). Levels have
+            zeros at padding; `asked` is checked: queries and layers are lists, the residual is a number. Of
+            one that runs the model, (subject, options) → (batch, 1, query, token).
         cost: what it costs.
         options: its arguments and their defaults.
-        needless: which of the shared arguments mean nothing to it; anything but their default is refused.
+        needless: which of the shared arguments mean nothing to it; anything but their default is refused. To
+            a method that runs the model layers, heads, residual and receptive_field never mean anything.
         value: what its values are: "weight", "share" of a whole, "amount" that sums to nothing, "effect".
         paths: whether the row of a query is the sum over paths down the levels, so that a view may draw them.
         signed: whether it takes negative weights as they are; where not, effective attention is cut at zero,
@@ -82,9 +87,14 @@ class Method:
         return self.reads == "model"
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """Names of the shared arguments that mean nothing to it."""
+        return (*self.needless, *OF_MAPS) if self.runs_model else self.needless
+
+    @property
     def takes(self) -> tuple[str, ...]:
         """Names of the arguments that mean something to it."""
-        return tuple(one.name for one in dataclasses.fields(self.options) if one.name not in self.needless)
+        return tuple(one.name for one in dataclasses.fields(self.options) if one.name not in self.idle)
 
     def options_of(self, given: Mapping[str, Any]) -> Options:
         """Arguments as one frozen object; what means nothing to the method is refused."""
@@ -92,7 +102,7 @@ class Method:
         for name, value in given.items():
             if name not in known:
                 raise TypeError(f"{self.name} takes no {name}; it takes {', '.join(self.takes)}")
-            if name in self.needless and not _same(value, known[name]):
+            if name in self.idle and not _same(value, known[name]):
                 raise ValueError(f"{name} means nothing to {self.title}, got {name}={value!r}: leave it out")
         return self.options(**given)
 
@@ -121,10 +131,19 @@ def register_method(method: Method) -> Method:
     if method.name in RESERVED or method.name.endswith("_spread"):
         raise ValueError(f"name must be none that pages have for something else, got {method.name!r}")
     _check.one_of("reads", method.reads, ("maps", "model"))
-    if not (isinstance(method.options, type) and issubclass(method.options, Options)):
-        raise TypeError(f"options must be a subclass of overt.tracing.Options, got {method.options!r}")
-    if unknown := set(method.needless) - set(SHARED):
-        raise ValueError(f"needless must name shared arguments ({', '.join(SHARED)}), got {sorted(unknown)}")
+    _check.one_of("value", method.value, VALUES)
+    if not callable(method.run):
+        raise TypeError(f"run must be a function, got {method.run!r}")
+    if not isinstance(method.cost, Cost):
+        raise TypeError(f"cost must be an overt.tracing.Cost, got {method.cost!r}")
+    _check_options(method.options)
+    if set(method.needless) - set(SHARED):
+        shared = ", ".join(SHARED)
+        raise ValueError(f"needless must list shared arguments ({shared}), got {method.needless!r}")
+    known_options = {one.name for one in dataclasses.fields(method.options)}
+    for name, options in method.variants.items():
+        if name == method.name or set(options) - known_options:
+            raise ValueError(f"variants must have names and options of the method, got {name!r}: {options!r}")
     for name in (method.name, *method.variants):
         known = next((one for one in _registered.values() if name in (one.name, *one.variants)), None)
         if known is not None and _place(known) != _place(method):
@@ -133,8 +152,27 @@ def register_method(method: Method) -> Method:
     return method
 
 
+def _check_options(options: Any) -> None:
+    """Refuse anything but a frozen dataclass over `Options`."""
+    if not (isinstance(options, type) and issubclass(options, Options)):
+        raise TypeError(f"options must be a subclass of overt.tracing.Options, got {options!r}")
+    made = vars(options).get("__dataclass_params__")
+    if made is None or not made.frozen:
+        raise TypeError(f"{options.__name__} must be a dataclass(frozen=True, kw_only=True)")
+
+
 def _place(method: Method) -> tuple[str, str, str]:
-    return method.name, method.run.__module__, method.run.__qualname__
+    """What tells a method that is registered again from another of its name."""
+    run: Any = method.run
+    return method.name, getattr(run, "__module__", ""), getattr(run, "__qualname__", repr(type(run)))
+
+
+def check_known(asked: Iterable[Method], given: Mapping[str, Any]) -> None:
+    """Refuse arguments that none of several methods has."""
+    known = {field.name for one in asked for field in dataclasses.fields(one.options)}
+    for name in given:
+        if name not in known:
+            raise TypeError(f"no method here takes {name}; they take {', '.join(sorted(known))}")
 
 
 def method_of(name: str, among: Mapping[str, Method] | None = None, argument: str = "method") -> Method:
@@ -163,7 +201,7 @@ class Asked:
 
     queries: list[int]
     layers: list[int]
-    heads: Any
+    heads: Heads
     residual: float
     options: Options
 
@@ -173,7 +211,7 @@ class Asked:
         return isinstance(self.heads, str) and self.heads == "each"
 
     @property
-    def below(self) -> Any:
+    def below(self) -> Heads:
         """Heads of the layers below the one that is started from."""
         return "mean" if self.each else self.heads
 
@@ -195,7 +233,7 @@ def ask(levels: Levels, options: Options) -> Asked:
     )
 
 
-def listed(heads: Any) -> Any:
+def listed(heads: Any) -> Heads:
     """Heads as a word or a list."""
     heads = heads.tolist() if hasattr(heads, "tolist") else heads
     return list(heads) if isinstance(heads, tuple | range) else heads
@@ -206,14 +244,38 @@ def read_levels(method: Method, levels: Levels, queries: Numbers, given: Mapping
     options = method.options_of({**given, "queries": queries})
     if (reason := why_not_levels(method, levels)) is not None:
         raise ValueError(reason)
-    asked = ask(levels, options)
-    values = method.run(levels, asked)
+    asked, levels = ask(levels, options), levels.without_padding()
+    values = _run(method, levels, asked)
     if options.receptive_field:
-        flat = method.run(levels.uniform(), replace(asked, heads="mean"))
+        flat = _run(method, levels.uniform(), replace(asked, heads="mean"))
         flat = flat if flat.dim() == values.dim() else flat.unsqueeze(2)
         values = values / torch.where(flat == 0.0, 1.0, flat)
         values = values.masked_fill((flat == 0.0).expand_as(values), 0.0)
     return unit_rows(values) if options.normalize or options.receptive_field else values
+
+
+def _run(method: Method, levels: Levels, asked: Asked) -> Tensor:
+    """A method's own values, of the shape that all have, with zeros at padding."""
+    real, places = levels.mask, [levels.first + query for query in asked.queries]
+    heads = [levels.heads] if asked.each else []
+    shape = (len(real), len(asked.layers), *heads, len(places), levels.tokens)
+    values = checked(method, method.run(levels, asked), shape)
+    both = real[:, places].unsqueeze(-1) & real.unsqueeze(1)
+    while both.dim() < values.dim():
+        both = both.unsqueeze(1)
+    return values.masked_fill(~both, 0.0)
+
+
+def checked(method: Method, values: Any, shape: tuple[int | None, ...]) -> Tensor:
+    """Values in float64, if they are of a shape; None stands for any length."""
+    kind = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        raise TypeError(f"the method {method.name!r} must give a tensor of floats, got {kind}")
+    wanted = str(tuple("any" if one is None else one for one in shape)).replace("'", "")
+    fits = len(values.shape) == len(shape)
+    if not fits or any(one not in (None, got) for one, got in zip(shape, values.shape, strict=True)):
+        raise ValueError(f"the method {method.name!r} must give shape {wanted}, got {tuple(values.shape)}")
+    return values.detach().double()
 
 
 def why_not_levels(method: Method, levels: Levels) -> str | None:
@@ -226,10 +288,12 @@ def why_not_levels(method: Method, levels: Levels) -> str | None:
     )
 
 
-def read_subject(method: Method, subject: Any, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
-    """A method that runs the model, (batch, 1, query, token)."""
+def read_subject(method: Method, subject: Subject, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
+    """A method that runs the model, in evaluation mode, (batch, 1, query, token)."""
     options = method.options_of({**given, "queries": queries})
-    values = method.run(subject, options)
+    with evaluating(subject.model):
+        values = method.run(subject, options)
+    values = checked(method, values, (subject.mask.shape[0], 1, None, subject.mask.shape[1]))
     return unit_sizes(values) if options.normalize else values
 
 

@@ -12,7 +12,6 @@ from overt.tracing.methods.method import Asked, Cost, Method, register_method
 
 def raw_of(levels: Levels, asked: Asked) -> Tensor:
     """The maps; of an encoder–decoder, cross-attention beside decoder self-attention."""
-    levels = levels.without_padding()
     rows = [levels.weights(layer, asked.heads).row(asked.queries) for layer in asked.layers]
     return torch.stack(rows, dim=1)
 
@@ -23,7 +22,7 @@ def raw_over_edges(walk: Walk, asked: Asked) -> Tensor:
     return walk.into_node(walk.top)
 
 
-METHOD = register_method(
+register_method(
     Method(
         name="raw",
         title="raw",

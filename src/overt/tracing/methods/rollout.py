@@ -16,7 +16,6 @@ def rollout_of(levels: Levels, asked: Asked) -> Tensor:
     Rows of all requested layers go down together, or whole matrices up, whichever is fewer multiplications;
     each level is made once.
     """
-    levels = levels.without_padding()
     places = [levels.first + query for query in asked.queries]
     everything = range(levels.tokens)
     layer_at = {levels.level_of(layer): layer for layer in asked.layers}
@@ -48,14 +47,7 @@ def rollout_of(levels: Levels, asked: Asked) -> Tensor:
     found = torch.stack([parts[layer] for layer in asked.layers], dim=1)
     if asked.each:
         found = found.view(*found.shape[:2], copies, len(places), levels.tokens)
-    return _only_real(found, levels, places)
-
-
-def _only_real(found: Tensor, levels: Levels, places: list[int]) -> Tensor:
-    both = levels.mask[:, places].unsqueeze(-1) & levels.mask.unsqueeze(1)
-    while both.dim() < found.dim():
-        both = both.unsqueeze(1)
-    return found.masked_fill(~both, 0.0)
+    return found
 
 
 def rollout_over_edges(walk: Walk, asked: Asked) -> Tensor:
@@ -66,7 +58,7 @@ def rollout_over_edges(walk: Walk, asked: Asked) -> Tensor:
     return carried
 
 
-METHOD = register_method(
+register_method(
     Method(
         name="rollout",
         title="rollout",

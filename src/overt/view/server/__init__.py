@@ -95,7 +95,8 @@ class Serving:
             "models": models,
             "methods": [method_entry(one) for one in methods().values()],
             "graphs": [
-                {"name": name, "title": one.title, "passes": one.passes} for name, one in graphs().items()
+                {"name": name, "title": one.title, "passes": one.passes, "cost": one.cost}
+                for name, one in graphs().items()
             ],
             "images": list(FORMATS),
             "limits": limits,

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.tracing.graphs.graph import graphs
+from overt.tracing.graphs.graph import graph_of, graphs
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.result import Trace
 from overt.tracing.tracer import everything, trace
@@ -34,6 +34,7 @@ FORMATS = {
 LINK = 6000  # characters; longer addresses are cut by somebody on their way
 SAMPLES = 10  # of the posterior of a Bayesian model
 CELLS = 3 * 10**6  # of all heads' maps; beyond, only their means are sent
+TRACING = 0.5  # share of the time of a request that a graph which runs the model again may take
 RUNNING = 0.05  # share of the time of a request that a method which runs the model may take
 DEEPEST = 10**4  # layers that anybody may ask for
 # Names of pictures cannot be guessed, not even by somebody who has the same picture.
@@ -256,20 +257,22 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
         _check_tokens(served, "text", ask.text, limits)
     if ask.decoder is not None:
         _check_tokens(served, "decoder", ask.decoder, limits)
-    graph: Any = ask.graph
+    given = {"tokenizer": served.tokenizer, "processor": served.processor, "decoder": ask.decoder}
+    kind = graph_of(ask.graph)
     try:
-        traced = trace(
-            served.model,
-            inputs,
-            tokenizer=served.tokenizer,
-            processor=served.processor,
-            decoder=ask.decoder,
-            graph=graph,
-            **everything(served.model, graph, SAMPLES),
-        )
+        plain = trace(served.model, inputs, **given) if kind.passes else None
+        spent = time.monotonic() - began
+        if plain is not None and spent * kind.passes * plain.mask.shape[1] > limits.seconds * TRACING:
+            raise RefusedError(
+                422,
+                f"{kind.title} of {plain.mask.shape[1]} tokens would take the server too long: {kind.cost}",
+            )
+        # Where each sample would run the model for every token, there are none.
+        kept = everything(served.model, ask.graph, 0 if kind.passes else SAMPLES)
+        traced = trace(served.model, inputs, graph=ask.graph, **given, **kept)
         if not wanted():
             raise GoneError
-        slow = _slow(ask.methods, traced, time.monotonic() - began, limits)
+        slow = _slow(ask.methods, traced, spent if plain is not None else time.monotonic() - began, limits)
         asked = [one for one in ask.methods if one not in slow]
         shown = page(_lighter(traced), title=served.name, methods=asked, progress=False)
         left = {name: one.title for name, one in known_methods().items() if name not in ask.methods}
