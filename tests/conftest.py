@@ -22,6 +22,12 @@ settings.load_profile("overt")
 if not torch.cuda.is_available() and find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Workers share the cores: with a thread of torch's for each core, they would wait for each other.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    share = max(1, (os.cpu_count() or 1) // workers)
+    torch.set_num_threads(share)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))  # of processes that tests start
+
 # torch gives most warnings once per process; then which test fails for one would depend on their order.
 torch.set_warn_always(True)
 

@@ -10,7 +10,7 @@ import torch
 
 import overt
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import demo
+from overt.recipes import demo, flow_demo
 from overt.recipes._runs import finished
 from overt.recipes.agreement import VOCABULARY
 
@@ -20,6 +20,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FORMS", {"plain": (), "both": (overt.Evolving(), overt.Bayesian())})
     for name, value in {"TRAIN": 200, "TEST": 100, "BATCH": 8, "SAMPLES": 3, "SAMPLED": 20}.items():
         monkeypatch.setattr(demo, name, value)
+    for name, value in {"SHOWN": 1, "EXAMPLES": 10, "BATCH": 10}.items():
+        monkeypatch.setattr(flow_demo, name, value)
 
 
 @pytest.mark.usefixtures("small")

@@ -260,6 +260,8 @@ def _run(method: Method, levels: Levels, asked: Asked) -> Tensor:
     heads = [levels.heads] if asked.each else []
     shape = (len(real), len(asked.layers), *heads, len(places), levels.tokens)
     values = checked(method, method.run(levels, asked), shape)
+    if bool(real.all()):
+        return values
     both = real[:, places].unsqueeze(-1) & real.unsqueeze(1)
     while both.dim() < values.dim():
         both = both.unsqueeze(1)
