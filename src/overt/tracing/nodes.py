@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from overt.tracing.showing import ShownNodes
 
 FORMAT = "nodes 1"
 MOST_ROWS = 20  # of a table in print
+
+
+class NeighboursArguments(TypedDict, total=False):
+    """Those of `NodeTrace.neighbours`, for what hands them on."""
+
+    by: str
+    layer: int
+    heads: Heads
+    residual: float
+    flow: bool
 
 
 class LayerEdges(NamedTuple):

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from overt.tracing.methods.method import edge_methods
-from overt.tracing.nodes import NodeTrace
-from overt.tracing.options import Heads
+from overt.tracing.nodes import NeighboursArguments, NodeTrace
 from overt.view.index import method_entry
 
 
 def page_data(
     trace: NodeTrace,
     node: int,
-    by: str = "rollout",
-    layer: int = -1,
-    heads: Heads = "mean",
-    residual: float = 0.0,
-    flow: bool = True,
+    *,
     top: int | None = None,
     labels: Any = None,
     names: Any = None,
+    **arguments: Unpack[NeighboursArguments],
 ) -> dict[str, Any]:
     """A node's neighbourhood as plain lists and numbers, ready for `json.dumps` and a page.
 
@@ -33,17 +29,13 @@ def page_data(
     Args:
         trace: what `overt.graphs.trace` made.
         node: whose attention.
-        by: as for `neighbours`, and so are the next four.
-        layer: the layer to start from.
-        heads: "mean" or a list.
-        residual: as for `rollout`; edges are without it.
-        flow: whether to compute it.
         top: keep the first so many nodes, and the node itself; None keeps all.
         labels: the nodes' classes, one for each node of the graph: numbers or words.
         names: the nodes' names, likewise.
+        arguments: of `NodeTrace.neighbours`: by, layer, heads, residual, flow. Edges have no residual.
     """
     labels, names = trace.named("labels", labels), trace.named("names", names)
-    table = trace.neighbours(node, by, layer, heads, residual, flow)
+    table = trace.neighbours(node, **arguments)
     table = table if top is None else table.top(top)
     known = edge_methods()
     nodes = []
@@ -62,7 +54,8 @@ def page_data(
             about[f"{name}_spread"] = float(table.spreads[name][row]) if name in table.spreads else None
         nodes.append(about)
     edges: list[dict[str, Any]] = []
-    for found in trace.shares(node, layer, heads, residual):
+    shared: Any = {name: value for name, value in arguments.items() if name not in ("by", "flow")}
+    for found in trace.shares(node, **shared):
         for row in (torch.isin(found.source, table.ids) & torch.isin(found.target, table.ids)).nonzero():
             edge = {"source": int(found.source[row]), "target": int(found.target[row])}
             spread = None if found.spread is None else float(found.spread[row])
@@ -70,12 +63,12 @@ def page_data(
             edges.append({**edge, "layer": found.layer, **weights, "share": float(found.share[row])})
     return {
         "node": table.node,
-        "by": by,
+        "by": table.by,
         "methods": [method_entry(one) for one in known.values()],
         "layers": table.raw.shape[0],
         "paths": trace.paths[: table.raw.shape[0]],
         "samples": trace.samples,
-        "residual": residual,
+        "residual": arguments.get("residual", 0.0),
         "left_out": table.left_out,
         "nodes": nodes,
         "edges": edges,
