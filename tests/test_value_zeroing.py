@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import Tensor, nn
 
 import overt
@@ -351,3 +352,11 @@ def test_values_that_are_nothing_draw_on_nothing() -> None:
             layer.attention.in_proj_bias[16:] = 0.0
     traced = overt.trace(network, {"x": torch.randn(2, 4, 8, dtype=torch.float64)}, graph=GRAPH)
     assert not any(cells.any() for cells in traced.maps)
+
+
+def test_a_model_that_attends_in_windows_is_refused_as_for_other_graphs() -> None:
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4}
+    model = hf.SwinModel(hf.SwinConfig(depths=[1, 1], num_heads=[2, 2], **sizes))
+    for graph in ("attention", GRAPH):
+        with pytest.raises(ValueError, match="models that attend in windows or shrink"):
+            overt.trace(model, torch.randn(1, 3, 32, 32), graph=graph)

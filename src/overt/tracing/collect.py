@@ -98,6 +98,7 @@ def collect(
     arguments: dict[str, Any],
     collector: Collector,
     score: Callable[[Any], Tensor] | None = None,
+    check: Callable[[Collector], object] | None = None,
 ) -> Any:
     """Run the model once, in evaluation mode, under a collector; returns what it returned.
 
@@ -106,6 +107,7 @@ def collect(
         arguments: of its forward.
         collector: takes the maps.
         score: from what the model returned, what gradients explain; None where nobody asks.
+        check: refuses what ran, before more is made of it.
     """
 
     def explained() -> Tensor:
@@ -122,6 +124,8 @@ def collect(
         contexts.enter_context(graph.around(model, watch))
         result = model(**(with_history(arguments) if graph.gradients else arguments))
         watch.check_projected()
+        if check is not None:
+            check(collector)
         collector.finish(explained)
     return result
 

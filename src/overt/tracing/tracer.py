@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.mechanisms.attention_map import AttentionMap
-from overt.tracing.assemble import Frame, assembled, drawn, framed
+from overt.tracing.assemble import Frame, assembled, drawn, framed, sort_calls
 from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.graphs.graph import graph_of
 from overt.tracing.inputs import names_of, prepare
@@ -86,7 +86,7 @@ def trace(
     def score(result: Any) -> Tensor:
         return _score(framed(model, given, collector, output), result, target, query)
 
-    result = collect(model, given.arguments, collector, score)
+    result = collect(model, given.arguments, collector, score, sort_calls)
     frame = framed(model, given, collector, output)
     made = assembled(frame, collector)
     made.outputs = frame.subject.outputs_in(result, frame.main_queries())
