@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from overt.tracing.result import Trace
 from overt.view.pages import Page, node_page, page
 from traces import WORDS, evolving, image, made, neighbourhood, pair, sampled
 
@@ -285,6 +286,111 @@ def test_clicks_anywhere_lead_to_a_state_that_can_be_shown(opened: Opener, kind:
                 if state(shown)["view"] != view:
                     choose(shown, view=view)
         assert shown.evaluate(INK, view)["share"] > 0.01, f"{view} went blank"
+
+
+# --- scales
+
+
+def sinking(**arguments: Any) -> Trace:
+    """A trace whose tokens look at [CLS] and hardly at a word."""
+    trace = made(**arguments)
+    for cells in trace.maps:
+        cells *= 0.05
+        cells[..., 0] += 0.95
+    return trace
+
+
+BOX = '[aria-label="scale by words"]'
+
+
+def by_words(shown: Shown, pane: int) -> bool:
+    return "Scaled by words: by r" in " ".join(texts(shown, pane))
+
+
+def test_words_that_are_drowned_have_a_scale_of_their_own_until_somebody_chooses(opened: Opener) -> None:
+    text = page({"deep": sinking(), "level": made(heads=0)}).html()
+    shown = opened(text)
+    assert (state(shown)["view"], state(shown)["beside"]) == ("graph", "strip")
+    assert by_words(shown, 0), texts(shown, 0)
+    assert by_words(shown, 1), texts(shown, 1)
+    assert shown.is_checked(BOX)
+    assert shown.evaluate("location.hash") == "", "it is no choice of anybody's"
+    automatic = shown.evaluate("overt.svg(1)")
+    choose(shown, trace=1)
+    assert not shown.is_checked(BOX), "the other trace does not need it"
+    choose(shown, trace=0, view="heads")
+    assert shown.evaluate("(box) => document.querySelector(box).indeterminate", BOX), "heads have none"
+    choose(shown, view="graph")
+    shown.click(BOX)
+    settle(shown)
+    assert state(shown)["words"] is False
+    assert not by_words(shown, 0)
+    assert not by_words(shown, 1)
+    choose(shown, trace=1)
+    choose(shown, trace=0)
+    assert not by_words(shown, 1), "the choice is kept"
+    link = shown.evaluate("location.hash").removeprefix("#")
+    assert "words=0" in link
+    again = opened(text, link)
+    assert not by_words(again, 1)
+    assert not again.is_checked(BOX)
+    again.keyboard.press("w")
+    settle(again)
+    assert again.evaluate("overt.svg(1)") == automatic
+
+
+# --- tabs without data
+
+
+OFFERS = """[...document.querySelectorAll(".pane")].map((pane) =>
+  [...pane.querySelectorAll(".offers button")].map((one) => one.textContent))"""
+
+
+def test_a_tab_without_data_offers_the_traces_that_have_some(opened: Opener) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    traces = {"plain": made(), hostile: evolving(), "sure": sampled(), "again": evolving(seed=2)}
+    shown = opened(page(traces).html(), "beside=none")
+    assert shown.evaluate(OFFERS) == [[]]
+    shown.click('[role="tab"][data-view="evolution"]')
+    settle(shown)
+    assert shown.evaluate(OFFERS) == [[hostile, "again"]]
+    assert shown.inner_text(".offers p") == "These traces on the page have data for Evolution:"
+    assert "no parts: overt.trace(…, parts=True) of an evolving model" in texts(shown), "and how to have some"
+    assert shown.evaluate(OVERFLOW) <= 0
+    shown.click(".offers button >> nth=1")
+    settle(shown)
+    assert (state(shown)["view"], state(shown)["trace"]) == ("evolution", 3)
+    assert shown.evaluate(OFFERS) == [[]]
+    assert shown.evaluate(INK, "evolution")["colours"] > 20
+    shown.keyboard.press("ArrowDown")
+    assert state(shown)["query"] == 1, "the keys go to what is shown now"
+    shown.click('[role="tab"][data-view="uncertainty"]')
+    settle(shown)
+    shown.focus(".offers button")
+    shown.keyboard.press("Enter")
+    settle(shown)
+    assert (state(shown)["view"], state(shown)["trace"]) == ("uncertainty", 2)
+
+
+def test_an_offer_is_for_the_pane_that_makes_it(opened: Opener) -> None:
+    traces = {"plain": made(), "evolving": evolving(), "sure": sampled()}
+    shown = opened(page(traces).html(), "view=evolution&trace=1&other=0&beside=uncertainty")
+    assert shown.evaluate(OFFERS) == [[], ["evolving"], ["sure"]]
+    choose(shown, trace=0, other=2)
+    assert shown.evaluate(OFFERS) == [["evolving"], ["evolving"], ["sure"]]
+    shown.click(".pane:nth-child(2) .offers button")
+    settle(shown)
+    assert (state(shown)["trace"], state(shown)["other"]) == (0, 1), "the compared one"
+    shown.click(".pane:nth-child(3) .offers button")
+    settle(shown)
+    assert (state(shown)["trace"], state(shown)["other"]) == (2, 1)
+    assert shown.evaluate(OFFERS) == [["evolving"], [], []]
+
+
+def test_where_no_trace_has_data_it_is_said_what_would_give_some(opened: Opener) -> None:
+    shown = opened(page([made(), made(seed=1)]).html(), "view=uncertainty&beside=none")
+    assert shown.evaluate(OFFERS) == [[]]
+    assert "no posterior samples: overt.trace(…, samples=20) of a Bayesian model" in texts(shown)
 
 
 # --- links

@@ -28,6 +28,7 @@ import overt
 from overt.tracing.methods import method as registry
 from overt.tracing.methods.method import Cost, methods
 from overt.view import bundle
+from overt.view.index import DROWNED, drowned
 from overt.view.pack import MASS, pack, unpack
 from overt.view.pages import Page, page
 from traces import WORDS, evolving, image, made, maps, pair, sampled
@@ -295,6 +296,91 @@ def test_methods_that_were_not_asked_for_are_missing_with_a_reason() -> None:
     (entry,) = page(made(), methods=["raw"], importances=False).index["traces"]
     assert set(entry["fields"]) == {"mean", "heads"}
     assert set(entry["missing"]) == {"rollout", "flow", "blankout", "gradients"}
+
+
+SPECIAL = torch.tensor([True, False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [
+        ([0.9, 0.1, 0.05, 0.0], 0),
+        ([0.1, 0.1, 0.05, 0.9], 3),
+        ([-0.9, 0.1, -0.05, 0.0], 0),  # by size
+        ([0.5, 0.5 * DROWNED, 0.0, 0.0], None),  # a word reaches the second of the scale's colours
+        ([0.9, 0.0, 0.0, 0.1], None),  # no scale would show words that have nothing
+    ],
+)
+def test_words_are_drowned_where_none_has_a_share_of_a_special_token(
+    row: list[float], token: int | None
+) -> None:
+    found = drowned({"raw": torch.tensor(row)}, SPECIAL, 0)
+    assert (found and found["token"]) == token
+    if found:
+        assert found["special"] == pytest.approx(0.9)
+        assert found["word"] == pytest.approx(0.1)
+
+
+def test_the_method_that_drowns_most_is_told() -> None:
+    rows = {"raw": [0.6, 0.1, 0.3, 0.0], "flow": [1.0, 0.01, 0.0, 0.0], "rollout": [0.9, 0.1, 0.0, 0.0]}
+    found = drowned({name: torch.tensor(row) for name, row in rows.items()}, SPECIAL, 0)
+    assert found == {"method": "flow", "token": 0, "special": 1.0, "word": pytest.approx(0.01)}
+
+
+def test_the_query_is_no_word_and_without_special_tokens_or_words_nothing_drowns() -> None:
+    own = {"raw": torch.tensor([0.5, 0.45, 0.05, 0.0])}
+    assert drowned(own, SPECIAL, 1) is not None, "a token that holds to itself"
+    assert drowned(own, SPECIAL, 0) is None
+    assert drowned(own, torch.zeros(4, dtype=torch.bool), 0) is None
+    assert drowned(own, torch.ones(4, dtype=torch.bool), 0) is None
+    assert drowned(own, torch.tensor([True, False, True, True]), 1) is None
+    assert drowned({}, SPECIAL, 0) is None
+
+
+def sinking() -> overt.Trace:
+    """[CLS] takes nearly everything."""
+    trace = made()
+    for cells in trace.maps:
+        cells *= 0.05
+        cells[..., 0] += 0.95
+    return trace
+
+
+def test_the_index_tells_of_words_that_are_drowned() -> None:
+    trace = sinking()
+    assert "drowned" not in page(made(heads=0)).index["traces"][0]
+    (entry,) = page(trace).index["traces"]
+    found = entry["drowned"]
+    row = trace.read(found["method"], [0], layers=-1)[0, 0, 0]
+    assert found["token"] == 0
+    assert found["special"] == pytest.approx(float(row[0]), rel=1e-4)
+    assert found["word"] == pytest.approx(float(row[1:-1].max()), rel=1e-4)
+    json.dumps(found, allow_nan=False)
+    # Over even maps [CLS] keeps most of the first layer by its residual, and little of the last.
+    even = made(layers=6, maps=[torch.full((1, 9, 9), 1 / 9)] * 6)
+    assert "drowned" not in page(even).index["traces"][0]
+    # Of rows that the page does not have nothing is told: raw ones are always there.
+    (entry,) = page(trace, queries=[3]).index["traces"]
+    assert entry["drowned"]["method"] == "raw"
+
+
+def test_padding_and_the_source_are_counted_as_the_page_counts_them() -> None:
+    trace = made([["[PAD]", *WORDS]])
+    trace.mask[0, 0] = False
+    for cells in trace.maps:
+        cells[..., 0] = 0.0
+        cells *= 0.05
+        cells[..., 1] += 0.95
+    assert page(trace).index["traces"][0]["drowned"]["token"] == 0
+    both = pair()
+    both.special[0, 3] = True  # the end of the source, behind which the target begins
+    assert both.cross is not None
+    for cells in both.cross:
+        cells *= 0.01
+        cells[..., 3] += 0.99
+    for cells in both.maps:
+        cells *= 0.01
+    assert page(both, methods=["raw"]).index["traces"][0]["drowned"]["token"] == 3
 
 
 def test_residual_and_mass_are_passed_on() -> None:

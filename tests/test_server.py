@@ -914,6 +914,37 @@ def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Runni
         assert page.get_by_role("button", name="Trace", exact=True).bounding_box()["width"] > 100
 
 
+def test_enter_traces_and_shift_enter_breaks_the_line(browser: Any, up: Running) -> None:
+    with looking(browser, up) as page:
+        page.get_by_label("Model", exact=True).select_option("bart")
+        box = page.get_by_label("Sentence")
+        assert page.get_by_text("Enter traces, Shift+Enter breaks the line").all_inner_texts()[0]
+        box.fill("the key")
+        tall = box.bounding_box()["height"]
+        for _ in range(4):
+            box.press("Shift+Enter")
+        box.press_sequentially("lies")
+        assert box.input_value() == "the key\n\n\n\nlies"
+        assert box.bounding_box()["height"] > tall, "the box grows with its lines"
+        assert page.locator(".serve-status").inner_text() == ""
+        # The Enter that takes over what an input method composed.
+        composed = (
+            "(box) => box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', isComposing: true }))"
+        )
+        box.evaluate(composed)
+        assert page.locator(".serve-status").inner_text() == ""
+        box.press("Enter")
+        page.get_by_text(TOOK).wait_for()
+        assert box.input_value() == "the key\n\n\n\nlies"
+        assert parse_qs(urlsplit(page.url).query)["text"] == ["the key\n\n\n\nlies"]
+        decoder = page.get_by_label("Decoder")
+        decoder.fill("a key")
+        decoder.press("Enter")
+        page.wait_for_url(re.compile(r"[?&]decoder=a\+key"))
+        page.get_by_text(TOOK).wait_for()
+        assert decoder.input_value() == "a key"
+
+
 def test_an_image_is_dropped_and_its_link_shows_it_again(browser: Any, up: Running) -> None:
     file = {"name": "a.png", "mimeType": "image/png", "buffer": png(64, 48)}
     with looking(browser, up) as page:

@@ -27,7 +27,7 @@ globalThis.fetch = async (address, request) => {
   asked.push({ address, request });
   return { ok: false, status: 422, headers: new Map(), json: async () => ({ error: "not today" }) };
 };
-const { ServeForm, serveAsked } = await import("../../src/overt/view/viewer/serve.js");
+const { ServeForm, serveAsked, serveSends } = await import("../../src/overt/view/viewer/serve.js");
 
 const ticked = (form) => form.methods.filter((box) => box.checked).map((box) => box.value);
 
@@ -76,6 +76,41 @@ test("a link ticks its methods and chooses its graph; of names that nobody knows
   const fresh = new ServeForm(made(), FACTS);
   await fresh.follow(serveAsked("?text=the+key"));
   assert.deepEqual(ticked(fresh), ["raw", "rollout", "flow", "half"], "a link without methods leaves the ticks");
+});
+
+test("Enter asks for a trace, with Ctrl or Cmd too; Shift+Enter, other keys and an input method’s Enter do not", () => {
+  for (const held of [{}, { ctrlKey: true }, { metaKey: true }, { ctrlKey: true, shiftKey: true }]) assert.equal(serveSends({ key: "Enter", ...held }), true, JSON.stringify(held));
+  for (const event of [{ shiftKey: true }, { altKey: true }, { isComposing: true }, { isComposing: true, ctrlKey: true }, { keyCode: 229 }]) {
+    assert.equal(serveSends({ key: "Enter", ...event }), false, JSON.stringify(event));
+  }
+  for (const key of ["a", " ", "Tab", "Escape"]) assert.equal(serveSends({ key }), false, key);
+});
+
+test("both boxes send on Enter, once for a key that is held down, and say so", () => {
+  const form = new ServeForm(made(), FACTS);
+  let runs = 0;
+  form.run = () => runs++;
+  for (const box of [form.text, form.decoder]) {
+    runs = 0;
+    let kept = 0;
+    const press = (event) => box.listeners.keydown({ key: "Enter", preventDefault: () => kept++, ...event });
+    press({});
+    press({ repeat: true });
+    assert.deepEqual([runs, kept], [1, 2], "and neither breaks the line");
+    press({ shiftKey: true });
+    press({ isComposing: true });
+    assert.deepEqual([runs, kept], [1, 2], "these are the browser’s");
+    const hint = form.form.all((one) => one.id === box.getAttribute("aria-describedby"));
+    assert.deepEqual(hint.map((one) => one.textContent), ["Enter traces, Shift+Enter breaks the line"]);
+  }
+});
+
+test("the keys are said once: beside the sentence, else beside the decoder’s text", () => {
+  const form = new ServeForm(made(), FACTS);
+  assert.equal(form.decoderHint.hidden, true);
+  form.model.value = "eyes";
+  form.showModel();
+  assert.equal(form.decoderHint.hidden, false);
 });
 
 test("the page starts with the form", () => {

@@ -2,7 +2,8 @@
 
 An entry of the index describes one example: its tokens, its groups of maps (the trace's own; of an
 encoder–decoder also "encoder" and "cross"), where each layer's packed maps lie, importances, predictions, the
-picture. `missing` says for what is not there why, and how to have it.
+picture. `missing` says for what is not there why, and how to have it; `drowned`, where it is there, which
+special token leaves the words pale.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Queries = Numbers | Literal["auto", "all", "main"]
 EVERY_SPREAD = 256  # tokens up to which there is a spread of every query's row
 MOST_WORK = 5e11  # multiplications, about, that "auto" spends on passes of the model: seconds on two cores
 SHOWN_CLASSES = 6
+DROWNED = 0.2  # of what a special token has: words that have less share the palest fifth of the scale
 DIGITS = 5  # of numbers in the index
 
 
@@ -141,6 +143,7 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
     }
     packed = [layer for layers in fields.found.values() for layer in layers if layer is not None]
     whole = all("broken" not in layer for layer in packed)
+    drawn = {"raw": trace.raw(own[[main]], layers=-1)[0, 0, 0, real]} if whole else {}  # what is shown first
     for name, method in methods("maps").items():
         missing: str | None
         if name == "raw":
@@ -150,9 +153,11 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
         elif not whole:
             missing = f"no {method.title}: the maps hold weights that are no numbers"
         else:
-            missing = _add_method(trace, method, wanted, entry, fields, own, real, main)
+            missing = _add_method(trace, method, wanted, entry, fields, drawn, own, real, main)
         if missing is not None:
             entry["missing"][name] = missing
+    if found := drowned(drawn, trace.special[0, real], len(source) + main):
+        entry["drowned"] = short(found)
     _add_importances(trace, wanted, entry, own, real, main, number, examples)
     if trace.draws:
         _add_spread(trace, wanted, entry, fields, own, real, cut)
@@ -175,11 +180,15 @@ def _add_method(
     wanted: Wanted,
     entry: dict[str, Any],
     fields: _Fields,
+    drawn: dict[str, Tensor],
     own: Tensor,
     real: Tensor,
     main: int,
 ) -> str | None:
-    """A method's rows of the wanted queries, (query, token) for each layer; or why there are none."""
+    """A method's rows of the wanted queries, (query, token) for each layer; or why there are none.
+
+    The main one's at the last layer goes to `drawn` too.
+    """
     quick, possible = method.cost.every, method.cost.most
     if isinstance(wanted.queries, str):
         every = wanted.queries == "all"
@@ -201,7 +210,37 @@ def _add_method(
     fields.add(method.name, (layer[:, real].unsqueeze(0) for layer in found))
     if rows != list(range(len(own))):
         entry["queries"][method.name] = rows
+    if main in rows:
+        drawn[method.name] = found[-1, rows.index(main), real]
     return None
+
+
+def drowned(rows: dict[str, Tensor], special: Tensor, query: int) -> dict[str, Any] | None:
+    """Where a special token drowns the words, so that strip and graph start with the words' scale; else None.
+
+    It does where by one of the methods no word, the query itself apart, has a `DROWNED` share of what it has.
+    Words that have nothing are not drowned: no scale would show them.
+
+    Args:
+        rows: what a query draws on by each method, at one layer, (token,).
+        special: boolean (token,).
+        query: its place among the tokens.
+
+    Returns:
+        The method by which it does so most, the token's number, what it has, and what a word has at most.
+    """
+    words = ~special
+    words[query] = False
+    if not special.any() or not words.any():
+        return None
+    found: list[dict[str, Any]] = []
+    for method, row in rows.items():
+        sizes = row.abs()
+        token = int(torch.where(special, sizes, -1.0).argmax())
+        above, word = float(sizes[token]), float(sizes[words].max())
+        if 0 < word < DROWNED * above:
+            found.append({"method": method, "token": token, "special": above, "word": word})
+    return min(found, key=lambda one: one["word"] / one["special"], default=None)
 
 
 def _add_importances(

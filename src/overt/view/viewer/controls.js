@@ -61,9 +61,9 @@ function controlsOf(viewer) {
   }
   if (uses("head") && limits.heads) made.push(headPicker(viewer));
   if (uses("query") && limits.queries > 1) made.push(tokenBox(viewer));
-  if (uses("words") && trace.special.some(Boolean)) {
+  if (uses("words") && [trace, traces[state.other]].some((one) => one && one.special.some(Boolean))) {
     const title = "The scale ends at the largest weight of a word, without special tokens and the token itself";
-    made.push(tick("scale by words", state.words, (words) => select({ words }), title));
+    made.push(tick("scale by words", viewer.words, (words) => select({ words }), title));
   }
   if (uses("log")) made.push(tick("log scale", state.log, (log) => select({ log })));
   if (viewer.fits.length > 1) {

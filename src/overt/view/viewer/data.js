@@ -33,6 +33,7 @@ export class TraceData {
     this.layers = about.layers || 0;
     this.heads = about.heads || 0;
     this.main = about.main || 0;
+    this.drowned = about.drowned || null; // the method and the special token that leave the words pale, and what it and a word have
     this.told = (about.nodes || about).methods || []; // of every method that is known, here or not, in their order
   }
 

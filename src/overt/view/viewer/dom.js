@@ -54,10 +54,11 @@ export function slider(label, count, value, title, oninput) {
   return element("label", { class: "control" }, element("span", {}, label), range, words);
 }
 
-/** A box to tick. */
+/** A box to tick; null is neither ticked nor not, and becomes ticked. */
 export function tick(label, value, onchange, title = null) {
   const box = element("input", { type: "checkbox", "aria-label": label, onchange: () => onchange(box.checked) });
-  box.checked = value;
+  box.checked = Boolean(value);
+  box.indeterminate = value === null;
   return element("label", { class: "control tick", title }, box, element("span", {}, label));
 }
 

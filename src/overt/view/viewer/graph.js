@@ -1,7 +1,7 @@
 // The attention graph (Abnar & Zuidema 2020, Figure 1): layers as columns, tokens as rows, weights as lines between them.
 // A picked node shows its own paths down to the input and nothing else.
 import { GRAPH_MOST, graphCost, GraphEdges, graphPaths, graphRow } from "./graph_paths.js";
-import { drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
+import { drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest, wordsNote } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
@@ -11,7 +11,7 @@ const GRAPH_TALLEST_ROW = 32;
 const GRAPH_SHORT = 440; // rows take this height before they get lower
 const GRAPH_TOP = SCALE_HEIGHT + 14; // where the heads of the columns begin
 const GRAPH_HEADS = 24;
-const GRAPH_FOOT = 52; // for the small lines at the end
+const GRAPH_FOOT = 66; // for the small lines at the end
 const GRAPH_PART = 20; // above the source's and the target's tokens
 const GRAPH_BAR = 32;
 const GRAPH_BARS = GRAPH_BAR + 41; // a bar with its number, and air
@@ -198,6 +198,7 @@ export const graphView = {
   id: "graph",
   title: "Graph",
   controls: ["method", "layer", "head", "query", "words", "log"],
+  byWords: true,
 
   applies(trace) {
     if (trace.methods.length && trace.layers) return true;
@@ -466,10 +467,9 @@ function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
   }
 }
 
-/** Small lines at the foot of the screen: what is not drawn, and why. */
+/** Small lines at the foot of the screen: what is not drawn, or not to scale, and why. */
 function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
-  const notes = [];
-  if (found.missing) notes.push(found.missing);
+  const notes = [found.missing, wordsNote(trace, seen)].filter(Boolean);
   const { title, value } = trace.method(seen.method);
   if (found.straight && !found.missing) notes.push(`${title} is no sum over paths: its ${value}s are drawn, straight to the input`);
   const through = found.paths && trace.source && trace.groups.includes("encoder");
@@ -483,7 +483,7 @@ function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
   }
   if (!notes.length) return;
   const lines = notes.flatMap((note) => noteLines(note, (layout.over ? 350 : layout.width) - 2 * GRAPH_PAD, 11));
-  const few = lines.slice(0, 3);
+  const few = lines.slice(0, 4);
   const y = bottom - 14 * few.length - 6;
   surface.rect(0, y - 2, layout.width, bottom - y + 2, { fill: theme.paper });
   few.forEach((line, i) => surface.text(line, GRAPH_PAD, y + 7 + 14 * i, { size: 11, fill: theme.soft }));

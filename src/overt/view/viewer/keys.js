@@ -36,7 +36,7 @@ export function pressed(viewer, event) {
     Enter: () => store.select({ picked: !state.picked }),
     m: () => trace.methods.length && store.select({ method: trace.methods[(trace.methods.indexOf(state.method) + 1) % trace.methods.length] }),
     g: () => store.select({ log: !state.log }),
-    w: () => store.select({ words: !state.words }),
+    w: () => store.select({ words: !viewer.words }),
     Escape: () => store.select({ picked: false, token: null, node: null }),
     "?": () => viewer.help.showModal(),
   };

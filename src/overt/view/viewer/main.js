@@ -66,7 +66,7 @@ class Viewer {
       part: "fused",
       picked: false,
       log: false,
-      words: false,
+      words: null, // as each trace needs it, until somebody chooses
     };
   }
 
@@ -87,7 +87,8 @@ class Viewer {
     state.node = within(state.node, Infinity, null);
     if (methods.length && !methods.includes(state.method)) state.method = methods[0];
     if (!["attention", "convolution", "fused"].includes(state.part)) state.part = "fused";
-    for (const key of ["picked", "log", "words"]) state[key] = Boolean(state[key]);
+    for (const key of ["picked", "log"]) state[key] = Boolean(state[key]);
+    state.words = (state.words ?? null) === null ? null : Boolean(state.words);
     return state;
   }
 
@@ -115,6 +116,13 @@ class Viewer {
 
   get trace() {
     return this.traces[this.store.state.trace];
+  }
+
+  /** Whether the panes that can be are scaled by words; null where some are and some are not. */
+  get words() {
+    const able = this.panes.filter(({ view, trace }) => view.controls.includes("words") && view.applies(trace) === true && trace.special.some(Boolean));
+    const on = able.map((pane) => pane.selection.state.words);
+    return on.some((one) => one !== on[0]) ? null : Boolean(on[0]);
   }
 
   /** Paper is white. */
@@ -222,7 +230,7 @@ class Viewer {
         if (kept) return kept;
         const view = VIEWS.find((one) => one.id === id);
         const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
-        return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id);
+        return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id, this.offers(view, trace));
       });
       for (const pane of old) if (!this.panes.includes(pane)) pane.destroy();
       this.area.replaceChildren(...this.panes.map((pane) => pane.root));
@@ -232,6 +240,22 @@ class Viewer {
     fillControls(this);
     this.recolour();
     this.say();
+  }
+
+  /** Where a trace has nothing for a view, those on the page that have. */
+  offers(view, trace) {
+    if (view.applies(trace) === true) return [];
+    const having = this.traces.map((one, at) => ({ one, at })).filter(({ one }) => view.applies(one) === true);
+    return having.map(({ one, at }) => ({ name: shown(one.name, 60), show: (pane) => this.show(pane, at) }));
+  }
+
+  /** Put another trace into a pane: its side of a comparison, else what all panes show. */
+  show(pane, trace) {
+    const place = this.panes.indexOf(pane);
+    const other = place === 1 && this.store.state.other !== null;
+    this.store.select(other ? { other: trace } : { trace });
+    // The button that was pressed is gone.
+    (this.panes[place] || this.front).scroll.focus({ preventScroll: true });
   }
 
   reveal() {

@@ -1,11 +1,12 @@
 // A pane: one view of one trace on a canvas that holds no more than what is on the screen.
 import { palette } from "./colour.js";
 import { element } from "./dom.js";
-import { drawMessage } from "./parts.js";
+import { drawMessage, messageHeight, scaledByWords } from "./parts.js";
 import { CanvasSurface, SvgSurface } from "./surface.js";
 
 const TALLEST = 6000; // pixels of a view that is exported whole; of a taller one, what is on the screen
 const MINIMAP = 44; // its width
+const MESSAGE = 50; // above a message
 
 /** Shows a view, scrolls it, and passes on what the pointer does. */
 export class Pane {
@@ -16,8 +17,9 @@ export class Pane {
    * @param {() => string} theme "light" or "dark"
    * @param {string} heading
    * @param {string} described id of the element that says in words what is drawn
+   * @param {{name: string, show: (pane: Pane) => void}[]} offers traces that have what this one lacks, if it does
    */
-  constructor(view, trace, store, theme, heading, described) {
+  constructor(view, trace, store, theme, heading, described, offers = []) {
     this.view = view;
     this.trace = trace;
     this.store = store;
@@ -33,7 +35,18 @@ export class Pane {
     this.tip.hidden = true;
     this.body = element("div", { class: "pane-body" }, this.scroll, this.minimap, this.tip);
     this.root = element("section", { class: "pane", "data-view": view.id }, element("h2", {}, heading), this.body);
+    if (offers.length) {
+      this.root.classList.add("lacking");
+      this.root.append(this.offered(offers));
+    }
     this.listen();
+  }
+
+  /** Where the view has nothing to show, a way to traces of which it has. */
+  offered(offers) {
+    const buttons = offers.map(({ name, show }) => element("button", { type: "button", onclick: () => show(this) }, name));
+    const words = `${offers.length === 1 ? "This trace on the page has" : "These traces on the page have"} data for ${this.view.title}:`;
+    return element("div", { class: "offers" }, element("p", {}, words), element("div", { role: "group", "aria-label": words }, ...buttons));
   }
 
   listen() {
@@ -98,7 +111,7 @@ export class Pane {
   /** The selection as this trace can have it: a compared one may be shorter, or have fewer layers. */
   get selection() {
     const grouped = this.view.controls.includes("group");
-    const near = (state) => this.trace.nearest(grouped ? state : { ...state, group: "" });
+    const near = (state) => ({ ...this.trace.nearest(grouped ? state : { ...state, group: "" }), words: scaledByWords(this.view, this.trace, state) });
     return { seen: near(this.store.seen), state: near(this.store.state) };
   }
 
@@ -110,14 +123,14 @@ export class Pane {
 
   measured(width) {
     const fit = this.view.applies(this.trace);
-    if (fit !== true) return { width, height: 120, why: fit };
+    if (fit !== true) return { width, height: MESSAGE + messageHeight(fit, width), why: fit };
     return { width, ...this.view.measure({ trace: this.trace, ...this.selection, width, screen: this.size.height }) };
   }
 
   drawOn(surface, width, top, bottom) {
     const scene = this.scene(surface, width, top, bottom);
     const problem = this.content.why || this.trace.failed;
-    if (problem) drawMessage(surface, scene.theme, problem, width, top + 50);
+    if (problem) drawMessage(surface, scene.theme, problem, width, top + MESSAGE);
     else this.view.draw(scene);
   }
 

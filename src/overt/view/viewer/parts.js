@@ -17,11 +17,13 @@ export function drawScale(surface, theme, scale, x, y, title, width = 160) {
   surface.rect(x, y + 13, width, 8, { stroke: theme.line });
   const middle = scale.kind === "signs" ? 0 : scale.value(0.5);
   const low = scale.kind === "signs" ? -scale.top : scale.log ? scale.top / 1000 : 0;
-  const ends = [[low, "left", x], [middle, "center", x + width / 2], [scale.top, "right", x + width]];
-  for (const [value, align, place] of ends) {
-    const under = scale.log && scale.kind !== "signs" && value === low ? "≤ " : "";
-    surface.text(under + number(value), place, y + 28, { size: 10, fill: theme.soft, align });
-  }
+  const under = scale.log && scale.kind !== "signs" ? "≤ " : "";
+  const [first, between, last] = [under + number(low), number(middle), number(scale.top)];
+  surface.text(first, x, y + 28, { size: 10, fill: theme.soft, align: "left" });
+  // On a narrow scale the number in the middle would touch its neighbours.
+  const room = width / 2 - textWidth(between, 10) / 2 - 4;
+  if (textWidth(first, 10) < room && textWidth(last, 10) < room) surface.text(between, x + width / 2, y + 28, { size: 10, fill: theme.soft, align: "center" });
+  surface.text(last, x + width, y + 28, { size: 10, fill: theme.soft, align: "right" });
 }
 
 const drawn = new WeakMap();
@@ -116,6 +118,11 @@ export function drawMessage(surface, theme, text, width, y = 60) {
   noteLines(text, width - 40, 14).forEach((line, i) => surface.text(line, width / 2, y + 22 * i, look));
 }
 
+/** Room that `drawMessage` takes from its y on. */
+export function messageHeight(text, width) {
+  return 22 * noteLines(text, width - 40, 14).length;
+}
+
 /**
  * The largest size among values; with the selection's `words` on, without special tokens and the query itself, which
  * often dwarf the others. What is larger then gets the strongest colour too.
@@ -130,6 +137,30 @@ export function peakOf(trace, values, seen, query = null) {
     if (size > peak) peak = size;
   }
   return peak || rest;
+}
+
+/**
+ * Whether a view scales a trace by its words: as somebody chose, and before that where a special token would leave them
+ * all pale.
+ */
+export function scaledByWords(view, trace, { words }) {
+  return words ?? Boolean(view.byWords && trace.drowned);
+}
+
+/** Where the scale is that of the words: why, and what becomes of the rest. Else nothing. */
+export function wordsNote(trace, seen) {
+  const query = trace.source + seen.query;
+  // Without a word there is nothing to scale by, and `peakOf` takes all tokens.
+  const has = (wanted) => trace.special.some((special, i) => Boolean(special) === wanted && (wanted || i !== query));
+  if (!seen.words || !has(true) || !has(false)) return "";
+  const rest = "what is larger is drawn like the scale’s end";
+  if (!trace.drowned) return `Scaled by words: ${rest}.`;
+  const { method, token, special, word } = trace.drowned;
+  const main = trace.source + trace.main;
+  const drawn = token === main ? "itself" : `“${shown(trace.tokens[token])}”`;
+  const others = trace.about.grid && !trace.source ? "patches" : "words";
+  const why = `by ${trace.method(method).title} “${shown(trace.tokens[main])}” draws on ${drawn} with ${number(special)} at layer ${trace.layers}, on ${others} with at most ${number(word)}`;
+  return `Scaled by words: ${why}; ${rest}.`;
 }
 
 /** The scale for values of a kind under the selection's choice of linear or logarithmic. */

@@ -24,6 +24,16 @@ export function serveAsked(search) {
   };
 }
 
+/**
+ * Whether a key asks for a trace: Enter does, Shift+Enter breaks the line, and the Enter that ends the composition of a
+ * character does neither (229 is its code in Safari, for which the composition is over by then).
+ * @param {KeyboardEvent} event
+ */
+export function serveSends(event) {
+  if (event.key !== "Enter" || event.isComposing || event.keyCode === 229) return false;
+  return event.ctrlKey || event.metaKey || !(event.shiftKey || event.altKey);
+}
+
 /** The form and everything it does. */
 export class ServeForm {
   /**
@@ -53,6 +63,7 @@ export class ServeForm {
       placeholder: "Type a sentence",
       spellcheck: "false",
       autocapitalize: "off",
+      enterkeyhint: "go",
     });
     this.decoder = element("textarea", {
       id: "serve-decoder",
@@ -60,6 +71,7 @@ export class ServeForm {
       maxLength: this.facts.limits.characters,
       placeholder: "left empty, the model writes it",
       spellcheck: "false",
+      enterkeyhint: "go",
     });
     this.choose = element("input", { id: "serve-file", type: "file", accept: images.join(",") });
     this.thumb = element("img", { alt: "", hidden: true });
@@ -80,8 +92,15 @@ export class ServeForm {
 
     const field = (name, input, more = "") =>
       element("div", { class: `serve-field ${more}` }, element("label", { for: input.id }, name), input);
-    this.textField = field("Sentence", this.text, "serve-wide");
-    this.decoderField = field("Decoder", this.decoder, "serve-wide");
+    const typed = (name, box, hint) => {
+      box.setAttribute("aria-describedby", hint.id);
+      const line = element("div", { class: "serve-line" }, element("label", { for: box.id }, name), hint);
+      return element("div", { class: "serve-field serve-wide" }, line, box);
+    };
+    const [hint, decoderHint] = [this.text, this.decoder].map(({ id }) => element("span", { id: `${id}-keys` }, "Enter traces, Shift+Enter breaks the line"));
+    this.textField = typed("Sentence", this.text, hint);
+    this.decoderField = typed("Decoder", this.decoder, decoderHint);
+    this.decoderHint = decoderHint;
     this.imageField = element("div", { class: "serve-field serve-wide" }, this.drop);
     this.modelField = field("Model", this.model, "serve-model");
     const boxes = this.methods.map((box, i) => element("label", { class: "serve-box" }, box, methods[i].title));
@@ -121,10 +140,9 @@ export class ServeForm {
     });
     for (const box of [this.text, this.decoder]) {
       box.addEventListener("keydown", (event) => {
-        if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) {
-          event.preventDefault();
-          this.run();
-        }
+        if (!serveSends(event)) return;
+        event.preventDefault();
+        if (!event.repeat) this.run(); // a key held down asks once
       });
       box.addEventListener("input", () => this.grow(box));
     }
@@ -160,6 +178,7 @@ export class ServeForm {
     this.textField.hidden = kind !== "text";
     this.imageField.hidden = kind !== "image";
     this.decoderField.hidden = !decoder;
+    this.decoderHint.hidden = kind === "text"; // said above it already
     const kept = this.layers.value;
     this.layers.replaceChildren(element("option", { value: "" }, layers ? `all ${layers}` : "all"));
     for (let n = 1; n < (layers ?? 13); n += 1) {

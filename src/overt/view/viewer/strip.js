@@ -1,6 +1,6 @@
 // The token strip (Abnar & Zuidema 2020, Figures 2 and 3): what the chosen token draws on, at every layer, the
 // methods side by side, importances beneath. Tokens stand as in the text and wrap like it, so any length will do.
-import { drawNote, drawScale, noteLines, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
+import { drawNote, drawScale, noteLines, peakOf, SCALE_HEIGHT, scaleFor, wordsNote } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
@@ -83,14 +83,18 @@ function stripNotes(trace) {
   return trace.told.filter(({ name }) => trace.about.missing && trace.about.missing[name]).map(({ name }) => trace.why(name));
 }
 
-function heading(trace) {
-  return SCALE_HEIGHT + 16 + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
+/** Room for the scales and for what is said of them. */
+function heading(trace, seen, width) {
+  const note = wordsNote(trace, seen);
+  const said = note ? 15 * noteLines(note, width - 24).length + 4 : 0;
+  return SCALE_HEIGHT + 16 + said + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
 }
 
 export const stripView = {
   id: "strip",
   title: "Token strip",
   controls: ["query", "layer", "head", "words", "log"],
+  byWords: true,
 
   applies(trace) {
     return trace.methods.length && trace.tokens.length ? true : "this trace has no tokens to put in a strip";
@@ -98,12 +102,13 @@ export const stripView = {
 
   measure({ trace, seen, width }) {
     const notes = stripNotes(trace).reduce((sum, note) => sum + 15 * noteLines(note, width - 24).length + 4, 0);
-    return { height: heading(trace) + stripLines(trace, width).length * sections(trace, seen).block + notes };
+    return { height: heading(trace, seen, width) + stripLines(trace, width).length * sections(trace, seen).block + notes };
   },
 
   draw({ surface, trace, seen, theme, width, top, bottom }) {
     const { methods, scores, block } = sections(trace, seen);
     const lines = stripLines(trace, width);
+    const begin = heading(trace, seen, width);
     const rows = methods.map(({ method, layers }) => {
       const found = Array.from({ length: layers }, (_, layer) => trace.row(method, layer, seen.query, method === "raw" ? seen.head : null));
       const here = found.filter((row) => row && row.values);
@@ -118,9 +123,11 @@ export const stripView = {
     });
     // Once for all: behind every title there would be no room for it.
     if (trace.mapsTitle) surface.text(fitted(`maps: ${trace.mapsTitle}`, width - 24, 11), 12, SCALE_HEIGHT + 18, { size: 11, fill: theme.soft });
+    const note = wordsNote(trace, seen);
+    if (note) drawNote(surface, theme, note, 12, SCALE_HEIGHT + 10 + (trace.mapsTitle ? 16 : 0), width - 24);
     const query = trace.source + seen.query;
     lines.forEach((line, number_) => {
-      const start = heading(trace) + number_ * block;
+      const start = begin + number_ * block;
       if (start > bottom || start + block < top) return;
       drawLabels(surface, trace, seen, theme, line, start, query);
       let y = start + LABEL;
@@ -135,7 +142,7 @@ export const stripView = {
         y += BAR + GAP;
       }
     });
-    let y = heading(trace) + lines.length * block;
+    let y = begin + lines.length * block;
     for (const note of stripNotes(trace)) y += drawNote(surface, theme, note, 12, y, width - 24) + 4;
   },
 
@@ -151,7 +158,7 @@ export const stripView = {
   placeOf({ trace, seen, state, width }) {
     const token = trace.source + state.query;
     const line = stripLines(trace, width).findIndex((one) => token < one.stop);
-    return heading(trace) + line * sections(trace, seen).block;
+    return heading(trace, seen, width) + line * sections(trace, seen).block;
   },
 };
 

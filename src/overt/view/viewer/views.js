@@ -1,6 +1,7 @@
 // Every view, in the order of its tabs. A view is an object:
 //   id, title
 //   controls: which of method, group, layer, head, query, part, words, log it listens to
+//   byWords: whether it starts with the scale of the words where a special token drowns them, optional
 //   applies(trace): true, or why there is nothing to show
 //   measure({ trace, seen, state, width, screen }): { height, width? } of the whole drawing
 //   draw({ surface, trace, seen, state, theme, width, height, top, bottom, redraw }): draw what lies between top and bottom
