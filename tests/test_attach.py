@@ -177,7 +177,7 @@ def test_kl_is_the_mean_over_visible_cells_summed_over_layers() -> None:
     config = overt.Bayesian(k=3.0, prior="fixed", prior_alpha=0.5, prior_beta=0.7)
     model = attached(BERT, config)
     inputs = inputs_of(BERT, padded=True)
-    with torch.no_grad():
+    with torch.no_grad(), overt.with_kl(model):
         maps = model(**inputs, output_attentions=True).attentions
     expected = torch.zeros(3)
     log_alpha = torch.tensor(0.5).log()
@@ -193,7 +193,7 @@ def test_an_unmasked_batch_has_the_kl_of_the_same_batch_masked_with_ones() -> No
     # Without padding the mask is left out and the KL takes its closed form.
     model = attached(BERT, overt.Bayesian())
     ids = tokens()
-    with torch.no_grad():
+    with torch.no_grad(), overt.with_kl(model):
         model(input_ids=ids)
         closed = overt.kl(model)
         square = torch.ones(3, 1, 9, 9, dtype=torch.bool)
@@ -212,7 +212,7 @@ def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
         inputs = inputs_of(family, padded, left)
         dense: list[str] = []
         log = type("Log", (), {"debug": lambda _, *words, dense=dense: dense.append(str(words))})()
-        with torch.no_grad(), monkeypatch.context() as patch:
+        with torch.no_grad(), overt.with_kl(model), monkeypatch.context() as patch:
             patch.setattr("overt.mechanisms.bayesian.layer.log", log)
             model(**inputs)
             closed = overt.kl(model)
@@ -224,7 +224,7 @@ def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
 
 
 def test_what_joins_the_loss_is_lambda_times_kl_in_training_only() -> None:
-    model = without_dropout(attached(BERT, overt.Bayesian(k=1e4, rho=0.5)))
+    model = without_dropout(attached(BERT, overt.Bayesian(k=1e4, rho=0.5, kl_weight=1.0)))
     inputs = loss_inputs(BERT, model)
     task = model(**inputs).loss
     model.train()
@@ -241,10 +241,11 @@ def test_what_joins_the_loss_is_lambda_times_kl_in_training_only() -> None:
         overt.penalty(model)
 
 
-def test_pretrained_models_are_not_annealed_by_default() -> None:
-    model = attached(BERT, overt.Bayesian()).train()
-    model(**loss_inputs(BERT, model))
-    assert torch.equal(overt.penalty(model).detach(), overt.kl(model).detach())
+def test_the_kl_is_not_annealed_by_default_but_weighed() -> None:
+    for mechanism, weight in ((overt.Bayesian(), 0.003), (overt.Bayesian.paper(), 1.0)):
+        model = attached(BERT, mechanism).train()
+        model(**loss_inputs(BERT, model))
+        torch.testing.assert_close(overt.penalty(model), weight * overt.kl(model), rtol=1e-6, atol=0.0)
 
 
 def test_a_loss_of_ones_own_is_warned_of_unless_the_penalty_was_asked_for() -> None:

@@ -78,7 +78,8 @@ def test_loading_can_change_the_dtype(saved: Path) -> None:
 
 def test_the_model_card_tells_how_to_load(saved: Path) -> None:
     card = (saved / "README.md").read_text()
-    assert "pip install overt" in card
+    assert "pip install -c constraints.txt ." in card
+    assert "pip install overt" not in card
     assert 'overt.load("out")' in card
     assert "BertForSequenceClassification" in card
     assert card.startswith("---\n")
@@ -91,7 +92,7 @@ def test_a_model_card_that_is_there_is_added_to(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\n---\n\n# Mine\n")
-    assert card.count("pip install overt") == 1
+    assert card.count("pip install -c constraints.txt .") == 1
 
 
 def test_a_large_model_is_sharded_and_loads(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_push_to_hub_uploads_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(uploads) == 2
     for files in uploads:
         assert json.loads(files["config.json"])["model_type"] == "overt"
-        assert "pip install overt" in files["README.md"]
+        assert "pip install -c constraints.txt ." in files["README.md"]
         assert "model.safetensors" in files
     assert 'overt.load("me/mine")' in uploads[0]["README.md"]
 

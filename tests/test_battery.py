@@ -446,7 +446,7 @@ def runs_in_bfloat16(family: Family, of: Mechanisms) -> None:
     model = of.attached(family)
     inputs = inputs_of(family, padded=True)
     exact = tokens_of(family, model, inputs)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), overt.with_kl(model):
         rough = tokens_of(family, model, inputs)
         kl = overt.kl(model) if of.adds else None
     assert kl is None or kl.dtype == torch.float32

@@ -449,10 +449,10 @@ def test_annealing_is_half_at_zero_rises_to_one_and_stays_finite() -> None:
         config.annealing(None)
 
 
-def test_penalty_is_the_annealed_kl() -> None:
-    layer, chain = bayesian(overt.Bayesian(rho=0.1)), overt.Chain(step=7)
+def test_penalty_is_the_annealed_and_weighed_kl() -> None:
+    layer, chain = bayesian(overt.Bayesian(rho=0.1, kl_weight=0.5)), overt.Chain(step=7)
     layer(torch.randn(2, 2, 3, 3), everything(3, 3), chain, torch.randn(2, 2, 3, 4))
-    torch.testing.assert_close(chain.penalty(), chain.kl() * float(torch.sigmoid(torch.tensor(0.7))))
+    torch.testing.assert_close(chain.penalty(), chain.kl() * 0.5 * float(torch.sigmoid(torch.tensor(0.7))))
 
 
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])

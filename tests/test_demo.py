@@ -109,7 +109,8 @@ def test_the_classifier_refuses_input_that_is_too_long() -> None:
 
 
 def test_evaluation_loss_is_the_task_loss_and_training_loss_has_the_kl() -> None:
-    model = AgreementClassifier(9, [overt.Bayesian()], layers=2, heads=2, width=8, dropout=0.0)
+    mechanism = overt.Bayesian(kl_weight=0.5)
+    model = AgreementClassifier(9, [mechanism], layers=2, heads=2, width=8, dropout=0.0)
     tokens, seen, labels = torch.randint(0, 9, (3, 5)), torch.ones(3, 5), torch.tensor([0, 1, 1])
     model.eval()
     output = model(tokens, seen, labels)
@@ -117,4 +118,4 @@ def test_evaluation_loss_is_the_task_loss_and_training_loss_has_the_kl() -> None
     chain = overt.Chain(step=0)
     trained = model.train()(tokens, seen, labels, chain=chain)
     task = torch.nn.functional.cross_entropy(trained["logits"], labels)
-    torch.testing.assert_close(trained["loss"], task + chain.kl())
+    torch.testing.assert_close(trained["loss"], task + 0.5 * chain.kl())

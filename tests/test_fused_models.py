@@ -352,7 +352,7 @@ def made_by_transformers(model: Any, padding: Tensor) -> Tensor:
 
 
 def logits_and_kl(model: Any, inputs: dict[str, Tensor], mask: Tensor) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), overt.with_kl(model):
         logits: Tensor = model(input_ids=inputs["input_ids"], attention_mask=mask).logits
     return torch.cat([logits.flatten(), overt.kl(model).view(1)])
 
@@ -489,7 +489,7 @@ def test_weights_that_hooks_bring_only_for_a_layers_own_pass_go_the_plain_way(
     model, inputs = attached("bert", MECHANISMS[form])
     model.eval()
     here = torch.device("cuda:0") if CUDA else DEVICE
-    with torch.no_grad():
+    with torch.no_grad(), overt.with_kl(model):  # without the KL there would be nothing for kernels to do
         before = model(**inputs).logits
         cpu_offload(model, execution_device=here)
         with caplog.at_level("DEBUG", "overt"):

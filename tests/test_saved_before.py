@@ -290,6 +290,7 @@ CHANGES: dict[str, tuple[str, str, Callable[[Path], None]]] = {
     "beta while decoding": (LLAMA, "generation", changed_setting(0, beta=0.301)),
     "k": (BERT, "posterior", changed_setting(1, k=3.01)),
     "rho": (BERT, "training", changed_setting(1, rho=0.21)),
+    "kl_weight, which counted as 1": (BERT, "training", changed_setting(1, kl_weight=0.99)),
     "sigma": (T5, "training", changed_setting(1, sigma=0.501)),
     "prior": (T5, "evaluation", changed_setting(1, prior_mu=-1.01)),
     "preset": (ALBERT, "evaluation", changed_setting(1, preset=None)),

@@ -1,10 +1,21 @@
 """Overt: attention, out in the open."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overt import judge
 from overt._version import __version__
-from overt.attaching import Posterior, attach, describe, detach, kl, load, penalty, posterior
+from overt.attaching import (
+    Posterior,
+    attach,
+    describe,
+    detach,
+    kl,
+    load,
+    losses,
+    penalty,
+    posterior,
+    with_kl,
+)
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.backend import naive
 from overt.mechanisms.builtin import Bayesian, Evolving, Synthesizer
@@ -17,6 +28,9 @@ from overt.models.transformer import Decoder, Encoder
 from overt.tracing import Trace, flow, raw, rollout, trace
 from overt.view import page
 
+if TYPE_CHECKING:
+    from overt.attaching.loss_log import LossLog
+
 __all__ = [
     "AttentionCall",
     "Bayesian",
@@ -25,6 +39,7 @@ __all__ = [
     "EdgeCall",
     "Encoder",
     "Evolving",
+    "LossLog",
     "Mechanism",
     "MechanismLayer",
     "MultiheadAttention",
@@ -42,6 +57,7 @@ __all__ = [
     "judge",
     "kl",
     "load",
+    "losses",
     "naive",
     "page",
     "penalty",
@@ -50,6 +66,7 @@ __all__ = [
     "register_mechanism",
     "rollout",
     "trace",
+    "with_kl",
 ]
 
 _MOVED = {
@@ -61,7 +78,11 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names that moved to their packages, with a warning."""
+    """What needs transformers, imported when first asked for; names that moved, with a warning."""
+    if name == "LossLog":
+        from overt.attaching.loss_log import LossLog
+
+        return LossLog
     if name not in _MOVED:
         raise AttributeError(f"module 'overt' has no attribute {name!r}")
     import importlib

@@ -1,7 +1,18 @@
 """Mechanisms in Hugging Face models: attach, detach, describe, save, load, and posterior samples."""
 
-from overt.attaching.api import attach, describe, detach, kl, penalty
+from overt.attaching.api import attach, describe, detach, kl, losses, penalty, with_kl
 from overt.attaching.loading import load
 from overt.attaching.sampling import Posterior, posterior
 
-__all__ = ["Posterior", "attach", "describe", "detach", "kl", "load", "penalty", "posterior"]
+__all__ = [
+    "Posterior",
+    "attach",
+    "describe",
+    "detach",
+    "kl",
+    "load",
+    "losses",
+    "penalty",
+    "posterior",
+    "with_kl",
+]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from overt.attaching.attention import NAME, AttachedAttention
 from overt.attaching.find import Found, find
 from overt.attaching.saving import Saving, Uploading
 from overt.attaching.state import AttachedState, attached_states, joining
+from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
 
@@ -101,23 +103,67 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def kl(model: nn.Module) -> Tensor:
-    """KL of the last forward pass, unweighted: sum over layers, mean over the batch.
+@contextmanager
+def with_kl(model: nn.Module) -> Iterator[None]:
+    """Evaluation passes of the model that begin in this thread inside compute the KL, too.
 
-    What other mechanisms than `Bayesian` add to the loss is counted in.
+    In training it is always there; an evaluation leaves it out, which is quicker.
+
+    ```python
+    with torch.no_grad(), overt.with_kl(model.eval()):
+        model(**batch)
+    print(overt.kl(model))
+    ```
+    """
+    here = the_state(model).here
+    here.with_kl += 1
+    try:
+        yield
+    finally:
+        here.with_kl -= 1
+
+
+def kl(model: nn.Module) -> Tensor:
+    """KL of this thread's last forward pass, unweighted: sum over layers, mean over the batch.
+
+    What other mechanisms than `Bayesian` add to the loss is counted in. An evaluation computes it inside
+    `with overt.with_kl(model):` alone.
     """
     state = the_state(model)
     state.unjoined = False
-    if state.last.kl is None:
+    last = state.here.last
+    if last.kls:
+        return last.kl()
+    if not state.adds:
         raise ValueError(
-            "no KL to be had: there was no forward pass yet, or it used a cache, or nothing is attached that "
-            "adds to the loss, such as a Bayesian with a prior"
+            "no KL to be had: nothing is attached that adds to the loss, such as a Bayesian with a prior"
         )
-    return state.last.kl
+    if last.training is None:
+        raise ValueError("no KL to be had: this thread has run no forward pass of the model yet")
+    raise ValueError(
+        "no KL to be had: the last forward was an evaluation, which leaves it out (run it inside "
+        "`with overt.with_kl(model):`), or used a cache"
+    )
+
+
+def losses(model: nn.Module) -> Losses:
+    """Task loss, KL and the KL's weight of this thread's last forward pass: `.task`, `.kl`, `.weight`.
+
+    They are cut off from the graph, for logs; `overt.LossLog` puts them into the Trainer's.
+    """
+    made = getattr(model, "overt_losses", None)
+    if isinstance(made, Losses):  # a model of overt's own
+        return made
+    last = the_state(model).here.last
+    if last.training is None:
+        raise ValueError("no losses to be had: this thread has run no forward pass of the model yet")
+    return last.losses()
 
 
 def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
-    """λ(t)·KL of the last training forward pass, as it joins the loss; for a loss of your own.
+    """kl_weight·λ(t)·KL of this thread's last training forward pass, as it joins the loss.
+
+    For a loss of your own.
 
     Args:
         model: after a forward pass in training mode.
@@ -127,7 +173,7 @@ def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
     """
     state = the_state(model)
     state.unjoined = False
-    last = state.last
+    last = state.here.last
     if not last.penalties:
         raise ValueError(
             "no penalty to be had: the last forward was not in training, or nothing attached adds to the loss"

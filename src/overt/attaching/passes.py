@@ -87,10 +87,12 @@ class Pass:
     Attributes:
         token: of the model it belongs to.
         training: whether the model trains, so that what is drawn and kept is decided once.
+        wants_kl: whether the KL is to be computed.
         chains: chain name → Chain.
         real: list of layers → (batch, query), which of its queries are not padding; None where all are.
         past: stack → number of tokens in the cache before this pass.
         kept: stack → what its cache keeps.
+        cached: stacks that were given a cache, whose KL is of no use: the prior knows the keys so far alone.
         sizes: stack → number of inputs it was given.
         passed: names of the keywords that callers gave, which go all the way down.
         ran: whether any attached attention has run.
@@ -102,15 +104,21 @@ class Pass:
     """
 
     def __init__(
-        self, token: str, training: bool, address: dict[str, Any], seed: int, seen: Tensor | None = None
+        self,
+        token: str,
+        training: bool,
+        wants_kl: bool,
+        address: dict[str, Any],
+        seed: int,
+        seen: Tensor | None = None,
     ) -> None:
-        self.token, self.training = token, training
+        self.token, self.training, self.wants_kl = token, training, wants_kl
         self.address, self.seed, self.seen = address, seed, seen
         self.chains: dict[str, Chain] = {}
         self.real: dict[str, Tensor | None] = {}
         self.past: dict[str, int] = {}
         self.kept: dict[str, Kept] = {}
-        self.wants_kl: dict[str, bool] = {}
+        self.cached: set[str] = set()
         self.sizes: dict[str, int] = {}
         self.passed: set[str] = set()
         self.ran = False
@@ -127,8 +135,7 @@ class Pass:
         if chain is not None:
             return chain
         keep = keeps and not self.training
-        # Made here and not in a default: the KL of an evaluation is of use, that of cached decoding is not.
-        wants_kl = self.wants_kl.get(stack, True)
+        wants_kl = self.wants_kl and (self.training or stack not in self.cached)
         address = dict(self.address)
         if self.seen is not None:
             address["examples"] = first_example(self.seen, self.batch or 0)

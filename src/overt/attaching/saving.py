@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "overt"
 FORMAT = 1
-INSTALL = "pip install overt"
+INSTALL = "pip install -c constraints.txt ."
 CARD = f"""\
 ---
 library_name: transformers
@@ -25,11 +25,14 @@ tags:
 
 # A model with attention mechanisms of Overt
 
-The attention of this {{architecture}} holds {{mechanisms}}. Load it with
+The attention of this {{architecture}} holds {{mechanisms}}. Overt, a PyTorch library, loads it. It is on no
+package index yet: in a checkout of its source,
 
 ```sh
 {INSTALL}
 ```
+
+and then
 
 ```python
 import overt

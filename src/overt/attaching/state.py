@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from overt.attaching.attention import register
 from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
 from overt.mechanisms.backend import maps_wanted
+from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -26,27 +28,68 @@ NOT_JOINED = (
 )
 
 
-class _Last:
-    """KL and penalties of the last forward. They hang on a graph, which no copy or file can hold.
+class Last(NamedTuple):
+    """What the last forward pass left; what may be made of it is made when somebody asks.
 
-    `penalties` are λ·KL per example, (batch,), one per chain; `total` is the number of labels that the
-    Trainer counted, and `joined` what was added to the loss.
+    Attributes:
+        training: whether it was in training mode; None if there was none.
+        kls: what mechanisms add to the loss, unweighted, per example, (batch,), one per chain.
+        penalties: the same, weighted; of training alone.
+        weight: what lies between them; None where mechanisms differ in it.
+        labels: as the loss counts them.
+        total: number of labels that the Trainer counted.
+        joined: what was added to the loss.
+        task: the loss before, cut off from its graph.
+        divides: whether the model divides it by `total`.
+        batch: number of examples.
     """
 
-    def __init__(
-        self,
-        kl: Tensor | None = None,
-        penalties: tuple[Tensor, ...] = (),
-        total: Any = None,
-        joined: Tensor | None = None,
-    ) -> None:
-        self.kl, self.penalties, self.total, self.joined = kl, penalties, total, joined
+    training: bool | None = None
+    kls: tuple[Tensor, ...] = ()
+    penalties: tuple[Tensor, ...] = ()
+    weight: Tensor | float | None = None
+    labels: Tensor | None = None
+    total: Any = None
+    joined: Tensor | None = None
+    task: Tensor | None = None
+    divides: bool = False
+    batch: int | None = None
 
-    def __deepcopy__(self, memo: object) -> _Last:
-        return _Last()
+    def kl(self) -> Tensor:
+        """Sum over layers, mean over the batch."""
+        first, *rest = [kl.mean() for kl in self.kls]
+        return sum((kl.to(first.device) for kl in rest), first)
 
-    def __reduce__(self) -> tuple[type[_Last], tuple[()]]:
-        return _Last, ()
+    def losses(self) -> Losses:
+        """The parts of the loss, as means over what this batch holds, whatever the Trainer divides by."""
+        task, labels = self.task, self.labels
+        counted = labels is not None and labels.dim() > 0
+        items: Tensor | int | None = labels.ne(-100).sum() if labels is not None and counted else self.batch
+        if task is not None and self.total is not None and self.divides and items is not None:
+            task = task * (torch.as_tensor(self.total, device=task.device).reshape(-1)[0] / items)
+        if not self.kls:
+            return Losses(task, None, None, items)
+        kl = joining(tuple(kl.detach() for kl in self.kls), labels, None)
+        assert kl is not None
+        weight = self.weight
+        if weight is None and self.penalties:
+            together = joining(tuple(penalty.detach() for penalty in self.penalties), labels, None)
+            assert together is not None
+            weight = together / kl
+        return Losses(task, kl, weight, items)
+
+
+class _OfThread(threading.local):
+    """What a thread asked of a model and has of its last forward, which hangs on a graph."""
+
+    def __init__(self) -> None:  # not on the class, where compilers would not see it change
+        self.with_kl = 0
+        # A list, since compilers do not carry out assignments to a thread's attributes.
+        self.lasts = [Last()]
+
+    @property
+    def last(self) -> Last:
+        return self.lasts[0]
 
 
 class AttachedState(nn.Module):
@@ -69,7 +112,7 @@ class AttachedState(nn.Module):
         self.adds: set[str] = set()  # names of what mechanisms add to the loss
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
-        self.last = _Last()
+        self.here = _OfThread()
         self.unjoined = False  # whether the last training forward's KL joined no loss and was not asked for
         self.trained = False  # whether there was a training forward since the last optimizer step
         self.override: dict[str, Any] | None = None
@@ -79,11 +122,13 @@ class AttachedState(nn.Module):
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Weak references belong to one model; a copy finds its own at its next forward.
-        return {**self.__dict__, "model": None, "override": None}
+        # Weak references belong to one model; a copy finds its own at its next forward. What threads have of
+        # this one hangs on graphs, which no copy or file can hold.
+        return {**self.__dict__, "model": None, "override": None, "here": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.here = _OfThread()
         _install()
         _states.add(self)
 
@@ -141,7 +186,8 @@ class AttachedState(nn.Module):
         if self.override is not None:
             address.update(self.override)
         seen = self.seen.clone() if self.override is None and module.training else None
-        current = Pass(self.token, module.training, address, self.seed, seen)
+        wants_kl = module.training or self.here.with_kl > 0
+        current = Pass(self.token, module.training, wants_kl, address, self.seed, seen)
         current.weights = maps_wanted()
         return current
 
@@ -157,8 +203,8 @@ class AttachedState(nn.Module):
                 current.sizes[stack] = value.shape[0]
                 break
         cache = given.get("past_key_values")
-        # The KL of an evaluation is of use, that of cached decoding is not.
-        current.wants_kl[stack] = cache is None or current.training
+        if cache is not None:
+            current.cached.add(stack)
         length = 0 if cache is None else int(cache.get_seq_length())
         kept = getattr(cache, "overt_kept", None)
         if kept is not None and kept.token != self.token:
@@ -196,16 +242,26 @@ class AttachedState(nn.Module):
     def _finish(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, current: Pass
     ) -> Any:
-        chains = [chain for chain in current.chains.values() if chain.has_loss]
-        kls = [chain.kl() for chain in chains]
-        total = sum((kl.to(kls[0].device) for kl in kls[1:]), kls[0]) if kls else None
-        # A new one each time: a compiled graph would look into the tensors that the old one holds.
-        self.last = _Last(total)
         if not current.ran:
             raise RuntimeError(
                 f"no attention of this {type(module).__name__} ran through overt: was its attention "
                 "implementation set after attach, or that of a model that shares its config?"
             )
+        chains = [chain for chain in current.chains.values() if chain.has_loss]
+        given = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
+        task = _loss_in(output)
+        # A new one each time: a compiled graph would look into the tensors that the old one holds.
+        last = Last(
+            current.training,
+            tuple(chain.kl(per_example=True) for chain in chains),
+            weight=chains[0].weight() if chains else None,
+            labels=_counted_labels(given, module),
+            total=given.get("num_items_in_batch"),
+            task=None if task is None else task.detach(),
+            divides=divides_by_count(type(module)),
+            batch=current.batch,
+        )
+        self.here.lasts[0] = last
         if not current.training or self.override is not None:
             return output
         self.trained = True
@@ -213,13 +269,10 @@ class AttachedState(nn.Module):
             self.seen += current.batch
         if not chains:
             return output
-        given = {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
         penalties = tuple(chain.penalty(per_example=True) for chain in chains)
-        counted = given.get("num_items_in_batch")
-        labels = _counted_labels(given, module)
-        penalty = joining(penalties, labels, counted)
+        penalty = joining(penalties, last.labels, last.total)
         joined = None if penalty is None else _add_to_loss(output, penalty)
-        self.last = _Last(total, penalties, counted, None if joined is None else penalty)
+        self.here.lasts[0] = last._replace(penalties=penalties, joined=None if joined is None else penalty)
         self.unjoined = joined is None and torch.is_grad_enabled()
         return output if joined is None else joined
 
@@ -255,6 +308,25 @@ def joining(penalties: tuple[Tensor, ...], labels: Tensor | None, total: Any) ->
     return sum((part.to(parts[0].device) for part in parts[1:]), parts[0])
 
 
+_divides: dict[type, bool] = {}
+
+
+def divides_by_count(kind: type[nn.Module]) -> bool:
+    """Whether a model divides its loss by the Trainer's count of labels; some take the count and do not."""
+    if kind not in _divides:
+        forward = inspect.unwrap(kind.forward)
+        try:
+            source = inspect.getsource(forward)
+        except (OSError, TypeError):
+            source = " ".join(forward.__code__.co_names)
+        handed = re.search(r"loss_function\((?:[^()]|\([^()]*\))*\*\*", source)
+        _divides[kind] = handed is not None or "num_items_in_batch" in source
+    return _divides[kind]
+
+
+divides_by_count._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _counted_labels(given: dict[str, Any], module: nn.Module) -> Tensor | None:
     """The labels as the loss counts them."""
     labels = given.get("shift_labels")
@@ -282,17 +354,24 @@ def _trainer_shifts() -> bool:
     return "_loss_shifts_labels" in inspect.unwrap(Trainer.__init__).__code__.co_names
 
 
-def _add_to_loss(output: Any, penalty: Tensor) -> Any:
-    """The output with the penalty in its loss; None if it has no loss."""
+def _loss_in(output: Any) -> Tensor | None:
+    """The loss of an output; None if it has none."""
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
         first = output[0] if output else None
-        if not isinstance(first, Tensor) or first.dim() > 0:
-            return None
-        return (first + penalty.to(first.device, first.dtype), *output[1:])
+        return first if isinstance(first, Tensor) and first.dim() == 0 else None
     loss = output.get("loss") if isinstance(output, dict) else None
-    if not isinstance(loss, Tensor):
+    return loss if isinstance(loss, Tensor) else None
+
+
+def _add_to_loss(output: Any, penalty: Tensor) -> Any:
+    """The output with the penalty in its loss; None if it has no loss."""
+    loss = _loss_in(output)
+    if loss is None:
         return None
-    output["loss"] = loss + penalty.to(loss.device, loss.dtype)
+    total = loss + penalty.to(loss.device, loss.dtype)
+    if isinstance(output, tuple):
+        return (total, *output[1:])
+    output["loss"] = total
     return output
 
 

@@ -111,13 +111,18 @@ class AttentionMap(Layers):
     def attend(self, call: AttentionCall, chain: Chain, hindrance: str | None = None) -> Tensor | None:
         """From queries to outputs (batch, heads, query, dim) by a fused form; None where none applies.
 
-        The caller then goes by `forward`.
+        The caller then goes by `forward`. Where no mechanism does anything in this pass, as Bayesian ones in
+        evaluation, the form is torch's own.
 
         Args:
             call: what is asked.
             chain: what the layers below left, and where this one leaves its part.
             hindrance: what the caller knows that stands against it.
         """
+        if hindrance is None and fused.takes_torchs_own(self.layers, call, chain):
+            self._say(call.site, None, "torch's own attention, there being nothing to draw")
+            chain.claim(call.site, self)
+            return fused.torchs_own(call)
         hindrance = hindrance or fused.why_plain(self.layers, call, chain)
         self._say(call.site, hindrance)
         form = fused.form_of(self.names)
@@ -140,9 +145,9 @@ class AttentionMap(Layers):
             return None
         return form.draw({layer.name: layer for layer in self.layers}, call, chain, samples)
 
-    def _say(self, site: Site, hindrance: str | None) -> None:
+    def _say(self, site: Site, hindrance: str | None, form: str = "fused kernels") -> None:
         if not torch.compiler.is_compiling():
-            which = "fused kernels" if hindrance is None else f"plain operations: {hindrance}"
+            which = form if hindrance is None else f"plain operations: {hindrance}"
             log.debug("%s %d: %s", *site.place, which)
 
     def forward(self, call: AttentionCall, chain: Chain) -> Tensor:

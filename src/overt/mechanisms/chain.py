@@ -251,6 +251,13 @@ class Chain:
         ]
         return _total(weighted, per_example=True)
 
+    def weight(self) -> Tensor | float | None:
+        """What terms are multiplied by before they join the loss; None where mechanisms differ in it."""
+        mechanisms = [mechanism for _, mechanism in self._losses.values()]
+        if not mechanisms or any(mechanism is not mechanisms[0] for mechanism in mechanisms):
+            return None
+        return mechanisms[0].loss_weight(self.step)
+
     @property
     def has_loss(self) -> bool:
         """Whether any layer added to the loss."""

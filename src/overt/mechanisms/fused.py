@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from overt.mechanisms import backend
-from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.seen import Seen
 
 WIDEST = 128
 MOST_EXAMPLES = 65_535
@@ -101,3 +103,38 @@ def why_plain(
         if reason := layer.unfit(call):
             return reason
     return None
+
+
+def takes_torchs_own(layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain) -> bool:
+    """Whether torch's attention does for a call: no layer does anything, and no gradient is wanted.
+
+    With gradients plain operations are kept, since those of torch's forms have none of their own.
+    """
+    if not layers or chain.keep or chain.switched_off is not None or call.why_not_products() is not None:
+        return False
+    inputs = call.query, call.key, call.value
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return False
+    if any(x.dtype != call.query.dtype or x.device != call.query.device for x in inputs):
+        return False
+    if torch._C._are_functorch_transforms_active() or call.dropout > 0.0 or min(call.shape) == 0:
+        return False
+    return all(layer.idle(chain) for layer in layers)
+
+
+def torchs_own(call: AttentionCall) -> Tensor:
+    """Output (batch, heads, query, dim) of plain attention; zeros for queries that are padded or blind."""
+    heads, (_, _, queries, keys), seen = call.query.shape[1], call.shape, call.seen
+    key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
+    mask = None
+    if seen.key_visible is not None or (seen.causal and queries != keys):
+        shown = Seen(seen.key_visible, None, seen.causal)
+        mask = shown.dense(queries, keys, call.query.device)
+        assert mask is not None
+        mask = mask | ~mask.any(dim=-1, keepdim=True)  # a row without any would be NaN
+    causal = seen.causal and mask is None
+    out = F.scaled_dot_product_attention(
+        call.query, key, value, attn_mask=mask, is_causal=causal, scale=call.scale
+    )
+    blind = seen.blind(queries, keys)
+    return out if blind is None else out.masked_fill(blind.view(-1, 1, queries, 1), 0.0)

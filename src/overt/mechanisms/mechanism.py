@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -58,6 +58,15 @@ class Mechanism:
         if isinstance(edges, str):
             raise ValueError(f"a graph has no {type(self).__name__}, {edges}")
         return edges(self, site)
+
+    @classmethod
+    def from_file(cls, settings: Mapping[str, Any]) -> Self:
+        """From settings as a file has them. Override it where a file without one of them means something.
+
+        A setting that came later must stand for what was done before there was one, which may not be its
+        default.
+        """
+        return cls(**settings)
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
         """λ(t), what the terms that its layers add to the loss are multiplied by at training step t."""
@@ -135,6 +144,11 @@ class MechanismLayer(nn.Module):
     def acts_at(self, point: Point) -> bool:
         """Whether it does anything at a point."""
         return point in self.points
+
+    def idle(self, chain: Chain) -> bool:
+        """Whether in this pass it does what a softmax does and leaves nothing in the chain."""
+        del chain
+        return False
 
     def unfit(self, call: AttentionCall) -> str | None:
         """Why a fused form that covers it does not do for a call; None if it does."""
@@ -259,7 +273,7 @@ def from_dict(settings: object) -> Mechanism:
     values = {key: _tuples(value) for key, value in settings.items() if key != "name"}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"{settings['name']} has no setting {', '.join(unknown)} in this version of overt")
-    return kind(**values)
+    return kind.from_file(values)
 
 
 def _tuples(value: Any) -> Any:

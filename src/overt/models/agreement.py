@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.transformer import Encoder
 
@@ -32,6 +33,7 @@ class AgreementClassifier(nn.Module):
     """
 
     step: Tensor
+    overt_losses: Losses | None = None  # of the last forward with labels, for `overt.losses`
 
     def __init__(
         self,
@@ -83,4 +85,6 @@ class AgreementClassifier(nn.Module):
         if labels is not None:
             loss = F.cross_entropy(output["logits"], labels)
             output["loss"] = loss + chain.penalty() if self.training else loss
+            kl = chain.kl().detach() if chain.has_loss else None
+            self.overt_losses = Losses(loss.detach(), kl, chain.weight(), labels.shape[0])
         return output

@@ -8,7 +8,7 @@ import platform
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+import overt
 from overt.mechanisms.chain import Chain
 from overt.models.agreement import AgreementClassifier
 
@@ -202,7 +203,7 @@ class Run:
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 del args, state, control, kwargs
                 if logs and "loss" in logs:
-                    progress.update(task, description=f"{name}, loss {float(logs['loss']):.3f}")
+                    progress.update(task, description=f"{name}, {told(logs)}")
 
         wanted = TrainingArguments(
             output_dir=str(self.checkpoints),
@@ -224,7 +225,7 @@ class Run:
             data_collator=collate,
             train_dataset=data,
             eval_dataset=evaluation,
-            callbacks=[Clock()],
+            callbacks=[overt.LossLog(), Clock()],
         )
         self.trainer.remove_callback(PrinterCallback)
 
@@ -249,6 +250,13 @@ class Run:
     def step_ms(self) -> float | None:
         """Milliseconds per step, the median; none where every step was taken earlier."""
         return 1000 * statistics.median(self.seconds) if self.seconds else None
+
+
+def told(logs: Mapping[str, float]) -> str:
+    """The losses of a log in a few words: the task's, and the KL apart from it where there is one."""
+    if "kl" not in logs:
+        return f"loss {float(logs['loss']):.3f}"
+    return f"task {logs['task_loss']:.3f}, KL {logs['kl']:.1f} × {logs['kl_weight']:g}"
 
 
 def _whole(path: Path) -> bool:

@@ -71,18 +71,18 @@ def _rows(
     return {"GAT": None, "NO KL": no_kl, "LF": lf, "LC": lc, "WF": wf, "WC": wc}
 
 
-_L, _W = partial(Bayesian, "lognormal"), partial(Bayesian, "weibull")
+_paper = Bayesian.paper
 SETTINGS = {
     "cora": Setting(
         learning_rate=0.005,
         l2=5e-4,
         out_heads=1,
         rows=_rows(
-            no_kl=_W(k=1.0, prior=None),
-            lf=_L(prior="fixed", prior_sigma=1e15, sigma=1e-6, rho=0.2),
-            lc=_L(prior_sigma=1e15, sigma=1e-15, rho=0.1, d_mid=1),
-            wf=_W(k=1.0, prior="fixed", prior_beta=1e-10, prior_alpha=1e-15, rho=0.2),
-            wc=_W(k=1.0, prior_beta=1e-10, rho=0.1, d_mid=1),
+            no_kl=_paper("NO KL", k=1.0),
+            lf=_paper("LF", prior_sigma=1e15, sigma=1e-6, rho=0.2),
+            lc=_paper("LC", prior_sigma=1e15, sigma=1e-15, rho=0.1, d_mid=1),
+            wf=_paper("WF", k=1.0, prior_beta=1e-10, prior_alpha=1e-15, rho=0.2),
+            wc=_paper("WC", k=1.0, prior_beta=1e-10, rho=0.1, d_mid=1),
         ),
     ),
     "citeseer": Setting(
@@ -90,11 +90,11 @@ SETTINGS = {
         l2=5e-4,
         out_heads=1,
         rows=_rows(
-            no_kl=_W(k=100.0, prior=None),
-            lf=_L(prior="fixed", prior_sigma=1e15, sigma=1e-6, rho=0.1),
-            lc=_L(prior_sigma=1e15, sigma=1e-5, rho=0.1, d_mid=1),
-            wf=_W(k=100.0, prior="fixed", prior_beta=1e-15, prior_alpha=1e-7, rho=0.1),
-            wc=_W(k=100.0, prior_beta=1e-15, rho=0.1, d_mid=1),
+            no_kl=_paper("NO KL", k=100.0),
+            lf=_paper("LF", prior_sigma=1e15, sigma=1e-6, rho=0.1),
+            lc=_paper("LC", prior_sigma=1e15, sigma=1e-5, rho=0.1, d_mid=1),
+            wf=_paper("WF", k=100.0, prior_beta=1e-15, prior_alpha=1e-7, rho=0.1),
+            wc=_paper("WC", k=100.0, prior_beta=1e-15, rho=0.1, d_mid=1),
         ),
     ),
     "pubmed": Setting(
@@ -102,11 +102,11 @@ SETTINGS = {
         l2=1e-3,
         out_heads=8,
         rows=_rows(
-            no_kl=_W(k=10.0, prior=None),
-            lf=_L(prior="fixed", prior_sigma=1e6, sigma=1e-2, rho=0.2),
-            lc=_L(prior_sigma=1e5, sigma=1e-2, rho=0.2, d_mid=5),
-            wf=_W(k=10.0, prior="fixed", prior_beta=1e-8, prior_alpha=1e-4, rho=0.2),
-            wc=_W(k=10.0, prior_beta=1e-4, rho=0.2, d_mid=5),
+            no_kl=_paper("NO KL", k=10.0),
+            lf=_paper("LF", prior_sigma=1e6, sigma=1e-2, rho=0.2),
+            lc=_paper("LC", prior_sigma=1e5, sigma=1e-2, rho=0.2, d_mid=5),
+            wf=_paper("WF", k=10.0, prior_beta=1e-8, prior_alpha=1e-4, rho=0.2),
+            wc=_paper("WC", k=10.0, prior_beta=1e-4, rho=0.2, d_mid=5),
         ),
     ),
 }

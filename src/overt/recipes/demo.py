@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # The prior as the published results had it. The paper's text makes the prior's α larger by 1/β, and so slows
 # the learning of sharp maps from scratch.
-_BAYESIAN = Bayesian(k=10.0, preset="official")
+_BAYESIAN = Bayesian.paper(k=10.0, preset="official")
 _EVOLVING = Evolving(alpha=0.1, beta=0.1)
 FORMS: dict[str, tuple[Mechanism, ...]] = {
     "plain": (),

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _EVOLVING = Evolving(alpha=0.1, beta=0.1)
-_OFFICIAL = Bayesian(k=10.0, preset="official")
+_OFFICIAL = Bayesian.paper(k=10.0, preset="official")
 FORMS: dict[str, tuple[Mechanism, ...]] = {
     "plain": (),
     "evolving": (_EVOLVING,),
     "Bayesian": (Bayesian(k=10.0),),
+    "Bayesian-paper": (Bayesian.paper(k=10.0),),
     "Bayesian-official": (_OFFICIAL,),
     "both-official": (_EVOLVING, _OFFICIAL),
 }
@@ -202,9 +203,11 @@ def fine_tune(
     trainer = run.trainer
     before = trainer.evaluate()["eval_loss"]
     run.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    losses = [entry.get("task_loss", entry["loss"]) for entry in logs]
     row: dict[str, Any] = {"loss_before": before, "loss_after": trainer.evaluate()["eval_loss"]}
     row["train_first"], row["train_last"] = losses[0], losses[-1]
+    row["kl_first"], row["kl_last"] = logs[0].get("kl"), logs[-1].get("kl")
     logits = torch.from_numpy(trainer.predict(tests).predictions)
     row |= _judged(torch.softmax(logits, dim=-1), test)
     if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
@@ -245,6 +248,7 @@ def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None
     table.add_column("", no_wrap=True)
     headings = (
         "training loss",
+        "KL",
         "test loss",
         "accuracy",
         "ECE",
@@ -261,6 +265,7 @@ def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None
         table.add_row(
             form,
             f"{row['train_first']:.3f} → {row['train_last']:.3f}",
+            "–" if row["kl_first"] is None else f"{row['kl_first']:.1f} → {row['kl_last']:.1f}",
             f"{row['loss_before']:.3f} → {row['loss_after']:.3f}",
             f"{100 * row['accuracy']:.1f}",
             f"{100 * row['ece']:.1f}",
@@ -272,6 +277,6 @@ def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None
         )
     console.print(table)
     console.print(
-        "Training loss, over the first and the last tenth of the steps, holds the KL; test loss does not. "
+        "Training loss and KL (unweighted) are of the first and the last tenth of the steps, apart. "
         f"Sampled: the mean of {SAMPLES} posterior samples; PAvPU at .05; added: the mechanisms' parameters."
     )

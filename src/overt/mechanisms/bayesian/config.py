@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,13 +12,24 @@ from torch import Tensor
 from overt import _check
 from overt.mechanisms.mechanism import Mechanism
 
+Variant = Literal["WC", "WF", "LC", "LF", "NO KL"]
+# The largest weight that did no harm to a pretrained model (`benchmarks/kl_weight.py`; docs/bayesian.md).
+KL_WEIGHT = 0.003
+_VARIANTS: dict[str, tuple[str, str | None]] = {
+    "WC": ("weibull", "contextual"),
+    "WF": ("weibull", "fixed"),
+    "LC": ("lognormal", "contextual"),
+    "LF": ("lognormal", "fixed"),
+    "NO KL": ("weibull", None),
+}
+
 
 @dataclass(frozen=True)
 class Bayesian(Mechanism):
     """Attention weights are random: normalised Weibull or Lognormal draws, with a prior that depends on keys.
 
-    The variants of the paper are values of these settings: BAM-WC is the default, BAM-WF `prior="fixed"`,
-    BAM-LC and BAM-LF the same with `family="lognormal"`, NO-KL `prior=None`.
+    The defaults are the paper's BAM-WC, but for the KL's weight, which is small enough to leave a pretrained
+    model as good as it was. `Bayesian.paper` has the paper's variants, at full weight.
 
     Args:
         family: distribution of the unnormalised weights S, with mean exp(Φ).
@@ -30,6 +42,8 @@ class Bayesian(Mechanism):
         prior_mu: mean of the fixed Lognormal prior.
         d_mid: hidden width of the contextual prior's network.
         rho: anneal the KL by λ(t) = sigmoid(rho·t); None means λ = 1.
+        kl_weight: multiplies λ(t). 1 is the paper's; the default is the largest that was found to do a
+            pretrained model no harm (docs/bayesian.md). 0 reports the KL without minimising it.
         posterior: what exp(Φ) is in the KL. "probabilities" takes the softmax probabilities, as the
             published results did; "scores" the exponentials of the raw scores, as the paper's text has it.
             The weights are the same.
@@ -52,6 +66,7 @@ class Bayesian(Mechanism):
     posterior: Literal["probabilities", "scores"] = "probabilities"
     kl_reduction: Literal["mean", "sum"] = "mean"
     preset: Literal["official"] | None = None
+    kl_weight: float = KL_WEIGHT
 
     def __post_init__(self) -> None:
         _check.one_of("family", self.family, ("weibull", "lognormal"))
@@ -64,14 +79,40 @@ class Bayesian(Mechanism):
         if self.rho is not None:
             _check.positive("rho", self.rho)
         _check.finite("prior_mu", self.prior_mu)
+        _check.finite("kl_weight", self.kl_weight)
+        if self.kl_weight < 0.0:
+            raise ValueError(f"kl_weight must be at least 0, got {self.kl_weight}")
         _check.whole("d_mid", self.d_mid, 1)
 
+    @classmethod
+    def paper(cls, variant: Variant = "WC", **settings: Any) -> Bayesian:
+        """A variant of the paper, with its KL at full weight (`kl_weight=1`).
+
+        Args:
+            variant: "WC", "WF", "LC" or "LF": Weibull or Lognormal, contextual or fixed prior; or "NO KL".
+            settings: further ones, such as the k, rho and prior_alpha that appendix B has for a task.
+        """
+        _check.one_of("variant", variant, _VARIANTS)
+        family, prior = _VARIANTS[variant]
+        for name, fixed in (("family", family), ("prior", prior), ("kl_weight", 1.0)):
+            if name in settings:
+                raise TypeError(f"Bayesian.paper({variant!r}) has {name}={fixed!r}, and takes no other")
+        return cls(family=family, prior=prior, kl_weight=1.0, **settings)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_file(cls, settings: Mapping[str, Any]) -> Bayesian:
+        """From settings in a file. The KL had full weight before it had a weight at all."""
+        return cls(**{"kl_weight": 1.0, **settings})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"kl_weight": 1.0, **state})  # pickles, too, of before there was a weight
+
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
-        """λ(t)."""
-        return self.annealing(step)
+        """kl_weight·λ(t), what the KL is multiplied by at training step t."""
+        return self.kl_weight * self.annealing(step)
 
     def annealing(self, step: Tensor | None) -> Tensor | float:
-        """λ(t), the weight of the KL at training step t (appendix A)."""
+        """λ(t) at training step t (appendix A)."""
         if self.rho is None:
             return 1.0
         if step is None:

@@ -67,6 +67,10 @@ class BayesianLayer(MechanismLayer):
             self.leave_kl(chain, call.site, kl)
         return draw(logits, visible, None, self.config) if weights is None else weights
 
+    def idle(self, chain: Chain) -> bool:
+        """In evaluation, where neither a sample nor the KL is asked for."""
+        return not draws_sample(self, chain) and not wants_kl(self, self.config, chain)
+
     def drawing(self, chain: Chain) -> Drawing:
         """What kernels are to draw in a pass, and the KL that they are to take."""
         law, divergence = self._law, Divergence()
@@ -123,13 +127,15 @@ class BayesianLayer(MechanismLayer):
         return None
 
     def describe(self) -> dict[str, str]:
-        """Family, spread and prior."""
+        """Family, spread, prior and the KL's weight."""
         config = self.config
         shape = f"k={config.k:g}" if config.family == "weibull" else f"sigma={config.sigma:g}"
-        return {"Bayesian": f"{config.family} {shape}, {config.prior or 'no'} prior"}
+        weighed = "no prior" if config.prior is None else f"{config.prior} prior, KL × {config.kl_weight:g}"
+        return {"Bayesian": f"{config.family} {shape}, {weighed}"}
 
     def extra_repr(self) -> str:
         """Effective settings, for `print(model)`."""
         config = self.config
         shape = f"k={config.k}" if config.family == "weibull" else f"sigma={config.sigma}"
-        return f"{self.site.kind} {self.site.layer}, {config.family}, {shape}, prior={config.prior}"
+        weight = f"kl_weight={config.kl_weight:g}"
+        return f"{self.site.kind} {self.site.layer}, {config.family}, {shape}, prior={config.prior}, {weight}"
