@@ -15,11 +15,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import ttest_1samp
+from scipy.stats import norm, ttest_1samp, ttest_rel
 from torch import Tensor, nn
 from torch_geometric.datasets import Planetoid
 from typer.testing import CliRunner
@@ -583,6 +584,117 @@ def test_no_difference_has_no_interval_and_one_seed_none_that_is_known() -> None
     assert math.isnan(high)
 
 
+def test_p_is_that_of_the_paired_t_test() -> None:
+    source = random.Random(1)
+    for count in (2, 5, 20):
+        one, two = ([source.gauss(shift, 1.0) for _ in range(count)] for shift in (0.5, 0.0))
+        found = bam_graphs.paired_p([a - b for a, b in zip(one, two, strict=True)])
+        assert found == pytest.approx(ttest_rel(one, two).pvalue)
+    assert bam_graphs.paired_p([0.0] * 4) == 1.0, "what never differs has not been shown to"
+    assert bam_graphs.paired_p([0.5] * 4) == 0.0
+    assert math.isnan(bam_graphs.paired_p([0.5]))
+
+
+def test_a_published_gain_has_the_error_of_five_runs_a_row() -> None:
+    row, plain = [1.0, 2.0, 3.0], [4.0, 4.0, 10.0]  # variances 1 and 12
+    assert bam_graphs.RUNS == 5
+    assert bam_graphs.published_error(row, plain) == pytest.approx(math.sqrt(13 / 5))
+    # against paired differences with mean 1 and standard error 2: (6 − 1) / √(4² + 2²)
+    differences = [1 - 2 * math.sqrt(3), 1.0, 1 + 2 * math.sqrt(3)]
+    assert stdev(differences) / math.sqrt(3) == pytest.approx(2)
+    expected = 2 * norm.sf(5 / math.sqrt(20))
+    assert bam_graphs.published_p(6.0, 4.0, differences) == pytest.approx(expected)
+    # simulated: two rows of five runs each, and a measured mean, of which neither gains anything
+    source = random.Random(2)
+    below = 0
+    for _ in range(2000):
+        five = [mean([source.gauss(0, spread) for _ in range(5)]) for spread in (1.0, 2.0)]
+        rows = [[source.gauss(0, spread) for _ in range(20)] for spread in (1.0, 2.0)]
+        error = bam_graphs.published_error(*rows)
+        ours = [a - b for a, b in zip(*rows, strict=True)]
+        below += bam_graphs.published_p(five[0] - five[1], error, ours) < 0.05
+    assert 0.03 < below / 2000 < 0.08, "it is no rarer than it says"
+
+
+def stored(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(__file__).parents[1] / "results" / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "apart"),
+    [("bam-table-1", "0.49", "0.16"), ("bam-table-1-citeseer", "0.57", "0.14")],
+)
+def test_the_stored_gain_is_compared_with_its_own_uncertainty(name: str, error: str, apart: str) -> None:
+    result = stored(name)
+    table = result["tables"][0]
+    row = dict(zip(table["columns"], dict(table["rows"])["BAM WC"], strict=True))
+    assert (row["its standard error, estimated"], row["p, published against measured"]) == (error, apart)
+    assert "published" in " ".join(result["notes"])
+    assert "5 comparisons, not corrected" in " ".join(result["notes"])
+
+
+def stepped_down(p_values: dict[Any, float]) -> dict[Any, float]:
+    """Holm's correction, written another way: each step asks whether the least of what is left may fall."""
+    left, found, highest = dict(p_values), {}, 0.0
+    while left:
+        least = min(left, key=lambda name: left[name])
+        highest = max(highest, min(1.0, left[least] * len(left)))
+        found[least] = highest
+        del left[least]
+    return found
+
+
+def test_the_stored_differences_are_corrected_for_all_45() -> None:
+    result = stored("bam-table-1")
+    p: dict[tuple[str, str], float] = {}
+    for row in ROWS[1:]:
+        for measure, path in (
+            ("accuracy", ["accuracy"]),
+            ("PAvPU 0.05", ["pavpu", "0.05"]),
+            ("ECE", ["ece"]),
+        ):
+            for level in "012":
+                values: dict[str, list[float]] = {row: [], "GAT": []}
+                for rows in result["per_seed"].values():
+                    for name in values:
+                        value = rows[name]["uncertainty"][f"noise {level}"]
+                        for step in path:
+                            value = value[step]
+                        values[name].append(value)
+                same = values[row] == values["GAT"]
+                p[row, f"{measure}, noise {level}"] = (
+                    1.0 if same else float(ttest_rel(values[row], values["GAT"]).pvalue)
+                )
+    assert len(p) == 45
+    corrected = stepped_down(p)
+    clean, noisy = ("WC", "PAvPU 0.05, noise 0"), ("WC", "PAvPU 0.05, noise 2")
+    assert p[clean] == pytest.approx(0.0127, abs=1e-4)
+    assert stepped_down({place: one for place, one in p.items() if place[0] == "WC"})[clean] > 0.05
+    assert p[noisy] == pytest.approx(0.0002, abs=1e-5)
+    assert corrected[noisy] < 0.01
+    table = result["tables"][-1]
+    assert "by Holm for all 45" in table["title"]
+    for name, cells in table["rows"]:
+        for column, text in zip(table["columns"], cells, strict=True):
+            place = name.removeprefix("BAM "), column
+            assert text == f"{bam_graphs._p(p[place])} → {bam_graphs._p(corrected[place])}"
+    left = sorted(place for place, one in corrected.items() if one < 0.05)
+    assert [row for row, _ in left] == ["NO KL", "NO KL", "WC", "WC", "WF", "WF"]
+    text = " ".join(result["notes"])
+    assert "families of 5 (first table) and 45 (last two) comparisons, each corrected by Holm" in text
+    assert "Of the 45, 9 have p < 0.05 taken singly, and 6 by Holm" in text
+    assert all(f"{row}, {column} (" in text for row, column in left)
+    assert "Of the 45, none has p < 0.05, even taken singly." in " ".join(
+        stored("bam-table-1-citeseer")["notes"]
+    )
+
+
+def test_p_values_are_told_with_the_digits_that_count() -> None:
+    told = {1.0: "1.00", 0.494: "0.49", 0.0127: "0.013", 0.000194: "0.0002", 3e-6: "<0.0001", math.nan: "–"}
+    assert [bam_graphs._p(value) for value in told] == list(told.values())
+
+
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
     assert [bam_graphs._signed(value) for value in (0.5, -0.5, 0.0)] == ["+0.50", "−0.50", "0.00"]
     assert [bam_graphs._signed(value) for value in (-0.001, 0.001)] == ["0.00", "0.00"]
@@ -679,7 +791,7 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Made) 
         title, *lines = block.splitlines()
         rows = (line.strip("| ").split(" | ") for line in lines if re.match(r"\| (GAT|BAM) ", line))
         tables[title] = {name.removeprefix("BAM "): list(map(unsigned_zeros, cells)) for name, *cells in rows}
-    first, *noise, against = tables
+    first, *noise, against, chance = tables
     assert first == "Cora, test accuracy, mean±sd of the seeds:"
     assert noise == [
         "Cora, features as they are:",
@@ -697,12 +809,14 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Made) 
         "+0.81",
     ]
     assert list(tables[against]) == ROWS[1:]
-    assert tables[first]["GAT"][3:5] == ["–", "–"]
+    assert tables[first]["GAT"][2:9] == ["–"] * 7
+    assert list(tables[chance]) == ROWS[1:]
+    assert "by Holm for all 45" in chance
     numbers = made.result["per_seed"]
     for row in ROWS:
         one, two = (100 * numbers[seed][row]["test"] for seed in "01")
         assert tables[first][row][1] == f"{(one + two) / 2:.2f}±{abs(one - two) / 2**0.5:.2f}"
-        assert tables[first][row][5] == "4"
+        assert tables[first][row][9] == "4"
         for level, title in enumerate(noise):
             one, two = (numbers[seed][row]["uncertainty"][f"noise {level}"]["ece"] for seed in "01")
             assert tables[title][row][-1] == f"{(one + two) / 2:.3f}±{abs(one - two) / 2**0.5:.3f}"
@@ -710,7 +824,8 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Made) 
             continue
         more = [100 * (numbers[seed][row]["test"] - numbers[seed]["GAT"]["test"]) for seed in "01"]
         mean, low, high = map(signed, bam_graphs.paired(more))
-        assert tables[first][row][3:5] == [mean, f"{low} … {high}"]
+        assert tables[first][row][4:6] == [mean, f"{low} … {high}"]
+        assert tables[first][row][6] == bam_graphs._p(bam_graphs.paired_p(more))
         assert tables[against][row][0] == f"{mean} ({low} … {high})", "the same accuracy, at noise 0"
         eces = [numbers[seed][row]["uncertainty"]["noise 2"]["ece"] for seed in "01"]
         eces = [
@@ -873,7 +988,8 @@ def test_several_processes_find_the_same_numbers_as_one(
     # of one seed there is no spread to speak of
     _, bayesian = one["tables"][0]["rows"][1]
     assert re.fullmatch(r"\d\d\.\d\d", bayesian[1])
-    assert bayesian[4] == "– … –"
+    assert bayesian[5:9] == ["– … –", "–", "–", "–"], "a single seed has neither interval nor p"
+    assert bayesian[3] == "–"
     assert one["spread"]["WC"]["test"] is None
 
 

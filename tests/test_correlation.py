@@ -106,6 +106,93 @@ def test_sentences_without_a_rank_count_for_nothing() -> None:
     assert correlate(overt.trace(model, short), unk=2).to_dict()["raw ~ blankout"]["mean"] == [None] * 3
 
 
+def test_methods_are_compared_on_the_sentences_that_all_of_them_rank() -> None:
+    from overt.judge.correlation import _summary
+
+    rng = np.random.default_rng(1)
+    pairs = [(method, reference) for reference in ("blankout", "gradients") for method in ("raw", "flow")]
+    rows = {pair: rng.uniform(-1, 1, size=(40, 3)) for pair in pairs}
+    for pair in pairs:
+        rows[pair][rng.random((40, 3)) < 0.3] = np.nan
+    rows["raw", "gradients"][:, 2] = np.nan  # nothing is left to compare
+    found = _summary({pair: list(table) for pair, table in rows.items()}, 300, rng, None)
+    assert found.common is not None
+    assert found.common.common is None
+    for method, reference in pairs:
+        for layer in range(3):
+            own = [value for value in rows[method, reference][:, layer] if value == value]
+            shared = [
+                rows[method, reference][sentence, layer]
+                for sentence in range(40)
+                if all(
+                    rows[other, reference][sentence, layer] == rows[other, reference][sentence, layer]
+                    for other in ("raw", "flow")
+                )
+            ]
+            for result, expected in ((found, own), (found.common, shared)):
+                assert result.count == 40
+                assert result.defined[method, reference][layer] == len(expected)
+                if not expected:
+                    assert np.isnan(result.mean[method, reference][layer])
+                    continue
+                assert result.mean[method, reference][layer] == pytest.approx(np.mean(expected))
+                assert result.sd[method, reference][layer] == pytest.approx(np.std(expected, ddof=1))
+                low, high = result.low[method, reference][layer], result.high[method, reference][layer]
+                assert low < np.mean(expected) < high
+                # the normal interval is near the bootstrap's
+                half = 1.96 * np.std(expected, ddof=1) / len(expected) ** 0.5
+                assert high - low == pytest.approx(2 * half, rel=0.35)
+    for reference in ("blankout", "gradients"):
+        one, two = (found.common.defined[method, reference] for method in ("raw", "flow"))
+        assert one.tolist() == two.tolist()
+    assert found.defined["raw", "blankout"].tolist() != found.defined["flow", "blankout"].tolist()
+    told = found.to_dict()["common"]
+    assert told["flow ~ blankout"]["mean"] == pytest.approx(list(found.common.mean["flow", "blankout"]))
+    # what is printed side by side is of the same sentences, and says how many
+    assert str(found) == str(found.common)
+    [line] = [line for line in str(found).splitlines() if line.startswith("n of 40 ~ blankout")]
+    assert list(map(int, line.split()[-3:])) == found.common.defined["raw", "blankout"].tolist()
+
+
+def even(model: AgreementClassifier) -> AgreementClassifier:
+    """The model with even attention in its last layer, where raw attention then ranks nothing."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("encoder.blocks.2.attention.in_proj"):
+                parameter[: 2 * parameter.shape[0] // 3] = 0
+    return model
+
+
+def test_a_method_that_ranks_nothing_leaves_nothing_to_compare() -> None:
+    model, batches, targets = model_and_batches()
+    found = correlate(overt.trace(even(model), batches[0]), targets[0], unk=2, bootstrap=5)
+    assert found.common is not None
+    assert found.with_cls is not None
+    assert found.with_cls.common is not None
+    assert found.defined["raw", "blankout"].tolist() == [2, 2, 0]
+    assert found.defined["rollout", "blankout"].tolist() == [2, 2, 2]
+    assert not np.isnan(found.mean["rollout", "blankout"]).any()
+    for result in (found.common, found.with_cls.common):
+        assert result.defined["rollout", "blankout"].tolist() == [2, 2, 0]
+        assert np.isnan(result.mean["rollout", "blankout"]).tolist() == [False, False, True]
+
+
+def test_what_randomisation_leaves_is_compared_on_the_same_sentences() -> None:
+    model, batches, _ = model_and_batches()
+    found = randomised(even(model), batches[0])
+    assert found.defined["raw"].tolist() == [0] * 4
+    assert found.defined["rollout"].tolist() == [2] * 4
+    assert np.isfinite(found.left["rollout"]).all()
+    assert found.shared.tolist() == [0] * 4
+    assert np.isnan(found.common["rollout"]).all()
+    assert "nan" not in str(found)
+    alone = randomised(even(model), batches[0], methods=["rollout", "flow"])
+    assert alone.shared.tolist() == [2] * 4
+    for method in ("rollout", "flow"):
+        np.testing.assert_array_equal(alone.common[method], alone.left[method])
+        np.testing.assert_array_equal(alone.left[method], found.left[method])
+
+
 def test_all_references_can_be_asked_for() -> None:
     pytest.importorskip("captum", reason="needs the extra interpret")
     model, batches, _ = model_and_batches()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
+import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from scipy.stats import ttest_ind
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from typer.testing import CliRunner
 
@@ -18,7 +22,7 @@ import overt
 from families import TEXT
 from overt.cli import app
 from overt.recipes import agreement, demo, flow_pronouns, flow_tables, linzen, reproduce, sentiment
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, mean, over_seeds, spread
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, mean, over_seeds, spread
 
 FILES = ("val", "test.1", "test.2")
 
@@ -408,6 +412,174 @@ def test_table_3_fine_tunes_measures_and_keeps(
     assert again["per_seed"] == result["per_seed"]
 
 
+# Telling stored results anew.
+
+STORED = Path(__file__).parents[1] / "results"
+RETOLD = [
+    ("bam-table-1", []),
+    ("bam-table-1", ["--dataset", "citeseer"]),
+    ("flow-table-1", []),
+    ("flow-table-1", ["--part", "natural"]),
+    ("flow-table-2", []),
+    ("flow-table-2", ["--part", "natural"]),
+    ("flow-table-3", []),
+]
+
+
+@pytest.mark.parametrize(("name", "extra"), RETOLD, ids=lambda value: "".join(value[-1:]) or "plain")
+def test_stored_results_say_what_their_recipes_say_of_their_numbers(
+    name: str, extra: list[str], tmp_path: Path
+) -> None:
+    place = tmp_path / "results"
+    shutil.copytree(STORED, place)
+    path = place / f"{'-'.join([name, *extra[1:]])}.json"
+    before = path.read_bytes()
+    reproduce.retell(name, place, extra)
+    assert path.read_bytes() == before, "telling it again changes nothing"
+    # out of its numbers, and of nothing that was told before
+    result = json.loads(before)
+    path.write_text(json.dumps(result | {"tables": [], "notes": ["forgotten"]}))
+    told = CliRunner().invoke(app, ["reproduce", name, "--retell", "--results", str(place), *extra])
+    assert told.exit_code == 0, told.output
+    assert path.read_bytes() == before
+    assert (tmp_path / "RESULTS.md").read_text() == (STORED.parent / "RESULTS.md").read_text()
+
+
+def test_a_result_that_is_not_there_or_of_another_recipe_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"--retell needs a stored result, and there is no .*-natural"
+    ):
+        reproduce.retell("flow-table-1", tmp_path, ["--part=natural"])
+    (tmp_path / "flow-table-1.json").write_text((STORED / "flow-table-2.json").read_text())
+    with pytest.raises(ValueError, match=r"flow-table-1.json must be a result of flow-table-1"):
+        reproduce.retell("flow-table-1", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["flow-table-1.json"]
+
+
+def stored(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((STORED / f"{name}.json").read_text())
+    return found
+
+
+def test_columns_say_how_many_sentences_they_have_and_tables_what_their_spread_is() -> None:
+    for name in ("flow-table-1", "flow-table-2-natural"):
+        tables = {table["title"]: table for table in stored(name)["tables"]}
+        columns = tables["Accuracy, mean±sd of the seeds"]["columns"]
+        assert columns[2:4] == ["natural mix (n = 1,669)", "1 attractor (n = 6,048)"]
+        assert columns[-2:] == ["4 attractors (n = 67)", "5 attractors (n = 19)"]
+        [randomisation] = [title for title in tables if title.startswith("Weight randomisation")]
+        assert randomisation.startswith("Weight randomisation, 128 sentences: ")
+        assert "mean±sd of the seeds" in randomisation
+    for name in ("flow-table-1", "flow-table-3"):
+        assert "bootstrapped over the sentences of one trained model" in " ".join(stored(name)["notes"])
+
+
+def outcome(old: bool = False) -> Outcome:
+    """A small run of flow-table-1 with numbers made up; an old one has less in it."""
+
+    def numbers(value: float, n: int) -> dict[str, Any]:
+        rows = {name: [value + layer / 100 for layer in range(6)] for name in ("mean", "sd", "low", "high")}
+        return rows | {"defined": [float(n - layer) for layer in range(6)]}
+
+    def correlations(value: float, n: dict[str, int]) -> dict[str, Any]:
+        found = {
+            reference: {method: numbers(value + place / 10, n[method]) for place, method in enumerate(n)}
+            for reference in ("blankout", "gradients", *(() if old else ("blankout-absolute",)))
+        }
+        return {"count": 40, **found}
+
+    def row(value: float) -> dict[str, Any]:
+        own, shared = {"raw": 40, "rollout": 39, "flow": 30}, dict.fromkeys(("raw", "rollout", "flow"), 30)
+        spearman = correlations(value, own)
+        if not old:
+            spearman["common"] = correlations(value + 0.2, shared)
+        left: dict[str, Any] = {method: [value] * 7 for method in own}
+        spearman["randomised"] = left if old else left | {"n": [33] * 7}
+        part = {"validation": 0.9, "test": 0.8, "natural": 0.7, "by_attractors": {"1": 0.6}}
+        return {"spearman": spearman, **part}
+
+    prefixes = {"validation": 50, "test": 400, "test, 1 attractors": 12, "test, natural mix": 388}
+    if old:
+        del prefixes["test, natural mix"]
+    config = {
+        "forms": {"plain": "()", "both": "(…)"},
+        "shuffled": 35,
+        "data": {
+            "name": linzen.SPLIT,
+            "split": "somehow",
+            "shortened": 0,
+            "longest": 50,
+            "parts": {name: {"prefixes": count} for name, count in prefixes.items()},
+        },
+    }
+    if old:
+        del config["shuffled"]
+    values = {"plain": (0.1, 0.12, 0.11), "both": (0.3, 0.2, 0.25)}
+    per_seed = {seed: {form: row(given[seed]) for form, given in values.items()} for seed in range(3)}
+    return Outcome(config, per_seed)
+
+
+def test_tables_compare_methods_on_equal_sentences_and_say_how_many() -> None:
+    told = flow_tables.tell(outcome(), "blankout")
+    rows = dict(told.grids[0].rows)
+    assert rows["rollout, measured"][0] == "0.41±0.41", "0.11 of the seeds, 0.1 of rollout, 0.2 of the common"
+    assert rows["n of 40"] == [str(30 - layer) for layer in range(6)]
+    assert not any(name.startswith("flow, n") for name in rows)
+    assert [grid.title.split(",")[1].strip() for grid in told.grids[1:3]] == [
+        "Spearman correlation with blank-out",
+        "Spearman correlation with absolute blank-out",
+    ]
+    assert dict(told.grids[1].rows)["both, flow"][0] == "0.65±0.05"
+    assert "35 sentences" in told.grids[3].title
+    text = " ".join(told.notes)
+    assert "that raw attention, rollout and flow all rank in one model, of 40 in all: plain 25–30" in text
+    assert "(at least 33 of them ranked by all methods)" in text
+    expected = ttest_ind([0.3, 0.2, 0.25], [0.1, 0.12, 0.11], equal_var=False).pvalue
+    assert (
+        f"3 comparisons (1 form × 3 methods), Welch's t-test over the seeds. The least p is {expected:.3f}"
+        in text
+    )
+    assert f"by Holm {3 * expected:.2f}" in text
+
+
+def test_an_old_result_says_that_its_rows_average_different_sentences() -> None:
+    told = flow_tables.tell(outcome(old=True), "blankout")
+    rows = dict(told.grids[0].rows)
+    assert rows["rollout, measured"][0] == "0.21±0.21"
+    assert rows["raw, n of 40"] == ["40", "39", "38", "37", "36", "35"]
+    assert rows["flow, n of 40"] == ["30", "29", "28", "27", "26", "25"]
+    assert len(told.grids) == 4, "no table of what was not measured"
+    assert "natural mix (n = 388)" in told.grids[-1].columns
+    text = " ".join(told.notes)
+    assert "before methods were compared on the same sentences: each row averages those that its own" in text
+    assert "raw 35–40, rollout 34–39, flow 25–30" in text
+    assert "made before the recipe measured absolute blank-out" in text
+
+
+def test_one_seed_has_no_spread_and_no_comparison_of_forms() -> None:
+    many = outcome()
+    told = flow_tables.tell(Outcome(many.config, {0: copy.deepcopy(many.per_seed[0])}), "blankout")
+    text = " ".join(told.notes)
+    assert "sd of the seeds" not in text
+    assert "comparisons" not in text
+    assert dict(told.grids[1].rows)["both, flow"][0] == "0.70"
+
+
+def test_sizes_are_of_every_part_and_the_natural_mix_is_no_part_of_the_checksum(folder: Path) -> None:
+    corpus = linzen.load(folder)
+    described = corpus.describe()
+    expected = {"train": len(corpus.train), "validation": len(corpus.validation), "test": 21}
+    expected |= {"natural": 7, "1": 7, "2": 7}
+    assert linzen.sizes(described) == expected
+    del described["parts"]["test, natural mix"]  # as it was described before
+    assert linzen.sizes(described) == expected
+    # models that were trained before are still of these data
+    parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
+    parts |= {f"test, {n} attractors": part for n, part in corpus.by_attractors.items()}
+    text = "\n".join(f"{name} {p.plural} {' '.join(p.tokens)}" for name in parts for p in parts[name])
+    assert described["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_a_try_does_not_overwrite_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproduce, "RECIPES", {"toy": _toy()})
@@ -433,7 +605,10 @@ def test_a_try_does_not_overwrite_a_result(tmp_path: Path, monkeypatch: pytest.M
 def _toy() -> Recipe:
     def run(request: Request) -> Outcome:
         numbers = {seed: {"x": float(seed)} for seed in range(request.seeds)}
-        return Outcome({}, numbers, lambda found, _: [Grid("x", ["x"], [("x", [cell(found["x"])])])])
+        return Outcome({}, numbers)
+
+    def tell(outcome: Outcome) -> Told:
+        return Told([Grid("x", ["x"], [("x", [cell(outcome.mean["x"])])])])
 
     options = {"size": Option("how much", 2, least=1), "kind": Option("which", "a", names=True)}
-    return Recipe("toy", "A toy", "Nobody 2020", {}, run, seeds=2, folder="toy", options=options)
+    return Recipe("toy", "A toy", "Nobody 2020", {}, run, tell, seeds=2, folder="toy", options=options)

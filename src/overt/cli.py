@@ -134,16 +134,22 @@ def reproduce(
         typer.Option(help="Folder of result files: results/, or the run's own for settings of your own."),
     ] = None,
     fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    retell: Annotated[
+        bool, typer.Option(help="Measure nothing: write the tables and notes of a stored result anew.")
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="List recipes and their own options.")] = False,
 ) -> None:
     """Measure a table or figure of a paper again, and write it down beside the published numbers."""
-    from overt.recipes.reproduce import run, show_list
+    from overt.recipes import reproduce as recipes
 
     if name is None or listed:
-        show_list()
+        recipes.show_list()
+        return
+    if retell:
+        recipes.retell(name, results, context.args)
         return
     try:
-        run(name, data, seeds, device, model, out, results, fresh, context.args)
+        recipes.run(name, data, seeds, device, model, out, results, fresh, context.args)
     except KeyboardInterrupt:
         again = "the same command, without --fresh," if fresh else "the same command"
         typer.secho(f"\ninterrupted; {again} goes on from the last checkpoint", err=True)

@@ -2,5 +2,6 @@
 
 from overt.judge import uncertainty
 from overt.judge.correlation import Correlations, Sanity, correlate, randomised, spearman
+from overt.judge.families import holm
 
-__all__ = ["Correlations", "Sanity", "correlate", "randomised", "spearman", "uncertainty"]
+__all__ = ["Correlations", "Sanity", "correlate", "holm", "randomised", "spearman", "uncertainty"]

@@ -10,7 +10,7 @@ import copy
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -44,17 +44,21 @@ class Correlations:
     """Spearman correlations of methods with references, layer by layer.
 
     Keys are (method, reference); arrays have shape (layers,). Sentences whose correlation is not defined (one
-    token, or all values equal) count for neither mean nor spread.
+    token, or all values equal) count for neither mean nor spread. Which those are differs from method to
+    method, so two of these means may be over different sentences: to compare methods, take `common`.
 
     Attributes:
         values: (sentences, layers), NaN where not defined.
-        mean: over sentences.
-        sd: standard deviation over sentences (divided by their number less one).
-        low: lower end of the mean's 95 % bootstrap interval over sentences.
+        mean: over the sentences that this method ranks.
+        sd: standard deviation over them (divided by their number less one).
+        low: lower end of the mean's 95 % bootstrap interval. Sentences are drawn anew, the model is not: it
+            says nothing about a model trained with another seed.
         high: upper end.
         count: sentences, defined or not.
         defined: sentences with a defined correlation.
         with_cls: the same with the query's own token among the tokens; None in that one itself.
+        common: the same over the sentences, for each reference and layer, that every method ranks; None in
+            that one itself.
     """
 
     values: dict[Pair, Floats]
@@ -65,6 +69,7 @@ class Correlations:
     count: int
     defined: dict[Pair, NDArray[np.int64]]
     with_cls: Correlations | None = field(default=None)
+    common: Correlations | None = field(default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the single values, for JSON."""
@@ -78,15 +83,24 @@ class Correlations:
         out["count"] = self.count
         if self.with_cls is not None:
             out["with_cls"] = self.with_cls.to_dict()
+        if self.common is not None:
+            out["common"] = self.common.to_dict()
         return out
 
     def __str__(self) -> str:
+        if self.common is not None:  # rows of a table are there to be compared
+            return str(self.common)
         layers = len(next(iter(self.mean.values())))
         lines = ["".ljust(28) + "".join(f"L{layer + 1}".rjust(13) for layer in range(layers))]
         for method, reference in self.mean:
             mean, sd = self.mean[method, reference], self.sd[method, reference]
             cells = "".join(_cell(m, s).rjust(13) for m, s in zip(mean, sd, strict=True))
             lines.append(f"{method} ~ {reference}".ljust(28) + cells)
+        ranked = {reference: number for (_, reference), number in self.defined.items()}
+        for reference, number in ranked.items():
+            if (number < self.count).any():
+                cells = "".join(str(one).rjust(13) for one in number)
+                lines.append(f"n of {self.count} ~ {reference}".ljust(28) + cells)
         return "\n".join(lines)
 
 
@@ -259,6 +273,20 @@ def _summary(
     count = len(next(iter(values.values())))
     draws = rng.integers(0, count, size=(bootstrap, count))
     weights = np.stack([np.bincount(draw, minlength=count) for draw in draws]).astype(np.float64)
+    common = _averaged(_ranked_by_all(values), weights)
+    return replace(_averaged(values, weights), with_cls=inner, common=common)
+
+
+def _ranked_by_all(values: Mapping[Pair, Floats]) -> dict[Pair, Floats]:
+    """The values of the sentences at which, for a reference and layer, no method has NaN; NaN elsewhere."""
+    missing: dict[str, NDArray[np.bool_]] = {}
+    for (_, reference), table in values.items():
+        missing[reference] = np.isnan(table) | missing.get(reference, False)
+    return {pair: np.where(missing[pair[1]], np.nan, table) for pair, table in values.items()}
+
+
+def _averaged(values: dict[Pair, Floats], weights: Floats) -> Correlations:
+    """Mean and spread over sentences; `weights`, (resamples, sentences), say how often each was drawn."""
     mean, sd, low, high, defined = {}, {}, {}, {}, {}
     for pair, table in values.items():
         known = ~np.isnan(table)
@@ -274,7 +302,7 @@ def _summary(
         if (some := number > 0).any():
             ends[:, some] = np.nanpercentile(resampled[:, some], [2.5, 97.5], axis=0)
         low[pair], high[pair] = ends
-    return Correlations(values, mean, sd, low, high, count, defined, inner)
+    return Correlations(values, mean, sd, low, high, weights.shape[1], defined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,17 +312,23 @@ class Sanity:
     Attributes:
         stages: what has been randomised so far, a layer's path and all above it; at last everything.
         left: method → (stages,), mean Spearman correlation between the rows of the model as it is and as
-            randomised. A method that shows what the model learnt falls towards zero; one that stays near
-            one shows something else.
+            randomised, over the sentences in which neither row is constant. A method that shows what the
+            model learnt falls towards zero; one that stays near one shows something else.
+        defined: method → (stages,), how many sentences those are.
+        common: as `left`, over the sentences that count for every method.
+        shared: (stages,), how many those are.
     """
 
     stages: list[str]
     left: dict[str, Floats]
+    defined: dict[str, NDArray[np.int64]]
+    common: dict[str, Floats]
+    shared: NDArray[np.int64]
 
     def __str__(self) -> str:
-        lines = ["randomised from".ljust(40) + "".join(method.rjust(9) for method in self.left)]
+        lines = ["randomised from".ljust(40) + "".join(method.rjust(9) for method in self.common)]
         for number, stage in enumerate(self.stages):
-            cells = "".join(f"{values[number]:.2f}".rjust(9) for values in self.left.values())
+            cells = "".join(_cell(values[number], math.nan).rjust(9) for values in self.common.values())
             lines.append(stage.ljust(40) + cells)
         return "\n".join(lines)
 
@@ -312,7 +346,7 @@ def randomised(
     """The weight-randomisation check (Adebayo et al. 2018), cascading from the top layer down.
 
     Parameters are shuffled, each within itself, so that their sizes stay what they were. The model given is
-    not touched.
+    not touched. All tokens but padding are ranked, special ones and the query's own too.
 
     Args:
         model: the model.
@@ -360,7 +394,7 @@ def randomised(
                     done.add(name)
 
     original = rows(before)
-    left: dict[str, list[float]] = {method: [] for method in asked_for}
+    found: dict[str, list[list[float]]] = {method: [] for method in asked_for}  # by stage and sentence
     stages = []
     for stage in [*layers, ""]:
         shuffle(f"{stage}." if stage else "")
@@ -368,11 +402,27 @@ def randomised(
         now = rows(trace(changed, inputs, **arguments))
         for method in asked_for:
             kept = [
-                spearman(now[method][i : i + 1, keep], original[method][i, keep])[0]
+                float(spearman(now[method][i : i + 1, keep], original[method][i, keep])[0])
                 for i, keep in enumerate(before.mask.numpy())
             ]
-            left[method].append(float(np.nanmean(kept)))
-    return Sanity(stages, {method: np.array(values) for method, values in left.items()})
+            found[method].append(kept)
+    values = {method: np.array(kept) for method, kept in found.items()}  # (stages, sentences)
+    known = {method: ~np.isnan(kept) for method, kept in values.items()}
+    by_all = np.logical_and.reduce(list(known.values()))
+    return Sanity(
+        stages,
+        {method: _mean_where(kept, known[method]) for method, kept in values.items()},
+        {method: known[method].sum(axis=1) for method in values},
+        {method: _mean_where(kept, by_all) for method, kept in values.items()},
+        by_all.sum(axis=1),
+    )
+
+
+def _mean_where(values: Floats, counted: NDArray[np.bool_]) -> Floats:
+    """Mean of each row over what counts; NaN where nothing does."""
+    with np.errstate(invalid="ignore"):
+        found: Floats = np.where(counted, values, 0.0).sum(axis=1) / counted.sum(axis=1)
+    return found
 
 
 def _layer(path: str) -> str:

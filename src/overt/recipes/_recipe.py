@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,16 +92,37 @@ class Outcome:
     Attributes:
         config: everything that was set, and what the data are.
         per_seed: seed → numbers, in dicts and lists that have the same form for every seed.
-        grids: tables, published beside measured, from the mean and the spread of `per_seed`.
-        notes: sentences that a reader of the tables must know.
         stand_in: whether the data were not the paper's, but what the package has to show that it runs.
     """
 
     config: dict[str, Any]
     per_seed: dict[int, dict[str, Any]]
-    grids: Callable[[dict[str, Any], dict[str, Any]], list[Grid]]
-    notes: list[str] = field(default_factory=list)
     stand_in: bool = False
+
+    @cached_property
+    def mean(self) -> dict[str, Any]:
+        """The mean of the seeds, in the form of each."""
+        found: dict[str, Any] = over_seeds(list(self.per_seed.values()), mean)
+        return found
+
+    @cached_property
+    def spread(self) -> dict[str, Any]:
+        """Their standard deviation."""
+        found: dict[str, Any] = over_seeds(list(self.per_seed.values()), spread)
+        return found
+
+
+@dataclass(frozen=True)
+class Told:
+    """An outcome in words.
+
+    Attributes:
+        grids: tables, published beside measured.
+        notes: sentences that a reader of the tables must know.
+    """
+
+    grids: list[Grid]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,8 @@ class Recipe:
         paper: whose table or figure it is.
         published: the paper's numbers.
         run: measures.
+        tell: puts what was measured into tables and notes. It reads nothing but the outcome, so that a
+            stored result can be told anew.
         seeds: how many, where none are asked for.
         folder: under runs/; recipes that measure the same models share one.
         options: its own, by name.
@@ -123,6 +147,7 @@ class Recipe:
     paper: str
     published: dict[str, Any]
     run: Callable[[Request], Outcome]
+    tell: Callable[[Outcome], Told]
     seeds: int
     folder: str
     options: dict[str, Option] = field(default_factory=dict)

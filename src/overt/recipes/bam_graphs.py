@@ -15,11 +15,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,12 @@ from torch import Tensor
 import overt
 from overt import _check
 from overt._extras import need
+from overt.judge.families import holm
 from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.recipes import planetoid
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept
 from overt.recipes._runs import write_whole
 from overt.recipes._training import hardware, save_weights, torch_device
 
@@ -134,6 +134,8 @@ NOISES = (0.0, 1.0, 2.0)  # standard deviations of the noise, in those of all fe
 THRESHOLDS = (0.01, 0.05, 0.1)
 COVERAGE = (0.5, 0.8)
 CONFIDENCE = 0.95
+LEVEL = 0.05  # p below it counts
+RUNS = 5  # behind each published number
 UNSEEN = 1e-9  # a spread of logits that float32 cannot show: they are of the order of one
 
 
@@ -448,7 +450,7 @@ def run(request: Request) -> Outcome:
         "noises": list(NOISES),
         "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
     }
-    return Outcome(config, per_seed, partial(_grids, per_seed=per_seed, dataset=name), _notes(name, per_seed))
+    return Outcome(config, per_seed)
 
 
 def _cores() -> int:
@@ -468,15 +470,62 @@ def paired(differences: list[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def _differences(per_seed: dict[int, dict[str, Any]], row: str, *path: str) -> list[float]:
-    """What a row has more than GAT with the same seed, in points of a hundred, by the path to a number."""
+def paired_p(differences: list[float]) -> float:
+    """Two-sided p of the paired t-test; 1 where no pair differs, NaN of a single one."""
+    from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
+
+    values = torch.tensor(differences, dtype=torch.float64)
+    count = len(differences)
+    if count < 2:
+        return math.nan
+    mean, error = float(values.mean()), float(values.std()) / math.sqrt(count)
+    if error == 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return float(2 * t.sf(abs(mean) / error, count - 1))
+
+
+def published_error(row: list[float], plain: list[float], runs: int = RUNS) -> float:
+    """Standard error of a published difference of two rows, each a mean of `runs` runs.
+
+    The paper gives none. Taken are the spreads of our seeds, and rows that do not depend on each other: the
+    square root of (variance of the one + variance of the other) / runs.
+    """
+    one, other = (torch.tensor(values, dtype=torch.float64).var() for values in (row, plain))
+    return math.sqrt(float(one + other) / runs)
+
+
+def published_p(published: float, error: float, differences: list[float]) -> float:
+    """Two-sided p, by the normal distribution, of a published difference and our mean being one and the same.
+
+    Each has its own standard error: the published one `error`, ours that of the paired mean.
+    """
+    values = torch.tensor(differences, dtype=torch.float64)
+    both = math.hypot(error, float(values.std()) / math.sqrt(len(differences)))
+    return math.erfc(abs(published - float(values.mean())) / both / math.sqrt(2)) if both else math.nan
+
+
+def _values(per_seed: dict[int, dict[str, Any]], row: str, *path: str) -> list[float]:
+    """A row's numbers of every seed, in points of a hundred, by the path to them."""
 
     def value(numbers: Any) -> float:
         for name in path:
             numbers = numbers[name]
         return 100 * float(numbers)
 
-    return [value(rows[row]) - value(rows["GAT"]) for rows in per_seed.values()]
+    return [value(rows[row]) for rows in per_seed.values()]
+
+
+def _differences(per_seed: dict[int, dict[str, Any]], row: str, *path: str) -> list[float]:
+    """What a row has more than GAT with the same seed, in points of a hundred, by the path to a number."""
+    pairs = zip(_values(per_seed, row, *path), _values(per_seed, "GAT", *path), strict=True)
+    return [one - other for one, other in pairs]
+
+
+def _corrected(p_values: list[float]) -> list[float]:
+    """By Holm, for all of them together; nothing is known of a single seed."""
+    if any(math.isnan(p) for p in p_values):
+        return [math.nan] * len(p_values)
+    return [float(p) for p in holm(p_values)]
 
 
 def _published(dataset: str, row: str) -> tuple[float, float | None]:
@@ -492,80 +541,194 @@ def _signed(value: float) -> str:
     return "–" if math.isnan(value) else f"{'+' if round(value, 2) > 0 else ''}{cell(value)}"
 
 
-def _grids(
-    found: dict[str, Any], deviation: dict[str, Any], per_seed: dict[int, dict[str, Any]], dataset: str
-) -> list[Grid]:
+def _p(value: float) -> str:
+    """A p-value with two digits that count, at most four after the point."""
+    if math.isnan(value):
+        return "–"
+    if value < 1e-4:
+        return "<0.0001"
+    return f"{value:.4f}" if value < 1e-3 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def tell(outcome: Outcome) -> Told:
     """Accuracies with their differences to GAT; then what the samples say, clean and under noise."""
-    rows, plain = [], _published(dataset, "GAT")[0]
-    for row, numbers in found.items():
-        value, spread = _published(dataset, row)
-        mean, low, high = paired(_differences(per_seed, row, "test"))
-        rows.append(
-            (
-                row if row == "GAT" else f"BAM {row}",
-                [
-                    cell(value, spread),
-                    cell(_percent(numbers["test"]), _percent(deviation[row]["test"])),
-                    "–" if row == "GAT" else _signed(value - plain),
-                    "–" if row == "GAT" else _signed(mean),
-                    "–" if row == "GAT" else f"{_signed(low)} … {_signed(high)}",
-                    cell(numbers["epochs"], digits=0),
-                ],
-            )
-        )
-    heads = ["published, %", "measured, %", "published − GAT", "measured − GAT", "95 % interval", "epochs"]
-    grids = [Grid(f"{dataset.capitalize()}, test accuracy, mean±sd of the seeds", heads, rows)]
-    for level in NOISES:
-        rows = []
-        for row, numbers in found.items():
-            ours, between = numbers["uncertainty"][f"noise {level:g}"], deviation[row]["uncertainty"]
-            spreads = between[f"noise {level:g}"]
-            pairs = [(ours[part], spreads[part]) for part in ("accuracy", "sampled_accuracy")]
-            pairs += [(ours["pavpu"][str(at)], spreads["pavpu"][str(at)]) for at in THRESHOLDS]
-            pairs += [(ours["selective"][str(at)], spreads["selective"][str(at)]) for at in COVERAGE]
-            percent = [cell(_percent(value), _percent(spread)) for value, spread in pairs]
-            name = row if row == "GAT" else f"BAM {row}"
-            rows.append((name, [*percent, cell(ours["ece"], spreads["ece"], digits=3)]))
-        what = "features as they are" if level == 0.0 else f"noise of {level:g} sd of the features"
-        heads = ["accuracy, mean weights", f"accuracy, {SAMPLES} samples"]
-        heads += [f"PAvPU {at:g}" for at in THRESHOLDS]
-        heads += [f"accuracy of the surest {100 * at:.0f} %" for at in COVERAGE]
-        grids.append(Grid(f"{dataset.capitalize()}, {what}", [*heads, "ECE"], rows))
-    return [*grids, _against_gat(per_seed, dataset)]
+    dataset: str = outcome.config["data"]["name"]
+    gains = _gains(outcome.per_seed, dataset)
+    samples = _Family.of(outcome.per_seed, outcome.config["noises"])
+    title = dataset.capitalize()
+    grids = [_accuracies(outcome, gains, dataset)]
+    grids += [_sampled(outcome, level, title) for level in outcome.config["noises"]]
+    grids += samples.grids(title, len(outcome.per_seed))
+    return Told(grids, _notes(dataset, outcome.per_seed, gains, samples))
 
 
-def _against_gat(per_seed: dict[int, dict[str, Any]], dataset: str) -> Grid:
-    """Paired differences to GAT of what the samples say."""
-    measures = {
-        "accuracy": ("accuracy",),
-        "PAvPU 0.05": ("pavpu", "0.05"),
-        "ECE": ("ece",),
-    }
-    columns = {
-        f"{name}, noise {level:g}": ("uncertainty", f"noise {level:g}", *path)
-        for name, path in measures.items()
-        for level in NOISES
-    }
+@dataclass(frozen=True)
+class Gain:
+    """A row's test accuracy less GAT's, as published and as measured.
+
+    Attributes:
+        published: in points of 100.
+        error: its standard error, from our seeds' spread; NaN of a single seed, and so are all that follow.
+        differences: ours, seed by seed.
+        p: of the paired t-test.
+        corrected: that by Holm, for all rows.
+        apart: p of published and measured gain being the same.
+    """
+
+    published: float
+    error: float
+    differences: list[float]
+    p: float
+    corrected: float
+    apart: float
+
+
+def _gains(per_seed: dict[int, dict[str, Any]], dataset: str) -> dict[str, Gain]:
+    """Those of every row but GAT."""
+    rows = [row for row in next(iter(per_seed.values())) if row != "GAT"]
+    plain, alone = _values(per_seed, "GAT", "test"), len(per_seed) < 2
+    differences = {row: _differences(per_seed, row, "test") for row in rows}
+    p_values = [paired_p(differences[row]) for row in rows]
+    found = {}
+    for row, p, corrected in zip(rows, p_values, _corrected(p_values), strict=True):
+        published = _published(dataset, row)[0] - _published(dataset, "GAT")[0]
+        error = math.nan if alone else published_error(_values(per_seed, row, "test"), plain)
+        apart = math.nan if alone else published_p(published, error, differences[row])
+        found[row] = Gain(published, error, differences[row], p, corrected, apart)
+    return found
+
+
+def _accuracies(outcome: Outcome, gains: dict[str, Gain], dataset: str) -> Grid:
+    """Published beside measured accuracy."""
     rows = []
-    for row in list(SETTINGS[dataset].rows)[1:]:
-        found = [paired(_differences(per_seed, row, *path)) for path in columns.values()]
-        cells = [f"{_signed(mean)} ({_signed(low)} … {_signed(high)})" for mean, low, high in found]
-        rows.append((f"BAM {row}", cells))
-    title = f"{dataset.capitalize()}, difference to GAT in points of 100, with 95 % intervals"
-    return Grid(title, list(columns), rows)
+    for row, numbers in outcome.mean.items():
+        cells = [
+            cell(*_published(dataset, row)),
+            cell(_percent(numbers["test"]), _percent(outcome.spread[row]["test"])),
+        ]
+        if row == "GAT":
+            cells += ["–"] * 7
+        else:
+            gain = gains[row]
+            mean, low, high = paired(gain.differences)
+            cells += [_signed(gain.published), cell(None if math.isnan(gain.error) else gain.error)]
+            cells += [_signed(mean), f"{_signed(low)} … {_signed(high)}"]
+            cells += [_p(gain.p), _p(gain.corrected), _p(gain.apart)]
+        rows.append((row if row == "GAT" else f"BAM {row}", [*cells, cell(numbers["epochs"], digits=0)]))
+    heads = ["published, %", "measured, %", "published − GAT", "its standard error, estimated"]
+    heads += ["measured − GAT", "95 % interval", "p", f"p, Holm of {len(gains)}"]
+    heads += ["p, published against measured", "epochs"]
+    return Grid(f"{dataset.capitalize()}, test accuracy, mean±sd of the seeds", heads, rows)
 
 
-def _notes(dataset: str, per_seed: dict[int, dict[str, Any]]) -> list[str]:
+def _sampled(outcome: Outcome, level: float, title: str) -> Grid:
+    """What the samples say at one level of noise."""
+    rows = []
+    for row, numbers in outcome.mean.items():
+        ours = numbers["uncertainty"][f"noise {level:g}"]
+        spreads = outcome.spread[row]["uncertainty"][f"noise {level:g}"]
+        pairs = [(ours[part], spreads[part]) for part in ("accuracy", "sampled_accuracy")]
+        pairs += [(ours["pavpu"][str(at)], spreads["pavpu"][str(at)]) for at in THRESHOLDS]
+        pairs += [(ours["selective"][str(at)], spreads["selective"][str(at)]) for at in COVERAGE]
+        percent = [cell(_percent(value), _percent(spread)) for value, spread in pairs]
+        name = row if row == "GAT" else f"BAM {row}"
+        rows.append((name, [*percent, cell(ours["ece"], spreads["ece"], digits=3)]))
+    what = "features as they are" if level == 0.0 else f"noise of {level:g} sd of the features"
+    heads = ["accuracy, mean weights", f"accuracy, {outcome.config['samples']} samples"]
+    heads += [f"PAvPU {at:g}" for at in THRESHOLDS]
+    heads += [f"accuracy of the surest {100 * at:.0f} %" for at in COVERAGE]
+    return Grid(f"{title}, {what}", [*heads, "ECE"], rows)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Paired differences to GAT of what the samples say, all of which are looked at together.
+
+    Attributes:
+        rows: all but GAT.
+        columns: measures at each level of noise.
+        differences: (row, column) → seed by seed, in points of 100.
+        p: (row, column) → of the paired t-test.
+        corrected: those by Holm, for all of them.
+    """
+
+    rows: list[str]
+    columns: list[str]
+    differences: dict[tuple[str, str], list[float]]
+    p: dict[tuple[str, str], float]
+    corrected: dict[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, per_seed: dict[int, dict[str, Any]], noises: list[float]) -> _Family:
+        """The family of a run."""
+        measures = {"accuracy": ("accuracy",), "PAvPU 0.05": ("pavpu", "0.05"), "ECE": ("ece",)}
+        columns = {
+            f"{name}, noise {level:g}": ("uncertainty", f"noise {level:g}", *path)
+            for name, path in measures.items()
+            for level in noises
+        }
+        rows = [row for row in next(iter(per_seed.values())) if row != "GAT"]
+        differences = {
+            (row, column): _differences(per_seed, row, *path)
+            for row in rows
+            for column, path in columns.items()
+        }
+        p = {place: paired_p(values) for place, values in differences.items()}
+        corrected = dict(zip(p, _corrected(list(p.values())), strict=True))
+        return cls(rows, list(columns), differences, p, corrected)
+
+    def grids(self, title: str, seeds: int) -> list[Grid]:
+        """The differences, then their p-values."""
+        count = len(self.p)
+
+        def grid(name: str, told: Callable[[tuple[str, str]], str]) -> Grid:
+            rows = [(f"BAM {row}", [told((row, column)) for column in self.columns]) for row in self.rows]
+            return Grid(f"{title}, {name}", self.columns, rows)
+
+        def difference(place: tuple[str, str]) -> str:
+            mean, low, high = paired(self.differences[place])
+            return f"{_signed(mean)} ({_signed(low)} … {_signed(high)})"
+
+        what = (
+            f"the {count} differences to GAT in points of 100, each with its own 95 % interval over the seeds"
+        )
+        found = [grid(what, difference)]
+        if seeds > 1:
+            what = f"p of these {count} differences: taken singly → by Holm for all {count}"
+            found.append(grid(what, lambda place: f"{_p(self.p[place])} → {_p(self.corrected[place])}"))
+        return found
+
+
+def _notes(
+    dataset: str, per_seed: dict[int, dict[str, Any]], gains: dict[str, Gain], samples: _Family
+) -> list[str]:
     """What a reader must know, some of it found in the numbers."""
+    seeds = len(per_seed)
     notes = [
         "Differences are paired: with equal seeds the rows have equal first weights and dropout masks, since "
-        "neither noise nor the priors' first weights take anything from the stream that these come from. "
-        "Intervals are Student's, one by one, not corrected for there being five.",
-        "NO KL has no settings in the paper: those of WC, without the KL.",
+        "neither noise nor the priors' first weights take anything from the stream that these come from."
     ]
+    if seeds > 1:
+        notes[0] += (
+            f" Intervals are Student's, over the {seeds} seeds, each by itself. p is the paired "
+            "t-test's, and 1 for a difference that is 0 in every seed."
+        )
+        notes.append(
+            f"Rows against GAT are families of {len(gains)} (first table) and {len(samples.p)} (last two) "
+            f"comparisons, each corrected by Holm. {_surviving(gains)} {_surviving_samples(samples)}"
+        )
+        least = min(gain.apart for gain in gains.values())
+        notes.append(
+            f"A published gain is the difference of two means of {RUNS} runs. The paper gives no standard "
+            "error for it: it is estimated from the spread of our seeds, the two rows taken as independent, "
+            f"√((s² of GAT + s² of the row) / {RUNS}). Added in squares to that of our own paired mean, it "
+            f"gives the p of published against measured gain (normal, two-sided; {len(gains)} comparisons, "
+            f"not corrected, the least p being {_p(least)})."
+        )
+    notes.append("NO KL has no settings in the paper: those of WC, without the KL.")
     for row, other, equal in _equal_rows(per_seed):
         note = f"{row} has the test accuracy of {other} in every seed"
-        note += f", and its validation loss to the last digit in {equal} of {len(per_seed)}."
+        note += f", and its validation loss to the last digit in {equal} of {seeds}."
         config = SETTINGS[dataset].rows[row]
         if config is not None and config.family == "lognormal" and config.sigma < UNSEEN:
             note += (
@@ -575,6 +738,28 @@ def _notes(dataset: str, per_seed: dict[int, dict[str, Any]]) -> list[str]:
             )
         notes.append(note)
     return notes
+
+
+def _surviving(gains: dict[str, Gain]) -> str:
+    """Which gains in accuracy are left after the correction, in a sentence."""
+    left = [f"{row} ({_p(gain.corrected)})" for row, gain in gains.items() if gain.corrected < LEVEL]
+    least = _p(min(gain.corrected for gain in gains.values()))
+    if left:
+        return f"These rows' accuracy differs significantly from GAT's, with p by Holm: {', '.join(left)}."
+    return f"No row's accuracy differs significantly from GAT's: the least p by Holm is {least}."
+
+
+def _surviving_samples(samples: _Family) -> str:
+    """Which of the many differences are left after the correction, in a sentence."""
+    count = len(samples.p)
+    alone = sum(p < LEVEL for p in samples.p.values())
+    if not alone:
+        return f"Of the {count}, none has p < {LEVEL:g}, even taken singly."
+    left = {place: p for place, p in samples.corrected.items() if p < LEVEL}
+    if not left:
+        return f"Of the {count}, {alone} have p < {LEVEL:g} taken singly, and none by Holm."
+    named = "; ".join(f"{row}, {column} ({_p(p)})" for (row, column), p in left.items())
+    return f"Of the {count}, {alone} have p < {LEVEL:g} taken singly, and {len(left)} by Holm: {named}."
 
 
 def _equal_rows(per_seed: dict[int, dict[str, Any]]) -> list[tuple[str, str, int]]:
@@ -600,6 +785,7 @@ TABLE_1 = Recipe(
     paper="Fan et al. 2020, Bayesian Attention Modules, Table 1",
     published=dict(PUBLISHED),
     run=run,
+    tell=tell,
     seeds=20,
     folder="bam-graphs",
     options={

@@ -12,7 +12,14 @@ from overt.recipes._recipe import Grid, cell, once
 from overt.recipes._tables import show
 from overt.recipes._training import Collate, batches
 from overt.recipes.agreement import VOCABULARY, Sentence
-from overt.recipes.flow_measure import METHODS, REFERENCES, classifier_batches, correlated, layers
+from overt.recipes.flow_measure import (
+    METHODS,
+    REFERENCES,
+    classifier_batches,
+    comparable,
+    correlated,
+    layers,
+)
 from overt.tracing.tracer import everything
 
 if TYPE_CHECKING:
@@ -117,17 +124,22 @@ def _correlated(
         ready = classifier_batches(batches(test, BATCH, seed=0), collate)
         return correlated(model, ready, console, form, unk=VOCABULARY.index("[UNK]"), bootstrap=1)
 
-    return once(folder / f"spearman-{len(test)}.json", measure)
+    return once(folder / f"correlations-{len(test)}.json", measure)
 
 
 def _by_layer(form: str, found: dict[str, Any]) -> Grid:
     """Every layer of one form."""
+    common = comparable(found)
     rows = [
-        (f"{method}, {REFERENCES[reference]}", [cell(value) for value in found[reference][method]["mean"]])
+        (f"{method}, {REFERENCES[reference]}", [cell(value) for value in common[reference][method]["mean"]])
         for reference, method in _PAIRS
     ]
     title = f"Spearman correlation of the {form} model's CLS row with importance"
-    return Grid(f"{title}, {found['count']} sentences", layers(len(rows[0][1])), rows)
+    return Grid(
+        f"{title}, {found['count']} sentences, of which those that all methods rank",
+        layers(len(rows[0][1])),
+        rows,
+    )
 
 
 def _last(found: dict[str, Any]) -> Grid:
@@ -135,7 +147,7 @@ def _last(found: dict[str, Any]) -> Grid:
     rows = [
         (
             f"{method}, {REFERENCES[reference]}",
-            [cell(numbers[reference][method]["mean"][-1]) for numbers in found.values()],
+            [cell(comparable(numbers)[reference][method]["mean"][-1]) for numbers in found.values()],
         )
         for reference, method in _PAIRS
     ]

@@ -41,8 +41,9 @@ def correlated(
     """Spearman correlations of the first token's row with importance, for each reference, method and layer.
 
     For each reference and method: "mean" and "sd" over examples, "low" and "high", the bootstrap's 95 %
-    interval of the mean, and "defined", how many examples have a correlation, each a list by layer; under
-    "with_cls" the same with the CLS token ranked too.
+    interval of the mean over the examples of this one model, and "defined", how many examples have a
+    correlation, each a list by layer. Under "common" the same over the examples that all methods rank; under
+    "with_cls" all of this with the CLS token ranked too.
 
     Args:
         model: in evaluation mode.
@@ -92,7 +93,90 @@ def _numbers(found: Any, references: Sequence[str]) -> Numbers:
     numbers: Numbers = {
         reference: {method: of(method, reference) for method in METHODS} for reference in references
     }
-    return {"count": int(found.count), **numbers}
+    numbers = {"count": int(found.count), **numbers}
+    if found.common is not None:
+        numbers["common"] = _numbers(found.common, references)
+    return numbers
+
+
+def comparable(numbers: Numbers) -> Numbers:
+    """What `correlated` gave, over the examples that all methods rank.
+
+    Results that were measured before those were told apart have each method's own, as `ranked` says.
+    """
+    found: Numbers = numbers.get("common") or numbers
+    return found
+
+
+def ranked(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
+    """Rows of a table that say, layer by layer, how many examples its means are over, where not over all.
+
+    Args:
+        seeds: what `correlated` gave for each seed.
+        reference: whose.
+    """
+    rows = _ranked(seeds, reference)
+    if all("with_cls" in numbers for numbers in seeds):
+        more = _ranked([numbers["with_cls"] for numbers in seeds], reference)
+        rows += [(f"{name}, CLS ranked too", cells) for name, cells in more]
+    return rows
+
+
+def _ranked(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
+    count, rows = int(seeds[0]["count"]), []
+    for method in METHODS:
+        found = [comparable(numbers)[reference][method]["defined"] for numbers in seeds]
+        rows.append((f"{method}, n of {count:,}", [_range(layer) for layer in zip(*found, strict=True)]))
+    if len({tuple(cells) for _, cells in rows}) > 1:  # measured before methods had equal examples
+        return rows
+    cells = rows[0][1]
+    return [] if set(cells) == {f"{count:,}"} else [(f"n of {count:,}", cells)]
+
+
+def _range(numbers: Iterable[float]) -> str:
+    """The least and the greatest of whole numbers, or the one that all are."""
+    least, most = int(min(found := list(numbers))), int(max(found))
+    return f"{least:,}" if least == most else f"{least:,}–{most:,}"
+
+
+def sentences_note(by_form: dict[str, list[Numbers]], reference: str) -> str:
+    """Which sentences the means are over, in words.
+
+    Args:
+        by_form: name of a model → what `correlated` gave for each of its seeds.
+        reference: whose.
+    """
+    every = [numbers for seeds in by_form.values() for numbers in seeds]
+    count = int(every[0]["count"])
+    note = (
+        "A sentence of one word has no rank correlation, and neither has a row of equal values, which flow "
+        "sometimes gives. "
+    )
+    if all(numbers.get("common") for numbers in every):
+        note += "Means are over the sentences that raw attention, rollout and flow all rank in one model"
+        ranges = {
+            form: _range(n for numbers in seeds for n in numbers["common"][reference]["raw"]["defined"])
+            for form, seeds in by_form.items()
+        }
+        told = [f"{form} {text}" if form else text for form, text in ranges.items()]
+        return f"{note}, of {count:,} in all: {', '.join(told)}, by seed and layer."
+    own = {
+        method: _range(n for numbers in every for n in numbers[reference][method]["defined"])
+        for method in METHODS
+    }
+    if len(set(own.values())) == 1:
+        return f"{note}Raw attention, rollout and flow all rank {own['raw']} of the {count:,} sentences."
+    told = [f"{method} {text}" for method, text in own.items()]
+    return (
+        f"{note}This run was measured before methods were compared on the same sentences: each row averages "
+        f"those that its own method ranks, of {count:,} in all: {', '.join(told)}, by form, seed and layer."
+    )
+
+
+INTERVALS = (
+    "The 95 % intervals in the result file (low and high, under per_seed) are bootstrapped over the "
+    "sentences of one trained model: they do not cover other seeds."
+)
 
 
 def classifier_batches(numbered: Iterable[Sequence[tuple[int, E]]], collate: Collate[E]) -> list[Batch]:
@@ -108,6 +192,7 @@ def compared(
     measured: dict[str, Numbers],
     between: dict[str, Numbers],
     with_cls: dict[str, Numbers] | None = None,
+    sizes: Sequence[tuple[str, list[str]]] = (),
 ) -> Grid:
     """Published beside measured for one model, as mean±sd over examples, and the spread between seeds.
 
@@ -118,6 +203,7 @@ def compared(
         measured: method → "mean" and "sd" by layer, the mean of the seeds.
         between: the same, their standard deviation.
         with_cls: as `measured`, with the CLS token ranked too.
+        sizes: rows that say how many examples there are, as from `ranked`.
     """
     rows: list[tuple[str, list[str]]] = []
     for method in METHODS:
@@ -130,7 +216,7 @@ def compared(
             )
         if any(value is not None for value in between[method]["mean"]):
             rows.append((f"{method}, sd of the seeds", _cells(between[method]["mean"])))
-    return Grid(title, list(columns), rows)
+    return Grid(title, list(columns), [*rows, *sizes])
 
 
 def _cells(means: Sequence[float | None], deviations: Sequence[float | None] | None = None) -> list[str]:

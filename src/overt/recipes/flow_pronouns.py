@@ -21,7 +21,7 @@ import torch
 import overt
 from overt.recipes import flow_measure
 from overt.recipes._data import data_folder, find_file, read_text
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, finite, kept
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, finite, kept
 from overt.recipes._runs import check_model, write_whole
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layers
@@ -100,19 +100,26 @@ def run(request: Request) -> Outcome:
         row = finite(_measure(request, cases))
         write_whole(request.out / "result.json", json.dumps(row, indent=1))
     config = settings | {"model": Path(request.model).name, "his": list(HIS), "her": list(HER)}
+    return Outcome(config, {0: row})
+
+
+def tell(outcome: Outcome) -> Told:
+    """Our own sentences, and GAP where it was there."""
+    cases = outcome.config["gap"]
     notes = [
         "Of our own sentences: the share of attention, of what goes to both names, that the masked position "
         'gives to the one that "his" would mean, beside the model\'s share of "he", "him" and "his".',
         "A name of several tokens counts with their mean. On GAP, right is the annotators' choice; the "
         "model's is the name whose masking lowers the probability of the true pronoun's gender more.",
     ]
+    left_out, longest = outcome.per_seed[0]["left_out"], outcome.config["longest"]
     notes.append(
-        "No --data with GAP was given: our own sentences alone."
-        if folder is None
-        else f"GAP: {len(cases)} texts drawn from its development and validation sets, of which "
-        f"{row['left_out']} were left out as longer than {LONGEST} tokens or with a name without tokens."
+        f"GAP: {cases} texts drawn from its development and validation sets, of which {left_out} were left "
+        f"out as longer than {longest} tokens or with a name without tokens."
+        if cases
+        else "No --data with GAP was given: our own sentences alone."
     )
-    return Outcome(config, {0: row}, _grids, notes)
+    return Told(_grids(outcome.mean), notes)
 
 
 def read_gap(folder: Path) -> list[Case]:
@@ -263,7 +270,7 @@ def _tokens(offsets: list[list[int]], start: int, end: int) -> list[int]:
     return [place for place, (first, last) in enumerate(offsets) if first < end and start < last]
 
 
-def _grids(found: dict[str, Any], _: dict[str, Any]) -> list[Grid]:
+def _grids(found: dict[str, Any]) -> list[Grid]:
     grids = []
     for sentence, reading in found["own"].items():
         columns = layers(len(reading["first"]["raw"]))
@@ -293,6 +300,7 @@ FIGURE_4 = Recipe(
     paper=f"{flow_measure.PAPER}, Figure 4",
     published={"figure": "bars and maps of two sentences, without numbers"},
     run=run,
+    tell=tell,
     seeds=1,
     folder="flow-pronouns",
     options={"examples": Option("GAP texts, where --data holds them", EXAMPLES, least=1)},

@@ -13,10 +13,20 @@ from typing import Any
 
 from overt._extras import need
 from overt.recipes import flow_measure, sentiment
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept, once
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept, once
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
-from overt.recipes.flow_measure import METHODS, Batch, compared, correlated, layers
+from overt.recipes.flow_measure import (
+    INTERVALS,
+    METHODS,
+    Batch,
+    comparable,
+    compared,
+    correlated,
+    layers,
+    ranked,
+    sentences_note,
+)
 
 STEPS = 2_100  # of sentiment.BATCH sentences: about one epoch of SST-2
 LEARNING_RATE = 5e-5
@@ -57,15 +67,9 @@ def run(request: Request) -> Outcome:
         else:
             request.console.print(f"[dim]{name}: fine-tuned before, kept in {folder}[/dim]")
         rows = {part: [test[place] for place in places] for part, places in parts.items()}
-        file = folder / f"spearman-{len(rows['few'])}.json"
+        file = folder / f"correlations-{len(rows['few'])}.json"
         per_seed[seed] = {**row, "spearman": once(file, partial(_measured, request, folder, name, rows))}
     kind, count = _kind(request.out / "seed-0" / "model")
-    notes = [
-        f"The model is {Path(request.model).name} ({kind}), which stands in for the paper's DistilBERT; "
-        f"data: {what}.",
-        f"Measured on {len(parts['few'])} dev sentences (the paper: {FEW} of the test set) and on all "
-        f"{len(test)}; input gradients alone are the reference, as in the paper.",
-    ]
     config = {
         "model": Path(request.model).name,
         "kind": kind,
@@ -78,7 +82,7 @@ def run(request: Request) -> Outcome:
         "trained_on": sorted({row["hardware"] for row in per_seed.values()}),
         "sentences": {"train": len(train), "dev": len(test), "few": len(parts["few"])},
     }
-    return Outcome(config, per_seed, _grids, notes, stand_in=what != sentiment.SST2)
+    return Outcome(config, per_seed, stand_in=what != sentiment.SST2)
 
 
 def _kind(folder: Path) -> tuple[str, int]:
@@ -124,23 +128,38 @@ def _batches(rows: sentiment.Rows, tokenizer: Any) -> list[Batch]:
     return ready
 
 
-def _grids(found: dict[str, Any], deviation: dict[str, Any]) -> list[Grid]:
-    grids = []
+def tell(outcome: Outcome) -> Told:
+    """Published beside measured, on few and on all sentences; the accuracy."""
+    grids, config = [], outcome.config
     for part in ("few", "all"):
-        ours, between = (numbers["spearman"][part] for numbers in (found, deviation))
-        columns = layers(len(ours["gradients"]["raw"]["mean"]))
+        ours, between = (numbers["spearman"][part] for numbers in (outcome.mean, outcome.spread))
+        columns, with_cls = layers(len(ours["gradients"]["raw"]["mean"])), ours.get("with_cls")
         grids.append(
             compared(
-                f"Spearman correlation with input gradients, {int(ours['count'])} sentences",
+                f"Spearman correlation with input gradients, mean±sd over {int(ours['count'])} sentences",
                 columns,
                 {method: [PUBLISHED[method].get(layer) for layer in columns] for method in METHODS},
-                ours["gradients"],
-                between["gradients"],
-                ours["with_cls"]["gradients"] if "with_cls" in ours else None,
+                comparable(ours)["gradients"],
+                comparable(between)["gradients"],
+                comparable(with_cls)["gradients"] if with_cls else None,
+                ranked([numbers["spearman"][part] for numbers in outcome.per_seed.values()], "gradients"),
             )
         )
-    accuracy = [cell(found["accuracy"], deviation["accuracy"], digits=3)]
-    return [*grids, Grid("Accuracy on dev, mean±sd of the seeds", ["dev"], [("measured", accuracy)])]
+    accuracy = [cell(outcome.mean["accuracy"], outcome.spread["accuracy"], digits=3)]
+    sentences = config["sentences"]
+    title = f"Accuracy on dev, {sentences['dev']} sentences, mean±sd of the seeds"
+    grids.append(Grid(title, ["dev"], [("measured", accuracy)]))
+    notes = [
+        f"The model is {config['model']} ({config['kind']}), which stands in for the paper's DistilBERT; "
+        f"data: {config['data']}.",
+        f"Measured on {sentences['few']} dev sentences (the paper: {FEW} of the test set) and on all "
+        f"{sentences['dev']}. The reference is the norm of the gradient of p(right class) at each embedding.",
+        "± is the standard deviation over sentences, published and measured, the measured one averaged over "
+        f"the seeds; the rows “sd of the seeds” are of the means of the {len(outcome.per_seed)} fine-tuned "
+        f"models, which start from the same pretrained weights. {INTERVALS}",
+        sentences_note({"": [seed["spearman"]["all"] for seed in outcome.per_seed.values()]}, "gradients"),
+    ]
+    return Told(grids, notes)
 
 
 TABLE_3 = Recipe(
@@ -149,6 +168,7 @@ TABLE_3 = Recipe(
     paper=f"{flow_measure.PAPER}, Table 3",
     published={"spearman": PUBLISHED},
     run=run,
+    tell=tell,
     seeds=3,
     folder="flow-sentiment",
     options={

@@ -16,11 +16,11 @@ from typing import Any
 import overt
 from overt import _check
 from overt._extras import need
-from overt.judge import randomised
+from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure, linzen
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, cell, kept, once
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept, once
 from overt.recipes._runs import write_whole
 from overt.recipes._training import (
     batches,
@@ -34,12 +34,16 @@ from overt.recipes._training import (
 )
 from overt.recipes.demo import FORMS
 from overt.recipes.flow_measure import (
+    INTERVALS,
     METHODS,
     REFERENCES,
     classifier_batches,
+    comparable,
     compared,
     correlated,
     layers,
+    ranked,
+    sentences_note,
 )
 
 # The network is the paper's; how it was trained the paper does not say.
@@ -53,6 +57,7 @@ CHECKPOINTS = 8  # per model
 EXAMPLES = 2_000  # as in the paper
 TRACED = 64  # examples at once
 SHUFFLED = 128  # examples that the weight-randomisation check is made on
+LEVEL = 0.05  # p below it counts
 
 ACCURACY = 0.96  # section 2
 Published = dict[str, list[tuple[float, float] | None]]
@@ -70,8 +75,8 @@ PUBLISHED: dict[str, Published] = {  # mean and standard deviation over 2000 exa
 }
 
 
-def run(request: Request, reference: str) -> Outcome:
-    """Train what is not trained, measure what is not measured, and tell how it stands with one reference."""
+def run(request: Request) -> Outcome:
+    """Train what is not trained, and measure what is not measured, for both references."""
     need("accelerate", "train")
     forms = _forms(request.options["forms"])
     steps, examples, part = (request.options[name] for name in ("steps", "examples", "part"))
@@ -104,16 +109,10 @@ def run(request: Request, reference: str) -> Outcome:
         "forms": {form: repr(FORMS[form]) for form in forms},
         "examples": min(examples, len(first.test)),
         "part": request.options["part"],
+        "shuffled": SHUFFLED,
         "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
     }
-    notes = [
-        f"Data: {described['name']}; {described['split']}. {described['shortened']} prefixes were shortened "
-        f"to {described['longest']} words.",
-        "Published ± is over examples, and so is measured ±, averaged over the seeds. The CLS token is not "
-        "ranked unless a row says so. 95 % intervals of every mean are in the result file.",
-    ]
-    grids = partial(_grids, reference=reference, forms=forms)
-    return Outcome(config, per_seed, grids, notes, stand_in=described["name"].startswith("no data"))
+    return Outcome(config, per_seed, stand_in=described["name"].startswith("no data"))
 
 
 def _forms(text: str | None) -> list[str]:
@@ -143,7 +142,7 @@ def _form(
     part = request.options["part"]
     tested = (corpus.test if part == "test" else corpus.natural)[:examples]
     measure = partial(_measured, request, folder, name, corpus, tested)
-    return {**row, "spearman": once(folder / f"spearman-{part}-{examples}.json", measure)}
+    return {**row, "spearman": once(folder / f"correlations-{part}-{examples}.json", measure)}
 
 
 def _network(corpus: linzen.Corpus, mechanisms: tuple[Mechanism, ...]) -> AgreementClassifier:
@@ -221,58 +220,156 @@ def _measured(
     ready = classifier_batches(found, corpus.collate)
     measured = correlated(model, ready, request.console, name, unk=linzen.UNK)
     [(inputs, _)] = classifier_batches([list(enumerate(tested[:SHUFFLED]))], corpus.collate)
-    left = randomised(model, inputs, methods=METHODS).left
-    return {**measured, "randomised": {method: values.tolist() for method, values in left.items()}}
+    sanity = randomised(model, inputs, methods=METHODS)
+    left: dict[str, Any] = {method: values.tolist() for method, values in sanity.common.items()}
+    return {**measured, "randomised": left | {"n": sanity.shared.tolist()}}
 
 
-def _grids(found: dict[str, Any], deviation: dict[str, Any], reference: str, forms: list[str]) -> list[Grid]:
+def tell(outcome: Outcome, reference: str) -> Told:
     """Published beside measured for one reference; the other forms; accuracies."""
-    what = REFERENCES[reference]
-    columns = layers(LAYERS)
+    forms = list(outcome.config["forms"])
     grids = []
     if "plain" in forms:
-        ours, between = (numbers["plain"]["spearman"] for numbers in (found, deviation))
+        ours, between = (numbers["plain"]["spearman"] for numbers in (outcome.mean, outcome.spread))
+        with_cls = ours.get("with_cls")
         grids.append(
             compared(
-                f"Plain attention, Spearman correlation with {what}",
-                columns,
+                f"Plain attention, Spearman correlation with {REFERENCES[reference]}, mean±sd over sentences",
+                layers(LAYERS),
                 PUBLISHED[reference],
-                ours[reference],
-                between[reference],
-                ours["with_cls"][reference] if "with_cls" in ours else None,
+                comparable(ours)[reference],
+                comparable(between)[reference],
+                comparable(with_cls)[reference] if with_cls else None,
+                ranked(_seeds(outcome, "plain"), reference),
             )
         )
-    for against in [reference, "blankout-absolute"] if reference == "blankout" else [reference]:
-        rows = []
-        for form in forms:
-            for method in METHODS:
-                means, spreads = (
-                    numbers[form]["spearman"][against][method]["mean"] for numbers in (found, deviation)
-                )
-                rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(means, spreads, strict=True)]))
-        title = f"Every form, Spearman correlation with {REFERENCES[against]}, mean±sd of the seeds"
-        grids.append(Grid(title, columns, rows))
+    measured = _seeds(outcome, forms[0])[0]  # not always the absolute one
+    against = [reference, "blankout-absolute"] if reference == "blankout" else [reference]
+    grids += [_every_form(outcome, forms, one) for one in against if one in measured]
+    grids += [_randomised(outcome, forms), _accuracies(outcome, forms)]
+    return Told(grids, _notes(outcome, forms, reference))
+
+
+def _seeds(outcome: Outcome, form: str) -> list[dict[str, Any]]:
+    """The correlations of a form, seed by seed."""
+    return [numbers[form]["spearman"] for numbers in outcome.per_seed.values()]
+
+
+def _every_form(outcome: Outcome, forms: list[str], reference: str) -> Grid:
     rows = []
     for form in forms:
         for method in METHODS:
-            left = [numbers[form]["spearman"]["randomised"][method] for numbers in (found, deviation)]
+            means, spreads = (
+                comparable(numbers[form]["spearman"])[reference][method]["mean"]
+                for numbers in (outcome.mean, outcome.spread)
+            )
+            rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(means, spreads, strict=True)]))
+    title = f"Every form, Spearman correlation with {REFERENCES[reference]}, mean±sd of the seeds"
+    return Grid(title, layers(LAYERS), rows)
+
+
+def _randomised(outcome: Outcome, forms: list[str]) -> Grid:
+    rows = []
+    for form in forms:
+        for method in METHODS:
+            left = [
+                numbers[form]["spearman"]["randomised"][method] for numbers in (outcome.mean, outcome.spread)
+            ]
             rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(*left, strict=True)]))
-    shuffled = [f"{layer} up" for layer in reversed(columns)]
-    title = "Weight randomisation: what is left of the last layer's CLS row (Spearman), weights shuffled from"
-    grids.append(Grid(title, [*shuffled, "everything"], rows))
-    counts = list(found[forms[0]]["by_attractors"])
-    accuracies: list[tuple[str, list[str]]] = [
+    shuffled = [f"{layer} up" for layer in reversed(layers(LAYERS))]
+    title = (
+        f"Weight randomisation, {_shuffled(outcome)} sentences: what is left of the last layer's CLS row "
+        "(Spearman), mean±sd of the seeds, weights shuffled from"
+    )
+    return Grid(title, [*shuffled, "everything"], rows)
+
+
+def _shuffled(outcome: Outcome) -> int:
+    """How many sentences the weight-randomisation check is made on."""
+    count = _seeds(outcome, next(iter(outcome.config["forms"])))[0]["count"]
+    return min(int(count), int(outcome.config.get("shuffled", SHUFFLED)))
+
+
+def _accuracies(outcome: Outcome, forms: list[str]) -> Grid:
+    """Accuracy of every form on every part, with how many sentences each part has."""
+    counts, sizes = list(outcome.mean[forms[0]]["by_attractors"]), linzen.sizes(outcome.config["data"])
+    rows: list[tuple[str, list[str]]] = [
         ("published (plain)", ["–", cell(ACCURACY), cell(ACCURACY), *["–"] * len(counts)])
     ]
     for form in forms:
-        ours, between = found[form], deviation[form]
+        ours, between = outcome.mean[form], outcome.spread[form]
         pairs = [(ours[part], between[part]) for part in ("validation", "test", "natural")]
         pairs += [(ours["by_attractors"][n], between["by_attractors"][n]) for n in counts]
-        accuracies.append((f"{form}, measured", [cell(*pair, digits=3) for pair in pairs]))
-    heads = ["validation", "test", "natural mix"]
-    heads += [f"{n} attractor{'s' if n != '1' else ''}" for n in counts]
-    grids.append(Grid("Accuracy, mean±sd of the seeds", heads, accuracies))
-    return grids
+        rows.append((f"{form}, measured", [cell(*pair, digits=3) for pair in pairs]))
+    heads = {"validation": "validation", "test": "test", "natural": "natural mix"}
+    heads |= {n: f"{n} attractor{'s' if n != '1' else ''}" for n in counts}
+    columns = [f"{head} (n = {sizes[part]:,})" if part in sizes else head for part, head in heads.items()]
+    return Grid("Accuracy, mean±sd of the seeds", columns, rows)
+
+
+def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
+    """What a reader must know, some of it found in the numbers."""
+    data, seeds = outcome.config["data"], len(outcome.per_seed)
+    correlations = {form: _seeds(outcome, form) for form in forms}
+    between = (
+        "Its rows “sd of the seeds” are of the means of the trained models; in all other tables ± is the "
+        f"standard deviation of the {seeds} seeds. "
+        if seeds > 1
+        else ""
+    )
+    notes = [
+        f"Data: {data['name']}; {data['split']}. {data['shortened']} prefixes were shortened "
+        f"to {data['longest']} words.",
+        "± in the first table, published and measured, is the standard deviation over sentences, the "
+        f"measured one averaged over the seeds. {between}{INTERVALS}",
+        sentences_note(correlations, reference),
+        f"Weight randomisation: the first {_shuffled(outcome)} sentences{_left(correlations)}, each trained "
+        "model shuffled once; all tokens are ranked, CLS too. Elsewhere the CLS token is not ranked unless a "
+        "row says so.",
+    ]
+    if seeds > 1 and "plain" in forms and len(forms) > 1:
+        notes += _forms_note(correlations, reference)
+    if reference == "blankout" and "blankout-absolute" not in correlations[forms[0]][0]:
+        notes.append("This run was made before the recipe measured absolute blank-out as well.")
+    return notes
+
+
+def _left(correlations: dict[str, list[dict[str, Any]]]) -> str:
+    """How many sentences of the weight-randomisation check count for every method, where it was noted."""
+    counted = [
+        count
+        for seeds in correlations.values()
+        for numbers in seeds
+        for count in numbers["randomised"].get("n", [])
+    ]
+    return f" (at least {int(min(counted))} of them ranked by all methods)" if counted else ""
+
+
+def _forms_note(correlations: dict[str, list[dict[str, Any]]], reference: str) -> list[str]:
+    """The other forms against plain attention at the last layer, all comparisons together, in a note."""
+    from scipy.stats import ttest_ind  # type: ignore[import-untyped, unused-ignore]
+
+    last = {
+        (form, method): [comparable(seed)[reference][method]["mean"][-1] for seed in seeds]
+        for form, seeds in correlations.items()
+        for method in METHODS
+    }
+    if any(mean is None or len(set(means)) == 1 for means in last.values() for mean in means):
+        return []  # so few sentences that none is ranked, or that seeds do not differ
+    p_values = {
+        (form, method): float(ttest_ind(means, last["plain", method], equal_var=False).pvalue)
+        for (form, method), means in last.items()
+        if form != "plain"
+    }
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    others = len(correlations) - 1
+    form, method = least = min(p_values, key=lambda place: p_values[place])
+    return [
+        f"Other forms against plain attention at L{LAYERS}: {len(p_values)} comparisons ({others} "
+        f"form{'s' if others > 1 else ''} × {len(METHODS)} methods), Welch's t-test over the seeds. "
+        f"The least p is {p_values[least]:.3f} ({form}, {method}), by Holm {corrected[least]:.2f}; "
+        f"{sum(p < LEVEL for p in corrected.values()) or 'none'} of them below {LEVEL:g} by Holm."
+    ]
 
 
 def _recipe(number: int, reference: str) -> Recipe:
@@ -281,7 +378,8 @@ def _recipe(number: int, reference: str) -> Recipe:
         title=f"Attention against {REFERENCES[reference]}, verb number prediction",
         paper=f"{flow_measure.PAPER}, Table {number}",
         published={"spearman": PUBLISHED[reference], "accuracy": ACCURACY},
-        run=partial(run, reference=reference),
+        run=run,
+        tell=partial(tell, reference=reference),
         seeds=3,
         folder="flow-agreement",
         options={

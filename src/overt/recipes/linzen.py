@@ -28,6 +28,8 @@ VALIDATION, TEST = 0.03, 0.12  # of the different prefixes of each file
 LEAST = 2  # times that a word must come in different training prefixes to be in the vocabulary
 SEED = 0  # of the split, which is the same for every seed of training
 
+SPLIT = "Linzen et al. 2016, the published validation and attractor test files"  # split anew
+
 SPECIAL = ("[PAD]", "[CLS]", "[UNK]")
 PAD, CLS, UNK = range(3)
 _LABELS = {"VBZ": False, "VBP": True}
@@ -111,6 +113,7 @@ class Corpus:
         text = "\n".join(
             f"{name} {prefix.plural} {' '.join(prefix.tokens)}" for name in parts for prefix in parts[name]
         )
+        parts["test, natural mix"] = self.natural  # not in the sum: the test part has them
         return {
             "name": self.name,
             "split": self.how,
@@ -130,6 +133,22 @@ class Corpus:
             "test_prefixes_also_trained_on": self.overlap,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
+
+
+def sizes(described: dict[str, Any]) -> dict[str, int]:
+    """How many prefixes each part has, "natural" and "1", "2", … among them, by what `describe` gave."""
+    counts = {name: part["prefixes"] for name, part in described["parts"].items()}
+    found = {name: counts[name] for name in ("train", "validation", "test") if name in counts}
+    by_attractors = {
+        name.removeprefix("test, ").removesuffix(" attractors"): count
+        for name, count in counts.items()
+        if name.endswith(" attractors")
+    }
+    if "test, natural mix" in counts:
+        found["natural"] = counts["test, natural mix"]
+    elif described["name"] == SPLIT:  # described before that part was: what no file of attractors has
+        found["natural"] = found["test"] - sum(by_attractors.values())
+    return found | by_attractors
 
 
 def find(folder: Path) -> dict[str, Path]:
@@ -227,7 +246,7 @@ def _split(
     for part in (test, validation, train):
         Random(SEED).shuffle(part)
     return Corpus(
-        "Linzen et al. 2016, the published validation and attractor test files",
+        SPLIT,
         train,
         validation,
         test,

@@ -2,6 +2,7 @@
 
 A recipe is one entry of `RECIPES`. The runner gives it a folder, seeds and a device, and records what it
 measured: `results/NAME.json`, and RESULTS.md, which is written anew from all such files after every run.
+What a stored result says of its numbers can be written anew, too (`retell`).
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import overt
 from overt import _check
 from overt.recipes import bam_graphs, flow_pronouns, flow_sentiment, flow_tables
-from overt.recipes._recipe import Option, Outcome, Recipe, Request, finite, mean, over_seeds, spread
+from overt.recipes._recipe import Option, Outcome, Recipe, Request, Told, finite
 from overt.recipes._runs import write_whole
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, torch_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -84,9 +88,7 @@ def run(
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     outcome = recipe.run(request)
-    per_seed = list(outcome.per_seed.values())
-    found, deviation = over_seeds(per_seed, mean), over_seeds(per_seed, spread)
-    grids = outcome.grids(found, deviation)
+    told = recipe.tell(outcome)
     result = {
         "format": FORMAT,
         "recipe": recipe.name,
@@ -100,23 +102,63 @@ def run(
         "seeds": list(outcome.per_seed),
         "published": recipe.published,
         "per_seed": {str(seed): numbers for seed, numbers in outcome.per_seed.items()},
-        "mean": found,
-        "spread": deviation,
-        "tables": [asdict(grid) for grid in grids],
-        "notes": outcome.notes,
+        "mean": outcome.mean,
+        "spread": outcome.spread,
+        **_in_words(told),
     }
     if results is None:
         results = Path("results") if _as_it_stands(recipe, request, outcome) else request.out / "results"
     results.mkdir(parents=True, exist_ok=True)
-    path = results / f"{result_name(recipe, request)}.json"
-    write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
-    page = render(results)
-    for grid in grids:
-        show(console, grid)
-    for note in outcome.notes:
-        console.print(f"[dim]{note}[/dim]")
+    path = results / f"{result_name(recipe, request.options)}.json"
+    page = _write(path, result, told, console)
     console.print(f"[dim]models and numbers of each seed in {request.out}; {path}; {page}[/dim]")
     return result
+
+
+def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the tables and notes of a stored result anew, from the numbers that it holds.
+
+    For results that were measured before a recipe learnt to say more. Nothing is measured: no number of a
+    seed moves, and command, date, hardware and versions stay those of the run.
+
+    Args:
+        name: of the recipe.
+        results: folder of the result files, results/ where None.
+        extra: those of the recipe's own options that name another result, as on the command line.
+    """
+    from rich.console import Console
+
+    recipe = find(name)
+    results = Path("results") if results is None else results
+    path = results / f"{result_name(recipe, read_options(recipe, extra))}.json"
+    if not path.exists():
+        raise FileNotFoundError(f"--retell needs a stored result, and there is no {path}: measure it first")
+    stored = json.loads(path.read_text())
+    if not isinstance(stored, dict) or (stored.get("format"), stored.get("recipe")) != (FORMAT, recipe.name):
+        raise ValueError(f"{path} must be a result of {recipe.name}")
+    outcome = Outcome(stored["config"], {int(seed): numbers for seed, numbers in stored["per_seed"].items()})
+    told = recipe.tell(outcome)
+    result = stored | _in_words(told)
+    console = Console()
+    page = _write(path, result, told, console)
+    console.print(f"[dim]told anew from the numbers in {path}; {page}[/dim]")
+    return result
+
+
+def _in_words(told: Told) -> dict[str, Any]:
+    """Tables and notes as a result file has them."""
+    return {"tables": [asdict(grid) for grid in told.grids], "notes": told.notes}
+
+
+def _write(path: Path, result: dict[str, Any], told: Told, console: Console) -> Path:
+    """Write a result file and RESULTS.md, whose path comes back, and print the tables."""
+    write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
+    page = render(path.parent)
+    for grid in told.grids:
+        show(console, grid)
+    for note in told.notes:
+        console.print(note, style="dim", markup=False)
+    return page
 
 
 def _as_it_stands(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
@@ -169,12 +211,12 @@ def command(recipe: Recipe, request: Request) -> str:
     return shlex.join(words)
 
 
-def result_name(recipe: Recipe, request: Request) -> str:
+def result_name(recipe: Recipe, options: Mapping[str, Any]) -> str:
     """The recipe's name, and the values of options that make it another measurement."""
     values = [
-        str(request.options[name])
+        str(options[name])
         for name, option in recipe.options.items()
-        if option.names and request.options[name] != option.default
+        if option.names and options[name] != option.default
     ]
     return "-".join([recipe.name, *values])
 
