@@ -1,41 +1,94 @@
-"""Fused kernels on a GPU against named rivals, all in one run; writes results/gpu.md and results/gpu.json.
+"""Fused kernels on a GPU against named rivals; writes results/gpu.md and results/gpu.json.
 
 Times are of forward and backward passes in bfloat16, medians. "device" is the time of the same work replayed
-as a CUDA graph, or the sum of its kernels' times where it cannot be replayed: the host's share is not in it.
-Memory is the peak above inputs and incoming gradients.
+as a CUDA graph, or the sum of its kernels' times for rivals: the host's share is not in it. Memory is the
+peak above inputs and incoming gradients. Rivals (`gpu_rivals.py`) are checked against the kernels before they
+are timed; one that fails in any way is left out, and the report says why.
+
+Each table is a part, measured in one process. Parts that gpu.json has from the same device, versions and code
+are kept; those with rows that there was no time for are measured again whole.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import gc
+import hashlib
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import overt
-from overt.mechanisms.bayesian import fused as fused_bayesian
-from overt.mechanisms.bayesian.layer import BayesianLayer
-from overt.mechanisms.evolving import fused as fused_evolving
-from overt.mechanisms.evolving.layer import EvolvingLayer
-from overt.mechanisms.maps import softmax
+from gpu_forms import (
+    AS_CHOSEN,
+    DEVICE,
+    DTYPE,
+    MASKED,
+    Case,
+    Form,
+    MismatchError,
+    Shape,
+    check,
+    forms_of,
+    groups_of,
+    lengths_of,
+    outputs_and_gradients,
+)
+from gpu_models import GROUPS, Trained, base_model, step_of, trained_forms
+from gpu_report import Found, Note, Row, kept_before, put, report, resumed, to_measure
+from gpu_rivals import Way
 
-SHAPES = ((16, 12, 512, 64), (4, 16, 2048, 64), (1, 16, 8192, 64))
-RESULTS = Path(__file__).parent.parent / "results"
-BF16 = torch.bfloat16
 Run = Callable[[], object]
+
+ROOT = Path(__file__).parent.parent
+WARMING = 180.0  # seconds after which compiling beforehand is given up
+LOSS_TOLERANCE = 0.15  # of a model's first loss, under dropout
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table: one attention, or without a shape a model's training step.
+
+    `expected` are seconds on an H200 with everything to be compiled, of which the profiler's are a share.
+    """
+
+    shape: Shape | None
+    padded: bool
+    expected: float
+
+    @property
+    def where(self) -> str:
+        return f"{self.shape or 'training step'}{', padded' if self.padded else ''}"
+
+
+PARTS = {
+    "attention-512": Part((16, 12, 512, 64), False, 150.0),
+    "attention-2048": Part((4, 16, 2048, 64), False, 125.0),
+    "step": Part(None, False, 110.0),
+    "attention-512-padded": Part((16, 12, 512, 64), True, 110.0),
+    "step-padded": Part(None, True, 110.0),
+    "attention-2048-padded": Part((4, 16, 2048, 64), True, 110.0),
+    "attention-8192": Part((1, 16, 8192, 64), False, 85.0),
+}
+PROFILING = 9.0  # seconds for a part at the end
+WARM = 0.4  # of a part's expected time where everything is compiled beforehand
+
+
+# --- Measuring ---
 
 
 def timed(run: Run, rep: int = 100) -> list[float]:
@@ -61,8 +114,8 @@ def replayed(run: Run) -> Run:
     return graph.replay
 
 
-def kernels_milliseconds(run: Run, repeats: int = 5) -> float:
-    """The sum of the kernels' own times."""
+def profiled(run: Run, repeats: int = 5) -> tuple[float, list[str]]:
+    """The sum of the kernels' own times, in milliseconds, and their names."""
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -71,7 +124,25 @@ def kernels_milliseconds(run: Run, repeats: int = 5) -> float:
         for _ in range(repeats):
             run()
         torch.cuda.synchronize()
-    return float(sum(event.self_device_time_total for event in seen.key_averages())) / repeats / 1e3
+    events = seen.key_averages()
+    total = float(sum(event.self_device_time_total for event in events))
+    return total / repeats / 1e3, [str(event.key) for event in events]
+
+
+def backend_of(kernels: list[str]) -> str:
+    """Which of sdpa's backends ran, by its kernels' names."""
+    names = " ".join(kernels).lower()
+    for part, backend in (
+        ("cudnn", "cuDNN"),
+        ("fmha_cutlass", "memory-efficient"),
+        ("mem_eff", "memory-efficient"),
+        ("flash_fwd", "FlashAttention-2"),
+        ("flash", "FlashAttention"),
+        ("fmha", "memory-efficient"),
+    ):
+        if part in names:
+            return backend
+    return "plain operations"
 
 
 def peak_mebibytes(run: Run) -> float:
@@ -95,377 +166,495 @@ def _exponentials(out, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]  # 
 
 def ceilings() -> dict[str, float]:
     """Bytes, products and special functions per second, as measured here."""
-    source = torch.randn(2**28, device="cuda", dtype=BF16)
+    source = torch.randn(2**28, device=DEVICE, dtype=DTYPE)
     to = torch.empty_like(source)
-    copy = milliseconds(lambda: to.copy_(source))
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=BF16) for _ in range(2))
+    copied = milliseconds(lambda: to.copy_(source))
+    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE) for _ in range(2))
     product = milliseconds(lambda: a @ b)
-    out = torch.empty(2**22, device="cuda")
+    out = torch.empty(2**22, device=DEVICE)
     turns = 128
     special = milliseconds(lambda: _exponentials[(2**22 // 256,)](out, TURNS=turns))
     return {
-        "bytes_per_s": 2 * source.numel() * 2 / copy * 1e3,
+        "bytes_per_s": 2 * source.numel() * 2 / copied * 1e3,
         "flops_per_s": 2 * 8192**3 / product * 1e3,
         "special_per_s": 2**22 * turns / special * 1e3,
     }
 
 
-def call_of(site: overt.mechanisms.Site, q: Tensor, k: Tensor, v: Tensor) -> overt.AttentionCall:
-    return overt.AttentionCall(site, q, k, v, site.head_dim**-0.5)
+# --- The run ---
 
 
-def bayesian_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str, Run]:
-    batch, heads, _, width = shape
-    q, k, v, to_out = (torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(4))
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    step, ones = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda")
-    layers = {
-        family: BayesianLayer(overt.Bayesian(family=family), overt.mechanisms.Site(heads, width))
-        .cuda()
-        .train()
-        for family in ("weibull", "lognormal")
-    }
+@dataclass
+class Session:
+    """What a run found so far, and what is still to be profiled, which slows the host down ever after."""
 
-    def flash() -> None:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            out = F.scaled_dot_product_attention(q, k, v)
-        torch.autograd.grad(out, inputs, to_out)
+    found: Found
+    given: argparse.Namespace
+    date: str
+    code: str
+    until: float
+    way: Way = "narrow"  # of those of `gpu_rivals.plain_lse`, the first that compiles
+    rows: dict[str, list[Row]] = field(default_factory=dict)  # of the part that is being measured
+    later: dict[str, list[tuple[Row, Run]]] = field(default_factory=dict)
+    models: list[Trained] = field(default_factory=list)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    missing: int = 0
 
-    def fused(family: str, kl: bool = True) -> Run:
-        layer = layers[family]
-        trained = [*inputs, *layer.parameters()] if kl else inputs
+    @property
+    def compiles(self) -> bool:
+        return not self.given.no_compiled
 
-        def run() -> None:
-            chain = overt.Chain(step=step, kl=kl)
-            out = fused_bayesian.FORM.attend({"Bayesian": layer}, call_of(layer.site, q, k, v), chain)
-            found, given = ((out, chain.kl(per_example=True)), (to_out, ones)) if kl else ((out,), (to_out,))
-            torch.autograd.grad(found, trained, given)
+    def leave_out(self, where: str, form: str, reason: str) -> None:
+        print(f"LEFT OUT, {where}: {form}: {reason}", flush=True)
+        self.rows.setdefault("left_out", []).append({"where": where, "form": form, "reason": reason})
 
-        return run
+    def late(self, where: str, form: str) -> bool:
+        if time.monotonic() < self.until:
+            return False
+        self.missing += 1
+        self.leave_out(where, form, "the time for this run was up (--minutes)")
+        return True
 
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        chain, layer = overt.Chain(step=step), layers["weibull"]
-        call = call_of(layer.site, q, k, v)
-        weights = layer("weights", call.scores(), call, chain)
-        return weights.to(BF16) @ v, chain.kl(per_example=True)
-
-    def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
-        trained = [*inputs, *layers["weibull"].parameters()]
-        return lambda: torch.autograd.grad(form(q, k, v), trained, (to_out, ones))
-
-    forms: dict[str, Run] = {
-        "sdpa, flash": flash,
-        "Bayesian, naive": naive(plain),
-        "Bayesian, fused": fused("weibull"),
-        "Bayesian, fused, no KL": fused("weibull", kl=False),
-        "Bayesian, fused, lognormal": fused("lognormal"),
-    }
-    if compiled:
-        forms["Bayesian, compiled naive"] = naive(torch.compile(plain, dynamic=False))
-    return forms
-
-
-def evolving_forms(shape: tuple[int, int, int, int], compiled: bool) -> dict[str, Run]:
-    batch, heads, length, width = shape
-    q, k, v, to_out = (torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(4))
-    previous, to_next = (
-        torch.randn(batch, heads, length, length, device="cuda", dtype=BF16) for _ in range(2)
-    )
-    layer = EvolvingLayer(overt.Evolving(), overt.mechanisms.Site(heads, width, layer=1)).cuda().train()
-    bayesian = BayesianLayer(overt.Bayesian(), layer.site).cuda().train()
-    inputs = [x.requires_grad_() for x in (q, k, v, previous)]
-    trained = [*inputs, *layer.parameters()]
-    step, ones = torch.tensor(3, device="cuda"), torch.ones(batch, device="cuda")
-
-    def chain_of(previous: Tensor) -> overt.Chain:
-        chain = overt.Chain(step=step)
-        chain.maps["Evolving", "encoder", 0] = previous
-        return chain
-
-    def fused(second: BayesianLayer | None) -> Run:
-        everything = trained if second is None else [*trained, *second.parameters()]
-        of = {"Evolving": layer} if second is None else {"Evolving": layer, "Bayesian": second}
-
-        def run() -> None:
-            chain = chain_of(previous)
-            out = fused_evolving.attend(of, call_of(layer.site, q, k, v), chain)
-            found, given = [out, chain.maps["Evolving", "encoder", 1]], [to_out, to_next]
-            if second is not None:
-                found, given = [*found, chain.kl(per_example=True)], [*given, ones]
-            torch.autograd.grad(found, everything, given)
-
-        return run
-
-    def plain(q: Tensor, k: Tensor, v: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        chain = chain_of(previous)
-        with torch.autocast("cuda", BF16):
-            call = call_of(layer.site, q, k, v)
-            evolved = layer("refine", call.scores(), call, chain)
-            return softmax(evolved, call.visible()).to(BF16) @ v, evolved
-
-    def naive(form: Callable[..., tuple[Tensor, Tensor]]) -> Run:
-        return lambda: torch.autograd.grad(form(q, k, v, previous), trained, (to_out, to_next))
-
-    forms: dict[str, Run] = {
-        "Evolving, naive": naive(plain),
-        "Evolving, fused": fused(None),
-        "both, fused": fused(bayesian),
-    }
-    if compiled:
-        forms["Evolving, compiled naive"] = naive(torch.compile(plain, dynamic=False))
-    return forms
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[list[tuple[Row, Run]]]:
+        """A part of the run: whatever fails in it, the rest goes on, and the report is written."""
+        start, self.rows, self.missing = time.monotonic(), {}, 0
+        later: list[tuple[Row, Run]] = []
+        try:
+            yield later
+        except Exception as error:
+            traceback.print_exc()
+            self.missing += 1
+            self.leave_out(PARTS[name].where, "the rest of it", told(error))
+        free()
+        note = {
+            "date": self.date,
+            "code": self.code,
+            "settings": settings_of(name, self.given),
+            "ceilings": self.ceilings,
+            "seconds": time.monotonic() - start,
+            "missing": self.missing,
+            "profiled": not later,
+        }
+        if put(self.found, name, self.rows, note):
+            # Rows were copied: what is found later is to be written into those of the report.
+            rows = {
+                row["form"]: row
+                for row in self.found["attention"] + self.found["model"]
+                if row["part"] == name
+            }
+            self.later[name] = [(rows[row["form"]], run) for row, run in later]
+        self.found["way"] = self.way
+        print(f"--- {name}: {note['seconds']:.0f} s", flush=True)
+        report(self.found, self.given.out, show=False)
 
 
-def floors(shape: tuple[int, int, int, int], rates: dict[str, float]) -> dict[str, float]:
-    """The least milliseconds that forward and backward passes can take here."""
-    batch, heads, length, width = shape
-    cells = batch * heads * length**2
-    products = 14 * cells * width / rates["flops_per_s"]
-    # Two logarithms and two exponentials per cell and pass.
-    special = 2 * 4 * cells / rates["special_per_s"]
-    # The previous map read, the new one written; both and the new one's gradient read, the other's written.
-    maps = 6 * cells * 2 / rates["bytes_per_s"]
-    convolutions = 3 * 2 * cells * heads * 9 / rates["flops_per_s"]
-    return {
-        "Bayesian": 1e3 * max(products, special),
-        "Evolving": 1e3 * max(maps, products + convolutions),
-    }
+def settings_of(name: str, given: argparse.Namespace) -> Note:
+    """What else than code decides what a part measures."""
+    settings: Note = {"compiles": not given.no_compiled, "quick": given.quick}
+    if PARTS[name].shape is not None:
+        return {**settings, "rep": given.rep}
+    model = {"batch": given.batch, "length": given.length, "layers": given.layers, "repeats": given.repeats}
+    return {**settings, **model}
 
 
-def model_forms() -> dict[str, tuple[list[overt.Mechanism], bool]]:
-    return {
-        "plain, sdpa": ([], False),
-        "Bayesian, fused": ([overt.Bayesian()], False),
-        "Bayesian, naive": ([overt.Bayesian()], True),
-        "Evolving, fused": ([overt.Evolving()], False),
-        "Evolving, naive": ([overt.Evolving()], True),
-        "both, fused": ([overt.Evolving(), overt.Bayesian()], False),
-        "both, naive": ([overt.Evolving(), overt.Bayesian()], True),
-    }
+def code_of() -> str:
+    """Of what is measured: kernels, what calls them, and rivals."""
+    files = [*(ROOT / "src/overt/mechanisms").rglob("*.py"), *(ROOT / "benchmarks").glob("gpu_*.py")]
+    files = [file for file in files if file.name != "gpu_report.py"]
+    parts = [f"{file.relative_to(ROOT)}\n{file.read_text()}" for file in sorted(files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def model_step(mechanisms: list[overt.Mechanism], naive: bool, batch: int, length: int) -> Run:
-    """A training step of a BERT-base-sized classifier under autocast: forward, backward, AdamW."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    make: Any = BertForSequenceClassification
-    settings: dict[str, Any] = {"attn_implementation": "sdpa"}
-    model = make(BertConfig(**settings)).cuda().train()
-    if mechanisms:
-        overt.attach(model, *mechanisms)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    ids = torch.randint(5, 30000, (batch, length), device="cuda")
-    labels = torch.arange(batch, device="cuda") % 2
-
-    def step() -> None:
-        with torch.autocast("cuda", BF16):
-            loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def plainly() -> None:
-        with overt.naive():
-            step()
-
-    return plainly if naive else step
+def told(error: BaseException) -> str:
+    """An error and what caused it, a line of each."""
+    lines, cause = [], error.__cause__
+    for one in (error,) if cause is None else (error, cause):
+        first = (str(one).strip().splitlines() or [""])[0]
+        lines.append(f"{type(one).__name__}: {first[:300]}")
+    return "; from ".join(lines)
 
 
-def measure_model(batch: int, length: int, repeats: int) -> list[Row]:
-    """All forms take turns, so that what else the host does falls on all of them."""
-    steps, peaks = {}, {}
-    for name, (mechanisms, naive) in model_forms().items():
-        steps[name] = model_step(mechanisms, naive, batch, length)
-        for _ in range(3):
-            steps[name]()
-        peaks[name] = peak_mebibytes(steps[name])
+def free() -> None:
+    gc.collect()
+    if DEVICE == "cuda":
         torch.cuda.empty_cache()
-    seen: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(repeats):
-        for name, step in steps.items():
-            if turn >= 3 and "naive" in name:
+
+
+def measure_form(
+    session: Session,
+    case: Case,
+    form: Form,
+    references: dict[str, dict[str, Tensor]],
+    later: list[tuple[Row, Run]],
+) -> Row:
+    start = time.monotonic()
+    row: Row = {
+        "shape": list(case.shape),
+        "padded": case.padded,
+        "group": form.group,
+        "form": form.title,
+        "name": form.name,
+        "kind": form.kind,
+        "device_ms": None,
+        "backend": None,
+    }
+    row["difference"] = check(case, form, references)
+    row["peak_mib"] = peak_mebibytes(form.run)
+    row["ms"], row["low_ms"], row["high_ms"] = timed(form.run, session.given.rep)
+    if form.kind != "rival":
+        try:
+            row["device_ms"] = timed(replayed(form.run), session.given.rep)[0]
+        except Exception as error:
+            print(f"{form.title} is not replayed: {error}", flush=True)
+    if row["device_ms"] is None or form.name == AS_CHOSEN:
+        later.append((row, form.run))
+    row["seconds"] = time.monotonic() - start
+    return row
+
+
+def measure_attention(session: Session, part: Part, later: list[tuple[Row, Run]]) -> None:
+    assert part.shape is not None
+    case, references = Case(part.shape, part.padded, session.way), dict[str, dict[str, Tensor]]()
+    groups = groups_of(part.shape, part.padded, session.given.quick)
+    for first in (form for group in groups for form in forms_of(case, group, session.compiles)):
+        form: Form | None = first
+        while form is not None:
+            if form.kind == "rival" and session.late(part.where, form.title):
+                break
+            try:
+                row = measure_form(session, case, form, references, later)
+            except Exception as error:
+                if not isinstance(error, MismatchError | torch.OutOfMemoryError):
+                    traceback.print_exc(limit=-1)
+                again = "" if form.instead is None else "another way is tried; "
+                session.leave_out(part.where, form.title, again + told(error))
+                form = form.instead
+                free()
                 continue
-            torch.cuda.synchronize()
+            if form is not first and form.way is not None:
+                session.way = form.way
+                case.way = form.way
+            session.rows.setdefault("attention", []).append(row)
+            print(row, flush=True)
+            break
+        free()
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def batch_of(given: argparse.Namespace, padded: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, labels, and where tokens are real."""
+    batch, length = given.batch, given.length
+    torch.manual_seed(0)
+    ids = torch.randint(5, 30000, (batch, length), device=DEVICE)
+    labels = torch.arange(batch, device=DEVICE) % 2
+    if not padded:
+        return ids, labels, None
+    lengths = lengths_of(batch, length).to(DEVICE)
+    return ids, labels, torch.arange(length, device=DEVICE) < lengths.unsqueeze(1)
+
+
+def first_steps(
+    form: Trained, data: tuple[Tensor, Tensor, Tensor | None], losses: dict[str, float]
+) -> tuple[Callable[[], Tensor], float, float]:
+    """A model's training step, its first loss, held against that of ours, and peak memory."""
+    step = step_of(form, *data)
+    loss = float(step())
+    if form.kind == "ours":
+        losses[form.group] = loss
+    elif form.kind == "rival" and not abs(loss - losses[form.group]) <= LOSS_TOLERANCE:
+        raise MismatchError(f"the first loss is {loss:.3f}, that of ours {losses[form.group]:.3f}")
+    for _ in range(2):
+        step()
+    return step, loss, peak_mebibytes(step)
+
+
+def measure_model(session: Session, part: Part, later: list[tuple[Row, Run]]) -> None:
+    """All forms take turns, so that what else the host does falls on all of them."""
+    given, data, where, padded = session.given, batch_of(session.given, part.padded), part.where, part.padded
+    if not session.models:
+        base = base_model(given.layers)
+        for group in GROUPS:
+            session.models += trained_forms(base, group, session.compiles, session.way)
+    steps: dict[str, Callable[[], Tensor]] = {}
+    rows: dict[str, Row] = {}
+    losses: dict[str, float] = {}
+    for form in session.models:
+        if form.kind == "rival" and session.late(where, form.title):
+            continue
+        start, begun = time.monotonic(), None
+        while begun is None:
+            try:
+                begun = first_steps(form, data, losses)
+            except Exception as error:
+                if not isinstance(error, MismatchError | torch.OutOfMemoryError):
+                    traceback.print_exc(limit=-1)
+                more = form.carried is not None and form.carried.other_way()
+                session.leave_out(where, form.title, ("another way is tried; " if more else "") + told(error))
+                form.model.zero_grad(set_to_none=True)
+                free()
+                if not more:
+                    break
+        if begun is None:
+            continue
+        step, loss, peak = begun
+        steps[form.title] = step
+        rows[form.title] = {
+            "shape": [given.batch, given.length],
+            "padded": padded,
+            "group": form.group,
+            "form": form.title,
+            "name": form.name,
+            "kind": form.kind,
+            "peak_mib": peak,
+            "first_loss": loss,
+            "backend": None,
+            "device_ms": None,
+            "seconds": time.monotonic() - start,
+        }
+        print(rows[form.title], flush=True)
+        free()
+    seen: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(given.repeats):
+        for name, step in steps.items():
+            if turn >= 5 and seen[name][-1] > 100.0:  # slow ones, which are also steady, get fewer turns
+                continue
+            synchronize()
             start = time.perf_counter()
             step()
-            torch.cuda.synchronize()
+            synchronize()
             seen[name].append(1e3 * (time.perf_counter() - start))
-    rows = []
     for name, times in seen.items():
-        row = {"shape": [batch, length], "form": name, "ms": statistics.median(times)}
-        rows.append({**row, "peak_mib": peaks[name], "low_ms": min(times), "high_ms": max(times)})
-        print(rows[-1], flush=True)
-    return rows
+        row = rows[name]
+        row |= {"ms": statistics.median(times), "low_ms": min(times), "high_ms": max(times)}
+        row["turns"] = len(times)
+        session.rows.setdefault("model", []).append(row)
+        print(name, times[:3], row["ms"], flush=True)
+        if row["kind"] == "plain":
+            later.append((row, steps[name]))
 
 
-Row = dict[str, Any]
+def profile_later(session: Session) -> None:
+    """Device times of rivals and sdpa's backends. At the end: a profiler slows the host down ever after."""
+    for name, later in session.later.items():
+        start = time.monotonic()
+        for row, run in later:
+            try:
+                total, kernels = profiled(run)
+            except Exception as error:
+                left = {"where": "profiling", "form": row["form"], "reason": told(error), "part": name}
+                session.found["left_out"].append(left)
+                continue
+            if row["device_ms"] is None:
+                row["device_ms"] = total
+            free()
+            if row["name"] in (AS_CHOSEN, MASKED):
+                row["backend"] = backend_of(kernels)
+                if row["kind"] == "plain":
+                    row["kernels"] = [
+                        name for name in kernels if "sdpa" in name or "fmha" in name or "flash" in name
+                    ]
+        session.found["parts"][name]["profiled"] = True
+        session.found["parts"][name]["profiling_seconds"] = time.monotonic() - start
+        report(session.found, session.given.out, show=False)
+        print(f"--- profiling {name}: {time.monotonic() - start:.0f} s", flush=True)
 
 
-def measure_attention(
-    shape: tuple[int, int, int, int], compiled: bool, rep: int
-) -> tuple[list[Row], list[tuple[Row, Run]]]:
-    """What was measured, and what is still to be profiled, which slows the host down ever after."""
-    rows, later = [], []
-    forms = bayesian_forms(shape, compiled)
-    if shape[2] <= 2048:
-        forms |= evolving_forms(shape, compiled)
-    for name, run in forms.items():
-        row: Row = {"shape": list(shape), "form": name, "device_ms": None}
+# --- Compiling beforehand ---
+
+
+def jobs_of(names: list[str], given: argparse.Namespace) -> list[tuple[str, str]]:
+    """Parts and groups, those of parts that are measured first before others."""
+    jobs = []
+    for name in names:
+        part = PARTS[name]
+        groups = GROUPS if part.shape is None else groups_of(part.shape, part.padded, given.quick)
+        jobs += [(name, group) for group in groups if group != "plain"]
+    return jobs
+
+
+def compile_job(name: str, group: str, given: argparse.Namespace) -> None:
+    """Run once what is compiled, so that the compilers' caches on disk have it."""
+    part, way = PARTS[name], given.way
+    if part.shape is not None:
+        case = Case(part.shape, part.padded, way)
+        for first in forms_of(case, group, not given.no_compiled):
+            form: Form | None = first if first.compiles else None
+            while form is not None:
+                try:
+                    for quiet in (True, False):
+                        outputs_and_gradients(case, form, quiet)
+                    break
+                except Exception as error:  # it is told again where it is measured
+                    print(f"compiling {name}, {form.title}: {told(error)}", flush=True)
+                    form = form.instead
+            free()
+        return
+    data = batch_of(given, part.padded)
+    for trained in trained_forms(base_model(2), group, not given.no_compiled, way):
+        more = trained.compiles
+        while more:
+            try:
+                step_of(trained, *data)()
+                break
+            except Exception as error:
+                print(f"compiling {name}, {trained.title}: {told(error)}", flush=True)
+                more = trained.carried is not None and trained.carried.other_way()
+        free()
+
+
+def compile_share(given: argparse.Namespace) -> None:
+    """A process's share of all jobs: number and count are in `--share`."""
+    number, count = (int(x) for x in given.share.split("/"))
+    for name, group in jobs_of(given.parts, given)[number::count]:
+        start = time.monotonic()
         try:
-            row["peak_mib"] = peak_mebibytes(run)
-        except torch.OutOfMemoryError:
-            print(f"{name} at {shape} does not fit on this GPU and is left out", flush=True)
+            compile_job(name, group, given)
+        except Exception as error:
+            print(f"compiling {name}, {group}: {told(error)}", flush=True)
+        free()
+        print(f"compiled {name}, {group}: {time.monotonic() - start:.0f} s", flush=True)
+
+
+def compile_all(names: list[str], session: Session) -> None:
+    """Fill the compilers' caches by several processes at once; what they do not reach is compiled later."""
+    given, start = session.given, time.monotonic()
+    count = min(given.processes, len(jobs_of(names, given)))
+    if count < 2:
+        return
+    command = [sys.executable, __file__, "--parts", ",".join(names), "--way", session.way]
+    command += ["--batch", str(given.batch), "--length", str(given.length)]
+    command += ["--no-compiled"] * given.no_compiled + ["--quick"] * given.quick
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    children = [
+        subprocess.Popen([*command, "--share", f"{number}/{count}"], env=environment)
+        for number in range(count)
+    ]
+    for child in children:
+        try:
+            child.wait(timeout=max(0.0, start + WARMING - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=10.0)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    print(f"--- compiling by {count} processes: {time.monotonic() - start:.0f} s", flush=True)
+
+
+# --- The command ---
+
+
+def names_of(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return names
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", type=names_of, default=list(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--fresh", action="store_true", help="measure parts again that need not be")
+    parser.add_argument("--resume", action="store_true", help="keep parts even if the code changed since")
+    parser.add_argument("--no-compiled", action="store_true", help="leave out rivals that are compiled")
+    parser.add_argument("--quick", action="store_true", help="few forms and repeats, 2 layers")
+    parser.add_argument("--batch", type=int, default=16, help="of the whole model")
+    parser.add_argument("--length", type=int, default=512, help="of the whole model")
+    parser.add_argument("--layers", type=int, default=12, help="of the whole model")
+    parser.add_argument("--repeats", type=int, default=30, help="steps of the whole model")
+    parser.add_argument("--rep", type=int, default=100, help="milliseconds that a form is repeated for")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for parts and rivals that fit in")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=max(1, min(8, (os.cpu_count() or 1) // 2)),
+        help="that compile beforehand, all at once; 1 for none",
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="narrow", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.quick:
+        given.rep, given.repeats, given.layers = 20, 5, 2
+    return given
+
+
+def measure(session: Session, names: list[str]) -> None:
+    """Parts that there is time for; the first one in any case."""
+    found, given = session.found, session.given
+    ready = session.until  # of all that is measured, before rivals are profiled
+    found["ceilings"] = session.ceilings = ceilings()
+    free()
+    compile_all(names, session)
+    share = WARM if given.processes > 1 else 1.0
+    for name in names:
+        part = PARTS[name]
+        before = found["parts"].get(name)
+        if name != names[0] and time.monotonic() + share * part.expected > ready:
+            print(f"--- {name}: no time for it, run again", flush=True)
+            if before is None and not any(row.get("part") == name for row in found["left_out"]):
+                reason = "the time for this run was up (--minutes)"
+                row = {"where": part.where, "form": "all of it", "reason": reason, "part": name}
+                found["left_out"].append(row)
             continue
-        row["ms"], row["low_ms"], row["high_ms"] = timed(run, rep)
-        if "naive" not in name:
-            row["device_ms"] = timed(replayed(run), rep)[0]
-        elif shape[2] <= 2048:
-            later.append((row, run))
-        rows.append(row)
-        print(row, flush=True)
-    return rows, later
-
-
-def rivals(name: str) -> list[str]:
-    mechanism = name.split(",")[0]
-    return ["sdpa, flash", f"{mechanism}, naive", f"{mechanism}, compiled naive"]
-
-
-def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Titles, headings and rows."""
-    made = []
-    heads = [
-        "form",
-        "ms",
-        "10–90 %",
-        "device ms",
-        "× flash",
-        "naive ×",
-        "compiled ×",
-        "peak MiB",
-        "× flash ",
-        "× floor",
-    ]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in found["attention"]):
-        of_shape = {row["form"]: row for row in found["attention"] if tuple(row["shape"]) == shape}
-        floor = floors(shape, found["ceilings"])
-        flash = of_shape["sdpa, flash"]
-        rows = []
-        for name, row in of_shape.items():
-            _, naive, compiled = (of_shape.get(rival) for rival in rivals(name))
-            least = floor.get("Evolving" if name.startswith("both") else name.split(",")[0])
-            device = row["device_ms"]
-
-            def gain(rival: Row | None, row: Row = row) -> str:
-                if rival is None or "naive" in row["form"]:
-                    return ""
-                by_device = rival["device_ms"] and f" ({rival['device_ms'] / row['device_ms']:.1f})"
-                return f"{rival['ms'] / row['ms']:.1f}{by_device or ''}"
-
-            rows.append(
-                [
-                    name,
-                    f"{row['ms']:.3f}",
-                    f"{row['low_ms']:.3f}–{row['high_ms']:.3f}",
-                    "" if device is None else f"{device:.3f}",
-                    f"{row['ms'] / flash['ms']:.2f}"
-                    + (f" ({device / flash['device_ms']:.2f})" if device is not None else ""),
-                    gain(naive),
-                    gain(compiled),
-                    f"{row['peak_mib']:.0f}",
-                    f"{row['peak_mib'] / flash['peak_mib']:.2f}",
-                    "" if least is None or device is None else f"{device / least:.1f}",
-                ]
-            )
-        made.append((f"Attention (batch, heads, length, width) = {shape}", heads, rows))
-    if found["model"]:
-        of_form: dict[str, Row] = {row["form"]: row for row in found["model"]}
-        plain = of_form["plain, sdpa"]
-        rows = []
-        for name, row in of_form.items():
-            naive = of_form.get(name.replace("fused", "naive"))
-            faster = "" if naive is None or "fused" not in name else f"{naive['ms'] / row['ms']:.1f}"
-            spread = f"{row['low_ms']:.1f}–{row['high_ms']:.1f}"
-            ratio = f"{row['ms'] / plain['ms']:.2f}"
-            rows.append([name, f"{row['ms']:.1f}", spread, ratio, faster, f"{row['peak_mib']:.0f}"])
-        heads = ["form", "ms", "least–most", "× plain, sdpa", "naive ×", "peak MiB"]
-        batch, length = plain["shape"]
-        made.append((f"Training step, BERT-base size, batch {batch} × {length}", heads, rows))
-    return made
-
-
-def report(found: dict[str, Any], out: Path) -> None:
-    rates = found["ceilings"]
-    lines = [
-        "# Fused kernels on a GPU",
-        "",
-        f"`make bench-gpu`. {found['device']}, torch {found['torch']}, triton {found['triton']}, "
-        f"transformers {found['transformers']}; bfloat16, forward + backward, medians.",
-        "",
-        '"device" is the same work replayed as a CUDA graph, and for plain operations the sum of their '
-        "kernels' times: the host's share is not in it. Memory is the peak above inputs and incoming "
-        'gradients. "naive ×" and "compiled ×" are how many times faster a form is than plain operations '
-        'and than torch.compile of them; in brackets, by device times. "× floor" is device time over the '
-        "least that it could be: "
-        "products, special functions (two logarithms and two exponentials per cell and pass) or bytes "
-        "(Evolving: the maps that must be read and written), over the rates measured in the same run: "
-        f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied, {rates['flops_per_s'] / 1e12:.0f} TFLOP/s of "
-        f"bfloat16 products, {rates['special_per_s'] / 1e12:.2f} T exponentials/s.",
-    ]
-    console = Console(width=140)
-    for title, heads, rows in tables(found):
-        table = Table(title=title, title_justify="left")
-        for place, head in enumerate(heads):
-            table.add_column(head, justify="right" if place else "left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        lines += ["", f"## {title}", "", "| " + " | ".join(heads) + " |"]
-        lines += ["|" + "---|" + "---:|" * (len(heads) - 1)]
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / "gpu.md").write_text("\n".join(lines) + "\n")
+        with session.part(name) as later:
+            (measure_model if part.shape is None else measure_attention)(session, part, later)
+    profile_later(session)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
-    parser.add_argument("--no-compiled", action="store_true", help="leave out torch.compile of naive")
-    parser.add_argument("--no-model", action="store_true", help="leave out the whole model")
-    parser.add_argument("--batch", type=int, default=16, help="of the whole model")
-    parser.add_argument("--length", type=int, default=512, help="of the whole model")
-    parser.add_argument("--repeats", type=int, default=30, help="steps of the whole model")
-    parser.add_argument("--rep", type=int, default=100, help="milliseconds that a form is repeated for")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    given = arguments()
     if not torch.cuda.is_available():
         raise SystemExit("bench-gpu needs a CUDA device: torch sees none")
     import transformers
 
-    torch._dynamo.config.recompile_limit = 64
-    found: dict[str, Any] = {
+    torch._dynamo.config.recompile_limit = 64  # one function is compiled for many shapes
+    # How fast a compiled kernel's variants are is to be found out here, not by processes that share the GPU.
+    torch._inductor.config.autotune_local_cache = False
+    if given.share is not None:
+        compile_share(given)
+        return
+    start, code = time.monotonic(), code_of()
+    new: Found = {
+        "command": "make bench-gpu",
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "transformers": transformers.__version__,
-        "ceilings": ceilings(),
+        "overt": overt.__version__,
+        "rep": given.rep,
+        "layers": given.layers,
+        "way": "narrow",
+        "ceilings": {},
+        "parts": {},
         "attention": [],
         "model": [],
+        "left_out": [],
     }
-    later: list[tuple[Row, Run]] = []
-    for shape in SHAPES[: given.shapes]:
-        compiled = not given.no_compiled
-        rows, more = measure_attention(shape, compiled, given.rep)
-        found["attention"] += rows
-        later += more
-        torch.cuda.empty_cache()
-    if not given.no_model:
-        found["model"] = measure_model(given.batch, given.length, given.repeats)
-    for row, run in later:
-        row["device_ms"] = kernels_milliseconds(run)
-    report(found, given.out)
+    found = resumed(kept_before(given.out), new)
+    wanted = {name: settings_of(name, given) for name in given.parts}
+    chosen = to_measure(found, wanted, None if given.resume else code, given.fresh)
+    print(
+        f"kept: {[name for name in found['parts'] if name not in chosen]}; to measure: {chosen}", flush=True
+    )
+    date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    until = start + 60.0 * given.minutes - PROFILING * len(chosen)
+    session = Session(found, given, date, code, until, found["way"])
+    try:
+        if chosen:
+            measure(session, list(chosen))
+    finally:
+        found["seconds"] = time.monotonic() - start
+        report(found, given.out)
+    print(f"{found['seconds']:.0f} s; {len(found['left_out'])} left out", flush=True)
+    if again := to_measure(found, wanted, None if given.resume else code):
+        print(f"run again for {', '.join(again)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""A BERT with one of many forms of attention in it, ours and rivals', for `gpu.py`: its training step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gpu_forms as forms
+import gpu_rivals as rivals
+import overt
+from gpu_forms import AS_CHOSEN, DEFINITION, FLEX, FUSED, MASKED, TEN_LINES, Kind, compiled
+
+
+def base_model(layers: int) -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    make: Any = BertForSequenceClassification
+    # No dropout of weights, which FlexAttention has not; that of hidden states stays.
+    settings: dict[str, Any] = {
+        "attn_implementation": "sdpa",
+        "attention_probs_dropout_prob": 0.0,
+        "num_hidden_layers": layers,
+    }
+    return make(BertConfig(**settings)).to(forms.DEVICE).train()
+
+
+@dataclass
+class Trained:
+    """A BERT with one of the forms of attention in it."""
+
+    group: str
+    name: str
+    kind: Kind
+    model: Any
+    carried: rivals.Carried | None = None
+    naive: bool = False
+    optimizer: Any = None
+
+    @property
+    def compiles(self) -> bool:
+        return self.kind == "ours" or self.name.endswith("compiled")
+
+    @property
+    def title(self) -> str:
+        return self.name if self.kind == "plain" else f"{self.group}, {self.name}"
+
+
+GROUPS = ("plain", "Bayesian", "Evolving", "both")
+
+
+def trained_forms(base: Any, group: str, compiles: bool, way: rivals.Way) -> Iterator[Trained]:
+    """A group's models by what computes their attention; `way` as in `rivals.plain_lse`."""
+    if group == "plain":
+        yield Trained("plain", AS_CHOSEN, "plain", copy.deepcopy(base))
+        return
+    mechanisms: dict[str, list[overt.Mechanism]] = {
+        "Bayesian": [overt.Bayesian()],
+        "Evolving": [overt.Evolving()],
+        "both": [overt.Evolving(), overt.Bayesian()],
+    }
+    for naive in (False, True):
+        model = copy.deepcopy(base)
+        overt.attach(model, *mechanisms[group])
+        kind: Kind = "rival" if naive else "ours"
+        yield Trained(group, DEFINITION if naive else FUSED, kind, model, naive=naive)
+    for number, (name, rule) in enumerate(rules_of(group, compiles).items()):
+        model = copy.deepcopy(base)
+        chosen = f"rival_{group}_{number}".lower()
+        prior, convolution = group != "Evolving", group != "Bayesian"
+        carried = rivals.install(model, chosen, rule, prior, convolution)
+        carried.way = way if name in (FLEX, MASKED) else None
+        yield Trained(group, name, "rival", model, carried)
+
+
+def rules_of(group: str, compiles: bool) -> dict[str, rivals.Attend]:
+    """The rivals' attentions by name."""
+    if group == "Bayesian":
+        rules = {TEN_LINES: rivals.bayesian_rule(rivals.bayesian)}
+        if compiles:
+            rules |= {
+                f"{TEN_LINES}, compiled": rivals.bayesian_rule(compiled(rivals.bayesian)),
+                FLEX: rivals.bayesian_rule(compiled(rivals.flexed), hashes=True),
+                MASKED: rivals.bayesian_rule(compiled(rivals.masked_sdpa)),
+            }
+        return rules
+    rule, random = (rivals.evolving, False) if group == "Evolving" else (rivals.both, True)
+    rules = {TEN_LINES: rivals.evolving_rule(rule, random)}
+    if compiles:
+        rules[f"{TEN_LINES}, compiled"] = rivals.evolving_rule(compiled(rule), random)
+    return rules
+
+
+def step_of(form: Trained, ids: Tensor, labels: Tensor, real: Tensor | None) -> Callable[[], Tensor]:
+    """A training step under autocast: forward, backward, AdamW; gives the loss."""
+    carried, weight = form.carried, overt.Bayesian().loss_weight(None)
+    more: dict[str, Tensor] = {} if real is None else {"attention_mask": real.long()}
+    if carried is not None:
+        carried.real = real
+        carried.blocks = None
+        if real is not None and form.name in (FLEX, MASKED):
+            carried.blocks = rivals.padding_blocks(real)
+    if form.optimizer is None:
+        form.optimizer = torch.optim.AdamW(form.model.parameters(), lr=1e-7, fused=forms.DEVICE == "cuda")
+
+    def step() -> Tensor:
+        if carried is not None:
+            carried.begin()
+        with torch.autocast(forms.DEVICE, forms.DTYPE):
+            loss: Tensor = form.model(input_ids=ids, labels=labels, **more).loss
+        if carried is not None and carried.kl:
+            loss = loss + weight * carried.total_kl()
+        loss.backward()  # type: ignore[no-untyped-call]
+        form.optimizer.step()
+        form.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def plainly() -> Tensor:
+        with overt.naive():
+            return step()
+
+    return plainly if form.naive else step
