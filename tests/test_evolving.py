@@ -13,7 +13,7 @@ import overt
 from acting import EvolvingLayer
 from conftest import live_kernel, random_maps
 from overt.mechanisms.evolving.naive import convolve, evolve, mix
-from overt.mechanisms.maps import causal
+from overt.mechanisms.maps import causal, softmax
 from overt.mechanisms.site import KINDS, Kind, Site
 
 NEG = float("-inf")
@@ -466,3 +466,19 @@ def test_nan_in_a_visible_cell_is_not_swallowed() -> None:
     out = evolve(random_maps(1, 2, 4, 4), previous, None, everything(4, 4), "encoder", 0.5, 0.0)
     assert out[0, 0, 1, 1].isnan()
     assert int(out.isnan().sum()) == 1
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_softmax_of_a_map_with_its_hidden_cells_filled_is_the_definition(heads: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(4, 3, 5, 6, generator=generator)
+    visible = torch.rand(4, heads, 5, 6, generator=generator) < 0.6
+    visible[1] = False
+    visible[2, :, 3] = False
+    hidden = logits.masked_fill(~visible, float("-inf"))
+    expected = softmax(logits, visible)
+    torch.testing.assert_close(softmax(hidden, visible, filled=True), expected, atol=1e-7, rtol=1e-6)
+    broken = hidden.masked_fill(visible & (torch.arange(6) == 4), float("nan"))
+    assert torch.equal(softmax(broken, visible, filled=True).isnan(), softmax(broken, visible).isnan())
+    # With a gradient wanted it is the definition itself.
+    assert torch.equal(softmax(hidden.requires_grad_(), visible, filled=True), softmax(hidden, visible))

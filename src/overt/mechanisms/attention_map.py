@@ -172,10 +172,12 @@ class AttentionMap(Layers):
         for layer in layers:
             if layer.acts_at("refine"):
                 logits = layer("refine", logits, call, chain)
-                call = call.with_logits(logits)
+                call = call.with_logits(logits, layer.fills_hidden and chain.switched_off is None)
         making = [layer for layer in layers if layer.acts_at("weights")]
         weights: Tensor
-        weights = making[0]("weights", logits, call, chain) if making else softmax(logits, visible)
+        weights = (
+            making[0]("weights", logits, call, chain) if making else softmax(logits, visible, call.filled)
+        )
         for layer in layers:
             if layer.acts_at("mixed"):
                 weights = layer("mixed", weights, call, chain)

@@ -35,6 +35,7 @@ class AttentionCall:
         scale_products: whether products are scaled, or queries before them; in half precision the two round
             otherwise, and models differ in it.
         dtype: what logits are brought to if theirs is less; None leaves them.
+        filled: whether hidden cells of `logits` are known to hold −inf.
     """
 
     site: Site
@@ -51,6 +52,7 @@ class AttentionCall:
     dropout: float = 0.0
     scale_products: bool = False
     dtype: torch.dtype | None = None
+    filled: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -72,7 +74,7 @@ class AttentionCall:
         if logits is None:
             key = repeat_heads(self.key, self.query.shape[1]).mT
             scaled = self.scale_products
-            logits = self.query @ key * self.scale if scaled else (self.query * self.scale) @ key
+            logits = (self.query @ key).mul_(self.scale) if scaled else (self.query * self.scale) @ key
         if self.dtype is not None:
             logits = logits.to(torch.promote_types(logits.dtype, self.dtype))
         return logits if self.bias is None else logits + self.bias
@@ -106,9 +108,9 @@ class AttentionCall:
             return False
         return self.bias is None or (self.bias.dim() == 4 and self.bias.shape[1:3] == (1, 1))
 
-    def with_logits(self, logits: Tensor) -> AttentionCall:
+    def with_logits(self, logits: Tensor, filled: bool = False) -> AttentionCall:
         """The call with these logits, whatever made them, in place of its own and its bias."""
-        return replace(self, logits=logits, bias=None)
+        return replace(self, logits=logits, bias=None, filled=filled)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,12 +43,26 @@ def causal(queries: int, keys: int, device: torch.device | None = None) -> Tenso
     return (torch.arange(keys, device=device) <= row).view(1, 1, queries, keys)
 
 
-def softmax(logits: Tensor, visible: Tensor) -> Tensor:
+def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
     """Softmax over the visible keys, at least in float32; a query that sees no key gets zeros, not NaN.
 
     A NaN in a visible cell stays a NaN.
+
+    Args:
+        logits: (batch, heads, query, key).
+        visible: boolean, broadcasts to `logits`.
+        filled: whether hidden cells hold −inf already, which saves passes over the map where no gradient is
+            wanted.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    transformed = torch._C._are_functorch_transforms_active()
+    if filled and not (torch.is_grad_enabled() and logits.requires_grad) and not transformed:
+        weights, blind = torch.softmax(logits, dim=-1), ~visible.any(dim=-1, keepdim=True)
+        if logits.device.type != "cpu" or torch.compiler.is_compiling():
+            return weights.masked_fill_(blind, 0.0)
+        rows = blind.expand(*weights.shape[:-1], 1).flatten().nonzero().flatten()  # few, as a rule
+        weights.view(-1, weights.shape[-1]).index_fill_(0, rows, 0.0)
+        return weights
     # A finite fill keeps an all-hidden row's gradient finite; exp(lowest − max) is exactly zero elsewhere.
     lowest = torch.finfo(logits.dtype).min
     return torch.softmax(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~visible, 0.0)

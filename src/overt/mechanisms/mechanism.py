@@ -92,6 +92,7 @@ class MechanismLayer(nn.Module):
             `is_causal=True` is refused.
         earlier_rows: how many rows above a row it reads, which decoding keeps beside its cache
             (`Chain.keep_rows`).
+        fills_hidden: whether hidden cells hold −inf in the logits that it refined.
         adds: name of the term that it adds to the loss (`Chain.add_loss`); None for none.
         part_names: names of the parts of its work that a trace can look at.
     """
@@ -102,6 +103,7 @@ class MechanismLayer(nn.Module):
     reads_below: bool = False
     reads_rows: bool = False
     earlier_rows: int = 0
+    fills_hidden: bool = False
     adds: str | None = None
     part_names: tuple[str, ...] = ()
 

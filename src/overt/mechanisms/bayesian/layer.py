@@ -19,7 +19,7 @@ from overt.mechanisms.bayesian.numbers import law_of
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.flat import NO_NOISE, Divergence, Drawing
-from overt.mechanisms.maps import log_normalizer
+from overt.mechanisms.maps import log_normalizer, softmax
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Site
 
@@ -65,7 +65,7 @@ class BayesianLayer(MechanismLayer):
         if wanted:
             kl = self._kl(logits, visible, call, lse, off)
             self.leave_kl(chain, call.site, kl)
-        return draw(logits, visible, None, self.config) if weights is None else weights
+        return softmax(logits, visible, call.filled) if weights is None else weights
 
     def idle(self, chain: Chain) -> bool:
         """In evaluation, where neither a sample nor the KL is asked for."""

@@ -183,9 +183,14 @@ def _factor(number: float, grown: Tensor | None) -> np.float32:
 
 
 def _empty_image(logits: Tensor, border: tuple[int, int, int, int]) -> Tensor:
+    """Room for a map, whose cells hold anything, in a border of zeros."""
     left, right, above, below = border
     batch, heads, queries, keys = logits.shape
-    return logits.new_zeros(batch, heads, above + queries + below, left + keys + right)
+    image = logits.new_empty(batch, heads, above + queries + below, left + keys + right)
+    for edge in (image[:, :, :above], image[:, :, above + queries :], image[..., :left]):
+        edge.zero_()
+    image[..., left + keys :].zero_()
+    return image
 
 
 def _image(

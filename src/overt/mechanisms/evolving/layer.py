@@ -30,6 +30,7 @@ class EvolvingLayer(MechanismLayer):
     config: Evolving
     reads_below = True
     reads_rows = True
+    fills_hidden = True
     part_names = ("attention", "convolution")
 
     def __init__(self, config: Evolving, site: Site) -> None:
