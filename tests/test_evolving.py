@@ -479,6 +479,9 @@ def test_a_softmax_of_a_map_with_its_hidden_cells_filled_is_the_definition(heads
     expected = softmax(logits, visible)
     torch.testing.assert_close(softmax(hidden, visible, filled=True), expected, atol=1e-7, rtol=1e-6)
     broken = hidden.masked_fill(visible & (torch.arange(6) == 4), float("nan"))
-    assert torch.equal(softmax(broken, visible, filled=True).isnan(), softmax(broken, visible).isnan())
+    found, wanted = softmax(broken, visible, filled=True), softmax(broken, visible)
+    assert wanted.isnan().any()
+    assert torch.equal(found.isnan() & visible, wanted.isnan() & visible)
+    assert softmax(hidden[..., :0], visible[..., :0], filled=True).shape == (4, 3, 5, 0)
     # With a gradient wanted it is the definition itself.
     assert torch.equal(softmax(hidden.requires_grad_(), visible, filled=True), softmax(hidden, visible))

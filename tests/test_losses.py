@@ -384,3 +384,117 @@ def test_without_a_kl_the_task_is_logged_alone(tmp_path: Path) -> None:
     [entry] = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert entry["task_loss"] == pytest.approx(entry["loss"], rel=1e-5)
     assert "kl" not in entry
+
+
+class Peek(TrainerCallback):
+    """Evaluates in between, as callbacks that write samples do."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, state, control
+        model = kwargs["model"]
+        with torch.no_grad():
+            model.eval()(**loss_inputs(BERT, model))
+        model.train()
+
+
+class InAThread(InOrder):
+    """Runs forwards in a thread of their own, as DataParallel does."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        made: list[Any] = []
+        work = super().compute_loss
+        thread = threading.Thread(target=lambda: made.append(work(*args, **kwargs)))
+        thread.start()
+        thread.join()
+        return made[0]
+
+
+@pytest.mark.parametrize("trainer", [InOrder, InAThread])
+def test_logs_are_of_training_whatever_else_runs(trainer: type[Trainer], tmp_path: Path) -> None:
+    expected = logged(tmp_path, "BERT", per_device_train_batch_size=8)
+    model = without_dropout(attached(BERT, overt.Bayesian(k=1e6, kl_weight=0.1)))
+    model(**loss_inputs(BERT, model))  # of this thread, and none of the training's
+    settings = arguments(
+        tmp_path, logging_steps=1, learning_rate=0.0, max_steps=2, per_device_train_batch_size=8
+    )
+    made = trainer(model, settings, train_dataset=Rows(language=False), callbacks=[Peek(), overt.LossLog()])
+    made.train()
+    found = [entry for entry in made.state.log_history if "loss" in entry]
+    for entry, other in zip(found, expected, strict=True):
+        for key in ("task_loss", "kl", "kl_weight"):
+            assert entry[key] == pytest.approx(other[key], rel=1e-4), key
+
+
+def test_a_batch_without_labels_leaves_the_mean_of_the_others(tmp_path: Path) -> None:
+    family = BY_NAME["Llama"]
+    rows = Rows(language=True, count=8)
+    for row in rows.rows[:2]:
+        row["labels"] = torch.full_like(row["labels"], -100)
+    found = []
+    for size, accumulated in ((8, 1), (2, 4)):
+        model = without_dropout(attached(family, overt.Bayesian(k=1e6, kl_weight=0.1)))
+        settings = arguments(
+            tmp_path,
+            logging_steps=1,
+            learning_rate=0.0,
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulated,
+        )
+        trainer = InOrder(model, settings, train_dataset=rows, callbacks=[overt.LossLog()])
+        trainer.train()
+        found.append(next(entry for entry in trainer.state.log_history if "loss" in entry))
+    assert found[1]["task_loss"] == pytest.approx(found[0]["task_loss"], rel=1e-4)
+    assert found[1]["loss"] == pytest.approx(found[1]["task_loss"] + 0.1 * found[1]["kl"], rel=1e-4)
+
+
+def test_chains_of_different_mechanisms_have_their_common_weight() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Yielding(overt.Mechanism):
+        def loss_weight(self, step: Tensor | None) -> float:
+            del step
+            return 5.0
+
+    class YieldingLayer(overt.MechanismLayer):
+        adds = "cost"
+
+        def logits(self, logits: Tensor, call: Any, chain: overt.Chain) -> Tensor:
+            if call.site.kind == "decoder":
+                chain.add_loss(call.site, logits.new_ones(logits.shape[0]), self.config)
+            return logits
+
+    overt.register_mechanism(Yielding, YieldingLayer)
+    family = BY_NAME["BART"]
+    model = without_dropout(attached(family, Yielding(), overt.Bayesian(kl_weight=0.1))).train()
+    loss = model(**loss_inputs(family, model)).loss
+    found = overt.losses(model)
+    torch.testing.assert_close(found.task + found.weight * found.kl, loss.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_means_of_losses_that_ignore_the_count_are_taken_as_they_are() -> None:
+    family = BY_NAME["ViT"]
+    model = without_dropout(attached(family, overt.Bayesian())).train()
+    model.config.problem_type = "multi_label_classification"
+    inputs = inputs_of(family)
+    labels = torch.rand(3, model.config.num_labels)
+    loss = model(**inputs, labels=labels).loss
+    expected = overt.losses(model)
+    assert loss > expected.task
+    model.overt_state.seen.zero_()
+    model(**inputs, labels=labels, num_items_in_batch=torch.tensor(12))
+    torch.testing.assert_close(overt.losses(model).task, expected.task)
+
+
+def test_models_pickled_before_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from overt.attaching import state
+
+    model = attached(BERT, overt.Bayesian())
+    old = {**model.overt_state.__getstate__(), "last": state._Last()}
+    del old["here"], old["trainings"]
+    monkeypatch.setattr(state.AttachedState, "__getstate__", lambda self: {**old, "_modules": self._modules})
+    written = pickle.dumps(model)
+    monkeypatch.undo()
+    again = pickle.loads(written)
+    again.train()(**loss_inputs(BERT, again)).loss.backward()
+    assert overt.losses(again).kl is not None
+    assert "last" not in vars(again.overt_state)

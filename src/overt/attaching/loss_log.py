@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from overt.attaching.api import losses, state_in
+from overt.attaching.api import state_in
+from overt.attaching.state import Last
 from overt.mechanisms.losses import Losses
 
 
@@ -23,7 +24,12 @@ class LossLog(TrainerCallback):
     processes, by their numbers of labels. They stand in `trainer.state.log_history`, and progress bars show
     them. Reporters such as TensorBoard's run before the callbacks that a Trainer is given: for their sake,
     add it by `LossLog.before_reporters(trainer)` instead. A model that nothing is attached to logs nothing
-    more.
+    more. Give it to every process of a distributed training.
+
+    Some heads, BERT's classifiers among them, take the Trainer's count of labels and do not divide by it:
+    `loss` then is the task's times the number of accumulated batches and processes. What is logged here is
+    the mean. Where the model makes no loss (label smoothing, `compute_loss_func`), the KL is logged alone,
+    and whether it joins is up to your loss.
     """
 
     def __init__(self) -> None:
@@ -50,9 +56,11 @@ class LossLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the last batch of a step, and sum the step up."""
-        del args, state, control
+        del state, control
         self._note(kwargs["model"])
-        if self._batches:
+        if args.logging_strategy == "no":
+            self._batches = []
+        elif self._batches:
             self._steps.append(torch.stack(self._batches).sum(dim=0))
             self._batches = []
 
@@ -75,12 +83,26 @@ class LossLog(TrainerCallback):
             state.log_history[-1].update(found)
 
     def _note(self, model: nn.Module) -> None:
-        if state_in(model) is None and not isinstance(getattr(model, "overt_losses", None), Losses):
+        seen = _last_trained(model)
+        if seen is None:
             return
-        self._seen = seen = losses(model)
+        self._seen = seen
         device = next(model.parameters()).device
         exact = torch.float32 if device.type == "mps" else torch.float64
         number = torch.as_tensor(1 if seen.items is None else seen.items, device=device, dtype=exact)
         parts = (0.0 if part is None else part for part in (seen.task, seen.kl, seen.weight))
-        sums = [torch.as_tensor(part, device=device, dtype=exact) * number for part in parts]
-        self._batches.append(torch.stack([*sums, number]))
+        sums = torch.stack([torch.as_tensor(part, device=device, dtype=exact) for part in parts]) * number
+        sums = sums.where(number > 0, torch.zeros_like(sums))  # of a batch without labels there is no mean
+        self._batches.append(torch.cat([sums, number.view(1)]))
+
+
+def _last_trained(model: nn.Module) -> Losses | None:
+    """The losses of the last training forward that was not asked for yet, whichever thread it ran in."""
+    made = getattr(model, "overt_losses", None)
+    if isinstance(made, Losses):  # a model of overt's own
+        return made
+    state = state_in(model)
+    if state is None or state.trainings[0].training is None:
+        return None
+    last, state.trainings[0] = state.trainings[0], Last()
+    return last.losses()

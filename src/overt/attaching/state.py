@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from overt.attaching.attention import register
 from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
 from overt.mechanisms.backend import maps_wanted
+from overt.mechanisms.chain import Chain
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 
@@ -63,10 +64,14 @@ class Last(NamedTuple):
     def losses(self) -> Losses:
         """The parts of the loss, as means over what this batch holds, whatever the Trainer divides by."""
         task, labels = self.task, self.labels
-        counted = labels is not None and labels.dim() > 0
-        items: Tensor | int | None = labels.ne(-100).sum() if labels is not None and counted else self.batch
-        if task is not None and self.total is not None and self.divides and items is not None:
-            task = task * (torch.as_tensor(self.total, device=task.device).reshape(-1)[0] / items)
+        items: Tensor | int | None = self.batch
+        divides = self.divides and self.total is not None
+        if labels is not None and labels.dim() > 0:
+            items = labels.ne(-100).sum()
+            divides = divides and not labels.is_floating_point()  # whose losses are means all the same
+        if task is not None and divides and items is not None:
+            total = torch.as_tensor(self.total).reshape(-1)[0].to(task.device)
+            task = task * total / torch.as_tensor(items).to(task.device).clamp(min=1)
         if not self.kls:
             return Losses(task, None, None, items)
         kl = joining(tuple(kl.detach() for kl in self.kls), labels, None)
@@ -77,6 +82,10 @@ class Last(NamedTuple):
             assert together is not None
             weight = together / kl
         return Losses(task, kl, weight, items)
+
+
+class _Last:
+    """Stands in pickles of before for what is now `Last`, and is dropped."""
 
 
 class _OfThread(threading.local):
@@ -113,6 +122,9 @@ class AttachedState(nn.Module):
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
         self.here = _OfThread()
+        # What the last training forward left, of whichever thread, cut off from its graph; a list, which the
+        # replicas of a DataParallel share.
+        self.trainings: list[Last] = [Last()]
         self.unjoined = False  # whether the last training forward's KL joined no loss and was not asked for
         self.trained = False  # whether there was a training forward since the last optimizer step
         self.override: dict[str, Any] | None = None
@@ -124,11 +136,12 @@ class AttachedState(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # Weak references belong to one model; a copy finds its own at its next forward. What threads have of
         # this one hangs on graphs, which no copy or file can hold.
-        return {**self.__dict__, "model": None, "override": None, "here": None}
+        return {**self.__dict__, "model": None, "override": None, "here": None, "trainings": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.here = _OfThread()
+        self.__dict__.pop("last", None)  # of pickles that were written before
+        self.here, self.trainings = _OfThread(), [Last()]
         _install()
         _states.add(self)
 
@@ -254,7 +267,7 @@ class AttachedState(nn.Module):
         last = Last(
             current.training,
             tuple(chain.kl(per_example=True) for chain in chains),
-            weight=chains[0].weight() if chains else None,
+            weight=_weight(chains),
             labels=_counted_labels(given, module),
             total=given.get("num_items_in_batch"),
             task=None if task is None else task.detach(),
@@ -265,6 +278,7 @@ class AttachedState(nn.Module):
         if not current.training or self.override is not None:
             return output
         self.trained = True
+        self.trainings[0] = last._replace(kls=tuple(kl.detach() for kl in last.kls))
         if current.batch is not None:
             self.seen += current.batch
         if not chains:
@@ -273,6 +287,8 @@ class AttachedState(nn.Module):
         penalty = joining(penalties, last.labels, last.total)
         joined = None if penalty is None else _add_to_loss(output, penalty)
         self.here.lasts[0] = last._replace(penalties=penalties, joined=None if joined is None else penalty)
+        if last.weight is None:
+            self.trainings[0] = self.trainings[0]._replace(penalties=tuple(p.detach() for p in penalties))
         self.unjoined = joined is None and torch.is_grad_enabled()
         return output if joined is None else joined
 
@@ -281,6 +297,14 @@ class AttachedState(nn.Module):
         self.step += 1
         self.seen.zero_()
         self.trained = False
+
+
+def _weight(chains: list[Chain]) -> Tensor | float | None:
+    """What terms of all chains are multiplied by; None where mechanisms differ in it."""
+    first = chains[0].mechanism() if chains else None
+    if first is None or any(chain.mechanism() is not first for chain in chains):
+        return None
+    return chains[0].weight()
 
 
 def joining(penalties: tuple[Tensor, ...], labels: Tensor | None, total: Any) -> Tensor | None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from overt.mechanisms.maps import transformed
 
 OFF = "OVERT_NAIVE"
 
@@ -118,7 +119,7 @@ def unfit(backend: Backend, *tensors: Tensor, off: str | None = None) -> str | N
         return f"{backend.name} take {takes}, all alike, not {came}"
     if any(tensor.device != first.device for tensor in tensors):
         return f"tensors lie on {', '.join(str(tensor.device) for tensor in tensors)}"
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed():
         return "torch.func transforms and forward-mode derivatives go through plain operations"
     if not backend.operators and torch.compiler.is_compiling():
         return f"{backend.name} are no operators for a compiler"

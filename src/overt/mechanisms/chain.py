@@ -251,12 +251,17 @@ class Chain:
         ]
         return _total(weighted, per_example=True)
 
-    def weight(self) -> Tensor | float | None:
-        """What terms are multiplied by before they join the loss; None where mechanisms differ in it."""
+    def mechanism(self) -> AddsLoss | None:
+        """The mechanism that terms are of; None where they are of several, or there is none."""
         mechanisms = [mechanism for _, mechanism in self._losses.values()]
         if not mechanisms or any(mechanism is not mechanisms[0] for mechanism in mechanisms):
             return None
-        return mechanisms[0].loss_weight(self.step)
+        return mechanisms[0]
+
+    def weight(self) -> Tensor | float | None:
+        """What terms are multiplied by before they join the loss; None where mechanisms differ in it."""
+        mechanism = self.mechanism()
+        return None if mechanism is None else mechanism.loss_weight(self.step)
 
     @property
     def has_loss(self) -> bool:

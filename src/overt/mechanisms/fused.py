@@ -12,6 +12,7 @@ from torch import Tensor
 from overt.mechanisms import backend
 from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.maps import transformed
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.seen import Seen
 
@@ -117,7 +118,7 @@ def takes_torchs_own(layers: Sequence[MechanismLayer], call: AttentionCall, chai
         return False
     if any(x.dtype != call.query.dtype or x.device != call.query.device for x in inputs):
         return False
-    if torch._C._are_functorch_transforms_active() or call.dropout > 0.0 or min(call.shape) == 0:
+    if transformed() or call.dropout > 0.0 or min(call.shape) == 0:
         return False
     return all(layer.idle(chain) for layer in layers)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 HIDDEN = float("-inf")
 
@@ -43,6 +44,11 @@ def causal(queries: int, keys: int, device: torch.device | None = None) -> Tenso
     return (torch.arange(keys, device=device) <= row).view(1, 1, queries, keys)
 
 
+def transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives look on, which want plain operations."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
     """Softmax over the visible keys, at least in float32; a query that sees no key gets zeros, not NaN.
 
@@ -55,10 +61,10 @@ def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
             wanted.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    transformed = torch._C._are_functorch_transforms_active()
-    if filled and not (torch.is_grad_enabled() and logits.requires_grad) and not transformed:
+    wants_gradient = torch.is_grad_enabled() and logits.requires_grad
+    if filled and not wants_gradient and not transformed() and logits.numel() > 0:
         weights, blind = torch.softmax(logits, dim=-1), ~visible.any(dim=-1, keepdim=True)
-        if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        if logits.device.type != "cpu" or torch.compiler.is_compiling() or type(weights) is not Tensor:
             return weights.masked_fill_(blind, 0.0)
         rows = blind.expand(*weights.shape[:-1], 1).flatten().nonzero().flatten()  # few, as a rule
         weights.view(-1, weights.shape[-1]).index_fill_(0, rows, 0.0)

@@ -13,7 +13,7 @@ from overt import _check
 from overt.mechanisms.mechanism import Mechanism
 
 Variant = Literal["WC", "WF", "LC", "LF", "NO KL"]
-# The largest weight that did no harm to a pretrained model (`benchmarks/kl_weight.py`; docs/bayesian.md).
+# As `benchmarks/kl_weight.py` chose it (docs/bayesian.md).
 KL_WEIGHT = 0.003
 _VARIANTS: dict[str, tuple[str, str | None]] = {
     "WC": ("weibull", "contextual"),
@@ -28,8 +28,8 @@ _VARIANTS: dict[str, tuple[str, str | None]] = {
 class Bayesian(Mechanism):
     """Attention weights are random: normalised Weibull or Lognormal draws, with a prior that depends on keys.
 
-    The defaults are the paper's BAM-WC, but for the KL's weight, which is small enough to leave a pretrained
-    model as good as it was. `Bayesian.paper` has the paper's variants, at full weight.
+    The defaults are the paper's BAM-WC, but for the KL's weight: at the paper's, a pretrained model is ruined
+    (docs/bayesian.md). `Bayesian.paper` has the paper's variants, at full weight.
 
     Args:
         family: distribution of the unnormalised weights S, with mean exp(Φ).
@@ -42,8 +42,9 @@ class Bayesian(Mechanism):
         prior_mu: mean of the fixed Lognormal prior.
         d_mid: hidden width of the contextual prior's network.
         rho: anneal the KL by λ(t) = sigmoid(rho·t); None means λ = 1.
-        kl_weight: multiplies λ(t). 1 is the paper's; the default is the largest that was found to do a
-            pretrained model no harm (docs/bayesian.md). 0 reports the KL without minimising it.
+        kl_weight: multiplies λ(t). 1 is the paper's; the default is the only one of five above 0 that kept a
+            pretrained model within a point of plain attention on held-out rows (docs/bayesian.md). 0 reports
+            the KL without minimising it.
         posterior: what exp(Φ) is in the KL. "probabilities" takes the softmax probabilities, as the
             published results did; "scores" the exponentials of the raw scores, as the paper's text has it.
             The weights are the same.
