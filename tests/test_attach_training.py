@@ -21,7 +21,7 @@ from families import FAMILIES, PAD
 from test_attach import attached, without_dropout
 
 BY_NAME = {family.name: family for family in FAMILIES}
-BOTH = (overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0))
+BOTH = (overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0, kl_weight=1.0))
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -46,15 +46,21 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class Gradients(TrainerCallback):
-    """Gradients of every parameter just before each optimizer step."""
+    """Gradients of every parameter just before each optimizer step, and the losses that were logged."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Tensor]] = []
+        self.logs: list[dict[str, float]] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, state, control
         named = kwargs["model"].named_parameters()
         self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        del args, state, control, kwargs
+        if "loss" in logs:
+            self.logs.append({name: logs[name] for name in ("task_loss", "kl", "kl_weight")})
 
 
 def arguments(folder: Path, **settings: Any) -> TrainingArguments:
@@ -86,7 +92,8 @@ def train(folder: Path, name: str, **settings: Any) -> tuple[Any, Gradients]:
     model = without_dropout(attached(family, *BOTH))
     noted = Gradients()
     rows = Rows(language=family.generates)
-    InOrder(model, arguments(folder, **settings), train_dataset=rows, callbacks=[noted]).train()
+    given = arguments(folder, **{"logging_steps": 1, **settings})
+    InOrder(model, given, train_dataset=rows, callbacks=[overt.LossLog(), noted]).train()
     return model, noted
 
 
@@ -203,7 +210,7 @@ from accelerate import PartialState
 from test_attach_training import train
 _, noted = train(Path({folder!r}), {name!r}, per_device_train_batch_size=2, **{settings!r})
 if PartialState().is_main_process:
-    torch.save(noted.steps, {result!r})
+    torch.save((noted.steps, noted.logs), {result!r})
 PartialState().wait_for_everyone()
 PartialState().destroy_process_group()
 """
@@ -252,7 +259,7 @@ def test_two_processes_have_the_gradients_of_one(
     ]
     done = subprocess.run(launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-    pair = torch.load(result, weights_only=True)
+    pair, logs = torch.load(result, weights_only=True)
     # Batches of the same size: of a classifier's own loss the Trainer adds up means, so it depends on that.
     _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     _, whole = train(tmp_path, name, per_device_train_batch_size=8)
@@ -267,6 +274,8 @@ def test_two_processes_have_the_gradients_of_one(
             torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")
     for key, expected in prior_gradients(whole).items():
         torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
+    for entry, other in zip(logs, one.logs, strict=True):
+        assert entry == pytest.approx(other, rel=1e-4), "LossLog averages over processes"
     record_property("support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works"))
 
 
