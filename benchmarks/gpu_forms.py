@@ -135,13 +135,34 @@ class Case:
 
 
 @dataclass
-class Form:
+class Named:
+    """What is timed.
+
+    Attributes:
+        group: what it computes; those of a group compute the same.
+        name: how.
+        kind: ours, a rival, or attention without any mechanism.
+    """
+
+    group: str
+    name: str
+    kind: Kind
+
+    @property
+    def compiles(self) -> bool:
+        """Whether something is compiled, which takes long the first time."""
+        return self.kind == "ours" or self.name.endswith("compiled")
+
+    @property
+    def title(self) -> str:
+        return self.name if self.kind == "plain" else f"{self.group}, {self.name}"
+
+
+@dataclass
+class Form(Named):
     """One way to compute something, and how to check it.
 
     Attributes:
-        group: what it computes; forms of a group compute the same.
-        name: how.
-        kind: ours, a rival, or attention without any mechanism.
         forward: whether noise is to be off → outputs.
         trained: what gradients are of.
         given: gradients of outputs.
@@ -152,9 +173,6 @@ class Form:
         instead: what to try where it fails.
     """
 
-    group: str
-    name: str
-    kind: Kind
     forward: Callable[[bool], Outputs]
     trained: list[Tensor]
     given: list[Tensor]
@@ -163,15 +181,6 @@ class Form:
     twin: Form | None = None
     way: rivals.Way | None = None
     instead: Form | None = None
-
-    @property
-    def compiles(self) -> bool:
-        """Whether something is compiled, which takes long the first time."""
-        return self.kind == "ours" or self.name.endswith("compiled")
-
-    @property
-    def title(self) -> str:
-        return self.name if self.kind == "plain" else f"{self.group}, {self.name}"
 
     def gradients_of(self, output: str) -> list[str]:
         """Names of the gradients of an output."""

@@ -13,7 +13,7 @@ from torch import Tensor
 import gpu_forms as forms
 import gpu_rivals as rivals
 import overt
-from gpu_forms import AS_CHOSEN, DEFINITION, FLEX, FUSED, MASKED, TEN_LINES, Kind, compiled
+from gpu_forms import AS_CHOSEN, DEFINITION, FLEX, FUSED, MASKED, TEN_LINES, Kind, Named, compiled
 
 
 def base_model(layers: int) -> Any:
@@ -31,24 +31,13 @@ def base_model(layers: int) -> Any:
 
 
 @dataclass
-class Trained:
+class Trained(Named):
     """A BERT with one of the forms of attention in it."""
 
-    group: str
-    name: str
-    kind: Kind
     model: Any
     carried: rivals.Carried | None = None
     naive: bool = False
     optimizer: Any = None
-
-    @property
-    def compiles(self) -> bool:
-        return self.kind == "ours" or self.name.endswith("compiled")
-
-    @property
-    def title(self) -> str:
-        return self.name if self.kind == "plain" else f"{self.group}, {self.name}"
 
 
 GROUPS = ("plain", "Bayesian", "Evolving", "both")

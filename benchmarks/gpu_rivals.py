@@ -117,6 +117,11 @@ def evolved(
     return BETA * F.relu(image) + (1.0 - BETA) * mixed
 
 
+def shown(logits: Tensor, real: Tensor | None) -> Tensor:
+    """Logits in float32, with padded keys hidden."""
+    return logits.float() if real is None else logits.float().masked_fill(~real[:, None, None], HIDDEN)
+
+
 def evolving(
     q: Tensor,
     k: Tensor,
@@ -128,7 +133,7 @@ def evolving(
 ) -> tuple[Tensor, ...]:
     """Output and evolved map."""
     logits = evolved(q, k, previous, weight, bias, real)
-    seen = logits.float() if real is None else logits.float().masked_fill(~real[:, None, None], HIDDEN)
+    seen = shown(logits, real)
     return torch.softmax(seen, dim=-1).to(v.dtype) @ v, logits
 
 
@@ -145,7 +150,7 @@ def both(
 ) -> tuple[Tensor, ...]:
     """Output, evolved map, and the KL per example: random weights around an evolved map."""
     logits = evolved(q, k, previous, weight, bias, real)
-    seen = logits.float() if real is None else logits.float().masked_fill(~real[:, None, None], HIDDEN)
+    seen = shown(logits, real)
     return drawn(seen, v, spread), logits, dense_kl(seen, log_prior(prior, k, real), real)
 
 

@@ -24,6 +24,29 @@ from test_battery import loss_inputs, tokens_of
 
 BERT = BY_NAME["BERT"]
 
+
+@dataclasses.dataclass(frozen=True)
+class Weighing(overt.Mechanism):
+    """Adds 1 to the loss, five times, in every attention or in those of one kind."""
+
+    only: str | None = None
+
+    def loss_weight(self, step: Tensor | None) -> float:
+        del step
+        return 5.0
+
+
+class WeighingLayer(overt.MechanismLayer):
+    adds = "cost"
+
+    def logits(self, logits: Tensor, call: Any, chain: overt.Chain) -> Tensor:
+        if self.config.only in (None, call.site.kind):
+            chain.add_loss(call.site, logits.new_ones(logits.shape[0]), self.config)
+        return logits
+
+
+overt.register_mechanism(Weighing, WeighingLayer)
+
 # --- The weight ---
 
 
@@ -281,20 +304,6 @@ def test_a_copy_has_no_losses_yet() -> None:
 
 
 def test_terms_of_different_weights_have_their_common_one() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Weighing(overt.Mechanism):
-        def loss_weight(self, step: Tensor | None) -> float:
-            del step
-            return 5.0
-
-    class WeighingLayer(overt.MechanismLayer):
-        adds = "cost"
-
-        def logits(self, logits: Tensor, call: Any, chain: overt.Chain) -> Tensor:
-            chain.add_loss(call.site, logits.new_ones(logits.shape[0]), self.config)
-            return logits
-
-    overt.register_mechanism(Weighing, WeighingLayer)
     model = without_dropout(attached(BERT, Weighing(), overt.Bayesian(kl_weight=0.1))).train()
     loss = model(**loss_inputs(BERT, model)).loss
     found = overt.losses(model)
@@ -365,6 +374,8 @@ def test_reporters_see_the_parts_where_they_are_put_before_them(tmp_path: Path) 
     trainer.train()
     assert {"loss", "task_loss", "kl", "kl_weight"} <= noted.logs[0].keys()
     assert "kl" not in noted.logs[-1], "the summary of the training is no log of a loss"
+    with pytest.raises(TypeError, match="takes a Hugging Face Trainer, got BertFor"):
+        overt.LossLog.before_reporters(model)
 
 
 def test_a_plain_model_logs_nothing_more(tmp_path: Path) -> None:
@@ -449,23 +460,8 @@ def test_a_batch_without_labels_leaves_the_mean_of_the_others(tmp_path: Path) ->
 
 
 def test_chains_of_different_mechanisms_have_their_common_weight() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Yielding(overt.Mechanism):
-        def loss_weight(self, step: Tensor | None) -> float:
-            del step
-            return 5.0
-
-    class YieldingLayer(overt.MechanismLayer):
-        adds = "cost"
-
-        def logits(self, logits: Tensor, call: Any, chain: overt.Chain) -> Tensor:
-            if call.site.kind == "decoder":
-                chain.add_loss(call.site, logits.new_ones(logits.shape[0]), self.config)
-            return logits
-
-    overt.register_mechanism(Yielding, YieldingLayer)
     family = BY_NAME["BART"]
-    model = without_dropout(attached(family, Yielding(), overt.Bayesian(kl_weight=0.1))).train()
+    model = without_dropout(attached(family, Weighing(only="decoder"), overt.Bayesian(kl_weight=0.1))).train()
     loss = model(**loss_inputs(family, model)).loss
     found = overt.losses(model)
     torch.testing.assert_close(found.task + found.weight * found.kl, loss.detach(), atol=1e-4, rtol=1e-4)

@@ -40,6 +40,8 @@ class LossLog(TrainerCallback):
     @classmethod
     def before_reporters(cls, trainer: Trainer) -> LossLog:
         """Add one to a Trainer before all other callbacks, so that reporters see what it logs."""
+        if not isinstance(trainer, Trainer):
+            raise TypeError(f"before_reporters takes a Hugging Face Trainer, got {type(trainer).__name__}")
         made = cls()
         trainer.callback_handler.callbacks.insert(0, made)
         return made
