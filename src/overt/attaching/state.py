@@ -56,6 +56,10 @@ class Last(NamedTuple):
     divides: bool = False
     batch: int | None = None
 
+    def but(self, **changed: Any) -> Last:
+        """With some fields changed, as `_replace`, which torch 2.11 cannot compile."""
+        return Last(**{**dict(zip(Last._fields, self, strict=True)), **changed})
+
     def kl(self) -> Tensor:
         """Sum over layers, mean over the batch."""
         first, *rest = [kl.mean() for kl in self.kls]
@@ -278,7 +282,7 @@ class AttachedState(nn.Module):
         if not current.training or self.override is not None:
             return output
         self.trained = True
-        self.trainings[0] = last._replace(kls=tuple(kl.detach() for kl in last.kls))
+        self.trainings[0] = last.but(kls=tuple(kl.detach() for kl in last.kls))
         if current.batch is not None:
             self.seen += current.batch
         if not chains:
@@ -286,9 +290,9 @@ class AttachedState(nn.Module):
         penalties = tuple(chain.penalty(per_example=True) for chain in chains)
         penalty = joining(penalties, last.labels, last.total)
         joined = None if penalty is None else _add_to_loss(output, penalty)
-        self.here.lasts[0] = last._replace(penalties=penalties, joined=None if joined is None else penalty)
+        self.here.lasts[0] = last.but(penalties=penalties, joined=None if joined is None else penalty)
         if last.weight is None:
-            self.trainings[0] = self.trainings[0]._replace(penalties=tuple(p.detach() for p in penalties))
+            self.trainings[0] = self.trainings[0].but(penalties=tuple(p.detach() for p in penalties))
         self.unjoined = joined is None and torch.is_grad_enabled()
         return output if joined is None else joined
 
