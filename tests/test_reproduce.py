@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from scipy.stats import ttest_ind
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from typer.testing import CliRunner
@@ -399,7 +400,10 @@ def test_table_3_fine_tunes_measures_and_keeps(
         return train[:40], test[:12], what
 
     monkeypatch.setattr(sentiment, "load_rows", few)
-    result = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(masked), seeds=2)
+    half = tmp_path / "half"
+    transformers.AutoTokenizer.from_pretrained(masked).save_pretrained(half)
+    transformers.AutoModelForMaskedLM.from_pretrained(masked).half().save_pretrained(half)
+    result = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(half), seeds=2)
     layers = TEXT["num_hidden_layers"]
     found = result["per_seed"]["1"]["spearman"]
     assert [found[part]["count"] for part in ("few", "all")] == [5, 12]
@@ -407,8 +411,11 @@ def test_table_3_fine_tunes_measures_and_keeps(
     table = dict(result["tables"][0]["rows"])
     assert table["rollout, published"][:3] == ["0.11±0.19", "–", "0.12±0.21"]
     assert any("stands in for the paper's DistilBERT" in note for note in result["notes"])
+    assert any("flow all rank each of the 12 sentences" in note for note in result["notes"])
+    [weights] = tmp_path.glob("**/seed-0/model/model.safetensors")
+    assert {weight.dtype for weight in load_file(weights).values()} == {torch.float32}  # whatever it came in
     monkeypatch.setattr(sentiment, "fine_tune", None)
-    again = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(masked), seeds=2)
+    again = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(half), seeds=2)
     assert again["per_seed"] == result["per_seed"]
 
 

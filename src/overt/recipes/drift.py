@@ -44,7 +44,7 @@ def run(path: str) -> list[dict[str, Any]]:
     check_model(path)
     console = Console()
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    model: Any = AutoModel.from_pretrained(path).eval()
+    model: Any = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     inputs = dict(tokenizer(sentences(), padding=True, return_tensors="pt"))
     plain = states(model, inputs)
     rows: list[dict[str, Any]] = []

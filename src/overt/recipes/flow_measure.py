@@ -153,11 +153,13 @@ def sentences_note(by_form: dict[str, list[Numbers]], reference: str) -> str:
         "sometimes gives. "
     )
     if all(numbers.get("common") for numbers in every):
-        note += "Means are over the sentences that raw attention, rollout and flow all rank in one model"
         ranges = {
             form: _range(n for numbers in seeds for n in numbers["common"][reference]["raw"]["defined"])
             for form, seeds in by_form.items()
         }
+        if set(ranges.values()) == {f"{count:,}"}:
+            return f"{note}Raw attention, rollout and flow all rank each of the {count:,} sentences."
+        note += "Means are over the sentences that raw attention, rollout and flow all rank in one model"
         told = [f"{form} {text}" if form else text for form, text in ranges.items()]
         return f"{note}, of {count:,} in all: {', '.join(told)}, by seed and layer."
     own = {

@@ -158,7 +158,9 @@ def load_model(path: str) -> tuple[Any, Any]:
     refusal = f"--model {path} must be a masked language model with its own head and a fast tokenizer"
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        model, info = AutoModelForMaskedLM.from_pretrained(path, output_loading_info=True)
+        model, info = AutoModelForMaskedLM.from_pretrained(
+            path, output_loading_info=True, dtype=torch.float32
+        )
     except (ValueError, KeyError):
         raise ValueError(refusal) from None
     # A head that was not in the weights has just been made up, and would answer all the same.

@@ -309,7 +309,7 @@ def _accuracies(outcome: Outcome, forms: list[str]) -> Grid:
 
 def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
     """What a reader must know, some of it found in the numbers."""
-    data, seeds = outcome.config["data"], len(outcome.per_seed)
+    data, seeds, shuffled = outcome.config["data"], len(outcome.per_seed), _shuffled(outcome)
     correlations = {form: _seeds(outcome, form) for form in forms}
     between = (
         "Its rows “sd of the seeds” are of the means of the trained models; in all other tables ± is the "
@@ -323,7 +323,7 @@ def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
         "± in the first table, published and measured, is the standard deviation over sentences, the "
         f"measured one averaged over the seeds. {between}{INTERVALS}",
         sentences_note(correlations, reference),
-        f"Weight randomisation: the first {_shuffled(outcome)} sentences{_left(correlations)}, each trained "
+        f"Weight randomisation: the first {shuffled} sentences{_left(correlations, shuffled)}, each trained "
         "model shuffled once; all tokens are ranked, CLS too. Elsewhere the CLS token is not ranked unless a "
         "row says so.",
     ]
@@ -334,15 +334,16 @@ def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
     return notes
 
 
-def _left(correlations: dict[str, list[dict[str, Any]]]) -> str:
-    """How many sentences of the weight-randomisation check count for every method, where it was noted."""
+def _left(correlations: dict[str, list[dict[str, Any]]], shuffled: int) -> str:
+    """How many sentences of the weight-randomisation check count for every method, where not all do."""
     counted = [
         count
         for seeds in correlations.values()
         for numbers in seeds
         for count in numbers["randomised"].get("n", [])
     ]
-    return f" (at least {int(min(counted))} of them ranked by all methods)" if counted else ""
+    least = int(min(counted, default=shuffled))
+    return "" if least == shuffled else f" (at least {least} of them ranked by all methods)"
 
 
 def _forms_note(correlations: dict[str, list[dict[str, Any]]], reference: str) -> list[str]:

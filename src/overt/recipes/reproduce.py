@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -152,7 +153,9 @@ def _in_words(told: Told) -> dict[str, Any]:
 
 def _write(path: Path, result: dict[str, Any], told: Told, console: Console) -> Path:
     """Write a result file and RESULTS.md, whose path comes back, and print the tables."""
-    write_whole(path, json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(finite(result), indent=1, ensure_ascii=False)
+    rows = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # a list is one line
+    write_whole(path, rows + "\n")
     page = render(path.parent)
     for grid in told.grids:
         show(console, grid)

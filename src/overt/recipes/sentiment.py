@@ -178,7 +178,7 @@ def fine_tune(
     steps, seed = settings["steps"], settings["seed"]
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     set_seed(seed)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, dtype=torch.float32)
     if mechanisms:
         overt.attach(model, *mechanisms, seed=seed)
     collator = DataCollatorWithPadding(tokenizer)
