@@ -14,7 +14,6 @@ from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.maps import transformed
 from overt.mechanisms.mechanism import MechanismLayer
-from overt.mechanisms.seen import Seen
 
 WIDEST = 128
 MOST_EXAMPLES = 65_535
@@ -127,12 +126,7 @@ def torchs_own(call: AttentionCall) -> Tensor:
     """Output (batch, heads, query, dim) of plain attention; zeros for queries that are padded or blind."""
     heads, (_, _, queries, keys), seen = call.query.shape[1], call.shape, call.seen
     key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
-    mask = None
-    if seen.key_visible is not None or (seen.causal and queries != keys):
-        shown = Seen(seen.key_visible, None, seen.causal)
-        mask = shown.dense(queries, keys, call.query.device)
-        assert mask is not None
-        mask = mask | ~mask.any(dim=-1, keepdim=True)  # a row without any would be NaN
+    mask = seen.for_sdpa(queries, keys, call.query.device)
     causal = seen.causal and mask is None
     out = F.scaled_dot_product_attention(
         call.query, key, value, attn_mask=mask, is_causal=causal, scale=call.scale

@@ -53,6 +53,20 @@ class Seen:
 
         return self._once(f"dense on {device}", queries, keys, make)
 
+    def for_sdpa(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """The mask that torch's attention needs, as `dense`; None where it needs none beside `is_causal`.
+
+        Padded queries see what real ones do, and a query that would see no key sees all, instead of NaN.
+        """
+        if self.key_visible is None and not (self.causal and queries != keys):
+            return None
+
+        def make() -> Tensor | None:
+            shown = Seen(self.key_visible, None, self.causal).dense(queries, keys, device)
+            return None if shown is None else shown | ~shown.any(dim=-1, keepdim=True)
+
+        return self._once(f"for sdpa on {device}", queries, keys, make)
+
     def _device(self) -> torch.device:
         """Where the masks lie, of which there is one."""
         mask = self.key_visible if self.key_visible is not None else self.query_real
