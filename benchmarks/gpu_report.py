@@ -121,7 +121,7 @@ def gain(row: Row, rows: list[Row]) -> list[str]:
     """How many times faster ours is than the fastest rival that computes the same, and that rival's name."""
     of_group = [other for other in rows if other["kind"] == "rival" and other["group"] == row["group"]]
     rival = fastest(of_group, "ms")
-    if row["kind"] != "ours" or rival is None:
+    if row["kind"] != "ours" or rival is None or not any("compiled" in other["name"] for other in of_group):
         return ["", ""]
     text = f"{rival['ms'] / row['ms']:.1f}"
     by_device = fastest(of_group, "device_ms")
@@ -209,7 +209,7 @@ RIVALS = """\
 Rivals, all in `benchmarks/gpu_rivals.py`:
 
 - *ten lines*: plain operations on dense maps, as one would write them, with `torch.rand`; *compiled*,
-  `torch.compile` of them.
+  `torch.compile` of them in its default mode.
 - *FlexAttention, compiled*: noise from a hash of the cell's number in its `score_mod`. The KL by its closed
   form in plain operations, compiled with it; that needs the log-sum-exp of scores without noise, hence a
   second call.
@@ -218,12 +218,18 @@ Rivals, all in `benchmarks/gpu_rivals.py`:
 - *our definition*: overt's own plain operations (`overt.naive()`), which every form is tested against, with
   counter-based noise; *compiled*, `torch.compile` of them, with the closed form of the KL.
 
-Rivals draw from the same distributions, not the same numbers. Before they were timed they were held against
-the kernels: outputs, KL and all gradients without noise; without padding, the variance of Bayesian's noise;
-and up to 2048 tokens, FlexAttention's outputs and gradients with noise against dense operations with the same
-noise. (*Our definition, compiled* was not checked. It runs at the first shape alone, the definition itself up
-to 2048 tokens.) FlexAttention cannot compute Evolving, whose cells depend on those of other rows and heads;
-for it and for sdpa's mask, Lognormal noise was not written.
+Rivals draw from the same distributions, not the same numbers. Before attentions were timed they were held
+against the kernels: outputs, KL and all gradients without noise, within 5 % in norm (those of the
+convolution, sums that nearly cancel, within 50 %); without padding, the variance of Bayesian's noise; and up
+to 2048 tokens, FlexAttention's outputs and gradients with noise against dense operations with the same noise.
+Of training steps the first loss is held against ours, within 0.15. (*Our definition, compiled* was not
+checked.)
+
+Not every way was run everywhere. *Our definition, compiled* is at the first shape alone, the definition of
+Bayesian and Evolving up to 2048 tokens; the ten lines of Lognormal and of Bayesian without KL are not
+compiled at 8192 tokens, nor the latter in padded batches. Where no compiled rival was run, no gain is given.
+FlexAttention cannot compute Evolving, whose cells depend on those of other rows and heads; for it and for
+sdpa's mask, Lognormal noise was not written.
 
 Padded batches have lengths evenly drawn between half and the whole. sdpa takes a boolean mask (batch, 1, 1,
 key) there, FlexAttention a BlockMask that is made beforehand. The model of the training steps has no dropout
@@ -260,30 +266,43 @@ def parts_table(found: Found) -> list[str]:
     return lines
 
 
+def rates_of(found: Found) -> dict[str, float]:
+    """Rates of the run that the first table with floors is of."""
+    for row in found["attention"]:
+        if not row["padded"]:
+            rates: dict[str, float] = found.get("parts", {}).get(row.get("part"), found)["ceilings"]
+            return rates
+    return dict(found["ceilings"])
+
+
 def explanation(found: Found) -> list[str]:
-    rates = found["ceilings"]
-    rates_of = ", in the last" if len(dates_of(found)) > 1 else ""
+    rates = rates_of(found)
     lines = [
         "# Fused kernels on a GPU",
         "",
         f"`{found['command']}`. {found['device']}, torch {found['torch']}, triton {found['triton']}, "
         f"transformers {found['transformers']}; bfloat16, forward + backward. {runs_of(found)}Each attention "
-        f"is warmed up for 25 ms, then repeated for {found['rep']} ms, at least once: medians, first to last "
-        "tenth. Training steps take turns: medians, least to most.",
+        f"is warmed up for 25 ms, then repeated for {found['rep']} ms, at least once: medians, 10th to 90th "
+        "percentile. Training steps take turns: medians, least to most. The host is shared, and whatever "
+        "takes less than about 2 ms is its own to a good part: such times, and training steps, differ from "
+        "run to run by a tenth and more.",
         "",
         "Two ratios. **× plain** is the cost over attention without any mechanism: sdpa with the backend "
         "that torch chooses here, named in its row. **Gain over the fastest rival** is how many times faster "
         "ours is than the fastest of the other ways below to compute the same, KL and all; the next column "
         "names it. In brackets the same by device times, where another rival may be the fastest.",
         "",
-        '"Device" is the same work replayed as a CUDA graph, and for rivals the sum of their kernels\' '
-        "times: the host's share is not in it. Memory is the peak above inputs and incoming gradients.",
+        '"Device" is the same work replayed as a CUDA graph, gaps between kernels and all; for rivals, of '
+        "which not all can be captured, the sum of their kernels' times under the profiler, which leaves "
+        "such gaps out and may stretch a kernel by a tenth. The host's share is in neither. Memory "
+        "is the peak above inputs and incoming gradients.",
     ]
     if rates:
         lines[-1] += (
-            ' "× floor" is device time over the least that it could be: products, special functions (two '
-            "logarithms and two exponentials per cell and pass) or bytes (Evolving: the maps that must be "
-            f"read and written), over the rates measured in the same run{rates_of}: "
+            ' "× floor" is device time over the least that the method could take: products, special '
+            "functions (two logarithms and two exponentials per cell and pass, noise being drawn again in "
+            "the backward pass) or bytes (Evolving and both: the maps that must be read and written), over "
+            "the rates measured in the same run: "
             f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied, {rates['flops_per_s'] / 1e12:.0f} TFLOP/s of "
             f"bfloat16 products, {rates['special_per_s'] / 1e12:.2f} T exponentials/s."
         )

@@ -307,8 +307,9 @@ def test_the_report_names_the_backend_and_the_fastest_rival(load: Any, tmp_path:
         row("plain", report.AS_CHOSEN, "plain", 1.0, 0.5, backend="cuDNN"),
         row("Bayesian", "fused", "ours", 3.0, 2.0),
         row("Bayesian", "slow", "rival", 12.0, 6.0),
-        row("Bayesian", "quick", "rival", 9.0, 8.0),
+        row("Bayesian", "quick, compiled", "rival", 9.0, 8.0),
         row("Evolving", "fused", "ours", 4.0, 3.0),
+        row("Evolving", "slow", "rival", 40.0, 30.0),  # a gain over nothing better would be none
     ]
     model = [{**one, "turns": 5, "shape": [2, 64]} for one in attention]
     left = [{"where": "here", "form": "Evolving, slow", "reason": "a | b"}]
@@ -316,8 +317,9 @@ def test_the_report_names_the_backend_and_the_fastest_rival(load: Any, tmp_path:
     report.report({**found, **more}, tmp_path, show=False)
     text = (tmp_path / "gpu.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("| **Bayesian, fused**")]
-    assert "| 3.00 (4.00) | 3.0 (3.0) | quick |" in lines[0]
-    assert "| 3.00 | 3.0 | quick |" in lines[1]
+    assert "| 3.00 (4.00) | 3.0 (3.0) | quick, compiled |" in lines[0]
+    assert "| 3.00 | 3.0 | quick, compiled |" in lines[1]
+    assert all("|  |  |" in line for line in text.splitlines() if line.startswith("| **Evolving, fused**"))
     assert "(cuDNN)" in text
     assert "| here | Evolving, slow | a / b |" in text
 
