@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
 
-.PHONY: help demo test test-gpu browser lint bench bench-gpu support docs clean
+.PHONY: help demo test test-gpu browser lint bench bench-gpu support families docs clean
 
 help:
 	@echo "make demo    train four small models, print the table, trace them, write demo/index.html (about 5 minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   time the mechanisms, attention flow, graphs and pages against named rivals"
 	@echo "make bench-gpu  time the GPU kernels against named rivals; writes results/gpu.md"
 	@echo "make support  write docs/support.md from the tests of attach"
+	@echo "make families  try attach on every model type of transformers, for docs/support.md (about 15 minutes; goes on where it was)"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, runs/, demo/ and site/"
 
@@ -74,6 +75,9 @@ bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
 support: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \
 		tests/test_battery.py tests/test_attach.py tests/test_attach_training.py tests/test_attach_cuda.py
+
+families: $(VENV)/.installed-dev
+	$(BIN)/python tests/sweep.py --page docs/support.md
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -179,6 +179,7 @@ def judged(model: Any, test: list[dict[str, Any]], collator: Any, task: str) -> 
         entropies.append(flatness(torch.stack(maps), inputs["attention_mask"]))
         if random:
             drawn = overt.posterior(model, inputs, SAMPLES, rows=1280)
+            assert isinstance(drawn, overt.Posterior)
             assert drawn.mutual_information is not None
             spreads.append(drawn.spread[:, 1])
             shared.append(drawn.mutual_information)

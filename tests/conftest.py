@@ -84,10 +84,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     import transformers
 
-    from support import render
+    from support import render, write
     from test_battery import DECODING, FEATURES
 
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     features = [feature for feature in FEATURES if feature not in DECODING]
     records = [record for _, record in sorted(_records)]
-    path.write_text(render(records, features, list(DECODING), versions))
+    write(path, render(records, features, list(DECODING), versions))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 
+# The last part of the page is written by `make families` (tests/sweep.py), and begins here.
+FAMILIES_TITLE = "## Every model type of transformers"
 HEAD = """\
 # What works with which family
 
 Written by `make support` from the results of the tests, and by nothing else: a cell says *works* because the
 battery (`tests/test_battery.py`) ran that feature on that family and it passed. Models are small and random;
-versions: transformers {transformers}, torch {torch}. Families that are not here are not tested: attach
-detects attention generically, so many work, and a family that cannot is refused by name with the reason.
+versions: transformers {transformers}, torch {torch}. These families are tested most closely; [every model
+type](#every-model-type-of-transformers) was tried for what matters most, and one that cannot be attached to
+is refused by name with the reason.
 
 What each feature means is told by the function of its name in `tests/test_battery.py`. An empty cell: the
 family has no such thing.
@@ -68,3 +72,9 @@ def render(
     page += SOME + "".join(f"| {feature} | {', '.join(names)} |\n" for feature, names in single.items())
     page += REFUSED + "".join(f"| {family} | {reason} |\n" for family, reason in refused)
     return page
+
+
+def write(path: Path, page: str) -> None:
+    """Write the page, and keep the part that `make families` wrote."""
+    _, title, rest = (path.read_text() if path.exists() else "").partition(FAMILIES_TITLE)
+    path.write_text(f"{page}\n{title}{rest}" if title else page)

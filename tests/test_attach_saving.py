@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import overt
 from families import FAMILIES, inputs_of
+from overt.attaching.settings import settings_in
 from test_attach import attached
-from test_battery import LIVE
+from test_battery import LIVE, enliven
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]
@@ -34,11 +36,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-def test_auto_classes_fail_naming_overt(saved: Path) -> None:
-    with pytest.raises(ValueError, match="model type `overt`"):
-        transformers.AutoModelForSequenceClassification.from_pretrained(saved)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -130,10 +127,217 @@ def test_push_to_hub_uploads_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path
     model.save_pretrained(tmp_path / "other", push_to_hub=True)
     assert len(uploads) == 2
     for files in uploads:
-        assert json.loads(files["config.json"])["model_type"] == "overt"
+        assert settings_in(json.loads(files["config.json"])) is not None
         assert "pip install -c constraints.txt ." in files["README.md"]
         assert "model.safetensors" in files
     assert 'overt.load("me/mine")' in uploads[0]["README.md"]
+
+
+# Other classes, heads and settings than those that were saved.
+
+
+class Mine(transformers.BertForMaskedLM):
+    """A class of the user's own, with an argument of its own."""
+
+    def __init__(self, config: Any, extra: int = 1) -> None:
+        super().__init__(config)
+        self.extra = extra
+
+
+def pretrained(kind: Any, folder: Path, *mechanisms: Any) -> Any:
+    """A language model with mechanisms that trained for five steps, saved."""
+    model = enliven(overt.attach(kind(BERT.make().config).eval(), *(mechanisms or (LIVE, overt.Bayesian()))))
+    model.overt_state.step.fill_(5)
+    model.save_pretrained(folder)
+    return model
+
+
+def fresh_tensors(model: Any, before: Any) -> set[str]:
+    """Names of what a model has and the one before had not, or had otherwise."""
+    old = before.state_dict()
+    named = {key: old.get(key, old.get(key.removeprefix("bert."))) for key in model.state_dict()}
+    return {key for key, value in model.state_dict().items() if not _same(value, named[key])}
+
+
+def _same(value: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and value.shape == other.shape and torch.equal(value, other)
+
+
+def test_a_classifier_keeps_what_a_language_model_learned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = pretrained(transformers.BertForMaskedLM, tmp_path)
+    with caplog.at_level(logging.WARNING, "transformers.modeling_utils"):
+        model = overt.load(tmp_path, cls=transformers.BertForSequenceClassification, num_labels=3)
+    head = {f"{name}.{kind}" for name in ("bert.pooler.dense", "classifier") for kind in ("weight", "bias")}
+    assert fresh_tensors(model, before) == head
+    assert type(model) is transformers.BertForSequenceClassification
+    assert model(**inputs_of(BERT)).logits.shape == (3, 3)
+    assert int(model.overt_state.step) == 5
+    assert all(re.search(rf"{name} *\| MISSING", caplog.text) for name in head), "transformers reports it"
+
+
+def test_a_head_is_taken_off_and_put_on(tmp_path: Path) -> None:
+    before = pretrained(transformers.BertForSequenceClassification, tmp_path / "headed")
+    base = overt.load(tmp_path / "headed", cls=transformers.BertModel)
+    inputs = inputs_of(BERT)
+    assert torch.equal(base(**inputs).pooler_output, before.bert(**inputs).pooler_output)
+    base.overt_state.step += 1
+    base.save_pretrained(tmp_path / "base")
+    headed = overt.load(tmp_path / "base", cls=transformers.BertForTokenClassification)
+    assert fresh_tensors(headed, base) == {"classifier.weight", "classifier.bias"}
+    assert int(headed.overt_state.step) == 6
+    assert torch.equal(overt.load(tmp_path / "base")(**inputs).pooler_output, base(**inputs).pooler_output)
+
+
+def test_num_labels_makes_the_head_anew(tmp_path: Path) -> None:
+    before = pretrained(transformers.BertForSequenceClassification, tmp_path)
+    model = overt.load(tmp_path, num_labels=5)
+    assert fresh_tensors(model, before) == {"classifier.weight", "classifier.bias"}
+    assert model.config.num_labels == model.classifier.out_features == 5
+
+
+def test_overrides_go_to_the_config_and_leave_the_weights(tmp_path: Path) -> None:
+    before = pretrained(transformers.BertForSequenceClassification, tmp_path)
+    names = {0: "no", 1: "yes"}
+    model = overt.load(tmp_path, hidden_dropout_prob=0.3, id2label=names, dtype=torch.float64)
+    assert model.config.id2label == names
+    assert model.bert.embeddings.dropout.p == 0.3
+    assert model.dtype == torch.float64
+    assert fresh_tensors(model.float(), before) == set()
+
+
+def test_a_class_of_ones_own_is_given(tmp_path: Path) -> None:
+    before = pretrained(Mine, tmp_path)
+    with pytest.raises(ValueError, match=r"saved from Mine, .*overt.load\(…, cls=Mine\)"):
+        overt.load(tmp_path)
+    model = overt.load(tmp_path, cls=Mine, extra=3)
+    assert type(model) is Mine
+    assert model.extra == 3
+    assert fresh_tensors(model, before) == set()
+    assert fresh_tensors(overt.load(tmp_path, cls=transformers.BertForMaskedLM), before) == set()
+
+
+def test_t5_keeps_what_it_learned_under_another_prefix(tmp_path: Path) -> None:
+    before = attached(BY_NAME["T5"], LIVE)
+    before.save_pretrained(tmp_path)
+    model = overt.load(tmp_path, cls=transformers.T5ForSequenceClassification)
+    old = before.state_dict()
+    for key, value in model.state_dict().items():
+        if "classification_head" not in key:
+            assert torch.equal(value, old[key.removeprefix("transformer.")]), key
+    attached(BY_NAME["T5"], LIVE, where="cross").save_pretrained(tmp_path / "cross")
+    with pytest.raises(ValueError, match="where names 'cross', but this model has only encoder"):
+        overt.load(tmp_path / "cross", cls=transformers.T5EncoderModel)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"cls": transformers.GPT2Model}, ValueError, "GPT2Model is no model of type bert"),
+        ({"cls": transformers.AutoModel}, TypeError, "cls must be a model class"),
+        ({"vocab_size": 61}, ValueError, "do not fit 1 tensors, such as .*word_embeddings"),
+        ({"max_position_embeddings": 65}, ValueError, "do not fit 1 tensors, such as .*position_embeddings"),
+        (
+            {"num_hidden_layers": 4},
+            ValueError,
+            r"lack or do not fit \d+ tensors, such as bert.encoder.layer.3",
+        ),
+        ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+@pytest.mark.usefixtures("quiet")
+def test_what_a_head_does_not_explain_is_refused(
+    saved: Path, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        overt.load(saved, **given)
+
+
+@pytest.mark.parametrize(
+    "lost", ["overt.map.evolving.weight", "overt_state.step", "word_embeddings.weight", "1.output.dense.bias"]
+)
+@pytest.mark.usefixtures("quiet")
+def test_another_head_excuses_no_other_missing_tensor(saved: Path, lost: str) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    gone = {key for key in tensors if key.endswith(lost)}
+    assert gone
+    kept = {key: value for key, value in tensors.items() if key not in gone}
+    save_file(kept, saved / "model.safetensors", metadata={"format": "pt"})
+    for cls in (transformers.BertForTokenClassification, transformers.BertModel):
+        with pytest.raises(ValueError, match=rf"lack or do not fit {len(gone)} tensors, such as .*{lost}"):
+            overt.load(saved, cls=cls)
+
+
+def test_loading_tells_what_it_did_as_transformers_does(saved: Path) -> None:
+    model, info = overt.load(saved, output_loading_info=True)
+    assert int(model.overt_state.step) == 0
+    assert not info["missing_keys"]
+
+
+SOUND = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "conv_dim": (16, 16),
+    "conv_kernel": (8, 4),
+    "conv_stride": (4, 4),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+SPOKEN = ["Wav2Vec2", "Hubert", "UniSpeech", "UniSpeechSat", "SEW", "Data2VecAudio", "Wav2Vec2Conformer"]
+
+
+@pytest.mark.parametrize("kind", SPOKEN)
+def test_speech_encoders_make_weights_aside_and_come_back(kind: str, tmp_path: Path) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SOUND, vocab_size=32)
+    model = getattr(transformers, f"{kind}ForCTC")(config).eval()
+    enliven(overt.attach(model, LIVE, overt.Bayesian())).save_pretrained(tmp_path)
+    loaded, sound = overt.load(tmp_path), torch.randn(2, 400)
+    assert torch.equal(loaded(sound).logits, model(sound).logits)
+
+
+def test_a_speech_encoder_decoder_comes_back(tmp_path: Path) -> None:
+    decoder = transformers.BertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    pair = transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.Wav2Vec2Config(**SOUND), decoder
+    )
+    model = transformers.SpeechEncoderDecoderModel(pair).eval()
+    enliven(overt.attach(model, LIVE)).save_pretrained(tmp_path)
+    inputs = {"input_values": torch.randn(2, 400), "decoder_input_ids": torch.randint(5, 60, (2, 5))}
+    assert torch.equal(overt.load(tmp_path)(**inputs).logits, model(**inputs).logits)
+
+
+# Parts of models.
+
+
+def test_a_part_of_an_attached_model_is_refused() -> None:
+    model = attached(BERT, LIVE)
+    expected = model(**inputs_of(BERT)).logits
+    with pytest.raises(ValueError, match="this BertModel is a part of a model that has mechanisms attached"):
+        overt.attach(model.bert, overt.Bayesian())
+    assert torch.equal(model(**inputs_of(BERT)).logits, expected)
+    overt.detach(model)
+    assert torch.equal(model(**inputs_of(BERT)).logits, BERT.make()(**inputs_of(BERT)).logits)
+
+
+def test_a_model_with_an_attached_part_is_refused() -> None:
+    model = BERT.make()
+    overt.attach(model.bert, LIVE)
+    with pytest.raises(ValueError, match=r"a part of the model, bert \(BertModel\), already has mechanisms"):
+        overt.attach(model, overt.Bayesian())
+    overt.attach(overt.detach(model), overt.Bayesian())
+    assert model.overt_state.mechanisms == (overt.Bayesian(),)
 
 
 # Files that are not what they should be.
@@ -194,7 +398,7 @@ def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
     config = json.loads(path.read_text())
     config["architectures"] = [name]
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=f"config.json does not describe an attached model: .*{name}"):
+    with pytest.raises(ValueError, match=f"{name}.* is no model"):
         overt.load(saved)
 
 

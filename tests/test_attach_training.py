@@ -282,6 +282,6 @@ def test_two_processes_have_the_gradients_of_one(
 def test_checkpoints_are_whole(tmp_path: Path) -> None:
     train(tmp_path, "BERT", save_strategy="steps", save_steps=2)
     config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text())
-    assert config["model_type"] == "overt"
+    assert config["model_type"] == "overt (import overt.auto)"
     assert [one["name"] for one in config["overt"]["mechanisms"]] == ["Evolving", "Bayesian"]
     assert not list((tmp_path / "checkpoint-2").glob("*.part"))

@@ -423,9 +423,8 @@ def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
     model.eval()
     ids = inputs["input_ids"][:, :4]
     given = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
-    state = model.overt_state
-    state.override = {"sample": torch.tensor(0), "examples": torch.arange(2)}
-    with torch.no_grad():
+    drawing = model.overt_state.drawing(torch.tensor(0), torch.arange(2), seed=0)
+    with torch.no_grad(), drawing:
         whole = model(**given, decoder_input_ids=ids, use_cache=False).logits
         cache, rows = None, []
         for place in range(4):

@@ -35,8 +35,8 @@ HEAVY = [
     "rich",
 ]
 HELPERS = ["_check", "_extras", "_files", "_version"]
-ROOMS = [*HELPERS, "mechanisms", "models", "attaching", "tracing", "judge", "view", "graphs", "__init__"]
-ROOMS += ["recipes", "cli", "__main__"]
+ROOMS = [*HELPERS, "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
+ROOMS += ["__init__", "recipes", "cli", "__main__"]
 
 
 def python(code: str) -> str:

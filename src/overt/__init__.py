@@ -6,6 +6,8 @@ from overt import judge
 from overt._version import __version__
 from overt.attaching import (
     Posterior,
+    SpanPosterior,
+    TokenPosterior,
     attach,
     describe,
     detach,
@@ -46,7 +48,9 @@ __all__ = [
     "Posterior",
     "RelativePosition",
     "RelativePosition2d",
+    "SpanPosterior",
     "Synthesizer",
+    "TokenPosterior",
     "Trace",
     "__version__",
     "attach",

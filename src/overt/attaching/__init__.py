@@ -2,10 +2,13 @@
 
 from overt.attaching.api import attach, describe, detach, kl, losses, penalty, with_kl
 from overt.attaching.loading import load
-from overt.attaching.sampling import Posterior, posterior
+from overt.attaching.sampling import Posterior, SpanPosterior, posterior
+from overt.attaching.tokens import TokenPosterior
 
 __all__ = [
     "Posterior",
+    "SpanPosterior",
+    "TokenPosterior",
     "attach",
     "describe",
     "detach",

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt.attaching.adapters import adopt, peft_models, release
 from overt.attaching.attention import NAME, AttachedAttention
-from overt.attaching.find import Found, find
-from overt.attaching.saving import Saving, Uploading
+from overt.attaching.find import Found, find, undispatched
+from overt.attaching.refusals import check_type
+from overt.attaching.saving import Saving
+from overt.attaching.settings import Uploading
 from overt.attaching.state import AttachedState, attached_states, joining
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
@@ -46,8 +49,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         The model, for convenience.
     """
     base = base_of(model)
-    if state_in(base) is not None:
-        raise ValueError("the model already has mechanisms attached: overt.detach(model) takes them off")
+    _refuse_attached(model, base)
     if not mechanisms:
         raise ValueError("nothing to attach: give mechanisms, such as overt.attach(model, overt.Evolving())")
     check_mechanisms(mechanisms)
@@ -67,6 +69,8 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         layer, here = chosen.get(one.path, (0, ()))
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
+    maps = [(one.kind, part.map) for one, part in parts if part.map is not None]
+    check_type(base, {kind for kind, _ in maps}, any(made.reads_rows for _, made in maps))
     _set_implementation(base, found, state)
     decoding = {one.stack for one in found if one.kind == "decoder"}
     keeping = decoding & {one.stack for one, part in parts if _reads_earlier_rows(part)}
@@ -74,6 +78,9 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         one.module.add_module("overt", part.train(one.module.training))
         part.keeps = one.stack in keeping and one.kind != "encoder"
     state.keeping = keeping
+    for one, part in parts:
+        if one.kind == "decoder":
+            state.counting.setdefault(one.stack, part.layer_of_cache)
     layers = [layer for _, part in parts if part.map is not None for layer in part.map.layers]
     state.adds = {layer.adds for layer in layers if layer.adds is not None}
     state.to(_device(base))
@@ -84,6 +91,8 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))
     # generate() would compile each step for a static cache on a GPU, whose kept rows change with each.
     base.__dict__["_valid_auto_compile_criteria"] = _never
+    for wrapper in peft_models(model):
+        adopt(wrapper)
     return model
 
 
@@ -99,6 +108,7 @@ def detach(model: nn.Module) -> nn.Module:
     owner._modules.pop("overt_state", None)
     for name in ("save_pretrained", "_upload_modified_files", "_valid_auto_compile_criteria"):
         owner.__dict__.pop(name, None)
+    release(model)
     restore_implementations(state)
     return model
 
@@ -216,6 +226,10 @@ def describe(model: nn.Module) -> None:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     share = 100.0 * total / max(1, sum(parameter.numel() for parameter in base.parameters()))
     print(f"  {total:,} parameters of mechanisms, {share:.2f} % of the model's")
+    plain = dict(undispatched(base, [path for path, _ in parts]))
+    for path, module in plain.items():
+        if not any(other.startswith(f"{path}.") for other in plain):
+            print(f"  {path} ({type(module).__name__}) is not dispatched, and stays plain")
 
 
 def _said(part: AttachedAttention) -> dict[str, str]:
@@ -244,6 +258,29 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 def state_in(base: nn.Module) -> AttachedState | None:
     """What is attached to a model, or None."""
     return next((module for module in base.modules() if isinstance(module, AttachedState)), None)
+
+
+def _refuse_attached(model: nn.Module, base: PreTrainedModel) -> None:
+    """Refuse a model that has mechanisms already, in itself or in a part, or as a part of another."""
+    taken = {path: module for path, module in base.named_modules() if "overt_state" in module._modules}
+    if "" in taken:
+        raise ValueError("the model already has mechanisms attached: overt.detach(model) takes them off")
+    for path, part in taken.items():
+        raise ValueError(
+            f"a part of the model, {path} ({type(part).__name__}), already has mechanisms attached: "
+            "overt.detach(model) takes them off"
+        )
+    if any("overt" in module._modules for module in base.modules()):
+        raise ValueError(
+            f"this {type(base).__name__} is a part of a model that has mechanisms attached: give that model "
+            "to overt.detach first"
+        )
+    inside = any(hasattr(module, "base_layer") for module in base.modules()) and hasattr(base, "peft_config")
+    if inside and not peft_models(model) and not getattr(base, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"this {type(base).__name__} is inside of a PEFT model, which would not save the mechanisms: "
+            "attach to that, overt.attach(peft_model, …)"
+        )
 
 
 def the_state(model: nn.Module) -> AttachedState:
@@ -317,6 +354,9 @@ def _reads_earlier_rows(part: AttachedAttention) -> bool:
 
 def _device(module: nn.Module) -> torch.device:
     """Where a module computes: where its weights are, or where accelerate brings offloaded ones."""
+    if torch.get_default_device().type == "meta":
+        # A model that is being loaded, and what is made meanwhile; some families make weights elsewhere.
+        return torch.get_default_device()
     for part in module.modules():
         place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
         if place is not None:
@@ -360,9 +400,12 @@ def restore_implementations(state: AttachedState) -> None:
 
 def _hook(base: PreTrainedModel, stacks: set[str], state: AttachedState) -> None:
     from transformers import PreTrainedModel
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
     for path, module in base.named_modules():
         if isinstance(module, PreTrainedModel):
             state.hook(module)
             if path in stacks:
                 module.__dict__["overt_stack"] = path
+        elif isinstance(module, GradientCheckpointingLayer):
+            state.hook_layer(module)

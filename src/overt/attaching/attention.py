@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from overt.attaching.masks import made_of
 from overt.attaching.masks import mask as make_mask
 from overt.attaching.passes import KEYWORD, Pass, pass_in
 from overt.attaching.plain import logits_of, mix_values, split_mask
-from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.attention_map import AttentionMap, rows_left_alone
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import recomputing
 from overt.mechanisms.maps import causal, softmax
@@ -49,6 +49,9 @@ HARMLESS = {
 class AttachedAttention(nn.Module):
     """What `attach` puts into an attention, under the name `overt`: its mechanisms and its place."""
 
+    left_alone: Literal["sdpa", "eager"] = "sdpa"  # whose rows of padding the model had before
+    layer_of_cache: int = 0
+
     def __init__(
         self, found: Found, chain: int, mechanisms: tuple[Mechanism, ...], layer: int, token: str, pair: bool
     ) -> None:
@@ -59,9 +62,12 @@ class AttachedAttention(nn.Module):
         self.layer_list = found.chain.split("#")[
             0
         ]  # where cross-attention finds its self-attention's padding
+        index = getattr(found.module, "layer_idx", None)
+        self.layer_of_cache = index if isinstance(index, int) else 0
         self.keeps = False  # whether its stack decodes with convolutions, which read earlier rows
         # A module that several layers share needs a convolution, whichever layer calls it first.
         place = max(layer, 1) if found.shared else layer
+        self.left_alone = "eager" if found.eager else "sdpa"
         self.site = Site(found.heads, found.head_dim, found.kind, place, found.key_heads, pair)
         self.map = AttentionMap(mechanisms, self.site) if mechanisms else None
 
@@ -109,18 +115,18 @@ class AttachedAttention(nn.Module):
             scale_products=True,
             # As adding the mask would, which is float32 under autocast.
             dtype=mask.dtype if mask is not None and mask.is_floating_point() else None,
+            left_alone=self.left_alone,
         )
         if self.map is None:
-            call = self._by_mask(call, mask, current)
-            weights = softmax(call.scores(), call.visible())
+            weights = self._plain(call, mask, current)
         else:
             made = _made(mask, current)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
             known = self._in_parts(call, made, current)
-            call = self._by_mask(call, mask, current) if known is None else known
+            call = self._by_mask(call, mask, current, made) if known is None else known
             fused = self.map.attend(call, chain, self._hindrance(call, known is not None, current))
             if fused is not None:
-                return fused.transpose(1, 2), None
+                return fused.transpose(1, 2).contiguous(), None
             if not torch.compiler.is_compiling():
                 self._check_mask(call, made)
             chain.first_row(call.site, *call.shape[2:])  # counts rows where they are kept
@@ -131,6 +137,22 @@ class AttachedAttention(nn.Module):
             weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
+
+    def _plain(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> Tensor:
+        """Weights where nothing is attached; cross-attention beside it may want to know the padding."""
+        queries, keys = call.query.shape[-2], call.key.shape[-2]
+        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
+        if mask is not None:
+            visible, bias = split_mask(mask[..., :keys])
+            if bias is not None:
+                call = replace(call, bias=bias if call.bias is None else call.bias + bias)
+        if self.kind != "cross" and keys >= queries:
+            past = current.past.get(self.stack, 0)
+            total = min(keys, past + queries) if self.kind == "decoder" else keys
+            self._real_queries(visible, mask, queries, total, current, _made(mask, current))
+        call, logits = replace(call, mask=visible), call.scores()
+        weights, alone = softmax(logits, visible), rows_left_alone(call, logits, visible)
+        return weights if alone is None else alone(weights)
 
     def _in_parts(self, call: AttentionCall, made: Made | None, current: Pass) -> AttentionCall | None:
         """The call where its mask is known to be padding and causality, of whole sequences; else None."""
@@ -148,11 +170,18 @@ class AttachedAttention(nn.Module):
         current.real[self.layer_list] = real
         return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
 
-    def _by_mask(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> AttentionCall:
+    def _by_mask(
+        self, call: AttentionCall, mask: Tensor | None, current: Pass, made: Made | None
+    ) -> AttentionCall:
         """The call under any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
         queries, keys = call.query.shape[-2], call.key.shape[-2]
         past = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
         total = past + queries if self.kind == "decoder" else keys
+        if total != keys and not current.may_hold(self.stack, self.layer_of_cache, keys, total):
+            raise ValueError(
+                f"{self.path} attends over {keys} keys after {past} cached tokens, with {queries} queries: "
+                "they do not add up, so its map cannot be told apart from its cache's room"
+            )
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
             visible, bias = split_mask(mask[..., :keys])
@@ -161,8 +190,8 @@ class AttachedAttention(nn.Module):
         if total != keys:
             logits, visible = _absolute(call.scores(), visible, total)
             call = call.with_logits(logits)
-        visible = self._without_padded_queries(visible, mask, queries, total, current)
-        return replace(call, mask=visible, first_row=past)
+        real = self._real_queries(visible, mask, queries, total, current, made)
+        return replace(call, mask=visible, seen=Seen(None, real), first_row=past)
 
     def _hindrance(self, call: AttentionCall, in_parts: bool, current: Pass) -> str | None:
         """What stands against a fused form, beside what is in the call."""
@@ -176,6 +205,9 @@ class AttachedAttention(nn.Module):
     def _site_of_this_call(self, query: Tensor, key: Tensor, current: Pass) -> Site:
         batch, heads, queries, width = query.shape
         site = self.site
+        current.batch = batch
+        if self.map is None:
+            return site
         if (heads, key.shape[1], width) != (site.heads, site.key_heads, site.head_dim):
             raise ValueError(
                 f"{self.path} was attached for {site.heads} heads, {site.key_heads} key heads of width "
@@ -195,39 +227,47 @@ class AttachedAttention(nn.Module):
             call = current.calls.get((self.chain_name, self.kind), 0)
             current.calls[self.chain_name, self.kind] = call + 1
             site = replace(site, layer=call)
-        elif not again and self.map is not None:
+        elif not again:
             if self.path in current.done:
                 raise RuntimeError(
                     f"{self.path} ran twice in one forward pass; its chain has one place for it"
                 )
             current.done.add(self.path)
-        if self.map is not None and (self.map.reads_below or self.map.reads_rows):
+        if self.map.reads_below or self.map.reads_rows:
             expected = current.sizes.get(self.stack)
             if expected is not None and expected != batch:
                 raise ValueError(
                     f"{self.path} attends over {batch} windows or groups of its {expected} inputs; "
                     f"{' and '.join(sorted(self.map.names))} would mix maps of different ones"
                 )
-        current.batch = batch
         return site
 
-    def _without_padded_queries(
-        self, visible: Tensor, mask: Tensor | None, queries: int, total: int, current: Pass
-    ) -> Tensor:
-        """Hide the rows of padded queries: masks hide keys only, and a convolution would read those rows.
+    def _real_queries(
+        self,
+        visible: Tensor,
+        mask: Tensor | None,
+        queries: int,
+        total: int,
+        current: Pass,
+        made: Made | None,
+    ) -> Tensor | None:
+        """Which queries are no padding, boolean (batch, query): masks hide keys only; None where all are.
 
-        A query of self-attention is padding if its own key is hidden; cross-attention has the queries of the
-        self-attention before it.
+        A query of self-attention is padding if its own key is hidden from every query; cross-attention has
+        the queries of the self-attention before it.
         """
+        batch = visible.shape[0]
         if self.kind == "cross":
             real = current.real.get(self.layer_list)
         elif mask is None:
             real = None
+        elif made is not None and made.keys is not None and made.keys.shape[-1] == total:
+            real = made.keys[:, total - queries :].to(visible.device)
         else:
-            square = visible.expand(*visible.shape[:-2], queries, total)
-            real = square.diagonal(total - queries, dim1=-2, dim2=-1).any(dim=1)
+            shown = visible.any(dim=-2).any(dim=1)
+            real = shown.expand(batch, total)[:, total - queries :]
         current.real[self.layer_list] = real
-        return visible if real is None else visible & real.view(real.shape[0], 1, queries, 1)
+        return real
 
     def _check_mask(self, call: AttentionCall, made: Made | None) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm.
@@ -239,8 +279,10 @@ class AttachedAttention(nn.Module):
             return
         pattern = None if made is None else made.pattern
         if pattern is None:
-            visible = call.visible()
-            pattern = self._look_at(visible.expand(*visible.shape[:-2], queries, total))
+            shown = call.shown()
+            square = shown.expand(*shown.shape[:-2], queries, total)
+            pattern = self._look_at(square)
+            self._check_rows(square, call.seen.query_real, pattern)
         if pattern == "packed":
             raise ValueError(
                 f"{self.path}: packed sequences are not supported, windows and priors would reach across "
@@ -254,6 +296,23 @@ class AttachedAttention(nn.Module):
         if self.kind == "encoder" and pattern == "causal":
             raise ValueError(
                 f"{self.path} was taken for bidirectional, but its mask is causal: not supported"
+            )
+
+    def _check_rows(self, square: Tensor, real: Tensor | None, pattern: Pattern | None) -> None:
+        """Refuse to let rows of a map read each other under a mask that keeps some apart, somehow."""
+        if self.map is None or not self.map.reads_rows:
+            return
+        rows = square.new_ones(()) if real is None else real[:, None, :, None].to(square.device)
+        if self.kind == "encoder" and pattern == "bidirectional":
+            apart, what = square.any(dim=-2, keepdim=True) & ~square, "is neither full nor causal"
+        else:
+            offset = square.shape[-1] - square.shape[-2]
+            apart = ~square.diagonal(offset, dim1=-2, dim2=-1).unsqueeze(-1)
+            what = "hides tokens from themselves"
+        if bool((apart & rows).any()):
+            raise ValueError(
+                f"{self.path}: its mask {what}, and {' and '.join(sorted(self.map.names))} would carry what "
+                "it hides from row to row; mechanisms that keep to their row, such as Bayesian, will do"
             )
 
     def _look_at(self, square: Tensor) -> Pattern | None:

@@ -57,6 +57,7 @@ class Found:
         head_dim: width of a head's queries and keys.
         shared: whether several layers call this one module (ALBERT).
         layers: how many attentions of its kind the chain has, counting each call.
+        eager: whether the model attended by its family's own function, not by torch's.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Found:
     head_dim: int
     shared: bool = False
     layers: int = 0
+    eager: bool = False
 
 
 def name_of(model: nn.Module) -> str:
@@ -94,7 +96,13 @@ def find(model: PreTrainedModel) -> list[Found]:
             "its attention is not dispatched through transformers' attention interface "
             "(ALL_ATTENTION_FUNCTIONS), so there is no place to put a mechanism",
         )
-    _refuse_undispatched(model, {place.path: place.module for place in places})
+    for path, module in undispatched(model, [place.path for place in places]):
+        if re.search(r"\.\d+(\.|$)", path):
+            raise refuse(
+                model,
+                f"{path} ({type(module).__name__}) is not dispatched through transformers' "
+                "attention interface, though other attentions of the model are",
+            )
     models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
     found = []
     for path, module, stack, chain, kind in places:
@@ -104,7 +112,8 @@ def find(model: PreTrainedModel) -> list[Found]:
             )
         heads, key_heads, head_dim = _shape(model, path, module)
         check_eager(model, module, heads)
-        found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim))
+        eager = getattr(getattr(module, "config", model.config), "_attn_implementation", None) == "eager"
+        found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim, eager=eager))
     return _numbered(model, found)
 
 
@@ -147,19 +156,13 @@ def _dispatches(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _names(type(module).forward)
 
 
-def _refuse_undispatched(model: nn.Module, dispatched: dict[str, nn.Module]) -> None:
-    """Refuse a model that has, in its layers, an attention that does not dispatch beside others that do."""
+def undispatched(model: nn.Module, dispatched: list[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Attentions of a model, by their classes' names, beside the dispatched ones, which are given by path."""
     for path, module in model.named_modules():
-        named = "attention" in type(module).__name__.lower() and re.search(r"\.\d+(\.|$)", path)
-        if not named or next(module.parameters(), None) is None:
+        if "attention" not in type(module).__name__.lower() or next(module.parameters(), None) is None:
             continue
-        related = any(_inside(path, other) or _inside(other, path) for other in dispatched)
-        if not related:
-            raise refuse(
-                model,
-                f"{path} ({type(module).__name__}) is not dispatched through transformers' "
-                "attention interface, though other attentions of the model are",
-            )
+        if not any(_inside(path, other) or _inside(other, path) for other in dispatched):
+            yield path, module
 
 
 def _kind(path: str, module: nn.Module, stack: nn.Module) -> Kind:
@@ -168,8 +171,11 @@ def _kind(path: str, module: nn.Module, stack: nn.Module) -> Kind:
         return "cross"
     if getattr(module, "is_causal", False):
         return "decoder"
-    # CLIP's text tower makes a causal mask for attentions that do not call themselves causal.
+    # CLIP's text tower makes a causal mask for attentions that do not call themselves causal, and so does
+    # NLLB-MoE's decoder beside one for what it reads of the encoder.
     masks = _names(type(stack).forward)
+    if getattr(module, "is_decoder", None) is True and masks & CAUSAL_MASKS:
+        return "decoder"
     causal = bool(masks & CAUSAL_MASKS) and not any("bidirectional" in name for name in masks)
     return "decoder" if causal else "encoder"
 

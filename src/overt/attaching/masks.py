@@ -25,6 +25,7 @@ NARROWING = {
     "chunked_overlay.<locals>.inner_mask",
     "padding_mask_function.<locals>.inner_mask",
 }
+CHUNKED = "chunked_overlay.<locals>.inner_mask"
 PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
 
 
@@ -66,7 +67,7 @@ def _pattern(
         return "packed", False
     if parts & CAUSAL and parts <= CAUSAL | NARROWING:
         return "causal", parts <= CAUSAL
-    if parts & BIDIRECTIONAL and parts <= BIDIRECTIONAL | NARROWING:
+    if parts & BIDIRECTIONAL and parts <= (BIDIRECTIONAL | NARROWING) - {CHUNKED}:
         return "bidirectional", parts <= {"bidirectional_mask_function"}
     return None, False
 

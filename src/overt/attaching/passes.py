@@ -2,7 +2,7 @@
 
 The pass is made by a hook on the outermost model and travels to the attentions as a keyword argument, which a
 checkpointed layer keeps for its second run. Where a family drops keyword arguments on the way, the attentions
-find the pass as the innermost one that is running.
+find the pass as the innermost one that is running: in a second run, the one that their layer was called with.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class Kept:
         rows: chain → mechanism and place → (batch, heads, rows, key).
         fed: chain → place → number of rows fed so far.
         length: number of tokens in the cache.
+        layer: the cache's layer that they are counted by.
     """
 
     token: str = ""
+    layer: int = 0
     rows: dict[str, dict[Owned, Tensor]] = field(default_factory=dict)
     fed: dict[str, dict[Place, int]] = field(default_factory=dict)
     length: int = 0
@@ -92,7 +94,7 @@ class Pass:
         real: list of layers → (batch, query), which of its queries are not padding; None where all are.
         past: stack → number of tokens in the cache before this pass.
         kept: stack → what its cache keeps.
-        cached: stacks that were given a cache, whose KL is of no use: the prior knows the keys so far alone.
+        cached: stack → the cache it was given. Its KL is of no use: the prior knows the keys so far alone.
         sizes: stack → number of inputs it was given.
         passed: names of the keywords that callers gave, which go all the way down.
         ran: whether any attached attention has run.
@@ -118,7 +120,7 @@ class Pass:
         self.real: dict[str, Tensor | None] = {}
         self.past: dict[str, int] = {}
         self.kept: dict[str, Kept] = {}
-        self.cached: set[str] = set()
+        self.cached: dict[str, Cache] = {}
         self.sizes: dict[str, int] = {}
         self.passed: set[str] = set()
         self.ran = False
@@ -136,7 +138,7 @@ class Pass:
             return chain
         keep = keeps and not self.training
         wants_kl = self.wants_kl and (self.training or stack not in self.cached)
-        address = dict(self.address)
+        address = _of_rows(self.address, self.batch)
         if self.seen is not None:
             address["examples"] = first_example(self.seen, self.batch or 0)
         seed = self.seed + number * SEED_STRIDE
@@ -146,6 +148,20 @@ class Pass:
             chain.rows, chain.fed = kept.chain(name)
         self.chains[name] = chain
         return chain
+
+    def may_hold(self, stack: str, layer: int, keys: int, total: int) -> bool:
+        """Whether a layer of the stack's cache may hand out so many keys where there were `total` tokens.
+
+        A static one has room for more, a sliding one has dropped the first.
+        """
+        cache = self.cached.get(stack)
+        cache = getattr(cache, "self_attention_cache", cache)
+        layers = getattr(cache, "layers", ())
+        if layer >= len(layers):
+            return False
+        held = layers[layer]
+        most = int(held.get_max_length())
+        return keys == most if keys > total else bool(getattr(held, "is_sliding", False))
 
     def visible(
         self,
@@ -172,6 +188,23 @@ class Pass:
         return self._visible[place][2]
 
 
+def tokens_in(cache: Cache | None, layer: int) -> int:
+    """Number of tokens in a cache, by a layer of its that attends; others of a mixed model may not count."""
+    return 0 if cache is None else int(cache.get_seq_length(layer))
+
+
+def _of_rows(address: dict[str, Any], batch: int | None) -> dict[str, Any]:
+    """The address of each row; an example may have several: the choices of a question, an image's windows."""
+    examples, sample = address.get("examples"), address.get("sample")
+    if not isinstance(examples, Tensor) or examples.dim() == 0 or not batch or batch % examples.shape[0]:
+        return dict(address)
+    count = batch // examples.shape[0]
+    rows = examples.view(-1, 1) * count + torch.arange(count, device=examples.device)
+    if isinstance(sample, Tensor) and sample.dim() > 0:
+        sample = sample.repeat_interleave(count)
+    return {**address, "examples": rows.view(-1), "sample": sample}
+
+
 def first_example(seen: Tensor, batch: int) -> Tensor:
     """Number of this process's first example: batches are dealt to processes in turn, as data loaders do."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -179,11 +212,18 @@ def first_example(seen: Tensor, batch: int) -> Tensor:
     return seen * torch.distributed.get_world_size() + torch.distributed.get_rank() * batch
 
 
-_running: dict[int, list[Pass]] = {}  # by thread
+class _OfThread(threading.local):
+    """The passes that are running in a thread, innermost last; compilers see the thread's own, too."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+
+_running = _OfThread()
 
 
 def _of_this_thread() -> list[Pass]:
-    return _running.setdefault(0 if torch.compiler.is_compiling() else threading.get_ident(), [])
+    return _running.passes
 
 
 def push(current: Pass) -> None:
@@ -271,7 +311,7 @@ class _Keeping:
         if any(value != 0 for value in (*args, *kwargs.values())):
             self.overt_kept.refuse_to_crop()
         super().crop(*args, **kwargs)  # type: ignore[misc]
-        self.overt_kept.crop(int(self.get_seq_length()))  # type: ignore[attr-defined]
+        self.overt_kept.crop(int(self.get_seq_length(self.overt_kept.layer)))  # type: ignore[attr-defined]
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +13,22 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.attaching.api import base_of, the_state
+from overt.attaching.state import AttachedState
+from overt.attaching.tokens import (
+    TokenPosterior,
+    asked_of,
+    continued,
+    is_vocabulary,
+    real_positions,
+    tell_tokens,
+    vocabulary_of,
+)
 from overt.mechanisms.attention_map import AttentionMap
 
 # Never repeated for each sample: the target of a loss that is not asked for.
 LEFT_OUT = ("labels", "start_positions", "end_positions", "return_loss")
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_seeding = threading.Lock()  # torch has one generator for all threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +37,7 @@ class Posterior:
 
     Attributes:
         samples: (samples, batch, …, classes), probabilities; for a regression or a model without a head, the
-            outputs themselves.
+            outputs themselves. The classes of multiple choice are the choices.
         mean: average over the samples, (batch, …, classes).
         spread: standard deviation over the samples (divided by their number), (batch, …, classes).
         entropy: of the mean, (batch, …): the total uncertainty.
@@ -40,6 +53,21 @@ class Posterior:
     mutual_information: Tensor | None
 
 
+@dataclass(frozen=True, eq=False)
+class SpanPosterior:
+    """Predictive samples of question answering: where answers start and end, each a distribution over tokens.
+
+    Attributes:
+        start: a `Posterior` whose classes are the tokens, (samples, batch, length). Tokens that the attention
+            mask hides have probability 0; special tokens and those of the question count as they do in the
+            model's loss.
+        end: the same of the last token.
+    """
+
+    start: Posterior
+    end: Posterior
+
+
 @torch.no_grad()
 def posterior(
     model: nn.Module,
@@ -50,24 +78,38 @@ def posterior(
     seed: int = 0,
     first: int = 0,
     rows: int = 256,
-) -> Posterior:
+    generate: int | None = None,
+) -> Posterior | SpanPosterior | TokenPosterior:
     """Predictive distribution of a batch, by drawing the attention weights `samples` times.
 
     Draws depend on the seed, the model's step count and the numbers of sample, example, row and column alone:
     the same come back whatever else is in the batch and however many rows run at once. Rows count from the
     left, so pad on the right if an example is to have the same draws at another length.
 
+    Threads may do this at once with one model, and beside others that evaluate it or generate.
+
     Args:
         model: with a `Bayesian` attached; in any mode, which is restored.
-        batch: the model's inputs, as tokenizers and collators give them; labels are left out.
+        batch: the model's inputs, as tokenizers and collators give them. Labels are left out, but for those
+            of a language model, whose log-probability is told; a causal one takes its input for them where
+            there are none.
         samples: number of samples.
         dropout: leave dropout on while sampling, as the released code does. Its masks come from torch's own
-            generator, seeded here, and depend on `rows` and the batch.
+            generator, seeded here, and depend on `rows` and the batch. Modules change their mode meanwhile:
+            no other thread may evaluate the model.
         seed: key of the noise.
         first: number of the batch's first example in the data set. Count it up from batch to batch, and
             results do not depend on how the data set was cut.
-        rows: how many rows, samples × examples, run at once.
+        rows: how many rows, samples × examples, run at once; of a language model, how many examples, one
+            sample after the other.
+        generate: have the model write at most so many tokens, once, greedily and with the mean of the
+            weights, and tell of these: each sample scores the same text.
+
+    Returns:
+        Of a language model, a `TokenPosterior`; of question answering, a `SpanPosterior`; of anything else, a
+        `Posterior`.
     """
+    wrapped, model, given = model, _inner(model), dict(batch)
     base, state = base_of(model), the_state(model)
     maps = (module for module in base.modules() if isinstance(module, AttentionMap))
     if not dropout and not any(one.random for one in maps):
@@ -75,29 +117,56 @@ def posterior(
     _check.whole("samples", samples, 1)
     _check.whole("first", first, 0)
     _check.whole("rows", rows, 1)
-    inputs = _inputs(base, dict(batch))
-    sizes = {value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0}
-    if len(sizes) != 1:
-        raise ValueError(f"batch must hold tensors of one batch size, got sizes {sorted(sizes)}")
-    count = sizes.pop()
+    asked, sequences = None, None
+    if generate is not None:
+        _check.whole("generate", generate, 1)
+        given = {key: value for key, value in given.items() if key not in LEFT_OUT}
+    inputs = _inputs(base, given)
+    if model is not wrapped:  # which would bring inputs to the model's device
+        inputs = {
+            key: value.to(base.device) if isinstance(value, Tensor) else value
+            for key, value in inputs.items()
+        }
+    count = _batch_size(inputs)
+    if generate is not None:
+        with _modes(base, state, dropout=False):
+            inputs, asked, sequences = continued(model, base, inputs, generate)
+
+    def run(sample: Tensor, example: Tensor) -> Any:
+        folded = {key: _take(value, example) for key, value in inputs.items()}
+        with state.drawing(sample, example + first, seed):
+            return model(**folded)
 
     sample = torch.arange(samples).repeat_interleave(count)
     example = torch.arange(count).repeat(samples)
-    outputs = []
-    with _sampling(base, dropout, seed):
-        for start in range(0, samples * count, rows):
-            part = slice(start, start + rows)
-            index = example[part]
-            state.override = {"sample": sample[part], "examples": index + first}
-            folded = {key: _take(value, index) for key, value in inputs.items()}
-            kept_seed, state.seed = state.seed, seed
-            try:
-                outputs.append(_prediction(base, model(**folded)))
-            finally:
-                state.override, state.seed = None, kept_seed
-    drawn = torch.cat([values for values, _ in outputs])
-    drawn = drawn.view(samples, count, *drawn.shape[1:])
-    return _summary(drawn, outputs[0][1])
+    with _modes(base, state, dropout), _seeded(base, seed, dropout):
+        start = min(rows, count)  # one sample alone, until it is known whether there is a vocabulary
+        output = run(sample[:start], example[:start])
+        logits = getattr(output, "logits", None)
+        if logits is not None and is_vocabulary(base, logits):
+            if asked is None:
+                shape = count, int(logits.shape[1])
+                asked = asked_of(base, inputs, given.get("labels"), shape, logits.device)
+            ready = [logits]
+            del output, logits
+            return replace(tell_tokens(run, ready, asked, samples, rows), sequences=sequences)
+        if asked is not None:
+            raise ValueError(f"generate needs logits over a vocabulary, and {type(base).__name__} has others")
+        outputs = [_prediction(output)]
+        parts = [slice(place, place + rows) for place in range(start, samples * count, rows)]
+        outputs += [_prediction(run(sample[part], example[part])) for part in parts]
+    drawn = torch.cat(outputs)
+    return _classified(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output)
+
+
+# What is run.
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model without wrappers that run it in other threads, or wait for other processes."""
+    while isinstance(inside := getattr(model, "_orig_mod", model), WRAPPERS):
+        model = inside.module
+    return model
 
 
 def _inputs(base: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +187,13 @@ def _inputs(base: Any, batch: dict[str, Any]) -> dict[str, Any]:
     return inputs
 
 
+def _batch_size(inputs: dict[str, Any]) -> int:
+    sizes = {value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0}
+    if len(sizes) != 1:
+        raise ValueError(f"batch must hold tensors of one batch size, got sizes {sorted(sizes)}")
+    return int(sizes.pop())
+
+
 def _take(value: Any, index: Tensor) -> Any:
     if isinstance(value, Tensor) and value.dim() > 0:
         return value.index_select(0, index.to(value.device))
@@ -125,42 +201,87 @@ def _take(value: Any, index: Tensor) -> Any:
 
 
 @contextmanager
-def _sampling(base: nn.Module, dropout: bool, seed: int) -> Iterator[None]:
-    """Evaluation mode, or training mode for all without running statistics; modes come back as they were."""
-    modes = [(module, module.training) for module in base.modules()]
-    devices = sorted({p.device.index or 0 for p in base.parameters() if p.device.type == "cuda"})
-    try:
-        base.eval()
-        if dropout:
-            for module, _ in modes:
-                module.training = not isinstance(module, nn.modules.batchnorm._NormBase)
-        with torch.random.fork_rng(devices=devices, enabled=dropout):
-            if dropout:
-                torch.manual_seed(seed)
+def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[None]:
+    """Evaluation mode, or training mode for all without running statistics; modes come back as they were.
+
+    Modules that are in the right mode are not touched, so that threads may go on together.
+    """
+
+    def wrong() -> list[nn.Module]:
+        norms = nn.modules.batchnorm._NormBase
+        return [one for one in base.modules() if one.training != (dropout and not isinstance(one, norms))]
+
+    with state.turns.together():
+        if not wrong():
             yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+            return
+    with state.turns.alone():
+        changed = wrong()
+        try:
+            for module in changed:
+                module.training = not module.training
+            yield
+        finally:
+            for module in changed:
+                module.training = not module.training
 
 
-def _prediction(base: Any, output: Any) -> tuple[Tensor, bool]:
-    """The model's prediction in float32, and whether it is probabilities."""
-    logits = getattr(output, "logits", None)
-    if logits is None:
-        hidden = getattr(output, "last_hidden_state", None)
-        if hidden is None:
-            keys = ", ".join(output.keys()) if hasattr(output, "keys") else type(output).__name__
-            raise ValueError(f"posterior needs an output with logits or last_hidden_state, got {keys}")
-        return hidden.float(), False
+@contextmanager
+def _seeded(base: nn.Module, seed: int, dropout: bool) -> Iterator[None]:
+    """Torch's generators begin anew for dropout, and are as they were after it."""
+    if not dropout:
+        yield
+        return
+    devices = sorted({p.device.index or 0 for p in base.parameters() if p.device.type == "cuda"})
+    with _seeding, torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+# What is made of it.
+
+
+def _prediction(output: Any) -> Tensor:
+    """What the model predicts, in float32; start and end of an answer one beside the other."""
+    for name in ("logits", "last_hidden_state"):
+        if (found := getattr(output, name, None)) is not None:
+            return found.float()  # type: ignore[no-any-return]
+    if _has_spans(output):
+        return torch.stack([output.start_logits, output.end_logits], dim=1).float()
+    keys = ", ".join(output.keys()) if hasattr(output, "keys") else type(output).__name__
+    known = "logits, start_logits and end_logits, or last_hidden_state"
+    raise ValueError(f"posterior needs an output with {known}, got {keys}")
+
+
+def _has_spans(output: Any) -> bool:
+    return all(isinstance(getattr(output, name, None), Tensor) for name in ("start_logits", "end_logits"))
+
+
+def _classified(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -> Posterior | SpanPosterior:
+    """A summary of predictions, (samples, batch, …), which are like this output."""
     problem = getattr(base.config, "problem_type", None)
+    if getattr(output, "logits", None) is None:
+        if getattr(output, "last_hidden_state", None) is not None:
+            return _summary(drawn, probabilities=False)
+        real = real_positions(base, inputs, (drawn.shape[1], drawn.shape[-1]), drawn.device)
+        drawn = torch.softmax(drawn.masked_fill(~real.unsqueeze(1), -torch.inf), dim=-1)
+        return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
+    if _are_choices(inputs, drawn.shape[1:]):
+        return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
     if problem == "multi_label_classification":
-        return torch.sigmoid(logits.float()), False
-    text = getattr(base.config, "get_text_config", lambda: base.config)()
-    classes = {getattr(base.config, "num_labels", None), getattr(text, "vocab_size", None)}
+        return _summary(torch.sigmoid(drawn), probabilities=False)
+    classes = {getattr(base.config, "num_labels", None), vocabulary_of(base)}
     # Pixels, or one logit per token, are no distribution over their last axis.
-    if problem == "regression" or logits.shape[-1] < 2 or logits.dim() > 3 or logits.shape[-1] not in classes:
-        return logits.float(), False
-    return torch.softmax(logits.float(), dim=-1), True
+    if problem == "regression" or drawn.shape[-1] < 2 or drawn.dim() > 4 or drawn.shape[-1] not in classes:
+        return _summary(drawn, probabilities=False)
+    return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
+
+
+def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
+    """Whether logits of this shape, (batch, choices), are one for each of an example's texts."""
+    ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
+    texts = ids if isinstance(ids, Tensor) else embedded[..., 0] if isinstance(embedded, Tensor) else None
+    return texts is not None and texts.dim() == 3 and texts.shape[:2] == shape
 
 
 def _summary(drawn: Tensor, probabilities: bool) -> Posterior:

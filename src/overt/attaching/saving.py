@@ -8,41 +8,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overt.mechanisms.mechanism import as_dict
+from overt.attaching.adapters import write_adapter
+from overt.attaching.settings import BLOCK, MODEL_TYPE, settings_of, write, write_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MODEL_TYPE = "overt"
-FORMAT = 1
-INSTALL = "pip install -c constraints.txt ."
-CARD = f"""\
----
-library_name: transformers
-tags:
-- overt
----
-
-# A model with attention mechanisms of Overt
-
-The attention of this {{architecture}} holds {{mechanisms}}. Overt, a PyTorch library, loads it. It is on no
-package index yet: in a checkout of its source,
-
-```sh
-{INSTALL}
-```
-
-and then
-
-```python
-import overt
-
-model = overt.load("{{name}}")
-```
-
-Auto classes do not know its type, `overt`; a concrete class such as `{{architecture}}` loads the plain
-weights only, without the mechanisms.
-"""
 
 
 class Saving:
@@ -66,55 +36,19 @@ class Saving:
             # resumes by the names that the model has, would not find its own.
             kwargs.setdefault("save_original_format", False)
         plain(self.model, folder, *args, **kwargs)
-        if kwargs.get("is_main_process", True) and (folder / "config.json").exists():
-            self._write_config(folder / "config.json")
+        if not kwargs.get("is_main_process", True):
+            return None
+        if getattr(self.model, "_hf_peft_config_loaded", False):  # then it wrote an adapter and no config
+            write_adapter(folder, self.model, self.model.active_adapters()[0], kwargs.get("state_dict"))
+            write_card(folder / "README.md", self.model, f'"{folder.name}", base=base', "peft")
+        elif (folder / "config.json").exists():
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config[BLOCK] = settings_of(self.model)
+            config["model_type"] = MODEL_TYPE
+            write(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
             self.write_card(folder / "README.md", folder.name)
         return None
 
-    def _write_config(self, path: Path) -> None:
-        from overt._version import __version__
-
-        state = self.model.overt_state
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config[MODEL_TYPE] = {
-            "format": FORMAT,
-            "version": __version__,
-            # Not under "model_type": transformers would take this block for the model's own config.
-            "base_model_type": config["model_type"],
-            "mechanisms": [as_dict(mechanism) for mechanism in state.mechanisms],
-            "where": state.where,
-            "seed": state.seed,
-        }
-        config["model_type"] = MODEL_TYPE
-        _write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
-
     def write_card(self, path: Path, name: str) -> None:
         """Write the model card, or add to the one that is there."""
-        mechanisms = " and ".join(f"`{mechanism}`" for mechanism in self.model.overt_state.mechanisms)
-        card = CARD.format(architecture=type(self.model).__name__, mechanisms=mechanisms, name=name)
-        if path.exists():
-            text = path.read_text(encoding="utf-8")
-            if INSTALL in text:
-                return
-            card = text.rstrip() + "\n" + card.split("---\n", 2)[2]
-        _write(path, card)
-
-
-class Uploading:
-    """`_upload_modified_files` of an attached model: `push_to_hub` replaces the card just before it."""
-
-    def __init__(self, saving: Saving) -> None:
-        self.saving = saving
-
-    def __call__(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own, with the model card written."""
-        self.saving.write_card(Path(working_dir) / "README.md", repo_id)
-        model = self.saving.model
-        return type(model)._upload_modified_files(model, working_dir, repo_id, *args, **kwargs)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+        write_card(path, self.model, f'"{name}"', "transformers")

@@ -7,16 +7,20 @@ import re
 import threading
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from overt.attaching.adapters import watch
 from overt.attaching.attention import register
-from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running
+from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running, tokens_in
+from overt.attaching.turns import Turns
 from overt.mechanisms.backend import maps_wanted
-from overt.mechanisms.chain import Chain
+from overt.mechanisms.chain import Chain, recomputing
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 
@@ -97,6 +101,7 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:  # not on the class, where compilers would not see it change
         self.with_kl = 0
+        self.drawn: dict[str, Any] | None = None  # the address of samples that are asked for
         # A list, since compilers do not carry out assignments to a thread's attributes.
         self.lasts = [Last()]
 
@@ -115,6 +120,7 @@ class AttachedState(nn.Module):
 
     step: Tensor
     seen: Tensor
+    loaded = False  # whether step and mechanisms come from files or another model, and not from attach
 
     def __init__(self, token: str, mechanisms: tuple[Mechanism, ...], where: Any, seed: int) -> None:
         super().__init__()
@@ -122,6 +128,7 @@ class AttachedState(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
         self.keeping: set[str] = set()  # stacks whose decoding reads rows of earlier maps
+        self.counting: dict[str, int] = {}  # stack → the layer of a cache that its tokens are counted by
         self.adds: set[str] = set()  # names of what mechanisms add to the loss
         self.implementations: list[tuple[Any, str]] = []
         self.hooks: list[Any] = []
@@ -131,7 +138,7 @@ class AttachedState(nn.Module):
         self.trainings: list[Last] = [Last()]
         self.unjoined = False  # whether the last training forward's KL joined no loss and was not asked for
         self.trained = False  # whether there was a training forward since the last optimizer step
-        self.override: dict[str, Any] | None = None
+        self.turns = Turns()
         self.model: weakref.ref[nn.Module] | None = None
         self.watched: list[nn.Parameter] = []  # the model's, so that a copy knows its own
         _install()
@@ -139,20 +146,53 @@ class AttachedState(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Weak references belong to one model; a copy finds its own at its next forward. What threads have of
-        # this one hangs on graphs, which no copy or file can hold.
-        return {**self.__dict__, "model": None, "override": None, "here": None, "trainings": None}
+        # this one hangs on graphs, which no copy or file can hold, nor can they hold locks.
+        return {**self.__dict__, "model": None, "here": None, "trainings": None, "turns": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.__dict__.pop("last", None)  # of pickles that were written before
-        self.here, self.trainings = _OfThread(), [Last()]
+        for name in ("last", "override"):  # of pickles that were written before
+            self.__dict__.pop(name, None)
+        self.here, self.trainings, self.turns = _OfThread(), [Last()], Turns()
+        self.__dict__.setdefault("counting", {})
         _install()
         _states.add(self)
+
+    @contextmanager
+    def drawing(self, sample: Tensor, examples: Tensor, seed: int) -> Iterator[None]:
+        """Passes that begin in this thread inside draw these samples, of examples of these numbers."""
+        before, self.here.drawn = self.here.drawn, {"sample": sample, "examples": examples, "seed": seed}
+        try:
+            yield
+        finally:
+            self.here.drawn = before
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.loaded = self.loaded or f"{prefix}step" in state_dict
 
     def hook(self, module: nn.Module) -> None:
         """Watch a model's forward."""
         self.hooks.append(module.register_forward_pre_hook(self.open, with_kwargs=True))
         self.hooks.append(module.register_forward_hook(self.close, with_kwargs=True, always_call=True))
+
+    def hook_layer(self, layer: nn.Module) -> None:
+        """Bring the pass along where gradient checkpointing runs a layer again, after its pass has ended.
+
+        Checkpointing keeps the layer's keyword arguments, which some families hand no further.
+        """
+        self.hooks.append(layer.register_forward_pre_hook(self._again, with_kwargs=True))
+        self.hooks.append(layer.register_forward_hook(self._done_again, with_kwargs=True, always_call=True))
+
+    def _again(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del layer, args
+        if recomputing() and KEYWORD in kwargs:
+            push(kwargs[KEYWORD])
+
+    def _done_again(self, layer: nn.Module, args: object, kwargs: dict[str, Any], output: object) -> None:
+        del layer, args, output
+        if recomputing() and KEYWORD in kwargs:
+            pop(kwargs[KEYWORD])
 
     def open(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -200,11 +240,13 @@ class AttachedState(nn.Module):
             adds = " and ".join(sorted(self.adds)) or "penalty"
             warnings.warn(NOT_JOINED.format(adds=adds), UserWarning, stacklevel=2)
         address: dict[str, Any] = {"step": self.step.clone()}
-        if self.override is not None:
-            address.update(self.override)
-        seen = self.seen.clone() if self.override is None and module.training else None
-        wants_kl = module.training or self.here.with_kl > 0
-        current = Pass(self.token, module.training, wants_kl, address, self.seed, seen)
+        seed, drawn = self.seed, self.here.drawn
+        if drawn is not None:
+            address.update(sample=drawn["sample"], examples=drawn["examples"])
+            seed = drawn["seed"]
+        seen = self.seen.clone() if drawn is None and module.training else None
+        wants_kl = seen is not None or self.here.with_kl > 0
+        current = Pass(self.token, module.training, wants_kl, address, seed, seen)
         current.weights = maps_wanted()
         return current
 
@@ -221,8 +263,8 @@ class AttachedState(nn.Module):
                 break
         cache = given.get("past_key_values")
         if cache is not None:
-            current.cached.add(stack)
-        length = 0 if cache is None else int(cache.get_seq_length())
+            current.cached[stack] = cache
+        length = tokens_in(cache, self.counting.get(stack, 0))
         kept = getattr(cache, "overt_kept", None)
         if kept is not None and kept.token != self.token:
             kept = None  # another model's
@@ -241,16 +283,19 @@ class AttachedState(nn.Module):
         if not keeps or current.training:
             return
         if kept is None:
-            kept = Kept(self.token)
+            kept = Kept(self.token, self.counting.get(stack, 0))
             if cache is not None:
                 keep_on(cache, kept)
         current.kept[stack] = kept
 
     def _keep_rows(self, stack: str, output: Any, current: Pass) -> None:
-        cache, kept = _cache_in(output), current.kept.get(stack)
+        made, kept = _cache_in(output), current.kept.get(stack)
+        cache = (
+            current.cached.get(stack) if made is None else made
+        )  # a few return none of what they were given
         if cache is None or kept is None:
             return
-        kept.length = int(cache.get_seq_length())
+        kept.length = tokens_in(cache, kept.layer)
         # A compiled graph cannot hang anything on a cache that it makes; without its rows, the cache will be
         # refused when it comes back.
         if getattr(cache, "overt_kept", None) is not kept and not torch.compiler.is_compiling():
@@ -279,7 +324,7 @@ class AttachedState(nn.Module):
             batch=current.batch,
         )
         self.here.lasts[0] = last
-        if not current.training or self.override is not None:
+        if current.seen is None:  # an evaluation, or samples with dropout
             return output
         self.trained = True
         self.trainings[0] = last.but(kls=tuple(kl.detach() for kl in last.kls))
@@ -321,13 +366,15 @@ def joining(penalties: tuple[Tensor, ...], labels: Tensor | None, total: Any) ->
     """
     parts = []
     for penalty in penalties:
-        if labels is None or labels.dim() == 0 or penalty.shape[0] % labels.shape[0]:
+        if labels is None or labels.dim() == 0:
             if total is not None:
                 return None
             parts.append(penalty.mean())
             continue
-        # Several rows may be one example: the choices of a question, the windows of an image.
-        folded = penalty.view(labels.shape[0], -1).mean(dim=1)
+        # Several rows may be one example: the choices of a question, the windows of an image. Images of
+        # which texts have different numbers cannot be told apart: they weigh alike.
+        alike = penalty.shape[0] % labels.shape[0] != 0
+        folded = penalty.mean() if alike else penalty.view(labels.shape[0], -1).mean(dim=1)
         items = labels.ne(-100).reshape(labels.shape[0], -1).sum(dim=1).to(folded.device)
         count = items.sum() if total is None else total
         if isinstance(count, Tensor):
@@ -454,8 +501,12 @@ def _trains(optimizer: torch.optim.Optimizer, state: AttachedState) -> bool:
     if any(id(parameter) in theirs for parameter in state.watched):
         return True
     model = None if state.model is None else state.model()
-    # it may have got new ones, such as LoRA's
-    return model is not None and any(id(parameter) in theirs for parameter in model.parameters())
+    # It may have got new ones, such as LoRA's, or shards, beside which the whole weights must not be held.
+    now = [] if model is None else list(model.parameters())
+    if not any(id(parameter) in theirs for parameter in now):
+        return False
+    state.watched = now
+    return True
 
 
 _installed = False
@@ -463,10 +514,11 @@ _installing = threading.Lock()
 
 
 def _install() -> None:
-    """What the first attached model needs of the process: the attention function, and steps counted."""
+    """What the first attached model needs of the process: attention, PEFT noticed, and steps counted."""
     global _installed
     with _installing:
         if not _installed:
             register()
+            watch()
             register_optimizer_step_post_hook(_after_optimizer_step)
             _installed = True

@@ -26,6 +26,46 @@ from overt.mechanisms.site import Site
 log = logging.getLogger("overt")
 
 
+def rows_left_alone(
+    call: AttentionCall, logits: Tensor, visible: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """Plain attention's weights for queries that are padding or see no key, and how to put them in.
+
+    Mechanisms neither see nor change such rows, but a model may read what comes of them.
+
+    Args:
+        call: what is asked.
+        logits: (batch, heads, query, key), before any mechanism.
+        visible: boolean, broadcasts to them.
+    """
+    alone = ~visible.any(dim=-1, keepdim=True)
+    batch, _, queries, keys = logits.shape
+    few = alone.shape[1] == 1 and logits.device.type == "cpu" and not torch.compiler.is_compiling()
+    if few and not bool(alone.any()):
+        return None
+    shown = call.shown()
+    if not few or type(logits) is not Tensor:
+        dense = _plain(call, logits, shown)
+        return lambda weights: torch.where(alone, dense.to(weights.dtype), weights)
+    example, row = alone.expand(batch, 1, queries, 1)[:, 0, :, 0].nonzero(as_tuple=True)
+    some = shown.expand(batch, -1, queries, keys)[example, :, row]
+    rows = _plain(call, logits[example, :, row].unsqueeze(2), some.unsqueeze(2)).squeeze(2)
+    heads = torch.arange(logits.shape[1])
+
+    def put(weights: Tensor) -> Tensor:
+        where = example[:, None], heads[None], row[:, None]
+        return weights.index_put(where, rows.to(weights.dtype))
+
+    return put
+
+
+def _plain(call: AttentionCall, logits: Tensor, shown: Tensor) -> Tensor:
+    weights = softmax(logits, shown)
+    if call.left_alone != "eager":
+        return weights
+    return weights.masked_fill(~shown.any(dim=-1, keepdim=True), 1.0 / max(1, call.key.shape[-2]))
+
+
 class Layers(nn.Module):
     """The mechanisms' layers at one site, dense or on edges, each a module named after its mechanism."""
 
@@ -129,7 +169,8 @@ class AttentionMap(Layers):
         if hindrance is not None or form is None:
             return None
         chain.claim(call.site, self)
-        return form.attend({layer.name: layer for layer in self.layers}, call, chain)
+        out = form.attend({layer.name: layer for layer in self.layers}, call, chain)
+        return fused.with_rows_left_alone(out, call)
 
     def draw(
         self, call: AttentionCall, chain: Chain, samples: int, hindrance: str | None = None
@@ -165,6 +206,7 @@ class AttentionMap(Layers):
         layers = self.layers
         if layers:
             chain.claim(call.site, self)
+        alone = None if call.left_alone is None else rows_left_alone(call, logits, visible)
         for layer in layers:
             if layer.acts_at("logits"):
                 logits = layer("logits", logits, call, chain)
@@ -181,4 +223,4 @@ class AttentionMap(Layers):
         for layer in layers:
             if layer.acts_at("mixed"):
                 weights = layer("mixed", weights, call, chain)
-        return weights
+        return weights if alone is None else alone(weights)

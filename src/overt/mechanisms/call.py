@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class AttentionCall:
             otherwise, and models differ in it.
         dtype: what logits are brought to if theirs is less; None leaves them.
         filled: whether hidden cells of `logits` are known to hold −inf.
+        left_alone: what rows hold that mechanisms leave alone, those of padded queries and of queries that
+            see no key: None, zeros; else what plain attention gives them. A query that sees no key gets zeros
+            from "sdpa", and from "eager" the mean of all values.
     """
 
     site: Site
@@ -53,6 +57,7 @@ class AttentionCall:
     scale_products: bool = False
     dtype: torch.dtype | None = None
     filled: bool = False
+    left_alone: Literal["sdpa", "eager"] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -88,6 +93,10 @@ class AttentionCall:
         if self.mask is not None:
             return self.mask
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.query.device)
+
+    def shown(self) -> Tensor:
+        """The same, as if no query were padding."""
+        return replace(self, seen=Seen(self.seen.key_visible, None, self.seen.causal)).visible()
 
     def shows_all(self) -> bool:
         """Whether no cell is hidden, as far as one can tell without looking at values."""

@@ -123,13 +123,27 @@ def takes_torchs_own(layers: Sequence[MechanismLayer], call: AttentionCall, chai
 
 
 def torchs_own(call: AttentionCall) -> Tensor:
-    """Output (batch, heads, query, dim) of plain attention; zeros for queries that are padded or blind."""
+    """Output (batch, heads, query, dim) of plain attention; rows of padding as the call says."""
     heads, (_, _, queries, keys), seen = call.query.shape[1], call.shape, call.seen
     key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
     mask = seen.for_sdpa(queries, keys, call.query.device)
     causal = seen.causal and mask is None
     out = F.scaled_dot_product_attention(
-        call.query, key, value, attn_mask=mask, is_causal=causal, scale=call.scale
+        call.query, key, value, attn_mask=mask, dropout_p=call.dropout, is_causal=causal, scale=call.scale
     )
-    blind = seen.blind(queries, keys)
-    return out if blind is None else out.masked_fill(blind.view(-1, 1, queries, 1), 0.0)
+    blind = seen.blind(queries, keys) if call.left_alone is None else seen.unseeing(queries, keys)
+    if blind is None:
+        return out
+    rows = blind.view(-1, 1, queries, 1)
+    if call.left_alone == "eager":
+        return torch.where(rows, value.mean(dim=-2, keepdim=True), out)
+    return out.masked_fill(rows, 0.0)
+
+
+def with_rows_left_alone(out: Tensor, call: AttentionCall) -> Tensor:
+    """What a fused form gave, zero in rows that mechanisms leave alone, with these as the call says."""
+    queries, keys = call.shape[2:]
+    rows = None if call.left_alone is None else call.seen.blind(queries, keys)
+    if rows is None:
+        return out
+    return torch.where(rows.view(-1, 1, queries, 1), torchs_own(call).to(out.dtype), out)

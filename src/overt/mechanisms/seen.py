@@ -96,6 +96,13 @@ class Seen:
             return None
         return self._once("blind", queries, keys, lambda: self.counts(queries, keys, self._device()) == 0)
 
+    def unseeing(self, queries: int, keys: int) -> Tensor | None:
+        """Queries to which no key is shown, were they padding or not; boolean (batch, query), or None."""
+        if self.key_visible is None:
+            return None
+        shown = Seen(self.key_visible, None, self.causal)
+        return self._once("unseeing", queries, keys, lambda: shown.blind(queries, keys))
+
     def seers(self, queries: int, keys: int) -> Tensor | None:
         """How many real queries see each key that is shown, float32 (batch, key); None where all are real."""
         if self.query_real is None:

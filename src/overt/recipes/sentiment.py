@@ -229,7 +229,9 @@ def _sampled(model: Any, tests: Encoded, collator: Any, batch: int = 32) -> Tens
     for start in range(0, len(tests), batch):
         rows = [tests[index] for index in range(start, min(start + batch, len(tests)))]
         inputs = {key: value.to(model.device) for key, value in collator(rows).items()}
-        parts.append(overt.posterior(model, inputs, SAMPLES, first=start).samples.cpu())
+        drawn = overt.posterior(model, inputs, SAMPLES, first=start)
+        assert isinstance(drawn, overt.Posterior)
+        parts.append(drawn.samples.cpu())
     return torch.cat(parts, dim=1)
 
 

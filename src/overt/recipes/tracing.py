@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import overt
 from overt._extras import need
 from overt._files import check_folder
+from overt.attaching.settings import settings_in
 from overt.recipes._runs import check_model
 from overt.tracing.graphs.graph import graph_of
 from overt.tracing.methods.method import method_of
@@ -34,7 +35,7 @@ def open_model(name: str) -> Any:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings, _ = PreTrainedConfig.get_config_dict(name)
-    if settings.get("model_type") == "overt":
+    if settings_in(settings) is not None:
         return overt.load(name)
     wanted = (settings.get("architectures") or [""])[0]
     return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()

@@ -149,13 +149,13 @@ class sampling:  # noqa: N801, used like a function
 
     def __enter__(self) -> dict[str, Any]:
         if self.state is not None:
-            self.kept, self.state.seed = self.state.seed, self.seed
-            self.state.override = {"sample": torch.tensor(self.number), "examples": 0}
+            self.drawing = self.state.drawing(torch.tensor(self.number), torch.tensor(0), self.seed)
+            self.drawing.__enter__()
         return self.arguments
 
     def __exit__(self, *details: object) -> None:
         if self.state is not None:
-            self.state.override, self.state.seed = None, self.kept
+            self.drawing.__exit__(None, None, None)
 
 
 def _takes_chain(model: nn.Module) -> bool:

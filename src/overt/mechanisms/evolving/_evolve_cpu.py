@@ -77,7 +77,9 @@ def _evolve(
     def run(start: int, stop: int, image: Any, weight: Any, bias: Any, seen: Any, out: Any, let: Any) -> None:
         kernels.convolve(start, stop, image, weight, bias, seen, betas, above, left, out, let)
 
-    _share(logits, run, image, weight.contiguous(), bias.contiguous(), seen, evolved, passed)
+    # Small enough to copy: a storage that numpy has seen can no longer be resized, as FSDP does with weights.
+    weight, bias = (x.clone(memory_format=torch.contiguous_format) for x in (weight, bias))
+    _share(logits, run, image, weight, bias, seen, evolved, passed)
     return evolved, passed
 
 

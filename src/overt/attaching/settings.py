@@ -1,0 +1,145 @@
+"""What files say of attached mechanisms: settings in `config.json` or `overt.json`, and the model card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BLOCK = "overt"
+# Whoever loads the folder without overt reads this in transformers' error: "has model type `…` but
+# Transformers does not recognize this architecture". Files of before have "overt" alone.
+MODEL_TYPE = "overt (import overt.auto)"
+MODEL_TYPES = ("overt", MODEL_TYPE)
+FORMAT = 1
+INSTALL = "pip install -c constraints.txt ."
+HEADER = """\
+---
+library_name: {library}
+tags:
+- overt
+---
+"""
+CARD = f"""
+# A model with attention mechanisms of Overt
+
+The attention of this {{architecture}} holds {{mechanisms}}. Overt, a PyTorch library, loads it. It is on no
+package index yet: in a checkout of its source,
+
+```sh
+{INSTALL}
+```
+
+and then
+
+```python
+import overt
+
+model = overt.load({{arguments}})
+```
+
+{{warning}}
+"""
+WARNINGS = {
+    "transformers": """\
+After `import overt.auto`, Auto classes and `pipeline` load it, too; without that line they do not know its
+type. A concrete class such as `{architecture}` loads the plain weights only, without the mechanisms.""",
+    "peft": """\
+PEFT by itself cannot tell that the base wants these mechanisms: loaded onto a base without them, the adapter
+gives a model that was never trained.""",
+}
+
+
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a `config.json` says of attached mechanisms; None for that of a plain model."""
+    block = config.get(BLOCK)
+    attached = config.get("model_type") in MODEL_TYPES and isinstance(block, Mapping)
+    return dict(block) if attached and isinstance(block, Mapping) else None
+
+
+def settings_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What is to be written of the mechanisms that are attached to a model."""
+    from overt._version import __version__
+
+    state: Any = model.overt_state
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "architecture": type(model).__name__,
+        # Not under "model_type": transformers would take this block for the model's own config.
+        "base_model_type": model.config.model_type,
+        "mechanisms": [as_dict(mechanism) for mechanism in state.mechanisms],
+        "where": state.where,
+        "seed": state.seed,
+    }
+
+
+class Uploading:
+    """`_upload_modified_files` of a model: `push_to_hub` replaces the card just before it."""
+
+    def __init__(self, saving: Any) -> None:
+        self.saving = saving
+
+    def __call__(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own, with the model card written."""
+        self.saving.write_card(Path(working_dir) / "README.md", repo_id)
+        model = self.saving.model
+        return type(model)._upload_modified_files(model, working_dir, repo_id, *args, **kwargs)
+
+
+def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str) -> None:
+    """Write the model card of an attached model, or add to the one that is there."""
+    state: Any = model.overt_state
+    architecture = type(model).__name__
+    card = CARD.format(
+        architecture=architecture,
+        mechanisms=" and ".join(f"`{mechanism}`" for mechanism in state.mechanisms),
+        arguments=arguments,
+        warning=WARNINGS[library].format(architecture=architecture),
+    )
+    text = path.read_text(encoding="utf-8") if path.exists() else HEADER.format(library=library)
+    if INSTALL not in text:
+        write(path, text.rstrip() + "\n" + card)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def mechanisms_in(settings: Mapping[str, Any], source: str) -> tuple[Mechanism, ...]:
+    """The mechanisms that settings tell of, or an error that names the file."""
+    if settings.get("format") != FORMAT:
+        raise ValueError(f"{source} has format {settings.get('format')!r}; this overt reads {FORMAT}")
+    listed = settings.get("mechanisms")
+    if not isinstance(listed, list):
+        raise ValueError(f"{source} does not describe an attached model: mechanisms must be a list")
+    try:
+        return tuple(from_dict(one) for one in listed)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the mechanisms of {source} cannot be made: {error}") from error
+
+
+def hub_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `from_pretrained`'s arguments that say where files are."""
+    names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    return {name: given[name] for name in names if given.get(name) is not None}
+
+
+def file_in(name: str, file: str, options: Mapping[str, Any]) -> str | None:
+    """The path of a file in a folder or a repository on the hub; None if it is not there."""
+    from transformers.utils.hub import cached_file
+
+    if os.path.isdir(name):
+        path = os.path.join(name, options.get("subfolder", ""), file)
+        return path if os.path.isfile(path) else None
+    found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **options)
+    return found

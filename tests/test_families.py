@@ -1,0 +1,146 @@
+"""A sample of what `make families` does for every model type, and how it keeps its books."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import support
+import sweep
+from zoo.checks import judge
+from zoo.models import model_types
+from zoo.table import differences, page, write_page
+
+# Types of many kinds, none of which has a row of its own in the battery.
+SAMPLE = {
+    "altclip": "works",
+    "bamba": "works",  # recurrence between the attentions
+    "bert-generation": "works",
+    "cohere2": "works",
+    "convnext": "refused",  # no attention
+    "deberta": "refused",
+    "deepseek_v3": "works",  # latent attention, experts
+    "dinov2": "works",
+    "falcon": "refused",
+    "gpt_oss": "refused",  # sinks
+    "hubert": "works",
+    "jetmoe": "works",  # attention through experts
+    "layoutlm": "works",
+    "llava": "works",
+    "m2m_100": "works",
+    "recurrent_gemma": "works",
+    "siglip": "works",
+    "swin": "refused",  # windows
+    "wav2vec2-conformer": "works",  # convolutions between the attentions
+    "xlnet": "refused",
+}
+
+
+@pytest.fixture
+def _quiet() -> Iterator[None]:
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(level)
+
+
+@pytest.mark.filterwarnings("ignore")  # of families, which are not under test
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_a_type_is_what_the_table_says(kind: str) -> None:
+    record = judge(kind)
+    assert (record["verdict"], record["reason"] if SAMPLE[kind] == "works" else "") == (SAMPLE[kind], "")
+
+
+def test_every_type_of_the_battery_is_swept() -> None:
+    kinds = model_types()
+    assert len(kinds) > 400
+    assert {"bert", "llama", "t5", "whisper", "vit", "clip", *SAMPLE} <= set(kinds)
+
+
+RESULTS: dict[str, dict[str, Any]] = {
+    "one": {"verdict": "works", "reason": "", "inputs": "text"},
+    "two": {"verdict": "works", "reason": "", "inputs": "text"},
+    "three": {
+        "verdict": "refused",
+        "reason": "model.layers.0.attn attends over 2 windows",
+        "stage": "first forward",
+        "where": ["decoder"],
+    },
+    "four": {"verdict": "could not be built", "reason": "a | b"},
+}
+
+
+def test_the_table_groups_types_and_counts_verdicts() -> None:
+    table = page(RESULTS, {"transformers": "1", "torch": "2", "python": "3"})
+    assert "| works | 2 |" in table
+    assert "| text | one, two |" in table
+    assert 'attends over n windows (said at first forward); `where="decoder"` will do | three |' in table
+    assert "| a \\| b | four |" in table
+    assert "### WRONG\n\nNone." in table
+
+
+def test_both_tables_live_in_one_page(tmp_path: Path) -> None:
+    path = tmp_path / "support.md"
+    support.write(path, "# first\n")
+    assert path.read_text() == "# first\n"
+    table = page(RESULTS, {"transformers": "1", "torch": "2", "python": "3"})
+    write_page(path, table)
+    write_page(path, table)
+    assert path.read_text() == f"# first\n\n{table}"
+    support.write(path, "# first again\n")
+    assert path.read_text() == f"# first again\n\n{table}"
+
+
+def test_differences_name_what_changed_its_verdict() -> None:
+    new = {**RESULTS, "two": {"verdict": "WRONG", "reason": "moves"}}
+    assert differences(RESULTS, new) == ["two: works → WRONG  moves"]
+    assert differences(RESULTS, RESULTS) == []
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    part = tmp_path / "part.jsonl"
+    part.write_text(sweep.key() + "\n" + json.dumps(["one", RESULTS["one"]]) + "\n")
+    assert sweep.sweep(["one"], part, workers=1, seconds=60) == {"one": RESULTS["one"]}
+    part.write_text("other code\n" + json.dumps(["one", RESULTS["one"]]) + "\n")
+    assert sweep.read_part(part) == {}
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_and_its_type_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "say = lambda **news: print(json.dumps(news), flush=True)\n"
+        "say(ready=True)\n"
+        "for kind in map(str.strip, sys.stdin):\n"
+        "    say(stage='build' if kind == 'early' else 'training')\n"
+        "    if kind in ('early', 'late'): sys.exit(1)\n"
+        "    while kind == 'endless': pass\n"
+        "    say(kind=kind, record={'verdict': 'works', 'reason': ''})\n"
+    )
+    start = subprocess.Popen
+
+    def instead(_: list[str], **settings: Any) -> Any:
+        return start([sys.executable, str(script)], **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", instead)
+    kinds = ["early", "fine", "late", "endless", "well"]
+    results = sweep.sweep(kinds, tmp_path / "part.jsonl", workers=2, seconds=1.5)
+    assert {kind: record["verdict"] for kind, record in results.items()} == {
+        "early": "could not be built",
+        "fine": "works",
+        "late": "WRONG",
+        "endless": "WRONG",
+        "well": "works",
+    }
+    assert results["late"]["reason"] == "the process died (training)"
