@@ -276,3 +276,17 @@ def test_unknown_words_are_words_whichever_way_they_come(model: Any) -> None:
     by_ids = overt.trace(model, dict(known("the zebra lies", return_tensors="pt")), tokenizer=known)
     assert by_text.tokens[0][2] == "[UNK]"
     assert by_text.special.tolist() == by_ids.special.tolist() == [[True, False, False, False, True]]
+
+
+def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    """transformers makes up one, which calls every token None."""
+    config = hf.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16
+    )
+    hf.BertModel(config).save_pretrained(tmp_path)
+    model = hf.BertModel.from_pretrained(tmp_path)
+    assert overt.trace(model, torch.tensor([[5, 6, 30]])).tokens == [["5", "6", "30"]]
+    with pytest.raises(
+        ValueError, match=r"no tokenizer in .* \(there are no files of one\): give tokenizer="
+    ):
+        overt.trace(model, "a word")

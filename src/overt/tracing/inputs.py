@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -196,10 +198,16 @@ def _tokenizer(model: nn.Module, tokenizer: Any, wanted: bool = True) -> Any:
     return None
 
 
+OF_TOKENIZERS = re.compile(r"tokenizer|vocab|merges|special_tokens|.*\.(model|spm|bpe|tiktoken|vocab)$")
+
+
 @lru_cache(maxsize=4)
 def _loaded(place: str, ask_the_hub: bool) -> Any:
     from transformers import AutoTokenizer
 
+    # Where there are no files, transformers makes one up that knows next to no words.
+    if os.path.isdir(place) and not any(OF_TOKENIZERS.match(name) for name in os.listdir(place)):
+        raise OSError("there are no files of one")
     return AutoTokenizer.from_pretrained(place, local_files_only=not ask_the_hub)
 
 
