@@ -171,48 +171,40 @@ def own_mask(shown: Tensor) -> Tensor:
     return torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min)
 
 
-@torch.no_grad()
-def test_a_mask_that_hides_tokens_from_themselves_does_not_silence_them() -> None:
-    model = bert("eager")
-    shown = ~torch.eye(9, dtype=torch.bool).expand(3, 1, 9, 9)
-    batch = {"input_ids": tokens(), "attention_mask": own_mask(shown)}
-    plain = model(**batch).last_hidden_state
-    overt.attach(model, overt.Bayesian())
-    torch.testing.assert_close(model(**batch).last_hidden_state, plain, atol=1e-5, rtol=1e-5)
-    overt.detach(model)
-    overt.attach(model, overt.Evolving())
-    with pytest.raises(ValueError, match="its mask is neither full nor causal, and Evolving would carry"):
-        model(**batch)
-
-
-@torch.no_grad()
-def test_a_causal_mask_without_its_diagonal_is_refused_where_rows_read_each_other() -> None:
-    model = llama_like("Llama")()
-    model.set_attn_implementation("eager")
-    shown = torch.ones(9, 9, dtype=torch.bool).tril(-1).expand(3, 1, 9, 9).clone()
-    shown[..., 0, 0] = True
-    batch = {"input_ids": tokens(), "attention_mask": own_mask(shown), "use_cache": False}
-    plain = model(**batch).logits
-    overt.attach(model, overt.Bayesian())
-    torch.testing.assert_close(model(**batch).logits, plain, atol=1e-5, rtol=1e-5)
-    overt.detach(model)
-    overt.attach(model, overt.Evolving())
-    with pytest.raises(ValueError, match="its mask hides tokens from themselves"):
-        model(**batch)
-
-
-@torch.no_grad()
-def test_chunks_of_an_encoder_are_refused_where_rows_read_each_other() -> None:
-    model = bert("eager")
+def chunks() -> Tensor:
+    """Three chunks of three tokens; each sees itself and those before it."""
     chunk = torch.arange(9) // 3
-    shown = (chunk[:, None] >= chunk[None]).expand(3, 1, 9, 9)
-    batch = {"input_ids": tokens(), "attention_mask": own_mask(shown)}
-    plain = model(**batch).last_hidden_state
+    return chunk[:, None] >= chunk[None]
+
+
+def below_the_diagonal() -> Tensor:
+    """A causal mask that hides tokens from themselves, but for the first, which would see nothing."""
+    shown = torch.ones(9, 9, dtype=torch.bool).tril(-1)
+    shown[0, 0] = True
+    return shown
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "shown", "reason"),
+    [
+        pytest.param("encoder", ~torch.eye(9, dtype=torch.bool), "is neither full nor causal", id="itself"),
+        pytest.param("encoder", chunks(), "is neither full nor causal", id="chunks"),
+        pytest.param("decoder", below_the_diagonal(), "hides tokens from themselves", id="causal itself"),
+    ],
+)
+def test_a_mask_that_keeps_tokens_apart_silences_none_and_is_refused_where_rows_read_each_other(
+    kind: str, shown: Tensor, reason: str
+) -> None:
+    model = bert("eager") if kind == "encoder" else llama_like("Llama")()
+    model.set_attn_implementation("eager")
+    batch = {"input_ids": tokens(), "attention_mask": own_mask(shown.expand(3, 1, 9, 9)), "use_cache": False}
+    plain = model(**batch)[0]
     overt.attach(model, overt.Bayesian())
-    torch.testing.assert_close(model(**batch).last_hidden_state, plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**batch)[0], plain, atol=1e-5, rtol=1e-5)
     overt.detach(model)
     overt.attach(model, overt.Evolving(), overt.Bayesian())
-    with pytest.raises(ValueError, match="neither full nor causal"):
+    with pytest.raises(ValueError, match=f"its mask {reason}, and Bayesian and Evolving would carry"):
         model(**batch)
 
 
