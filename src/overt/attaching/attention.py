@@ -310,8 +310,9 @@ class AttachedAttention(nn.Module):
             apart = ~square.diagonal(offset, dim1=-2, dim2=-1).unsqueeze(-1)
             what = "hides tokens from themselves"
         if bool((apart & rows).any()):
+            names = " and ".join(sorted(layer.name for layer in self.map.layers if layer.reads_rows))
             raise ValueError(
-                f"{self.path}: its mask {what}, and {' and '.join(sorted(self.map.names))} would carry what "
+                f"{self.path}: its mask {what}, and {names} would carry what "
                 "it hides from row to row; mechanisms that keep to their row, such as Bayesian, will do"
             )
 
