@@ -77,7 +77,7 @@ support: $(VENV)/.installed-dev
 		tests/test_battery.py tests/test_attach.py tests/test_attach_training.py tests/test_attach_cuda.py
 
 families: $(VENV)/.installed-dev
-	$(BIN)/python tests/sweep.py --page docs/support.md
+	$(BIN)/python tests/sweep.py --table --page docs/support.md
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -22,6 +24,7 @@ from triton.compiler import ASTSource
 
 import overt
 from overt.mechanisms import backend
+from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.kernels.launch import Ready
 
 TYPES = {
@@ -37,7 +40,7 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "evolving": [overt.Evolving()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
-VARIANTS = ("plain", "causal", "padded", "dropout")
+VARIANTS = ("plain", "causal", "padded", "dropout", "left", "left causal", "left dropout")
 compiled: dict[str, int] = {}
 digests: dict[str, list[str]] = {}
 
@@ -83,14 +86,27 @@ def compile_only(
     found += [] if digest in found else [digest]
 
 
+def leave_padding_plain() -> None:
+    """Let padded queries have plain attention's outputs, as those of attached models have."""
+    attend = AttentionMap.attend
+
+    def changed(self: AttentionMap, call: overt.AttentionCall, *rest: Any) -> Tensor | None:
+        return attend(self, replace(call, left_alone="sdpa"), *rest)
+
+    AttentionMap.attend = changed  # type: ignore[method-assign]
+
+
 def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
     backend.KERNEL_DEVICES = {"cpu"}
+    if "left" in variant:
+        leave_padding_plain()
     torch.manual_seed(0)
-    kind = overt.Decoder if variant == "causal" else overt.Encoder
-    model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if variant == "dropout" else 0.0, hidden=64)
+    kind = overt.Decoder if "causal" in variant else overt.Encoder
+    model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if "dropout" in variant else 0.0, hidden=64)
     x = torch.randn(2, 128, 12 * 64, requires_grad=True)
-    padding = torch.arange(128) >= torch.tensor([[121], [128]]) if variant == "padded" else None
+    ends = variant == "padded" or "left" in variant
+    padding = torch.arange(128) >= torch.tensor([[121], [128]]) if ends else None
     chain = overt.Chain(step=torch.tensor(0))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         loss = model(x, padding, chain=chain).float().sum() + chain.penalty()

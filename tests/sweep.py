@@ -3,7 +3,9 @@
 Two worker processes judge one type after another (`zoo.checks.judge`); one that takes too long or dies is
 replaced, and the type gets the blame. Verdicts are kept as they come, so an interrupted run goes on where it
 was, as long as neither the library nor these checks have changed. At the end they are written to
-`results/families.json`, which two runs can be compared by (`--diff`), and into `docs/support.md`.
+`results/families.json`, which two runs can be compared by (`--diff`), and into `docs/support.md`. Types that
+fail at their first forward pass alone go into the table by which `attach` refuses them (`refusals.json`);
+workers judge as if that were empty, so that what it says is checked.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zoo.table import VERDICTS, Record, differences, page, write_page
+from zoo.table import VERDICTS, Record, differences, page, refusals_of, write_page
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "src" / "overt" / "attaching" / "refusals.json"
 SECONDS = 90  # of a processor's time for one type; ten times that by the clock, for whatever sleeps
 MEMORY = 8 << 30  # bytes that a worker may ask for
 
@@ -39,7 +42,7 @@ def key() -> str:
     here = Path(__file__).parent
     asked = [here / "zoo" / f"{name}.py" for name in ("settings", "models", "inputs", "checks")]
     library = Path(spec.origin).parent
-    files = [*library.rglob("*.py"), *library.rglob("*.json"), *asked]
+    files = [*library.rglob("*.py"), *asked]  # refusals.json is what comes of it
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -67,12 +70,16 @@ def work() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    from overt.attaching import refusals
     from zoo.checks import judge
 
+    refusals.refusals = dict  # what the table says is to be found anew
     print(json.dumps({"ready": True}), file=out)
     for line in sys.stdin:
         kind = line.strip()
-        record = judge(kind, lambda stage: print(json.dumps({"stage": stage}), file=out))
+        record = judge(
+            kind, lambda *said: print(json.dumps({"stage": said[0], "so far": said[1:]}), file=out)
+        )
         print(json.dumps({"kind": kind, "record": record}), file=out)
 
 
@@ -93,9 +100,11 @@ class Worker:
         self.input, self.output = self.process.stdin, self.process.stdout
         os.set_blocking(self.output.fileno(), False)
         self.kind, self.stage, self.since, self.used, self.rest = "", "start", time.monotonic(), 0.0, b""
+        self.so_far: list[Record] = []
 
     def give(self, kind: str) -> None:
         self.kind, self.stage, self.since, self.used = kind, "start", time.monotonic(), self._processor()
+        self.so_far = []
         self.input.write(kind.encode() + b"\n")
         self.input.flush()
 
@@ -131,6 +140,8 @@ class Worker:
 
 def lost(worker: Worker, what: str) -> Record:
     """The record of a type that took its worker down."""
+    if worker.so_far:
+        return {**worker.so_far[0], "notes": [f"{what}, as other attentions were tried"]}
     early = worker.stage in ("start", "build")
     reason = what if early else f"{what} ({worker.stage})"
     return {"verdict": "could not be built" if early else "WRONG", "reason": reason}
@@ -188,6 +199,7 @@ def sweep(kinds: list[str], part: Path, workers: int, seconds: float) -> dict[st
                     continue
                 for one in said:
                     worker.stage = one.get("stage", worker.stage)
+                    worker.so_far = one.get("so far", [])
                     if "record" in one:
                         note(worker, one["record"])
                     if "record" in one or "ready" in one:
@@ -219,10 +231,17 @@ def read_part(part: Path) -> dict[str, Record]:
     return {}
 
 
+def count(results: dict[str, Record]) -> dict[str, int]:
+    return {verdict: sum(record["verdict"] == verdict for record in results.values()) for verdict in VERDICTS}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "families.json")
     parser.add_argument("--page", type=Path, help="also write the table into this file")
+    parser.add_argument(
+        "--table", action="store_true", help="also write the library's table of types that attach refuses"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit for one type")
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="these types; prints, writes nothing")
@@ -247,13 +266,18 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; run it again to go on"))
     begun = time.monotonic()
     results = sweep(options.only or model_types(), part, options.workers, options.seconds)
-    counts = {verdict: sum(r["verdict"] == verdict for r in results.values()) for verdict in VERDICTS}
+    counts = count(results)
     print(f"{counts}, {(time.monotonic() - begun) / 60:.1f} minutes")
     if options.only:
         print(json.dumps(results, indent=1, ensure_ascii=False))
         return 0
     for record in results.values():
         record.pop("seconds", None)  # two runs of the same code are the same file
+    table = json.loads(TABLE.read_text()) if options.table else {"types": {}}
+    table = refusals_of(results, table["types"], versions()["transformers"])
+    if options.table:
+        TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    counts = count(results)
     document = {"versions": versions(), "counts": counts, "types": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

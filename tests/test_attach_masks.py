@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import overt
 from families import EOS, PAD, TEXT, WORDS, lengths_mask, llama_like, tokens
+from overt.attaching.find import find
+from zoo.checks import enliven
 from zoo.inputs import batch_of, fitting
 from zoo.models import build
 
@@ -116,6 +119,22 @@ def test_rows_of_padding_have_the_plain_models_gradients() -> None:
     overt.attach(attached, overt.Evolving(alpha=0, beta=0), overt.Bayesian())
     for ours, theirs in zip(gradients(attached), plain, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("mechanisms", NEUTRAL)
+@pytest.mark.parametrize("kind", ["t5", "parakeet_ctc", "doge"])
+def test_rows_that_see_no_key_are_plain_beside_a_bias(
+    kind: str, mechanisms: Make, implementation: str
+) -> None:
+    """With a bias, sdpa's mask is an additive one, whose hidden rows are uniform and not zero."""
+    model = build(kind)
+    model.set_attn_implementation(implementation)
+    batch = batch_of(model, fitting(model), "right" if kind == "parakeet_ctc" else "left")
+    plain = model(**batch).logits
+    overt.attach(model, *mechanisms())
+    torch.testing.assert_close(model(**batch).logits, plain, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -308,3 +327,34 @@ def test_the_kl_of_a_vision_language_model_joins_with_three_images_for_two_texts
         assert found.task is not None
         assert found.kl is not None
         torch.testing.assert_close(loss.detach(), found.task + found.kl, rtol=1e-4, atol=1e-4)
+
+
+# What attends to what.
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "expected"),
+    [
+        ("pix2struct", "encoder_decoder_attention", "cross"),
+        ("idefics2", "perceiver_resampler", "cross"),
+        ("kosmos-2", "x_attn", "cross"),
+        ("idefics", "vision_model", "encoder"),
+        ("clip", "text_model", "decoder"),
+    ],
+)
+def test_the_kind_of_attention_is_what_it_does(kind: str, path: str, expected: str) -> None:
+    kinds = {one.kind for one in find(build(kind)) if path in one.path}
+    assert kinds == {expected}
+
+
+def test_codebooks_are_rows_of_one_example() -> None:
+    """MusicGen's tokens come as batch × codebooks rows, of which it attends over one sequence per example."""
+    model = build("musicgen").eval()
+    model.audio_encoder.decode = lambda codes, **_: SimpleNamespace(audio_values=codes)  # of tokens, no sound
+    batch = {k: v for k, v in batch_of(model, fitting(model)).items() if not k.startswith("decoder")}
+    overt.attach(model, overt.Evolving(alpha=0.3, beta=0.3, decoder_alpha=0.3), overt.Bayesian())
+    enliven(model)
+    settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 98, "decoder_start_token_id": 98}
+    fast, slow = (model.generate(**batch, **settings, use_cache=use) for use in (True, False))
+    assert fast.shape[1:3] == (2, 4)
+    assert torch.equal(fast, slow)

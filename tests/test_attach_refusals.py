@@ -46,18 +46,26 @@ class Typed(nn.Module):
 
 
 def test_what_would_do_is_let_through_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"odd": Refusal("it is odd", ("encoder", "cross")), "chunky": Refusal("it has chunks", rows=True)}
+    table = {
+        "odd": Refusal("it is odd", ("encoder", "cross")),
+        "chunky": Refusal("it has chunks", rows=True),
+        "partly": Refusal("its towers are odd", ("cross",), attentions=("Linear",)),
+    }
     monkeypatch.setattr("overt.attaching.refusals.refusals", lambda: table)
-    check_type(Typed("even"), {"decoder"}, True)
-    check_type(Typed("odd"), {"encoder"}, True)
-    check_type(Typed("odd"), {"encoder", "cross"}, True)
+    one, other = nn.Linear(1, 1), nn.Identity()
+    check_type(Typed("even"), [("decoder", one)], True)
+    check_type(Typed("odd"), [("encoder", one)], True)
+    check_type(Typed("odd"), [("encoder", one), ("cross", one)], True)
     with pytest.raises(ValueError, match=r'it is odd; where=\["encoder", "cross"\] would do'):
-        check_type(Typed("odd"), {"encoder", "decoder"}, False)
-    check_type(Typed("chunky"), {"encoder"}, False)
+        check_type(Typed("odd"), [("encoder", one), ("decoder", one)], False)
+    check_type(Typed("chunky"), [("encoder", one)], False)
     with pytest.raises(
         ValueError, match="it has chunks; mechanisms that keep to their row, such as Bayesian"
     ):
-        check_type(Typed("chunky"), {"encoder"}, True)
+        check_type(Typed("chunky"), [("encoder", one)], True)
+    check_type(Typed("partly"), [("encoder", other), ("cross", one)], True)
+    with pytest.raises(ValueError, match='its towers are odd; where="cross" would do'):
+        check_type(Typed("partly"), [("encoder", other), ("encoder", one)], True)
 
 
 def test_attentions_that_stay_plain_are_named(capsys: pytest.CaptureFixture[str]) -> None:

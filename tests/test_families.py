@@ -16,7 +16,7 @@ import support
 import sweep
 from zoo.checks import judge
 from zoo.models import model_types
-from zoo.table import differences, page, write_page
+from zoo.table import differences, page, refusals_of, write_page
 
 # Types of many kinds, none of which has a row of its own in the battery.
 SAMPLE = {
@@ -103,6 +103,67 @@ def test_differences_name_what_changed_its_verdict() -> None:
     new = {**RESULTS, "two": {"verdict": "WRONG", "reason": "moves"}}
     assert differences(RESULTS, new) == ["two: works → WRONG  moves"]
     assert differences(RESULTS, RESULTS) == []
+
+
+def test_the_table_of_refusals_comes_from_verdicts() -> None:
+    late = {"verdict": "refused", "stage": "first forward", "attention": "OddAttention"}
+    results: dict[str, dict[str, Any]] = {
+        "windows": {
+            **late,
+            "reason": "layers.0.attn attends over 8 windows or groups of its 2 inputs",
+        },
+        "pictures": {
+            **late,
+            "reason": "visual.blocks.0.attn attends over 1 windows or groups of its 4 inputs; so no",
+            "where": ["decoder"],
+        },
+        "told": {**late, "reason": "layers.0.attn ran twice in one forward pass", "bayesian alone": True},
+        "prefix": {
+            **late,
+            "reason": "layers.0.attn was taken for causal, but its mask is not",
+        },
+        "early": {"verdict": "refused", "stage": "attach", "reason": "no place"},
+        "harmful": {"verdict": "WRONG", "reason": "outputs move", "where": ["encoder"]},
+        "wrong": {"verdict": "WRONG", "reason": "outputs move"},
+        "mended": {"verdict": "works", "reason": ""},
+    }
+    old = {"reason": "by hand", "where": [], "rows": False, "attentions": []}
+    before = {"told": old, "harmful": old, "mended": old}
+    assert refusals_of(results, before, "1") == {
+        "transformers": "1",
+        "types": {
+            "windows": {
+                "reason": "its attentions attend over windows or groups of each input",
+                "where": [],
+                "rows": False,
+                "attentions": [],
+            },
+            "pictures": {
+                "reason": "its vision tower attends over several pictures at once",
+                "where": ["decoder"],
+                "rows": False,
+                "attentions": ["OddAttention"],
+            },
+            "told": {"reason": "by hand", "where": [], "rows": True, "attentions": []},
+            "harmful": {"reason": "by hand", "where": ["encoder"], "rows": False, "attentions": []},
+        },
+    }
+    assert results["harmful"]["verdict"] == "refused"
+    assert results["wrong"]["verdict"] == "WRONG"
+    assert (results["prefix"]["stage"], results["windows"]["stage"]) == ("first forward", "attach")
+
+
+def test_the_librarys_table_is_that_of_the_last_sweep() -> None:
+    """Whoever edits one has to run the other."""
+    swept = json.loads((sweep.ROOT / "results" / "families.json").read_text())
+    table = json.loads(sweep.TABLE.read_text())
+    assert table["transformers"] == swept["versions"]["transformers"]
+    assert swept["counts"]["WRONG"] == 0
+    for kind, refusal in table["types"].items():
+        record = swept["types"][kind]
+        if record["verdict"] != "could not be built":
+            assert (record["verdict"], record["reason"]) == ("refused", refusal["reason"])
+            assert record.get("where", []) == refusal["where"]
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -109,6 +109,13 @@ def line_of(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, Refused | Wrong) else text[:400]
+
+
+def attention_named(model: Any, reason: str) -> str:
+    """Class of the attention whose path a reason begins with, or nothing."""
+    path = re.split(r"[ :]", reason)[0]
+    known = dict(model.named_modules())
+    return type(known[path]).__name__ if path in known else ""
 
 
 def enliven(model: Any) -> Any:
@@ -251,6 +258,10 @@ def check_identity(case: Case) -> None:
                 as_plain, as_eager = to_plain.padded <= TOLERANCE, to_eager.padded <= TOLERANCE
                 said = ("both" if as_eager else "sdpa") if as_plain else "eager" if as_eager else "neither"
                 case.padded_rows[f"{padding}, {name.split()[0]}"] = said
+                if said == "neither" and to_plain.real <= TOLERANCE:
+                    failures.append(f"{padding}-padded rows move with {name}")
+                elif said == "neither":
+                    case.notes.append("the plain model's sdpa and eager attention differ at real positions")
     if failures:
         raise Wrong("; ".join(failures))
 
@@ -541,8 +552,11 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 }
 
 
-def judge(kind: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """The verdict on a type: a record that JSON can hold. `tell` hears which check is at work."""
+def judge(kind: str, tell: Callable[..., None] = lambda *_: None) -> dict[str, Any]:
+    """The verdict on a type: a record that JSON can hold.
+
+    `tell` hears which check is at work, and the record where what is left may go wrong without harm.
+    """
     record: dict[str, Any] = {"verdict": UNBUILT, "reason": ""}
     tell("build")
     try:
@@ -579,10 +593,15 @@ def judge(kind: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, 
                 wrong.append(f"{name}: {type(error).__name__}: {line_of(error)}")
                 record["checks"][name] = wrong[-1]
         record["verdict"], record["reason"] = (WRONG, "; ".join(wrong)) if wrong else (WORKS, "")
+        if wrong:
+            tell("elsewhere")
+            record.update(elsewhere(case))
     except Refused as error:
         record.update(verdict=REFUSED, reason=line_of(error), stage=error.stage)
-        tell("elsewhere")
-        record.update(elsewhere(case))
+        if error.stage != "attach":
+            record["attention"] = attention_named(plain, line_of(error))
+            tell("elsewhere", record)
+            record.update(elsewhere(case))
         if wrong:
             record.update(verdict=WRONG, reason="; ".join(wrong))
     record["padded rows"], record["notes"] = case.padded_rows, list(dict.fromkeys(case.notes))
@@ -590,23 +609,23 @@ def judge(kind: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, 
 
 
 def elsewhere(case: Case) -> dict[str, Any]:
-    """What does work of a type that is refused: Bayesian alone, or some kinds of attention."""
+    """What does work of a type that is refused: Bayesian alone, or all that is asked of some attentions."""
     out: dict[str, Any] = {}
-    plain = outputs_of(run(case.plain, case.batch()))
-
-    def runs(mechanisms: tuple[overt.Mechanism, ...], where: Any) -> bool:
-        model = copy.deepcopy(case.plain)
-        try:
-            overt.attach(model, *mechanisms, where=where)
-            ours = outputs_of(run(model, case.batch()))
-        except Exception:
-            return False
-        return compare(case, ours, plain, "").real <= TOLERANCE
-
-    still = STILL["Evolving at α = β = 0"]
-    if runs((overt.Bayesian(),), None):
+    try:
+        for padding in case.paddings():
+            ours = outputs_of(run(case.attached(overt.Bayesian()), case.batch(padding)))
+            plain = outputs_of(run(case.plain, case.batch(padding)))
+            if not compare(case, ours, plain, padding).real <= TOLERANCE:
+                raise Wrong
         out["bayesian alone"] = True
+    except Exception:
+        pass
     for where in ("decoder", "encoder", "cross"):
-        if runs(still, where):
-            out.setdefault("where", []).append(where)
+        part = replace(case, where=where, notes=[], padded_rows={})
+        try:
+            for check in CHECKS.values():
+                check(part)
+        except Exception:
+            continue
+        out.setdefault("where", []).append(where)
     return out

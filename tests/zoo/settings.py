@@ -368,11 +368,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 4,
         "lsh_attn_chunk_length": 4,
     },
-    "seamless_m4t_v2": {
-        "speech_encoder_chunk_size": 4,
-        "speech_encoder_left_chunk_num": 1,
-        "add_adapter": False,  # which sees everything, whatever the chunks
-    },
     "bert-generation": {"is_decoder": True},
     "seggpt": {"image_size": [2 * SIDE, SIDE]},
     **dict.fromkeys(("donut-swin", "maskformer-swin", "swin", "swinv2"), _STAGES),

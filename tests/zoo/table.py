@@ -106,6 +106,61 @@ By a small generic config with inputs made for it, or not without another packag
 """
 
 
+def refusals_of(results: dict[str, Record], before: dict[str, Any], version: str) -> dict[str, Any]:
+    """The library's table of types that are refused by name: verdicts decide, reasons told by hand stay.
+
+    Types that it refuses are refused at attach then, which is written into their records. A type that would
+    do something wrong, and is in the table already, stays refused.
+    """
+    types = {}
+    for kind, record in results.items():
+        known = before.get(kind)
+        late = record["verdict"] == "refused" and record.get("stage") != "attach"
+        if late and (known or (reason := told(record))):
+            types[kind] = {
+                "reason": known["reason"] if known else reason,
+                "where": record.get("where", []),
+                "rows": bool(record.get("bayesian alone")),
+                "attentions": [record["attention"]] if record.get("where") else [],
+            }
+        elif known and record["verdict"] == "WRONG":
+            types[kind] = {**known, "where": record.get("where", [])}
+        elif known and record["verdict"] == "could not be built":
+            types[kind] = known
+        else:
+            continue
+        if record["verdict"] != "could not be built":
+            keep = {name: types[kind][name] for name in ("reason", "where")}
+            record.update(verdict="refused", stage="attach", **keep)
+    return {"transformers": version, "types": types}
+
+
+def told(record: Record) -> str:
+    """A type's oddity in general terms; nothing where it depends on the inputs."""
+    reason = record["reason"]
+    pictures = re.search(r"vision|visual|image|blocks|tower", reason.split(" ")[0]) is not None
+    if found := re.search(r"attends over (\d+) windows or groups of its (\d+) inputs", reason):
+        if int(found[1]) > int(found[2]):
+            return "its attentions attend over windows or groups of each input"
+        if pictures or record.get("inputs", "").endswith("image"):
+            return "its vision tower attends over several pictures at once"
+        return "its attentions attend over several inputs at once"
+    if "ran twice in one forward pass" in reason:
+        return "its attentions run more than once in one forward pass"
+    if found := re.search(r"hands its attention (\w+), which is not honoured", reason):
+        choice = "its attentions choose the keys that each query sees"
+        return (
+            choice
+            if found[1] == "indices"
+            else f"its attentions are handed {found[1]}, which is not honoured"
+        )
+    if "was taken for self-attention" in reason or "they do not add up" in reason:
+        return f"its {record.get('attention') or 'attention'} has other keys than its queries' own"
+    if found := re.search(r"its mask (is neither full nor causal|hides tokens from themselves)", reason):
+        return f"a mask of its own {found[1]}"
+    return ""
+
+
 def differences(old: dict[str, Record], new: dict[str, Record]) -> list[str]:
     """Types whose verdict changed, one line each."""
     lines = []

@@ -69,8 +69,8 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         layer, here = chosen.get(one.path, (0, ()))
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
-    maps = [(one.kind, part.map) for one, part in parts if part.map is not None]
-    check_type(base, {kind for kind, _ in maps}, any(made.reads_rows for _, made in maps))
+    maps = [(one, part.map) for one, part in parts if part.map is not None]
+    check_type(base, [(one.kind, one.module) for one, _ in maps], any(made.reads_rows for _, made in maps))
     _set_implementation(base, found, state)
     decoding = {one.stack for one in found if one.kind == "decoder"}
     keeping = decoding & {one.stack for one, part in parts if _reads_earlier_rows(part)}

@@ -115,7 +115,8 @@ class AttachedAttention(nn.Module):
             scale_products=True,
             # As adding the mask would, which is float32 under autocast.
             dtype=mask.dtype if mask is not None and mask.is_floating_point() else None,
-            left_alone=self.left_alone,
+            # Beside a bias sdpa's mask is additive, too: a row without a key is the mean of all values.
+            left_alone=self.left_alone if position_bias is None else "eager",
         )
         if self.map is None:
             weights = self._plain(call, mask, current)
@@ -140,16 +141,14 @@ class AttachedAttention(nn.Module):
 
     def _plain(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> Tensor:
         """Weights where nothing is attached; cross-attention beside it may want to know the padding."""
-        queries, keys = call.query.shape[-2], call.key.shape[-2]
+        queries, keys, made = call.query.shape[-2], call.key.shape[-2], _made(mask, current)
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
-            visible, bias = split_mask(mask[..., :keys])
-            if bias is not None:
-                call = replace(call, bias=bias if call.bias is None else call.bias + bias)
+            visible, call = _masked(call, mask, made)
         if self.kind != "cross" and keys >= queries:
             past = current.past.get(self.stack, 0)
             total = min(keys, past + queries) if self.kind == "decoder" else keys
-            self._real_queries(visible, mask, queries, total, current, _made(mask, current))
+            self._real_queries(visible, mask, queries, total, current, made)
         call, logits = replace(call, mask=visible), call.scores()
         weights, alone = softmax(logits, visible), rows_left_alone(call, logits, visible)
         return weights if alone is None else alone(weights)
@@ -184,9 +183,7 @@ class AttachedAttention(nn.Module):
             )
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
-            visible, bias = split_mask(mask[..., :keys])
-            if bias is not None:
-                call = replace(call, bias=bias if call.bias is None else call.bias + bias)
+            visible, call = _masked(call, mask, made)
         if total != keys:
             logits, visible = _absolute(call.scores(), visible, total)
             call = call.with_logits(logits)
@@ -332,6 +329,16 @@ class AttachedAttention(nn.Module):
 
 def _made(mask: Tensor | None, current: Pass) -> Made | None:
     return Made("bidirectional", True, None) if mask is None else made_of(mask, current)
+
+
+def _masked(call: AttentionCall, mask: Tensor, made: Made | None) -> tuple[Tensor, AttentionCall]:
+    """What a mask shows, and the call with what it adds; a bias in it has sdpa's mask additive, too."""
+    visible, bias = split_mask(mask[..., : call.key.shape[-2]])
+    if bias is None:
+        return visible, call
+    if made is None and not torch.compiler.is_compiling() and bool(bias.any()):
+        call = replace(call, left_alone="eager")
+    return visible, replace(call, bias=bias if call.bias is None else call.bias + bias)
 
 
 def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,8 @@ HONOURED = {
     "position_bias",
     "sliding_window",  # already in the mask
 }
-CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention")
+CROSS = re.compile(r"cross|enc(oder)?_?dec|encoder_attn|encoder_attention|perceiver|x_attn")
+PICTURES = re.compile(r"vision|visual|image")
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
 
 
@@ -171,6 +172,8 @@ def _kind(path: str, module: nn.Module, stack: nn.Module) -> Kind:
         return "cross"
     if getattr(module, "is_causal", False):
         return "decoder"
+    if PICTURES.search(path) and not hasattr(module, "is_decoder"):
+        return "encoder"  # in a model that makes a causal mask for its text
     # CLIP's text tower makes a causal mask for attentions that do not call themselves causal, and so does
     # NLLB-MoE's decoder beside one for what it reads of the encoder.
     masks = _names(type(stack).forward)

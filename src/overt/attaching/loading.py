@@ -129,10 +129,19 @@ def _class_and_config(
             config, rest = maker.from_dict(settings, return_unused_kwargs=True, **given)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{name}/config.json does not describe an attached model: {error}") from error
-    if own is not None and not isinstance(config, own):
+    if own is not None and not isinstance(config, own) and not _listed(plain, kind):
         raise ValueError(f"{plain.__name__} is no model of type {kind}, which {name} holds")
     changed = plain.__name__ != saved or len(rest) < len(overrides) - len(arguments)
     return plain, config, changed, {**arguments, **rest}
+
+
+def _listed(plain: type[PreTrainedModel], kind: str) -> bool:
+    """Whether an Auto class builds models of a type by this class, though its config is another type's."""
+    from transformers.models.auto import modeling_auto
+
+    tables = (table for name, table in vars(modeling_auto).items() if name.endswith("MAPPING_NAMES"))
+    built = [table.get(kind) for table in tables]
+    return any(plain.__name__ in (one if isinstance(one, tuple) else (one,)) for one in built)
 
 
 def _class_named(name: str, architecture: object) -> type[PreTrainedModel]:

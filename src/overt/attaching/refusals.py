@@ -8,6 +8,7 @@ so that `attach` can say so before anything runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,33 +24,41 @@ class Refusal(NamedTuple):
     """Why a type is refused.
 
     Attributes:
-        reason: as its first forward pass would have it.
+        reason: what is odd about it.
         where: kinds of attention that can be attached to.
         rows: whether only mechanisms whose rows read each other are refused.
+        attentions: classes of the attentions that are odd; none where all are.
     """
 
     reason: str
     where: tuple[str, ...] = ()
     rows: bool = False
+    attentions: tuple[str, ...] = ()
 
 
 @cache
 def refusals() -> dict[str, Refusal]:
     """Type → why it is refused."""
     listed = json.loads(TABLE.read_text(encoding="utf-8"))["types"]
-    return {kind: Refusal(one["reason"], tuple(one["where"]), one["rows"]) for kind, one in listed.items()}
+    return {
+        kind: Refusal(one["reason"], tuple(one["where"]), one["rows"], tuple(one["attentions"]))
+        for kind, one in listed.items()
+    }
 
 
-def check_type(model: nn.Module, kinds: set[str], reads_rows: bool) -> None:
+def check_type(model: nn.Module, chosen: Iterable[tuple[str, nn.Module]], reads_rows: bool) -> None:
     """Refuse a model by its type.
 
     Args:
         model: with a config.
-        kinds: of attention that something is to be attached to.
+        chosen: kind and module of each attention that something is to be attached to.
         reads_rows: whether a row of a map would depend on others.
     """
     found = refusals().get(str(getattr(getattr(model, "config", None), "model_type", None)))
-    if found is None or (found.rows and not reads_rows) or kinds <= set(found.where):
+    if found is None or (found.rows and not reads_rows):
+        return
+    odd = {kind for kind, one in chosen if not found.attentions or type(one).__name__ in found.attentions}
+    if odd <= set(found.where):
         return
     ways = []
     if found.where:

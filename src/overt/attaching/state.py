@@ -259,7 +259,7 @@ class AttachedState(nn.Module):
         names = (getattr(module, "main_input_name", "input_ids"), "inputs_embeds", "hidden_states")
         for value in (*(given.get(name) for name in names), *args):
             if isinstance(value, Tensor) and value.dim() > 1:
-                current.sizes[stack] = value.shape[0]
+                current.sizes[stack] = value.shape[0] // _rows_of_an_input(module, value)
                 break
         cache = given.get("past_key_values")
         if cache is not None:
@@ -346,6 +346,14 @@ class AttachedState(nn.Module):
         self.step += 1
         self.seen.zero_()
         self.trained = False
+
+
+def _rows_of_an_input(stack: nn.Module, given: Tensor) -> int:
+    """How many rows of its input tokens a stack makes one sequence of: MusicGen sums over codebooks."""
+    config = getattr(stack, "config", None)
+    if given.is_floating_point() or not str(getattr(config, "model_type", "")).startswith("musicgen"):
+        return 1
+    return int(getattr(config, "num_codebooks", 1))
 
 
 def _weight(chains: list[Chain]) -> Tensor | float | None:

@@ -170,7 +170,7 @@ class AttentionMap(Layers):
             return None
         chain.claim(call.site, self)
         out = form.attend({layer.name: layer for layer in self.layers}, call, chain)
-        return fused.with_rows_left_alone(out, call)
+        return fused.with_rows_left_alone(out, call, form)
 
     def draw(
         self, call: AttentionCall, chain: Chain, samples: int, hindrance: str | None = None

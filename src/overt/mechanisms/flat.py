@@ -23,6 +23,9 @@ NO_NOISE, WEIBULL, LOGNORMAL = 0, 1, 2
 NO_KL = NO_NOISE
 # Where a number of the noise's address comes from: the host, one tensor, or a tensor with one per example.
 A_NUMBER, ONE_TENSOR, ONE_PER_EXAMPLE = 0, 1, 2
+# What a pass does for queries that are padding: it leaves them zeros; attends plainly, without noise and KL;
+# or does that, and nothing for other queries, whose results it keeps.
+ZEROS, PLAINLY, NOTHING_ELSE = 0, 1, 2
 _WORD = 2**32
 
 
@@ -57,6 +60,7 @@ class Masks(NamedTuple):
         seers: how many real queries see each key that is shown, float32 (batch, key); None where all are
             real.
         causal: query i sees key j only for j ≤ i + keys − queries.
+        left: whether queries that are padding get plain attention's output; zeros otherwise.
     """
 
     key_visible: Tensor | None = None
@@ -64,6 +68,7 @@ class Masks(NamedTuple):
     known: Tensor | None = None
     seers: Tensor | None = None
     causal: bool = False
+    left: bool = False
 
 
 Visibility = Seen | Masks  # what has `key_visible`, `query_real` and `causal`
@@ -231,9 +236,10 @@ def flat_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Flat:
     seen, known, seers = call.seen, None, None
     if divergence.wanted:
         known, seers = seen.known(queries, keys), seen.seers(queries, keys)
+    left = call.left_alone is not None and seen.query_real is not None
     return (
         Inputs(call.query, call.key, call.value, call.scale),
-        Masks(seen.key_visible, seen.query_real, known, seers, seen.causal),
+        Masks(seen.key_visible, seen.query_real, known, seers, seen.causal, left),
         _noise_of(call, drawing, chain),
         divergence,
     )

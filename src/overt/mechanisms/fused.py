@@ -53,6 +53,8 @@ class FusedForm:
             where it draws one sample at a time.
         runs_on: the kind of backend.
         limits: why it does not take a call, None if it does; what its layers say is asked for besides.
+        attends_padding: whether padded queries have plain attention's output from it already, where the call
+            wants one; those that see no key have zeros. Otherwise it leaves zeros to all of them.
     """
 
     covers: frozenset[str]
@@ -60,6 +62,7 @@ class FusedForm:
     draw: Callable[[Mapping[str, MechanismLayer], AttentionCall, Chain, int], Tensor] | None = None
     runs_on: backend.Backend = backend.KERNELS
     limits: Callable[[AttentionCall], str | None] = attend_limits
+    attends_padding: bool = False
 
 
 _forms: dict[frozenset[str], FusedForm] = {}
@@ -140,10 +143,17 @@ def torchs_own(call: AttentionCall) -> Tensor:
     return out.masked_fill(rows, 0.0)
 
 
-def with_rows_left_alone(out: Tensor, call: AttentionCall) -> Tensor:
-    """What a fused form gave, zero in rows that mechanisms leave alone, with these as the call says."""
+def with_rows_left_alone(out: Tensor, call: AttentionCall, form: FusedForm) -> Tensor:
+    """What a fused form gave, with rows that mechanisms leave alone as the call says."""
+    if call.left_alone is None or (call.left_alone == "sdpa" and form.attends_padding):
+        return out
     queries, keys = call.shape[2:]
-    rows = None if call.left_alone is None else call.seen.blind(queries, keys)
+    look = call.seen.unseeing if form.attends_padding else call.seen.blind
+    rows = look(queries, keys)
     if rows is None:
         return out
-    return torch.where(rows.view(-1, 1, queries, 1), torchs_own(call).to(out.dtype), out)
+    if form.attends_padding:
+        plain = repeat_heads(call.value, call.query.shape[1]).mean(dim=-2, keepdim=True)
+    else:
+        plain = torchs_own(call)
+    return torch.where(rows.view(-1, 1, queries, 1), plain.to(out.dtype), out)

@@ -108,4 +108,4 @@ def draw(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Chain
     return out if samples > 1 else out.unsqueeze(0)
 
 
-FORM = FusedForm(frozenset({"Bayesian"}), attend, draw)
+FORM = FusedForm(frozenset({"Bayesian"}), attend, draw, attends_padding=True)

@@ -96,13 +96,15 @@ def _forward(
     if weight is not None and shift is not None:
         evolved, bits = kernels.convolve(evolved, weight, shift, _window(evolution, noise), numbers, masks)
     done = attend_forward.forward(inputs, masks, noise, divergence, keyed, evolved)
+    if masks.left:
+        attend_forward.attend_padding(inputs, masks, noise, done)
     keyed = done.kl.new_empty(0) if keyed is None else keyed
     return done.out, evolved, divergence.total(done.kl), bits, done.rows, keyed
 
 
 def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mapping[str, bool]) -> Gradients:
     from overt.mechanisms.evolving import kernels
-    from overt.mechanisms.kernels import attend_map_backward, prior
+    from overt.mechanisms.kernels import attend_backward, attend_map_backward, prior
 
     inputs, masks, noise, divergence, evolution = groups
     (out, evolved, _, bits, rows, keyed), (to_out, to_evolved, to_kl) = results, gradients
@@ -125,10 +127,12 @@ def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mappin
         kernels.convolve_to_mixed(gradient, bits, weight, window, numbers, masks, mixed)
         gradient = mixed
     query, key, scale = inputs.query, inputs.key, inputs.scale
-    found["previous"], found["query"], to_key = kernels.mix_backward(
+    found["previous"], to_query, to_key = kernels.mix_backward(
         gradient, previous, query, key, scale, numbers, masks, add, wanted["previous"]
     )
-    found["key"] = to_key
+    if masks.left:
+        attend_backward.padding_backward(inputs, masks, noise, out, rows, to_out, to_query, to_key, to_value)
+    found["query"], found["key"] = to_query, to_key
     return found | prior.backward(key, masks, divergence, keyed, query.shape, to_parameter, to_kl, to_key)
 
 
@@ -214,4 +218,7 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
     return out
 
 
-FORMS = tuple(FusedForm(frozenset(covers), attend) for covers in ({"Evolving"}, {"Evolving", "Bayesian"}))
+FORMS = tuple(
+    FusedForm(frozenset(covers), attend, attends_padding=True)
+    for covers in ({"Evolving"}, {"Evolving", "Bayesian"})
+)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overt.mechanisms.flat import NO_NOISE, Divergence, Masks, Noise, signed
+from overt.mechanisms.flat import NO_NOISE, ZEROS, Divergence, Masks, Noise, signed
 from overt.mechanisms.kernels.launch import INTERPRETED, power_of_two
 
 Shape = tuple[int, ...]
@@ -25,7 +25,7 @@ class Attended(NamedTuple):
         out: (batch, heads, query, dim), or (samples, batch, heads, query, dim).
         rows: float32 (1 or 3, batch, heads, query): the drawn weights' log-sum-exp in units of log 2, up to a
             constant, +inf for queries that see no key; and for the KL log Σ exp Φ over visible keys, and the
-            derivative of the row's KL by it.
+            derivative of the row's KL by it. Padded queries that attend plainly have the log-sum-exp of that.
         kl: float32 (batch, heads, blocks of rows), sums over each block's rows.
     """
 
@@ -72,6 +72,17 @@ def rows_whole(tensor: Tensor) -> Tensor:
 def address_of(noise: Noise, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Step, sample and examples, or something in their place."""
     return given_or(noise.step, spare), given_or(noise.sample, spare), given_or(noise.examples, spare)
+
+
+def read_by_both(query: Tensor, masks: Masks, noise: Noise, keyed: Tensor | None) -> tuple[Tensor, ...]:
+    """What the passes over products read alike, forwards and backwards: `key_visible` and those after it."""
+    return (
+        bytes_of(masks.key_visible, query),
+        bytes_of(masks.query_real, query),
+        *address_of(noise, query),
+        given_or(keyed, query),
+        given_or(noise.drop_keys, query),
+    )
 
 
 class Tiles(NamedTuple):
@@ -124,6 +135,7 @@ class Form(NamedTuple):
         causal: whether the mask is.
         key_mask: whether there is one of keys.
         query_mask: whether there is one of queries.
+        padding: what is done for padded queries, ZEROS, PLAINLY or NOTHING_ELSE.
     """
 
     dtype: torch.dtype
@@ -137,9 +149,17 @@ class Form(NamedTuple):
     causal: bool
     key_mask: bool
     query_mask: bool
+    padding: int
 
     @classmethod
-    def of(cls, dtype: torch.dtype, noise: Noise, divergence: Divergence, masks: Masks = NO_MASKS) -> Form:
+    def of(
+        cls,
+        dtype: torch.dtype,
+        noise: Noise,
+        divergence: Divergence,
+        masks: Masks = NO_MASKS,
+        padding: int = ZEROS,
+    ) -> Form:
         """That of a call."""
         return cls(
             dtype,
@@ -153,6 +173,7 @@ class Form(NamedTuple):
             masks.causal,
             masks.key_visible is not None,
             masks.query_real is not None,
+            padding,
         )
 
     @property
@@ -177,9 +198,14 @@ class Form(NamedTuple):
             "DROPOUT": self.dropout > 0.0,
         }
 
-    def masks(self) -> dict[str, bool]:
-        """Kernels' constants for which masks there are."""
-        return {"CAUSAL": self.causal, "KEY_MASK": self.key_mask, "QUERY_MASK": self.query_mask}
+    def masks(self) -> dict[str, int]:
+        """Kernels' constants for which masks there are, and for what padded queries get."""
+        return {
+            "CAUSAL": self.causal,
+            "KEY_MASK": self.key_mask,
+            "QUERY_MASK": self.query_mask,
+            "PADDING": self.padding,
+        }
 
     def sizes(self, width: int, tiles: Tiles) -> dict[str, Any]:
         """Kernels' constants for the sizes of tiles, and for how exact numbers are."""

@@ -15,15 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.mechanisms import flat
 from overt.mechanisms.flat import Divergence, Inputs, Masks, Noise
 from overt.mechanisms.kernels.attend import (
+    NO_DIVERGENCE,
     Form,
     Shape,
-    address_of,
-    bytes_of,
     given_or,
     heads_last,
     heads_last_strides,
+    read_by_both,
     rows_whole,
 )
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks
@@ -39,14 +40,25 @@ from overt.mechanisms.kernels.noise import (
     stream_key,
     word_tile,
 )
-from overt.mechanisms.kernels.tiles import HIDDEN, NOWHERE, row_numbers, rows_at, score_gradient
+from overt.mechanisms.kernels.tiles import (
+    HIDDEN,
+    NOTHING_ELSE,
+    NOWHERE,
+    PLAINLY,
+    ZEROS,
+    padded_rows,
+    padded_span,
+    row_numbers,
+    rows_at,
+    score_gradient,
+)
 
 
 @triton.jit(do_not_specialize=LOOSE)
 def attend_to_queries(
     query, key, value, out, to_out, to_query, delta,
     rows, to_kl,
-    key_visible, step, sample, examples, keyed, drop_keys,
+    key_visible, query_real, step, sample, examples, keyed, drop_keys,
     scale, noise_factor, kept_gain, precision, per_cell,
     drop_below, first_row,
     query_batch_stride, query_head_stride, query_row_stride,
@@ -59,9 +71,9 @@ def attend_to_queries(
     seed_low, seed_high, step_number, sample_number, layer, kind, first_example,
     STEP: tl.constexpr, SAMPLE: tl.constexpr, EXAMPLES: tl.constexpr,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, WHOLE: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, PADDING: tl.constexpr,
+    WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries of one head of one example, over all the keys that they see.
 
@@ -72,6 +84,7 @@ def attend_to_queries(
         delta: float32 (batch, heads, query), Σ over dims of out · to_out.
         rows: `Attended.rows`.
         to_kl: float32 (batch,), gradient of the KL.
+        PADDING: as in the forward pass; with NOTHING_ELSE `to_query` keeps what it has for other queries.
         WHOLE: whether tiles cover keys exactly.
     """
     block = tl.program_id(0)
@@ -134,6 +147,10 @@ def attend_to_queries(
     stop = keys
     if CAUSAL:
         stop = tl.minimum(keys, block * BLOCK_Q + BLOCK_Q + keys - queries)
+    if PADDING != ZEROS:
+        padding = padded_rows(query_real, example, row, queries)  # (block_q,)
+    if PADDING == NOTHING_ELSE:
+        stop = tl.where(tl.max(padding.to(tl.int32), 0) > 0, stop, 0)
     for start in range(0, stop, BLOCK_K):
         column = start + order  # (block_k,)
         seen = column < keys  # (block_k,)
@@ -157,12 +174,16 @@ def attend_to_queries(
             visible = visible & (column[None, :] <= row[:, None] + (keys - queries))
         if QUERY_MASK:
             visible = visible & (drawn_lse != NOWHERE)[:, None]
+        if PADDING == NOTHING_ELSE:
+            visible = visible & padding[:, None]
         if MASKED:
             scores = tl.where(visible, raw, HIDDEN)
         c0 = (start // 4 + word_across).to(tl.uint32)[None, :]  # (1, block_k / 4)
         if NOISE != NO_NOISE:
             word = word_tile(k0, k1, c0, c1, c2, c3, BLOCK_Q, BLOCK_K, False)  # (block_q, block_k)
             noise = log_noise(word, noise_factor, NOISE, FAST)  # (block_q, block_k)
+            if PADDING == PLAINLY:
+                noise = tl.where(padding[:, None], 0.0, noise)
             weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None] + noise)  # (block_q, block_k)
         else:
             weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None])  # (block_q, block_k)
@@ -172,6 +193,8 @@ def attend_to_queries(
         parameter = seen.to(tl.float32)  # (block_k,)
         if KL != NO_KL:
             parameter = tl.load(keyed + first_key + column, mask=seen, other=0.0)
+        if PADDING == PLAINLY:
+            visible = visible & (padding == 0)[:, None]  # to the KL
         to_scores, _ = score_gradient(
             raw, scale, weights, to_weights, own_delta[:, None], mean_lse[:, None], to_mean_lse[:, None],
             parameter[None, :], kl_gradient, precision, visible, NOISE, KL, SCORES, MASKED,
@@ -181,6 +204,8 @@ def attend_to_queries(
     to_query_at = rows_at(
         to_query, example, head, row, dim, to_query_batch_stride, to_query_head_stride, to_query_row_stride
     )  # (block_q, width)
+    if PADDING == NOTHING_ELSE:
+        inside = inside & padding[:, None]
     tl.store(to_query_at, to_query_sum.to(to_query.dtype.element_ty), mask=inside)
 
 
@@ -188,7 +213,7 @@ def attend_to_queries(
 def attend_to_keys(
     query, key, value, to_out, to_key, to_value, to_parameter, delta,
     rows, to_kl,
-    key_visible, step, sample, examples, keyed, drop_keys,
+    key_visible, query_real, step, sample, examples, keyed, drop_keys,
     scale, noise_factor, kept_gain, precision, per_cell,
     drop_below, first_row,
     query_batch_stride, query_head_stride, query_row_stride,
@@ -200,9 +225,9 @@ def attend_to_keys(
     seed_low, seed_high, step_number, sample_number, layer, kind, first_example,
     STEP: tl.constexpr, SAMPLE: tl.constexpr, EXAMPLES: tl.constexpr,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, WHOLE: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, PADDING: tl.constexpr,
+    WHOLE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys of one key head, of their values and of the prior's parameters.
 
@@ -213,6 +238,7 @@ def attend_to_keys(
         to_value: like `to_key`, with the same strides.
         to_parameter: float32 (batch, key heads, key), gradient of the prior's parameter.
         delta: from `attend_to_queries`.
+        PADDING: as in the forward pass; with NOTHING_ELSE `to_key` and `to_value` are added to.
         WHOLE: whether tiles cover rows and keys exactly.
     """
     block = tl.program_id(0)
@@ -263,9 +289,12 @@ def attend_to_keys(
     to_value_sum = tl.zeros((BLOCK_WIDTH, BLOCK_K), tl.float32)  # (width, block_k)
     # Summed over rows at the end, so that threads keep their own.
     to_parameter_sum = tl.zeros((BLOCK_Q, BLOCK_K), tl.float32)  # (block_q, block_k)
-    begin = 0
+    begin, end = 0, queries
     if CAUSAL:
         begin = tl.maximum(0, block * BLOCK_K - (keys - queries)) // BLOCK_Q * BLOCK_Q
+    if PADDING == NOTHING_ELSE:  # from the first padded row to the last
+        first, end = padded_span(query_real, example, queries)
+        begin = tl.maximum(begin, first // BLOCK_Q * BLOCK_Q)
     each = tl.num_programs(2).to(tl.int64) * heads * queries
     for member in range(group):
         head = key_head * group + member
@@ -276,7 +305,7 @@ def attend_to_keys(
         to_out_at = rows_at(
             to_out, example, head, down, dim, to_out_batch_stride, to_out_head_stride, to_out_row_stride
         )  # (block_q, width)
-        for start in range(begin, queries, BLOCK_Q):
+        for start in range(begin, end, BLOCK_Q):
             row = start + down  # (block_q,)
             row_inside = row < queries  # (block_q,)
             if WHOLE:
@@ -303,6 +332,10 @@ def attend_to_keys(
                 visible = visible & (column[None, :] <= row[:, None] + (keys - queries))
             if QUERY_MASK or not WHOLE:
                 visible = visible & (drawn_lse != NOWHERE)[:, None]
+            if PADDING != ZEROS:
+                row_padding = padded_rows(query_real, example, row, queries)  # (block_q,)
+            if PADDING == NOTHING_ELSE:
+                visible = visible & row_padding[:, None]
             if MASKED:
                 scores = tl.where(visible, raw, HIDDEN)
             if DRAWS:
@@ -311,6 +344,8 @@ def attend_to_keys(
             if NOISE != NO_NOISE:
                 word = word_tile(k0, k1, c0, c1, c2, c3, BLOCK_Q, BLOCK_K, False)  # (block_q, block_k)
                 noise = log_noise(word, noise_factor, NOISE, FAST)  # (block_q, block_k)
+                if PADDING == PLAINLY:
+                    noise = tl.where(row_padding[:, None], 0.0, noise)
                 weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None] + noise)
             else:
                 weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None])  # (block_q, block_k)
@@ -321,6 +356,8 @@ def attend_to_keys(
                 used = tl.where(kept, weights * kept_gain, 0.0)
                 to_weights = tl.where(kept, to_weights * kept_gain, 0.0)
             to_value_sum = tl.dot(tl.trans(g), used.to(g.dtype), to_value_sum, input_precision=PRECISION)
+            if PADDING == PLAINLY:
+                visible = visible & (row_padding == 0)[:, None]  # to the KL
             to_scores, to_parameters = score_gradient(
                 raw, scale, weights, to_weights, row_delta[:, None], mean_lse[:, None], to_mean_lse[:, None],
                 parameter[None, :], kl_gradient, precision, visible, NOISE, KL, SCORES, MASKED,
@@ -334,6 +371,10 @@ def attend_to_keys(
         + column[None, :] * to_key_row_stride + dim[:, None]
     )  # (width, block_k)  # fmt: skip
     inside = (column < keys)[None, :] & (dim < WIDTH)[:, None]  # (width, block_k)
+    if PADDING == NOTHING_ELSE:
+        inside = inside & (begin < end)
+        to_key_sum += tl.load(to_key + to, mask=inside, other=0.0).to(tl.float32)
+        to_value_sum += tl.load(to_value + to, mask=inside, other=0.0).to(tl.float32)
     tl.store(to_key + to, to_key_sum.to(to_key.dtype.element_ty), mask=inside)
     tl.store(to_value + to, to_value_sum.to(to_value.dtype.element_ty), mask=inside)
     if KL != NO_KL:
@@ -420,8 +461,9 @@ def backward(
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
     to_out, shape, valued = rows_whole(to_out), query.shape, value.shape
+    padding = flat.PLAINLY if masks.left else flat.ZEROS
     to_queries, to_keys = _ready(
-        Form.of(query.dtype, noise, divergence, masks), shape, valued,
+        Form.of(query.dtype, noise, divergence, masks, padding), shape, valued,
         query.stride(), key.stride(), value.stride(), out.stride(), to_out.stride(),
     )  # fmt: skip
     to_query = heads_last(query, *shape)
@@ -429,12 +471,46 @@ def backward(
     batch, key_heads, keys, _ = valued
     to_parameter = query.new_empty((batch, key_heads, keys if divergence.wanted else 0), dtype=torch.float32)
     delta = query.new_empty(shape[:3], dtype=torch.float32)
-    shared = (
-        rows, given_or(to_kl, query), bytes_of(masks.key_visible, query), *address_of(noise, query),
-        given_or(keyed, query), given_or(noise.drop_keys, query),
-    )  # fmt: skip
+    shared = rows, given_or(to_kl, query), *read_by_both(query, masks, noise, keyed)
     floats = inputs.scale, *noise.factors(), divergence.precision, divergence.per_cell
     loose = noise.loose()
     to_queries.run((query, key, value, out, to_out, to_query, delta, *shared), floats, loose)
     to_keys.run((query, key, value, to_out, to_key, to_value, to_parameter, delta, *shared), floats, loose)
     return Gradients(to_query, to_key, to_value, to_parameter)
+
+
+def padding_backward(
+    inputs: Inputs,
+    masks: Masks,
+    noise: Noise,
+    out: Tensor,
+    rows: Tensor,
+    to_out: Tensor,
+    to_query: Tensor,
+    to_key: Tensor,
+    to_value: Tensor,
+) -> None:
+    """Gradients of `attend_forward.attend_padding`, beside those of the pass over a map before it.
+
+    Args:
+        inputs: as they were given to it.
+        masks: as above.
+        noise: as above.
+        out: what it left.
+        rows: what it left.
+        to_out: gradient of `out`.
+        to_query: gradient of the query, with heads last in memory; its rows of padded queries are written.
+        to_key: gradient of the key, like it, which is added to.
+        to_value: gradient of the value, like it, which is added to.
+    """
+    query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
+    to_out, plain = rows_whole(to_out), noise._replace(family=flat.NO_NOISE)
+    to_queries, to_keys = _ready(
+        Form.of(query.dtype, plain, NO_DIVERGENCE, masks, flat.NOTHING_ELSE), query.shape, value.shape,
+        query.stride(), key.stride(), value.stride(), out.stride(), to_out.stride(),
+    )  # fmt: skip
+    delta = query.new_empty(query.shape[:3], dtype=torch.float32)
+    shared = rows, query, *read_by_both(query, masks, plain, None)
+    floats, loose = (inputs.scale, *plain.factors(), 0.0, 0.0), plain.loose()
+    to_queries.run((query, key, value, out, to_out, to_query, delta, *shared), floats, loose)
+    to_keys.run((query, key, value, to_out, to_key, to_value, query, delta, *shared), floats, loose)

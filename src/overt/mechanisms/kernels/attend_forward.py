@@ -18,17 +18,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.mechanisms import flat
 from overt.mechanisms.flat import Divergence, Inputs, Masks, Noise
 from overt.mechanisms.kernels.attend import (
     NO_DIVERGENCE,
     Attended,
     Form,
     Shape,
-    address_of,
-    bytes_of,
     given_or,
     heads_last,
     heads_last_strides,
+    read_by_both,
     rows_whole,
 )
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks
@@ -45,7 +45,15 @@ from overt.mechanisms.kernels.noise import (
     stream_key,
     word_tile,
 )
-from overt.mechanisms.kernels.tiles import HIDDEN, NOWHERE, rows_at
+from overt.mechanisms.kernels.tiles import (
+    HIDDEN,
+    NOTHING_ELSE,
+    NOWHERE,
+    PLAINLY,
+    ZEROS,
+    padded_rows,
+    rows_at,
+)
 
 
 @triton.jit(do_not_specialize=LOOSE)
@@ -63,8 +71,8 @@ def attend_forward(
     seed_low, seed_high, step_number, sample_number, layer, kind, first_example,
     STEP: tl.constexpr, SAMPLE: tl.constexpr, EXAMPLES: tl.constexpr, SAMPLES: tl.constexpr,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, WHOLE: tl.constexpr,
-    MAP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, PADDING: tl.constexpr,
+    WHOLE: tl.constexpr, MAP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one head of one example, over all the keys that they see.
@@ -88,6 +96,8 @@ def attend_forward(
         NOISE: family of the draw, NO_NOISE for the mean.
         KL: family of the KL, or NO_KL.
         SCORES: whether the posterior's mean is of raw scores, without the log-sum-exp.
+        PADDING: what is done for padded queries: ZEROS, or PLAINLY, or that and NOTHING_ELSE. Then other
+            queries keep what `out` and `rows` have, and there is neither noise nor KL.
         WHOLE: whether tiles cover rows and keys exactly.
         MAP: whether scores are `maps`, with −inf in hidden cells, in place of products.
         FAST: whether logarithms may be the hardware's.
@@ -147,6 +157,10 @@ def attend_forward(
     stop = keys
     if CAUSAL:
         stop = tl.minimum(keys, (block * BLOCK_Q + BLOCK_Q - 1) // SAMPLES + 1 + keys - queries)
+    if PADDING != ZEROS:
+        padding = padded_rows(query_real, example, row, queries)  # (block_q,)
+    if PADDING == NOTHING_ELSE:
+        stop = tl.where(tl.max(padding.to(tl.int32), 0) > 0, stop, 0)
     for start in range(0, stop, BLOCK_K):
         column = start + order  # (block_k,)
         seen = column < keys  # (block_k,)
@@ -193,7 +207,10 @@ def attend_forward(
         c0 = (start // 4 + word_across).to(tl.uint32)[None, :]  # (1, block_k / 4)
         if NOISE != NO_NOISE:
             word = word_tile(k0, k1, c0, c1, c2, c3, BLOCK_Q, BLOCK_K, MAP)  # (block_q, block_k)
-            weights = tl.exp2(scores + log_noise(word, noise_factor, NOISE, FAST))  # (block_q, block_k)
+            noise = log_noise(word, noise_factor, NOISE, FAST)  # (block_q, block_k)
+            if PADDING == PLAINLY:
+                noise = tl.where(padding[:, None], 0.0, noise)
+            weights = tl.exp2(scores + noise)  # (block_q, block_k)
             if KL != NO_KL:
                 mass = mass * shrink + tl.sum(tl.exp2(scores), 1)
         else:
@@ -213,15 +230,18 @@ def attend_forward(
 
     blind = drawn_mass == 0.0  # (block_q,), rows that see no key
     drawn_mass = tl.where(blind, 1.0, drawn_mass)
-    if QUERY_MASK:
+    if QUERY_MASK and PADDING == ZEROS:
         blind = blind | (tl.load(query_real + example * queries + row, mask=row_inside, other=0) == 0)
     level = tl.where(top == HIDDEN, 0.0, top)
     out_sum = tl.where(blind[:, None], 0.0, out_sum * (kept_gain / drawn_mass)[:, None])
     out_at = rows_at(out, example, head, row, dim, out_batch_stride, out_head_stride, out_row_stride)
     out_at += (place % SAMPLES).to(tl.int64)[:, None] * out_sample_stride
-    tl.store(out_at, out_sum.to(out.dtype.element_ty), mask=row_inside[:, None] & (dim < WIDTH)[None, :])
+    stored = row_inside  # (block_q,)
+    if PADDING == NOTHING_ELSE:
+        stored = stored & padding
+    tl.store(out_at, out_sum.to(out.dtype.element_ty), mask=stored[:, None] & (dim < WIDTH)[None, :])
     row_at = (example * heads + head) * queries + row  # (block_q,)
-    first_sample = row_inside & (place % SAMPLES == 0)
+    first_sample = stored & (place % SAMPLES == 0)
     each = tl.num_programs(2).to(tl.int64) * heads * queries
     tl.store(rows + row_at, tl.where(blind, NOWHERE, level + tl.log2(drawn_mass)), mask=first_sample)
     if KL != NO_KL:
@@ -255,6 +275,8 @@ def attend_forward(
                 kl = base + 0.5 * precision * (
                     first_sum - 2.0 * mean_lse * second_sum + count * mean_lse * mean_lse
                 )
+        if PADDING == PLAINLY:
+            blind = blind | padding
         tl.store(rows + each + row_at, tl.where(blind, 0.0, mean_lse), mask=first_sample)
         tl.store(rows + 2 * each + row_at, tl.where(blind, 0.0, steep), mask=first_sample)
         kl = tl.where(blind | (row_inside == 0), 0.0, kl)
@@ -315,20 +337,17 @@ def forward(
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
     source, shape = given_or(maps, query), query.shape
+    padding = flat.PLAINLY if masks.left and maps is None else flat.ZEROS
     ready = _ready(
-        Form.of(query.dtype, noise, divergence, masks), samples, maps is not None, shape, value.shape,
-        query.stride(), key.stride(), value.stride(), source.stride(),
+        Form.of(query.dtype, noise, divergence, masks, padding), samples, maps is not None,
+        shape, value.shape, query.stride(), key.stride(), value.stride(), source.stride(),
     )  # fmt: skip
     batch, heads, queries, _ = shape
     out = heads_last(query, *((samples,) if samples > 1 else ()), *shape)
     rows = query.new_empty((3 if divergence.wanted else 1, batch, heads, queries), dtype=torch.float32)
     kl = query.new_empty((batch, heads, ready.grid[0] if divergence.wanted else 0), dtype=torch.float32)
     ready.run(
-        (
-            query, key, value, source, out, rows, kl,
-            bytes_of(masks.key_visible, query), bytes_of(masks.query_real, query),
-            *address_of(noise, query), given_or(keyed, query), given_or(noise.drop_keys, query),
-        ),
+        (query, key, value, source, out, rows, kl, *read_by_both(query, masks, noise, keyed)),
         (
             inputs.scale if maps is None else 1.0, *noise.factors(),
             divergence.seeing, divergence.precision, divergence.per_cell,
@@ -336,3 +355,25 @@ def forward(
         noise.loose(),
     )  # fmt: skip
     return Attended(out, rows, kl)
+
+
+def attend_padding(inputs: Inputs, masks: Masks, noise: Noise, done: Attended) -> None:
+    """Attend plainly for padded queries, in place of the zeros that a pass over a map left them.
+
+    Args:
+        inputs: what attends.
+        masks: which cells are visible, `query_real` among them.
+        noise: what was drawn, of which dropout counts.
+        done: what the pass left: padded queries' rows of `out`, and of the first of `rows`, are written.
+    """
+    query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
+    plain = noise._replace(family=flat.NO_NOISE)
+    ready = _ready(
+        Form.of(query.dtype, plain, NO_DIVERGENCE, masks, flat.NOTHING_ELSE), 1, False,
+        query.shape, value.shape, query.stride(), key.stride(), value.stride(), query.stride(),
+    )  # fmt: skip
+    ready.run(
+        (query, key, value, query, *done, *read_by_both(query, masks, plain, None)),
+        (inputs.scale, *plain.factors(), 0.0, 0.0, 0.0),
+        plain.loose(),
+    )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from overt.mechanisms import flat
 from overt.mechanisms.kernels.launch import helper
 from overt.mechanisms.kernels.noise import LOG2E, NO_KL, NO_NOISE, WEIBULL
 
 HIDDEN = tl.constexpr(float("-inf"))  # score of a hidden cell
 NOWHERE = tl.constexpr(float("inf"))  # log-sum-exp of a row that sees no key
+_AT_ONCE = tl.constexpr(256)  # rows that `padded_span` looks at
+# What is done for padded queries.
+ZEROS, PLAINLY = tl.constexpr(flat.ZEROS), tl.constexpr(flat.PLAINLY)
+NOTHING_ELSE = tl.constexpr(flat.NOTHING_ELSE)
 
 
 @helper
@@ -21,6 +26,24 @@ def rows_at(base, example, head, rows, dims, batch_stride, head_stride, row_stri
         base + example * batch_stride + head.to(tl.int64) * head_stride
         + rows[:, None] * row_stride + dims[None, :]
     )  # fmt: skip
+
+
+@helper
+def padded_rows(query_real, example, row, queries):
+    """Which of the rows are padding; of the shape of `row`."""
+    return tl.load(query_real + example * queries + row, mask=row < queries, other=1) == 0
+
+
+@helper
+def padded_span(query_real, example, queries):
+    """The first padded row, and the one after the last; where there is none, `queries` and 0."""
+    first, end = queries, 0
+    for start in range(0, queries, _AT_ONCE):
+        row = start + tl.arange(0, _AT_ONCE)  # (at once,)
+        padding = padded_rows(query_real, example, row, queries)  # (at once,)
+        first = tl.minimum(first, tl.min(tl.where(padding, row, queries), 0))
+        end = tl.maximum(end, tl.max(tl.where(padding, row + 1, 0), 0))
+    return first, end
 
 
 @helper
@@ -65,7 +88,7 @@ def score_gradient(
         parameter: per column, the prior's.
         kl_gradient: gradient of the KL of one cell.
         precision: 1/σ₁², of the Lognormal prior.
-        visible: which cells are.
+        visible: which cells are, for the KL.
         NOISE: family of the draw.
         KL: family of the KL.
         SCORES: whether the posterior's mean is of raw scores, without the log-sum-exp.
