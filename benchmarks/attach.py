@@ -37,7 +37,7 @@ def build(form: str, device: str, **shape: int) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"attn_implementation": "sdpa" if "sdpa" in form else "eager", **shape}
+    settings: dict[str, Any] = {"attn_implementation": "eager" if "eager" in form else "sdpa", **shape}
     config = BertConfig(**settings)
     make: Any = BertForSequenceClassification
     model = make(config).to(device).train()
