@@ -53,19 +53,19 @@ def test_what_would_do_is_let_through_and_named(monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.setattr("overt.attaching.refusals.refusals", lambda: table)
     one, other = nn.Linear(1, 1), nn.Identity()
-    check_type(Typed("even"), [("decoder", one)], True)
-    check_type(Typed("odd"), [("encoder", one)], True)
-    check_type(Typed("odd"), [("encoder", one), ("cross", one)], True)
+    check_type(Typed("even"), [("decoder", one)], lambda: True)
+    check_type(Typed("odd"), [("encoder", one)], lambda: True)
+    check_type(Typed("odd"), [("encoder", one), ("cross", one)], lambda: True)
     with pytest.raises(ValueError, match=r'it is odd; where=\["encoder", "cross"\] would do'):
-        check_type(Typed("odd"), [("encoder", one), ("decoder", one)], False)
-    check_type(Typed("chunky"), [("encoder", one)], False)
+        check_type(Typed("odd"), [("encoder", one), ("decoder", one)], lambda: False)
+    check_type(Typed("chunky"), [("encoder", one)], lambda: False)
     with pytest.raises(
         ValueError, match="it has chunks; mechanisms that keep to their row, such as Bayesian"
     ):
-        check_type(Typed("chunky"), [("encoder", one)], True)
-    check_type(Typed("partly"), [("encoder", other), ("cross", one)], True)
+        check_type(Typed("chunky"), [("encoder", one)], lambda: True)
+    check_type(Typed("partly"), [("encoder", other), ("cross", one)], lambda: True)
     with pytest.raises(ValueError, match='its towers are odd; where="cross" would do'):
-        check_type(Typed("partly"), [("encoder", other), ("encoder", one)], True)
+        check_type(Typed("partly"), [("encoder", other), ("encoder", one)], lambda: True)
 
 
 def test_attentions_that_stay_plain_are_named(capsys: pytest.CaptureFixture[str]) -> None:

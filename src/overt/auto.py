@@ -40,7 +40,9 @@ class AttachedConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         block = settings_in(config_dict)
         if block is None:
             raise ValueError("config.json does not describe an attached model: there is no block of overt's")
-        kind = block["base_model_type"]
+        kind = block.get("base_model_type")
+        if kind not in CONFIG_MAPPING:
+            raise ValueError(f"config.json does not describe an attached model: its base is of type {kind!r}")
         block.setdefault("architecture", (config_dict.get("architectures") or [None])[0])
         plain = {key: value for key, value in config_dict.items() if key not in (BLOCK, "architectures")}
         made = _config_class(kind).from_dict({**plain, "model_type": kind}, **kwargs)
@@ -92,19 +94,19 @@ def _model_class(plain: Any) -> Any:
         del cls
         if args:
             raise TypeError(f"arguments of {plain.__name__} must be named, got {args!r}")
-        return load(path, cls=plain, config=_plain(config), **kwargs)
+        return load(path, cls=plain, config=plain_config(config), **kwargs)
 
     def from_config(cls: Any, /, config: Any, **kwargs: Any) -> Any:
         del cls
         block = getattr(config, BLOCK)
-        model = plain._from_config(_plain(config), **kwargs)
+        model = plain._from_config(plain_config(config), **kwargs)
         return attach(model, *mechanisms_in(block, "config"), where=block["where"], seed=block["seed"])
 
     methods = {"from_pretrained": classmethod(from_pretrained), "_from_config": classmethod(from_config)}
     return type(plain.__name__, (plain,), {**methods, "__module__": __name__})
 
 
-def _plain(config: Any) -> Any:
+def plain_config(config: Any) -> Any:
     """A copy of an attached model's config as its base's type has it, which is what models hold."""
     config = copy.deepcopy(config)
     if isinstance(config, _Attached):

@@ -562,6 +562,8 @@ def judge(kind: str, tell: Callable[..., None] = lambda *_: None) -> dict[str, A
     try:
         plain = build(kind)
         record["class"] = type(plain).__name__
+        if plain.config.model_type != kind:
+            record["type"] = plain.config.model_type
         recipe = fitting(plain)
         record["inputs"] = recipe.name
         case = Case(kind, plain, recipe)

@@ -116,6 +116,7 @@ def refusals_of(results: dict[str, Record], before: dict[str, Any], version: str
     for kind, record in results.items():
         known = before.get(kind)
         late = record["verdict"] == "refused" and record.get("stage") != "attach"
+        late = late and record.get("type", kind) == kind  # a class of another type is refused as that
         if late and (known or (reason := told(record))):
             types[kind] = {
                 "reason": known["reason"] if known else reason,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import sys
 import warnings
@@ -81,7 +82,19 @@ def write_adapter(
 def read_settings(name: str, options: dict[str, Any]) -> dict[str, Any] | None:
     """What an adapter's folder says of the mechanisms that it was trained with; None if nothing."""
     path = file_in(name, SETTINGS, options)
-    return None if path is None else dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    if path is None:
+        return None
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name}/{SETTINGS} is damaged or cut short: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{name}/{SETTINGS} must be settings by name, got {type(settings).__name__}")
+    for key, least in {"step": 0, "seed": -math.inf}.items():
+        value = settings.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}/{SETTINGS} has a {key} that is none: {value!r}")
+    return settings
 
 
 class Adapter:
@@ -126,6 +139,7 @@ class Adapter:
 
     def restore(self, name: str, adapter: str, options: dict[str, Any]) -> None:
         """Take mechanisms and step from an adapter's folder."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         base = _owner(self.model)
@@ -144,7 +158,11 @@ class Adapter:
             raise FileNotFoundError(
                 f"{name} holds {SETTINGS} and no {WEIGHTS}: mechanisms cannot be restored"
             )
-        tensors, places = load_file(path), mechanism_tensors(self.model, adapter)
+        try:
+            tensors = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{name}/{WEIGHTS} is damaged or cut short: {error}") from error
+        places = mechanism_tensors(self.model, adapter)
         wrong = sorted(places.keys() ^ tensors.keys())
         wrong += [key for key in places.keys() & tensors if places[key].tensor.shape != tensors[key].shape]
         if wrong:
@@ -155,6 +173,7 @@ class Adapter:
             for key, place in places.items():
                 place.tensor.copy_(tensors[key])
             state.step.fill_(settings["step"])
+        state.seed = settings["seed"]
         state.loaded, self.fresh = True, {}
 
     def write_card(self, path: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,19 +59,19 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     where = _plain_where(where)
     found = find(base)
     chosen = choose(found, where)
+    pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
+    pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
+    reads_rows = functools.partial(_reads_rows, found, chosen, mechanisms, pair)
+    check_type(base, [(one.kind, one.module) for one in found if one.path in chosen], reads_rows)
 
     token = uuid.uuid4().hex
     state = AttachedState(token, mechanisms, where, seed)
-    pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
-    pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
     chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
     parts: list[tuple[Found, AttachedAttention]] = []
     for one in found:
         layer, here = chosen.get(one.path, (0, ()))
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
         parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
-    maps = [(one, part.map) for one, part in parts if part.map is not None]
-    check_type(base, [(one.kind, one.module) for one, _ in maps], any(made.reads_rows for _, made in maps))
     _set_implementation(base, found, state)
     decoding = {one.stack for one in found if one.kind == "decoder"}
     keeping = decoding & {one.stack for one, part in parts if _reads_earlier_rows(part)}
@@ -333,13 +334,30 @@ def _layer(kind: str, layer: object, count: int) -> int:
     return layer % count
 
 
+def _reads_rows(
+    found: list[Found], chosen: dict[str, tuple[int, bool]], mechanisms: tuple[Mechanism, ...], pair: bool
+) -> bool:
+    """Whether a row of a map would depend on others, as the last layers' would."""
+    last = {one.kind: (one, chosen[one.path][0]) for one in found if one.path in chosen}
+    with torch.device("meta"):
+        parts = [
+            AttachedAttention(one, 0, mechanisms, max(1, layer), "", pair) for one, layer in last.values()
+        ]
+    return any(part.map is not None and part.map.reads_rows for part in parts)
+
+
 def _plain_where(where: Where) -> Any:
     """`where` as it is written into a config file."""
     if where is None or isinstance(where, str):
         return where
-    if isinstance(where, Mapping):
-        return {kind: None if layers is None else list(layers) for kind, layers in where.items()}
-    return list(where)
+    try:
+        if isinstance(where, Mapping):
+            return {kind: None if layers is None else list(layers) for kind, layers in where.items()}
+        return list(where)
+    except TypeError:
+        raise TypeError(
+            f"where must be None, a kind, a list of kinds, or lists of layers by kind, got {where!r}"
+        ) from None
 
 
 def _never(*args: object, **kwargs: object) -> bool:

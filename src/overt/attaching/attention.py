@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class AttachedAttention(nn.Module):
 
     left_alone: Literal["sdpa", "eager"] = "sdpa"  # whose rows of padding the model had before
     layer_of_cache: int = 0
+    chunked: bool = False  # whether its mask may keep chunks of tokens apart
 
     def __init__(
         self, found: Found, chain: int, mechanisms: tuple[Mechanism, ...], layer: int, token: str, pair: bool
@@ -64,6 +66,8 @@ class AttachedAttention(nn.Module):
         ]  # where cross-attention finds its self-attention's padding
         index = getattr(found.module, "layer_idx", None)
         self.layer_of_cache = index if isinstance(index, int) else 0
+        config = getattr(found.module, "config", None)
+        self.chunked = getattr(config, "attention_chunk_size", None) is not None
         self.keeps = False  # whether its stack decodes with convolutions, which read earlier rows
         # A module that several layers share needs a convolution, whichever layer calls it first.
         place = max(layer, 1) if found.shared else layer
@@ -116,7 +120,9 @@ class AttachedAttention(nn.Module):
             # As adding the mask would, which is float32 under autocast.
             dtype=mask.dtype if mask is not None and mask.is_floating_point() else None,
             # Beside a bias sdpa's mask is additive, too: a row without a key is the mean of all values.
-            left_alone=self.left_alone if position_bias is None else "eager",
+            left_alone="biased"
+            if position_bias is not None and self.left_alone == "sdpa"
+            else self.left_alone,
         )
         if self.map is None:
             weights = self._plain(call, mask, current)
@@ -128,8 +134,7 @@ class AttachedAttention(nn.Module):
             fused = self.map.attend(call, chain, self._hindrance(call, known is not None, current))
             if fused is not None:
                 return fused.transpose(1, 2).contiguous(), None
-            if not torch.compiler.is_compiling():
-                self._check_mask(call, made)
+            self._check_mask(call, mask, made, current)
             chain.first_row(call.site, *call.shape[2:])  # counts rows where they are kept
             weights = self.map(call, chain)
         keys, total = key.shape[-2], weights.shape[-1]
@@ -138,6 +143,9 @@ class AttachedAttention(nn.Module):
             weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
+
+    def _biased(self) -> Literal["eager", "biased"]:
+        return "eager" if self.left_alone == "eager" else "biased"
 
     def _plain(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> Tensor:
         """Weights where nothing is attached; cross-attention beside it may want to know the padding."""
@@ -266,7 +274,7 @@ class AttachedAttention(nn.Module):
         current.real[self.layer_list] = real
         return real
 
-    def _check_mask(self, call: AttentionCall, made: Made | None) -> None:
+    def _check_mask(self, call: AttentionCall, mask: Tensor | None, made: Made | None, current: Pass) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm.
 
         What is known of its making is taken at its word; of other masks the values are looked at.
@@ -274,57 +282,80 @@ class AttachedAttention(nn.Module):
         _, _, queries, total = call.shape
         if self.kind == "cross" or queries == 1:
             return
-        pattern = None if made is None else made.pattern
-        if pattern is None:
-            shown = call.shown()
-            square = shown.expand(*shown.shape[:-2], queries, total)
-            pattern = self._look_at(square)
-            self._check_rows(square, call.seen.query_real, pattern)
+        compiling = torch.compiler.is_compiling()
+        if made is not None and made.pattern is not None:
+            if complaint := self._complaint(made.pattern):
+                raise ValueError(f"{self.path}{complaint}")
+            return
+        if compiling and mask is not None:
+            if any(known is mask and kind == self.kind for known, kind in current.looked_at):
+                return
+            current.looked_at.append((mask, self.kind))
+        shown = call.shown()
+        square = shown.expand(*shown.shape[:-2], queries, total)
+        # What a compiler cannot tell of a mask's making, as windows, it cannot tell from what is odd in rows.
+        rows = not compiling or made is None
+        for complaint, wrong in self._complaints(square, call.seen.query_real, rows):
+            if compiling:
+                torch._assert_async(~wrong, f"{self.path}{complaint}")
+            elif bool(wrong):
+                raise ValueError(f"{self.path}{complaint}")
+
+    def _complaint(self, pattern: Pattern) -> str | None:
+        """What is wrong with a mask of a pattern, to be said behind the attention's path."""
         if pattern == "packed":
-            raise ValueError(
-                f"{self.path}: packed sequences are not supported, windows and priors would reach across "
+            return (
+                ": packed sequences are not supported, windows and priors would reach across "
                 "their borders; pad them instead"
             )
         if self.kind == "decoder" and pattern == "bidirectional":
-            raise ValueError(
-                f"{self.path} was taken for causal, but its mask lets queries see later keys "
+            return (
+                " was taken for causal, but its mask lets queries see later keys "
                 "(a prefix, or image tokens): such masks are not supported"
             )
         if self.kind == "encoder" and pattern == "causal":
-            raise ValueError(
-                f"{self.path} was taken for bidirectional, but its mask is causal: not supported"
-            )
+            return " was taken for bidirectional, but its mask is causal: not supported"
+        return None
 
-    def _check_rows(self, square: Tensor, real: Tensor | None, pattern: Pattern | None) -> None:
-        """Refuse to let rows of a map read each other under a mask that keeps some apart, somehow."""
-        if self.map is None or not self.map.reads_rows:
-            return
-        rows = square.new_ones(()) if real is None else real[:, None, :, None].to(square.device)
-        if self.kind == "encoder" and pattern == "bidirectional":
-            apart, what = square.any(dim=-2, keepdim=True) & ~square, "is neither full nor causal"
-        else:
-            offset = square.shape[-1] - square.shape[-2]
-            apart = ~square.diagonal(offset, dim1=-2, dim2=-1).unsqueeze(-1)
-            what = "hides tokens from themselves"
-        if bool((apart & rows).any()):
-            names = " and ".join(sorted(layer.name for layer in self.map.layers if layer.reads_rows))
-            raise ValueError(
-                f"{self.path}: its mask {what}, and {names} would carry what "
-                "it hides from row to row; mechanisms that keep to their row, such as Bayesian, will do"
-            )
-
-    def _look_at(self, square: Tensor) -> Pattern | None:
-        """What a mask (…, query, key) does, by its values."""
+    def _complaints(self, square: Tensor, real: Tensor | None, rows: bool) -> Iterator[tuple[str, Tensor]]:
+        """What may be wrong with a mask (…, query, key), and whether it is, by its values."""
         queries, total = square.shape[-2:]
         own = square.diagonal(total - queries, dim1=-2, dim2=-1)
-        if total == queries:
+        packed = own.new_zeros(())
+        if total == queries and not self.chunked:
             before = square.diagonal(-1, dim1=-2, dim2=-1)
-            if bool((own[..., 1:] & own[..., :-1] & ~before).any()):
-                return "packed"
-        if bool((square & ~causal(queries, total, square.device)).any()):
-            return "bidirectional"
-        several = bool((own.sum(dim=-1) > 1).any())
-        return "causal" if several else None  # one token sees itself, whatever the mask
+            packed = (own[..., 1:] & own[..., :-1] & ~before).any()
+        ahead = (square & ~causal(queries, total, square.device)).any()
+        several = (own.sum(dim=-1) > 1).any()  # one token sees itself, whatever the mask
+        if rows and self.map is not None and self.map.reads_rows:
+            yield from self._complaints_of_rows(square, real, ahead & ~packed)
+        patterns: dict[Pattern, Tensor] = {
+            "packed": packed,
+            "bidirectional": ahead & ~packed,
+            "causal": several & ~ahead & ~packed,
+        }
+        for pattern, present in patterns.items():
+            if complaint := self._complaint(pattern):
+                yield complaint, present
+
+    def _complaints_of_rows(
+        self, square: Tensor, real: Tensor | None, bidirectional: Tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Of masks that keep tokens apart, where rows of a map would read each other."""
+        assert self.map is not None
+        seeing = square.new_ones(()) if real is None else real[:, None, :, None].to(square.device)
+        names = " and ".join(sorted(layer.name for layer in self.map.layers if layer.reads_rows))
+        end = (
+            f", and {names} would carry what it hides from row to row; mechanisms that keep to their row, "
+            "such as Bayesian, will do"
+        )
+        offset = square.shape[-1] - square.shape[-2]
+        itself = (~square.diagonal(offset, dim1=-2, dim2=-1).unsqueeze(-1) & seeing).any()
+        if self.kind == "encoder":
+            some = (square.any(dim=-2, keepdim=True) & ~square & seeing).any()
+            yield f": its mask is neither full nor causal{end}", some & bidirectional
+            itself = itself & ~bidirectional
+        yield f": its mask hides tokens from themselves{end}", itself
 
 
 def _made(mask: Tensor | None, current: Pass) -> Made | None:
@@ -332,12 +363,15 @@ def _made(mask: Tensor | None, current: Pass) -> Made | None:
 
 
 def _masked(call: AttentionCall, mask: Tensor, made: Made | None) -> tuple[Tensor, AttentionCall]:
-    """What a mask shows, and the call with what it adds; a bias in it has sdpa's mask additive, too."""
+    """What a mask shows, and the call with what it adds.
+
+    Of an additive mask that is not ours sdpa makes no boolean one either: a row without a key is uniform.
+    """
     visible, bias = split_mask(mask[..., : call.key.shape[-2]])
     if bias is None:
         return visible, call
-    if made is None and not torch.compiler.is_compiling() and bool(bias.any()):
-        call = replace(call, left_alone="eager")
+    if made is None and (torch.compiler.is_compiling() or mask._base is None or made_of(mask._base) is None):
+        call = replace(call, left_alone="eager" if call.left_alone == "eager" else "biased")
     return visible, replace(call, bias=bias if call.bias is None else call.bias + bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from overt.attaching.adapters import adopt, mechanism_tensors, read_settings
 from overt.attaching.api import attach, state_in
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.find import check_eager
-from overt.attaching.settings import BLOCK, file_in, hub_options, mechanisms_in, settings_in
+from overt.attaching.settings import BLOCK, MODEL_TYPES, file_in, hub_options, mechanisms_in, settings_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,6 +61,10 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
 
     settings = _config_in(name, overrides)
     block = settings_in(settings)
+    if block is None and settings.get("model_type") in MODEL_TYPES:
+        raise ValueError(
+            f"{name}/config.json does not describe an attached model: there is no block of overt's"
+        )
     if block is None:
         raise ValueError(
             f"{name} holds a plain model of type {settings.get('model_type')!r}: load it with transformers, "
@@ -71,7 +76,10 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # looked at below
 
     def put(model: nn.Module) -> None:
-        attach(model, *mechanisms, where=block.get("where"), seed=block.get("seed", 0))
+        try:
+            attach(model, *mechanisms, where=block.get("where"), seed=block.get("seed", 0))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"what {name}/config.json describes cannot be attached: {error}") from error
 
     try:
         model, info = _attaching(plain, put).from_pretrained(name, config=config, **arguments)
@@ -84,6 +92,12 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
         listed = [*wrong[0], *map(str, wrong[1])]
         raise ValueError(
             f"the weights in {name} lack or do not fit {len(listed)} tensors, such as {listed[0]}"
+        )
+    spare = sorted(key for key in info["unexpected_keys"] if ".overt." in key)
+    if spare and not other:
+        raise ValueError(
+            f"the weights in {name} have {len(spare)} tensors of mechanisms that its config.json does not "
+            f"tell of, such as {spare[0]}"
         )
     model.__class__ = plain
     for module in list(model.modules()):
@@ -98,10 +112,15 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
 def _config_in(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
-    settings, _ = PreTrainedConfig.get_config_dict(name, **hub_options(given))
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name, **hub_options(given))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{name}/config.json does not describe a model: {error}") from error
     if not settings:
         raise FileNotFoundError(f"{name} holds no config.json; give the folder that save_pretrained wrote")
-    return dict(settings)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{name}/config.json must be settings by name, got {type(settings).__name__}")
+    return settings
 
 
 def _class_and_config(
@@ -114,7 +133,8 @@ def _class_and_config(
     """The class and its config, whether they are other than those saved, and arguments that are not its."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-    saved = (settings.get("architectures") or [block.get("architecture")])[0]
+    listed = settings.get("architectures") or [block.get("architecture")]
+    saved = listed[0] if isinstance(listed, list) else listed
     kind = str(block.get("base_model_type"))
     settings = {key: value for key, value in settings.items() if key != BLOCK} | {"model_type": kind}
     plain = _class_named(name, saved) if cls is None else _checked_class(cls)
@@ -123,7 +143,11 @@ def _class_and_config(
     given = {key: value for key, value in overrides.items() if key not in arguments}
     config, rest = given.pop("config", None), given
     own = plain.config_class
-    if not isinstance(config, PreTrainedConfig):
+    if config is not None and not isinstance(config, PreTrainedConfig):
+        raise TypeError(f"config must be a PreTrainedConfig, got {config!r}; give settings by their names")
+    if config is not None and "overt.auto" in sys.modules:  # which may have made it
+        config = sys.modules["overt.auto"].plain_config(config)
+    if config is None:
         try:
             maker = own if own is not None and own.model_type == kind else CONFIG_MAPPING[kind]
             config, rest = maker.from_dict(settings, return_unused_kwargs=True, **given)

@@ -103,6 +103,7 @@ class Pass:
         batch: number of examples, once known.
         weights: whether attention weights were asked for.
         masks: while a compiler looks on, masks and how they were made.
+        looked_at: while a compiler looks on, masks whose values are checked, and for which kind of attention.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Pass:
         self.batch: int | None = None
         self.weights = False
         self.masks: list[tuple[Tensor, Made]] = []
+        self.looked_at: list[tuple[Tensor, str]] = []
         self._visible: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None, Seen]] = {}
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:

@@ -8,7 +8,7 @@ so that `attach` can say so before anything runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -46,19 +46,21 @@ def refusals() -> dict[str, Refusal]:
     }
 
 
-def check_type(model: nn.Module, chosen: Iterable[tuple[str, nn.Module]], reads_rows: bool) -> None:
+def check_type(
+    model: nn.Module, chosen: Iterable[tuple[str, nn.Module]], reads_rows: Callable[[], bool]
+) -> None:
     """Refuse a model by its type.
 
     Args:
         model: with a config.
         chosen: kind and module of each attention that something is to be attached to.
-        reads_rows: whether a row of a map would depend on others.
+        reads_rows: says whether a row of a map would depend on others.
     """
     found = refusals().get(str(getattr(getattr(model, "config", None), "model_type", None)))
-    if found is None or (found.rows and not reads_rows):
+    if found is None:
         return
     odd = {kind for kind, one in chosen if not found.attentions or type(one).__name__ in found.attentions}
-    if odd <= set(found.where):
+    if odd <= set(found.where) or (found.rows and not reads_rows()):
         return
     ways = []
     if found.where:

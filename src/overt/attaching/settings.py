@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ tags:
 - overt
 ---
 """
+TITLE = "# A model with attention mechanisms of Overt"
 CARD = f"""
-# A model with attention mechanisms of Overt
+{TITLE}
 
 The attention of this {{architecture}} holds {{mechanisms}}. Overt, a PyTorch library, loads it. It is on no
 package index yet: in a checkout of its source,
@@ -94,7 +96,7 @@ class Uploading:
 
 
 def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str) -> None:
-    """Write the model card of an attached model, or add to the one that is there."""
+    """Write the model card of an attached model, or put it into the one that is there."""
     state: Any = model.overt_state
     architecture = type(model).__name__
     card = CARD.format(
@@ -104,8 +106,9 @@ def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str)
         warning=WARNINGS[library].format(architecture=architecture),
     )
     text = path.read_text(encoding="utf-8") if path.exists() else HEADER.format(library=library)
-    if INSTALL not in text:
-        write(path, text.rstrip() + "\n" + card)
+    before, ours, rest = text.partition(f"\n{TITLE}\n")
+    after = re.search(r"^#{1,2} .*\Z", rest, re.MULTILINE | re.DOTALL) if ours else None
+    write(path, before.rstrip() + "\n" + card + ("" if after is None else f"\n{after[0]}"))
 
 
 def write(path: Path, text: str) -> None:

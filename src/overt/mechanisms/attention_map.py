@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.mechanisms import fused
@@ -45,11 +46,12 @@ def rows_left_alone(
         return None
     shown = call.shown()
     if not few or type(logits) is not Tensor:
-        dense = _plain(call, logits, shown)
+        dense = _plain(call, logits, shown, call.bias)
         return lambda weights: torch.where(alone, dense.to(weights.dtype), weights)
     example, row = alone.expand(batch, 1, queries, 1)[:, 0, :, 0].nonzero(as_tuple=True)
     some = shown.expand(batch, -1, queries, keys)[example, :, row]
-    rows = _plain(call, logits[example, :, row].unsqueeze(2), some.unsqueeze(2)).squeeze(2)
+    bias = None if call.bias is None else call.bias.expand_as(logits)[example, :, row].unsqueeze(2)
+    rows = _plain(call, logits[example, :, row].unsqueeze(2), some.unsqueeze(2), bias).squeeze(2)
     heads = torch.arange(logits.shape[1])
 
     def put(weights: Tensor) -> Tensor:
@@ -59,11 +61,16 @@ def rows_left_alone(
     return put
 
 
-def _plain(call: AttentionCall, logits: Tensor, shown: Tensor) -> Tensor:
+def _plain(call: AttentionCall, logits: Tensor, shown: Tensor, bias: Tensor | None) -> Tensor:
     weights = softmax(logits, shown)
-    if call.left_alone != "eager":
+    if call.left_alone == "sdpa":
         return weights
-    return weights.masked_fill(~shown.any(dim=-1, keepdim=True), 1.0 / max(1, call.key.shape[-2]))
+    # Uniform, but scores are in it: each is rounded away by the mask that is added, and has its gradient.
+    if call.left_alone == "biased" and bias is not None:
+        logits = logits - bias
+    level = (logits - logits.detach())[..., : call.key.shape[-2]].to(weights.dtype).softmax(dim=-1)
+    level = F.pad(level, (0, logits.shape[-1] - level.shape[-1]))
+    return torch.where(shown.any(dim=-1, keepdim=True), weights, level)
 
 
 class Layers(nn.Module):

@@ -39,7 +39,8 @@ class AttentionCall:
         filled: whether hidden cells of `logits` are known to hold −inf.
         left_alone: what rows hold that mechanisms leave alone, those of padded queries and of queries that
             see no key: None, zeros; else what plain attention gives them. A query that sees no key gets zeros
-            from "sdpa", and from "eager" the mean of all values.
+            from "sdpa", and from "eager" the mean of all values; from "biased" too, which is sdpa under a
+            mask that holds the bias, and hides it from gradients there.
     """
 
     site: Site
@@ -57,7 +58,7 @@ class AttentionCall:
     scale_products: bool = False
     dtype: torch.dtype | None = None
     filled: bool = False
-    left_alone: Literal["sdpa", "eager"] | None = None
+    left_alone: Literal["sdpa", "eager", "biased"] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -139,8 +139,23 @@ def torchs_own(call: AttentionCall) -> Tensor:
         return out
     rows = blind.view(-1, 1, queries, 1)
     if call.left_alone == "eager":
-        return torch.where(rows, value.mean(dim=-2, keepdim=True), out)
+        return torch.where(rows, _uniform(call).to(out.dtype), out)
     return out.masked_fill(rows, 0.0)
+
+
+def _uniform(call: AttentionCall) -> Tensor:
+    """The mean of all values for each query, as eager attention has it where no key is shown.
+
+    There the mask that is added to scores rounds them away, and they have their gradients all the same: the
+    scores here are those less themselves.
+    """
+    heads = call.query.shape[1]
+    key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
+    if not torch.is_grad_enabled() or not (call.query.requires_grad or call.key.requires_grad):
+        return value.mean(dim=-2, keepdim=True)
+    query = torch.cat([call.query, -call.query.detach()], dim=-1)
+    key = torch.cat([key, key.detach()], dim=-1)
+    return F.scaled_dot_product_attention(query, key, value, scale=call.scale)
 
 
 def with_rows_left_alone(out: Tensor, call: AttentionCall, form: FusedForm) -> Tensor:
@@ -152,8 +167,5 @@ def with_rows_left_alone(out: Tensor, call: AttentionCall, form: FusedForm) -> T
     rows = look(queries, keys)
     if rows is None:
         return out
-    if form.attends_padding:
-        plain = repeat_heads(call.value, call.query.shape[1]).mean(dim=-2, keepdim=True)
-    else:
-        plain = torchs_own(call)
+    plain = _uniform(call) if form.attends_padding else torchs_own(call)
     return torch.where(rows.view(-1, 1, queries, 1), plain.to(out.dtype), out)
