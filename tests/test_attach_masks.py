@@ -358,3 +358,35 @@ def test_codebooks_are_rows_of_one_example() -> None:
     fast, slow = (model.generate(**batch, **settings, use_cache=use) for use in (True, False))
     assert fast.shape[1:3] == (2, 4)
     assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_rows_that_see_no_key_have_the_plain_models_gradients(kind: str, implementation: str) -> None:
+    model = build(kind)
+    model.set_attn_implementation(implementation)
+    batch = batch_of(model, fitting(model), "left")
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        model(**batch).logits.square().mean().backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None and "overt" not in n}
+
+    plain = gradients()
+    overt.attach(model, overt.Bayesian(prior=None))
+    for name, gradient in gradients().items():
+        torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=1e-3)
+
+
+def test_a_compiler_does_not_let_odd_masks_through() -> None:
+    model = overt.attach(llama_like("Llama")(), overt.Evolving(decoder_alpha=0.3))
+    compiled: Any = torch.compile(model, backend="eager")
+    ids, causal = tokens()[:1], torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    prefix = causal.clone()
+    prefix[..., :4, :4] = True
+    with torch.no_grad():
+        compiled(input_ids=ids, attention_mask=causal, use_cache=False)
+        with pytest.raises(RuntimeError, match="lets queries see later keys"):
+            compiled(input_ids=ids, attention_mask=prefix, use_cache=False)
+        with pytest.raises(RuntimeError, match="packed sequences are not supported"):
+            compiled(input_ids=ids, position_ids=torch.arange(9)[None] % 5, use_cache=False)
