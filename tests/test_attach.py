@@ -516,7 +516,7 @@ def test_an_argument_that_a_family_adds_to_its_attention_is_refused() -> None:
         model(**inputs_of(BERT))
 
 
-def test_windows_are_refused_for_evolving_and_fine_for_bayesian() -> None:
+def test_windows_are_refused_for_evolving_and_fine_for_bayesian(monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.SwinConfig(
         image_size=16, patch_size=2, embed_dim=8, depths=[2], num_heads=[2], window_size=4, num_labels=2
     )
@@ -526,6 +526,11 @@ def test_windows_are_refused_for_evolving_and_fine_for_bayesian() -> None:
     overt.attach(model, overt.Bayesian())
     torch.testing.assert_close(model(pictures).logits, plain, atol=1e-5, rtol=1e-5)
     overt.detach(model)
+    with pytest.raises(
+        ValueError, match="windows or groups of each input; mechanisms that keep to their row"
+    ):
+        overt.attach(model, LIVE)
+    monkeypatch.setattr("overt.attaching.refusals.refusals", dict)  # as if the type were not known
     overt.attach(model, LIVE)
     with pytest.raises(ValueError, match="windows or groups of its 2 inputs"):
         model(pictures)
