@@ -527,7 +527,7 @@ def test_windows_are_refused_for_evolving_and_fine_for_bayesian(monkeypatch: pyt
     torch.testing.assert_close(model(pictures).logits, plain, atol=1e-5, rtol=1e-5)
     overt.detach(model)
     with pytest.raises(
-        ValueError, match="windows or groups of each input; mechanisms that keep to their row"
+        ValueError, match="groups of each input; mechanisms that keep to their row"
     ):
         overt.attach(model, LIVE)
     monkeypatch.setattr("overt.attaching.refusals.refusals", dict)  # as if the type were not known
