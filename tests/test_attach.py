@@ -526,9 +526,7 @@ def test_windows_are_refused_for_evolving_and_fine_for_bayesian(monkeypatch: pyt
     overt.attach(model, overt.Bayesian())
     torch.testing.assert_close(model(pictures).logits, plain, atol=1e-5, rtol=1e-5)
     overt.detach(model)
-    with pytest.raises(
-        ValueError, match="groups of each input; mechanisms that keep to their row"
-    ):
+    with pytest.raises(ValueError, match="groups of each input; mechanisms that keep to their row"):
         overt.attach(model, LIVE)
     monkeypatch.setattr("overt.attaching.refusals.refusals", dict)  # as if the type were not known
     overt.attach(model, LIVE)
