@@ -263,6 +263,29 @@ def test_a_missing_file_is_named(lost: str, tmp_path: Path) -> None:
         overt.load(tmp_path, base=make())
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("overt.json", '{"format": 1', "overt.json is damaged or cut short"),
+        ("overt.json", "[]", "overt.json must be settings by name, got list"),
+        ("overt.json", '{"format": 1, "seed": 0, "step": -5}', "overt.json has a step that is none: -5"),
+        ("overt.json", '{"format": 1, "seed": "x", "step": 0}', "overt.json has a seed that is none: 'x'"),
+        ("overt.safetensors", "cut", "overt.safetensors is damaged or cut short"),
+    ],
+)
+def test_a_damaged_file_is_named(file: str, text: str, message: str, tmp_path: Path) -> None:
+    wrapped("attach after").save_pretrained(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        overt.load(tmp_path, base=make())
+
+
+def test_the_seed_comes_back_onto_an_attached_base(tmp_path: Path) -> None:
+    wrapped("attach after").save_pretrained(tmp_path)
+    base = overt.attach(make(), *MECHANISMS, where={"encoder": [0, 1, 2]}, seed=9)
+    assert the_state(overt.load(tmp_path, base=base)).seed == 4
+
+
 def test_an_adapter_without_mechanisms_is_named(tmp_path: Path) -> None:
     wrap(make(), "attach after").save_pretrained(tmp_path)
     assert not (tmp_path / "overt.json").exists()

@@ -92,6 +92,18 @@ def test_a_model_card_that_is_there_is_added_to(tmp_path: Path) -> None:
     assert card.count("pip install -c constraints.txt .") == 1
 
 
+def test_the_card_of_a_model_saved_before_is_renewed(saved: Path) -> None:
+    card = saved / "README.md"
+    card.write_text(card.read_text() + "\n## Data\n\nmine\n")
+    model = overt.detach(overt.load(saved))
+    overt.attach(model, overt.Bayesian(k=3.25)).save_pretrained(saved)
+    text = card.read_text()
+    assert text.count("overt.load(") == 1
+    assert "k=3.25" in text
+    assert "Evolving(" not in text
+    assert text.endswith("\n## Data\n\nmine\n")
+
+
 def test_a_large_model_is_sharded_and_loads(tmp_path: Path) -> None:
     model = attached(BERT, LIVE)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -411,8 +423,16 @@ def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
         ({"mechanisms": "all"}, "does not describe an attached model"),
         ({"base_model_type": "nothing"}, "does not describe an attached model"),
         ({"format": 99}, "has format 99; this overt reads 1"),
+        ({"where": {"encoder": 4}}, "config.json .* cannot be attached: where must be None, a kind"),
+        ({"seed": "x"}, "config.json .* cannot be attached: seed must be a whole number"),
+        ({"mechanisms": []}, "config.json .* cannot be attached: nothing to attach"),
+        (
+            {"mechanisms": [{"name": "Bayesian"}]},
+            "tensors of mechanisms that its config.json does not tell of",
+        ),
     ],
 )
+@pytest.mark.usefixtures("quiet")
 def test_a_wrong_config_is_named(saved: Path, change: dict[str, Any], message: str) -> None:
     path = saved / "config.json"
     config = json.loads(path.read_text())
@@ -420,6 +440,25 @@ def test_a_wrong_config_is_named(saved: Path, change: dict[str, Any], message: s
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
         overt.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "config.json must be settings by name, got list"),
+        ('{"model_type": "overt", "overt": []}', "does not describe an attached model"),
+    ],
+)
+def test_a_config_that_is_none_is_named(saved: Path, text: str, message: str) -> None:
+    (saved / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        overt.load(saved)
+
+
+@pytest.mark.parametrize("given", [{"hidden_size": 8}, "elsewhere"])
+def test_a_config_that_is_given_must_be_one(saved: Path, given: Any) -> None:
+    with pytest.raises(TypeError, match="config must be a PreTrainedConfig"):
+        overt.load(saved, config=given)
 
 
 def test_nothing_is_unpickled(saved: Path) -> None:
