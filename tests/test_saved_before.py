@@ -332,7 +332,6 @@ CHANGES: dict[str, tuple[str, str, Callable[[Path], None]]] = {
     "sigma": (T5, "training", changed_setting(1, sigma=0.501)),
     "prior": (T5, "evaluation", changed_setting(1, prior_mu=-1.01)),
     "preset": (ALBERT, "evaluation", changed_setting(1, preset=None)),
-    "where": (T5, "evaluation", changed_config(lambda block: block.update(where={"encoder": [1, 2]}))),
     "convolution": (BERT, "evaluation", changed_weights("evolving.weight", lambda kernel: 1.01 * kernel)),
     "prior's network": (
         ALBERT,
@@ -353,3 +352,11 @@ def test_a_change_of_what_was_saved_is_noticed(change: str, tmp_path: Path) -> N
     found = QUESTIONS[kind](MODELS[name], overt.load(folder), record.given)
     with pytest.raises(AssertionError, match=kind):
         assert_same(found, record.part(kind), masks=masks_in(record.given))
+
+
+def test_fewer_places_than_were_saved_are_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / T5
+    shutil.copytree(FOLDER / "models" / T5, folder)
+    changed_config(lambda block: block.update(where={"encoder": [1, 2]}))(folder)
+    with pytest.raises(ValueError, match=r"tensors of mechanisms that its config.json does not tell of"):
+        overt.load(folder)
