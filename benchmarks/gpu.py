@@ -49,7 +49,7 @@ from gpu_forms import (
     outputs_and_gradients,
 )
 from gpu_models import GROUPS, Trained, base_model, step_of, trained_forms
-from gpu_report import Found, Note, Row, kept_before, put, report, resumed, to_measure
+from gpu_report import Measurements, Note, Row, kept_before, put, report, resumed, to_measure
 from gpu_rivals import Way
 
 Run = Callable[[], object]
@@ -188,7 +188,7 @@ def ceilings() -> dict[str, float]:
 class Session:
     """What a run found so far, and what is still to be profiled, which slows the host down ever after."""
 
-    found: Found
+    found: Measurements
     given: argparse.Namespace
     date: str
     code: str
@@ -621,7 +621,7 @@ def main() -> None:
         compile_share(given)
         return
     start, code = time.monotonic(), code_of()
-    new: Found = {
+    new: Measurements = {
         "command": "make bench-gpu",
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -13,7 +13,7 @@ from rich.table import Table
 from gpu_forms import AS_CHOSEN, Shape
 
 Row = dict[str, Any]
-Found = dict[str, Any]
+Measurements = dict[str, Any]
 Note = dict[str, Any]
 
 SAME = ("device", "torch", "triton", "transformers", "overt")  # or nothing is kept
@@ -23,7 +23,7 @@ LISTS = ("attention", "model", "left_out")
 # --- Parts, each a table, that are kept from runs before or measured again whole ---
 
 
-def resumed(old: Found | None, new: Found) -> Found:
+def resumed(old: Measurements | None, new: Measurements) -> Measurements:
     """A run's findings to begin with: all parts of those before, if they are of the same machine."""
     if old is None or "parts" not in old or any(old.get(key) != new[key] for key in SAME):
         return new
@@ -46,7 +46,7 @@ def lacking(note: Note | None, settings: Note, code: str | None) -> str | None:
 
 
 def to_measure(
-    found: Found, wanted: dict[str, Note], code: str | None, fresh: bool = False
+    found: Measurements, wanted: dict[str, Note], code: str | None, fresh: bool = False
 ) -> dict[str, str]:
     """Parts by name and why, those that lack most first; `wanted` has their settings, `fresh` takes all."""
     whys = {name: lacking(found["parts"].get(name), settings, code) for name, settings in wanted.items()}
@@ -56,7 +56,7 @@ def to_measure(
     return dict(sorted(chosen.items(), key=lambda item: order.index(item[1])))
 
 
-def put(found: Found, name: str, rows: dict[str, list[Row]], note: Note) -> bool:
+def put(found: Measurements, name: str, rows: dict[str, list[Row]], note: Note) -> bool:
     """Replace a part whole, unless more rows are missing than in the one before, all else the same."""
     before = found["parts"].get(name)
     alike = before is not None and all(before[key] == note[key] for key in ("settings", "code"))
@@ -69,9 +69,9 @@ def put(found: Found, name: str, rows: dict[str, list[Row]], note: Note) -> bool
     return True
 
 
-def kept_before(out: Path) -> Found | None:
+def kept_before(out: Path) -> Measurements | None:
     try:
-        found: Found = json.loads((out / "gpu.json").read_text())
+        found: Measurements = json.loads((out / "gpu.json").read_text())
     except (OSError, ValueError):
         return None
     return found
@@ -149,7 +149,7 @@ def titled(row: Row) -> str:
     return name if row.get("backend") is None else f"{name} ({row['backend']})"
 
 
-def attention_tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def attention_tables(found: Measurements) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     heads = ["form", "ms", "10–90 %", "device ms", "× plain", "gain over the fastest rival", "that rival"]
     heads += ["peak MiB", "peak × plain", "× floor"]
     places = dict.fromkeys((tuple(row["shape"]), row["padded"]) for row in found["attention"])
@@ -178,7 +178,7 @@ def attention_tables(found: Found) -> Iterator[tuple[str, list[str], list[list[s
         yield title + (", padded" if padded else ""), heads, cells
 
 
-def model_tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def model_tables(found: Measurements) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     heads = ["form", "ms", "least–most", "turns", "× plain", "gain over the fastest rival", "that rival"]
     heads += ["peak MiB", "peak × plain"]
     for padded in (False, True):
@@ -236,12 +236,12 @@ key) there, FlexAttention a BlockMask that is made beforehand. The model of the 
 of attention weights, since FlexAttention has none."""
 
 
-def dates_of(found: Found) -> list[str]:
+def dates_of(found: Measurements) -> list[str]:
     """When runs began that parts are of."""
     return sorted({note["date"] for note in found.get("parts", {}).values()})
 
 
-def runs_of(found: Found) -> str:
+def runs_of(found: Measurements) -> str:
     dates = dates_of(found)
     if not dates:
         return ""
@@ -254,7 +254,7 @@ def runs_of(found: Found) -> str:
     return text + (", and the code changed between them. " if len(codes) > 1 else ". ")
 
 
-def parts_table(found: Found) -> list[str]:
+def parts_table(found: Measurements) -> list[str]:
     """When each part was measured."""
     if not found.get("parts"):
         return []
@@ -266,7 +266,7 @@ def parts_table(found: Found) -> list[str]:
     return lines
 
 
-def rates_of(found: Found) -> dict[str, float]:
+def rates_of(found: Measurements) -> dict[str, float]:
     """Rates of the run that the first table with floors is of."""
     for row in found["attention"]:
         if not row["padded"]:
@@ -275,7 +275,7 @@ def rates_of(found: Found) -> dict[str, float]:
     return dict(found["ceilings"])
 
 
-def explanation(found: Found) -> list[str]:
+def explanation(found: Measurements) -> list[str]:
     rates = rates_of(found)
     lines = [
         "# Fused kernels on a GPU",
@@ -309,7 +309,7 @@ def explanation(found: Found) -> list[str]:
     return [*lines, "", RIVALS]
 
 
-def report(found: Found, out: Path, show: bool = True) -> None:
+def report(found: Measurements, out: Path, show: bool = True) -> None:
     lines = explanation(found)
     console = Console(width=200)
     for title, heads, rows in (*attention_tables(found), *model_tables(found)):

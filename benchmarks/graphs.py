@@ -61,7 +61,7 @@ class PyG(nn.Module):
         return out
 
 
-def graph_of(case: str, data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def mixing_of(case: str, data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Features, edges and classes."""
     generator = torch.Generator().manual_seed(0)
     if case == "1M edges":
@@ -100,7 +100,7 @@ def step(model: nn.Module, graph: tuple[Tensor, Tensor, Tensor], number: int) ->
 def peak_mebibytes(form: str, case: str, given: argparse.Namespace) -> float:
     """Memory of a step above what data and model hold: of the device, or of a process of its own on a CPU."""
     if given.device == "cuda":
-        graph = graph_of(case, given.data, "cuda")
+        graph = mixing_of(case, given.data, "cuda")
         model = build(form, graph[0].shape[1], "cuda")
         step(model, graph, 0)
         torch.cuda.reset_peak_memory_stats()
@@ -112,7 +112,7 @@ def peak_mebibytes(form: str, case: str, given: argparse.Namespace) -> float:
 
 
 def peak_of_this_process(form: str, case: str, given: argparse.Namespace) -> float:
-    graph = graph_of(case, given.data, "cpu")
+    graph = mixing_of(case, given.data, "cpu")
     model = build(form, graph[0].shape[1], "cpu")
     few = graph[0].to_dense()[:100], graph[1][:, :1000] % 100, graph[2][:100]
     step(model, few, 0)  # what is compiled or loaded at the first step is there before the measured one
@@ -144,7 +144,7 @@ def main() -> None:
         if given.device == "cuda" and case == "cora, sparse features":
             continue  # a device multiplies zeros faster than it looks for them
         peaks = {form: peak_mebibytes(form, case, given) for form in FORMS}
-        graph = graph_of(case, given.data, given.device)
+        graph = mixing_of(case, given.data, given.device)
         models = {form: build(form, graph[0].shape[1], given.device) for form in FORMS}
         seen: dict[str, list[float]] = {form: [] for form in FORMS}
         for turn in range(given.repeats + 1):  # forms take turns, and the first turn warms up

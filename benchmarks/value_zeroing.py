@@ -94,13 +94,13 @@ def main() -> None:
         table.add_column(column, justify="right")
     for tokens in asked.tokens:
         ids = torch.randint(5, 30000, (1, tokens)).to(asked.device)
-        ours = overt.trace(model, ids, graph="value-zeroing")
+        ours = overt.trace(model, ids, mixing="value-zeroing")
         theirs = by_hooks(model, ids)
         far = max(float((a - b.cpu()).abs().max()) for a, b in zip(ours.maps, theirs, strict=True))
         times = [
             seconds(run, asked.device, asked.repeats)
             for run in (
-                lambda ids=ids: overt.trace(model, ids, graph="value-zeroing"),
+                lambda ids=ids: overt.trace(model, ids, mixing="value-zeroing"),
                 lambda ids=ids: by_hooks(model, ids),
                 lambda ours=ours: ours.blankout(unk=100),
                 lambda ids=ids: overt.trace(model, ids),

@@ -713,7 +713,7 @@ SHORT = ("--epochs", "4", "--workers", "1")
 
 
 @dataclass(eq=False)
-class Made:
+class Finished:
     """A run of all six rows with two seeds, from an empty folder."""
 
     out: Path
@@ -723,14 +723,14 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     out, cwd = tmp_path_factory.mktemp("made") / "run", tmp_path_factory.mktemp("cwd")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
         patch.setattr(bam_graphs, "SAMPLES", FEW)
         before = torch.get_num_threads()
         result = run(data, out, *SHORT)
-    return Made(out, cwd, result, (before, torch.get_num_threads()))
+    return Finished(out, cwd, result, (before, torch.get_num_threads()))
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -747,7 +747,7 @@ def timeless(per_seed: dict[Any, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_down_every_row_seed_and_noise_level(made: Made, graph: planetoid.Citations) -> None:
+def test_a_run_writes_down_every_row_seed_and_noise_level(made: Finished, graph: planetoid.Citations) -> None:
     result = json.loads((made.out / "results" / "bam-table-1.json").read_text())
     assert result["command"] == (
         "overt reproduce bam-table-1 --data DIR --seeds 2 --device cpu --epochs 4 --workers 1"
@@ -784,7 +784,7 @@ def unsigned_zeros(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Made) -> None:
+def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Finished) -> None:
     assert list(made.cwd.iterdir()) == []
     tables: dict[str, dict[str, list[str]]] = {}
     for block in re.split(r"\n(?=Cora, )", (made.out / "RESULTS.md").read_text())[1:]:
@@ -837,7 +837,7 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Made) 
 
 
 @pytest.mark.slow
-def test_rows_that_are_the_same_are_named_beside_the_table(made: Made) -> None:
+def test_rows_that_are_the_same_are_named_beside_the_table(made: Finished) -> None:
     per_seed = made.result["per_seed"]
     for row, other in (("LC", "GAT"), ("WF", "NO KL")):
         for seed in "01":
@@ -863,7 +863,7 @@ def test_seeds_in_which_rows_agree_to_the_last_digit_are_counted() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_call_trains_nothing(made: Made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_trains_nothing(made: Finished, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bam_graphs, "train", refuse)
     again = run(data, made.out, *SHORT)
     assert again["per_seed"] == made.result["per_seed"]
@@ -878,7 +878,9 @@ def test_a_second_call_trains_nothing(made: Made, data: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_fresh_trains_again(made: Made, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_trains_again(
+    made: Finished, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(made.out, tmp_path / "run")
     monkeypatch.setattr(bam_graphs, "train", refuse)
     with pytest.raises(AssertionError, match="trained again"):
@@ -1030,14 +1032,14 @@ def test_the_recipe_names_what_is_wrong_in_one_line(
 # One node of a run, traced.
 
 
-def shown(made: Made, data: Path, *words: str) -> Any:
+def shown(made: Finished, data: Path, *words: str) -> Any:
     common = ["--data", str(data), "--run", str(made.out)]
     return CliRunner().invoke(app, ["neighbours", *common, *words])
 
 
 @pytest.mark.slow
 def test_neighbours_prints_a_nodes_table_and_writes_picture_and_data(
-    made: Made, data: Path, graph: planetoid.Citations, tmp_path: Path
+    made: Finished, data: Path, graph: planetoid.Citations, tmp_path: Path
 ) -> None:
     picture, page = tmp_path / "node.png", tmp_path / "node.json"
     node = int(graph.edge_index[0].bincount().argmax())
@@ -1063,7 +1065,7 @@ def test_neighbours_prints_a_nodes_table_and_writes_picture_and_data(
 
 
 @pytest.mark.slow
-def test_of_plain_gat_no_samples_are_drawn(made: Made, data: Path, tmp_path: Path) -> None:
+def test_of_plain_gat_no_samples_are_drawn(made: Finished, data: Path, tmp_path: Path) -> None:
     result = shown(made, data, "0", "--row", "GAT", "--page", str(tmp_path / "node.json"))
     assert result.exit_code == 0, result.output
     assert "by rollout" in result.output
@@ -1091,7 +1093,7 @@ def test_of_plain_gat_no_samples_are_drawn(made: Made, data: Path, tmp_path: Pat
 def test_neighbours_names_what_is_wrong_in_one_line(
     words: list[str],
     message: str,
-    made: Made,
+    made: Finished,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -198,8 +198,8 @@ def test_norm_maps_are_sizes_of_what_is_added() -> None:
     x = model(**inputs, output_hidden_states=True).hidden_states[1]
     vectors = bert_vectors(model, 1, x)
     weights = overt.trace(model, inputs, heads=True).maps[1]
-    each = overt.trace(model, inputs, heads=True, graph="norm").maps[1]
-    both = overt.trace(model, inputs, graph="norm").maps[1]
+    each = overt.trace(model, inputs, heads=True, mixing="norm").maps[1]
+    both = overt.trace(model, inputs, mixing="norm").maps[1]
     added = weights.unsqueeze(-1) * vectors.unsqueeze(2)  # (batch, head, query, key, width)
     torch.testing.assert_close(each, added.norm(dim=-1), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(both, added.sum(dim=1).norm(dim=-1), atol=1e-5, rtol=1e-4)
@@ -211,21 +211,21 @@ def test_effective_attention_gives_the_same_output_and_no_more() -> None:
     model = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**config))()
     inputs = {"input_ids": tokens(2, 9)}
     plain = overt.trace(model, inputs, heads=True).maps[0].double()
-    effective = overt.trace(model, inputs, heads=True, graph="effective").maps[0].double()
+    effective = overt.trace(model, inputs, heads=True, mixing="effective").maps[0].double()
     assert (plain - effective).abs().max() > 1e-3
     hidden = model.bert.embeddings(**inputs)
     value = model.bert.encoder.layer[0].attention.self.value(hidden).unflatten(-1, (8, 4)).transpose(1, 2)
     torch.testing.assert_close(effective @ value.double(), plain @ value.double(), atol=1e-5, rtol=1e-4)
     assert bool((effective.norm(dim=-1) <= plain.norm(dim=-1) + 1e-6).all()), "the shortest such rows"
     short = {"input_ids": tokens(2, 4)}
-    same = overt.trace(model, short, heads=True, graph="effective").maps[0]
+    same = overt.trace(model, short, heads=True, mixing="effective").maps[0]
     torch.testing.assert_close(same, overt.trace(model, short, heads=True).maps[0], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
 def test_effective_attention_of_causal_models_stays_causal() -> None:
     family = BY_NAME["Llama"]
-    traced = overt.trace(family.make(), tokens(1, 12), graph="effective", heads=True)
+    traced = overt.trace(family.make(), tokens(1, 12), mixing="effective", heads=True)
     assert not traced.maps[0].triu(1).any()
     signed = traced.rollout()
     assert bool(torch.isfinite(signed).all())
@@ -237,7 +237,7 @@ def test_effective_attention_of_causal_models_stays_causal() -> None:
 def test_gradient_maps_are_those_of_finite_differences() -> None:
     model, inputs = agreement()
     target = torch.tensor([0, 1])
-    traced = overt.trace(model, inputs, graph="gradient", heads=True, target=target)
+    traced = overt.trace(model, inputs, mixing="gradient", heads=True, target=target)
     weights = overt.trace(model, inputs, heads=True).maps[0].double()
     step = 1e-6
     for cell in ((0, 1, 0, 2), (0, 0, 3, 1), (1, 1, 0, 1)):
@@ -259,38 +259,38 @@ def test_gradient_maps_are_those_of_finite_differences() -> None:
         slope = float(sides[0] - sides[1]) / (2 * step)
         expected = max(0.0, float(weights[cell]) * slope)
         assert float(traced.maps[0][cell]) == pytest.approx(expected, rel=1e-4, abs=1e-8)
-    mean = overt.trace(model, inputs, graph="gradient", target=target).maps[0]
+    mean = overt.trace(model, inputs, mixing="gradient", target=target).maps[0]
     torch.testing.assert_close(mean, traced.maps[0].mean(dim=1))
 
 
-@pytest.mark.parametrize("graph", ["gradient", "norm", "effective"])
+@pytest.mark.parametrize("mixing", ["gradient", "norm", "effective"])
 @pytest.mark.parametrize("name", ["BERT", "ALBERT", "GPT-2", "Llama", "T5", "ViT", "Gemma 2", "Whisper"])
-def test_other_graphs_serve_rollout_and_flow_in_every_kind_of_family(name: str, graph: Any) -> None:
+def test_other_graphs_serve_rollout_and_flow_in_every_kind_of_family(name: str, mixing: Any) -> None:
     family = BY_NAME[name]
     for attached in (False, True):
         model = family.make()
         if attached:
             overt.attach(model, overt.Bayesian())
-        traced = overt.trace(model, inputs_of(family, padded=family.pads), graph=graph)
+        traced = overt.trace(model, inputs_of(family, padded=family.pads), mixing=mixing)
         for method in (traced.rollout, traced.flow):
             found = method(layers=-1, queries=0)
             assert bool(torch.isfinite(found).all())
-            if method == traced.flow or graph != "effective":
+            if method == traced.flow or mixing != "effective":
                 assert bool((found >= 0).all())
             assert float(found.abs().max()) > 0.0
 
 
-@pytest.mark.parametrize("graph", ["gradient", "norm", "effective"])
-def test_torch_and_own_attention_have_the_other_graphs_too(graph: Any) -> None:
+@pytest.mark.parametrize("mixing", ["gradient", "norm", "effective"])
+def test_torch_and_own_attention_have_the_other_mixings_too(mixing: Any) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     x = torch.randn(2, 5, 16)
-    traced = overt.trace(model, {"src": x}, graph=graph, output=lambda states: states[:, 0])
+    traced = overt.trace(model, {"src": x}, mixing=mixing, output=lambda states: states[:, 0])
     assert bool(traced.maps[0].abs().sum() > 0)
     with torch.no_grad():
         torch.testing.assert_close(traced.rollout().shape, torch.Size([2, 2, 5, 5]))
     own, inputs = agreement()
-    assert overt.trace(own, inputs, graph=graph).flow().shape == (2, 2, 4, 4)
+    assert overt.trace(own, inputs, mixing=mixing).flow().shape == (2, 2, 4, 4)
 
 
 def test_norms_of_torch_attention_are_those_by_hand() -> None:
@@ -305,7 +305,7 @@ def test_norms_of_torch_attention_are_those_by_hand() -> None:
             return self.attention(x, x, x)[0]
 
     x = torch.randn(1, 4, 8)
-    traced = overt.trace(Holder(), {"x": x}, graph="norm", heads=True)
+    traced = overt.trace(Holder(), {"x": x}, mixing="norm", heads=True)
     weights = attention(x, x, x, average_attn_weights=False)[1]
     value = (x @ attention.in_proj_weight[16:].T + attention.in_proj_bias[16:]).unflatten(-1, (2, 4))
     for head in range(2):
@@ -316,9 +316,9 @@ def test_norms_of_torch_attention_are_those_by_hand() -> None:
 
 def test_a_projection_that_is_not_there_is_not_made_up() -> None:
     model = llama_like("BitNet")()  # a norm lies between attention and projection
-    for graph in ("norm", "effective"):
+    for mixing in ("norm", "effective"):
         with pytest.raises(ValueError, match=r"what follows model\.layers.* is no linear projection"):
-            overt.trace(model, tokens(), graph=graph)  # type: ignore[arg-type]
+            overt.trace(model, tokens(), mixing=mixing)  # type: ignore[arg-type]
 
 
 def test_adapters_on_the_projection_count() -> None:
@@ -327,8 +327,8 @@ def test_adapters_on_the_projection_count() -> None:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3)
-    adapted = overt.trace(model, tokens(), graph="norm").maps
-    merged = overt.trace(model.merge_and_unload(), tokens(), graph="norm").maps
+    adapted = overt.trace(model, tokens(), mixing="norm").maps
+    merged = overt.trace(model.merge_and_unload(), tokens(), mixing="norm").maps
     for ours, theirs in zip(adapted, merged, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
@@ -399,14 +399,14 @@ def test_numbers_for_labels_are_no_classes(settings: dict[str, Any], labels: Ten
 
 def test_frozen_models_and_inference_mode_have_gradients() -> None:
     model = BY_NAME["BERT"].make()
-    expected = overt.trace(model, tokens(), graph="gradient").maps[0]
+    expected = overt.trace(model, tokens(), mixing="gradient").maps[0]
     slopes = overt.trace(model, tokens()).gradients()
     model.requires_grad_(False)
-    torch.testing.assert_close(overt.trace(model, tokens(), graph="gradient").maps[0], expected)
+    torch.testing.assert_close(overt.trace(model, tokens(), mixing="gradient").maps[0], expected)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     with torch.inference_mode():
         ids = tokens().clone()
-        torch.testing.assert_close(overt.trace(model, ids, graph="gradient").maps[0], expected)
+        torch.testing.assert_close(overt.trace(model, ids, mixing="gradient").maps[0], expected)
         torch.testing.assert_close(overt.trace(model, ids).gradients(), slopes)
 
 
@@ -428,6 +428,6 @@ def test_gradient_maps_of_padded_causal_models_are_those_of_each_alone() -> None
     model = BY_NAME["Llama"].make()
     ids = tokens(2, 6)
     mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
-    both = overt.trace(model, {"input_ids": ids, "attention_mask": mask}, graph="gradient")
-    alone = overt.trace(model, ids[1:, :4], graph="gradient")
+    both = overt.trace(model, {"input_ids": ids, "attention_mask": mask}, mixing="gradient")
+    alone = overt.trace(model, ids[1:, :4], mixing="gradient")
     torch.testing.assert_close(both.maps[1][1:, :4, :4], alone.maps[1], atol=1e-6, rtol=1e-3)

@@ -385,7 +385,7 @@ def test_a_signed_map_has_rollout_and_no_flow(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no flow over weights that may be negative"):
             one.flow()
     assert "rollout" in overt.page(traced).html(), "a page leaves flow out"
-    norm = overt.trace(model, inputs_of(family), graph="norm")
+    norm = overt.trace(model, inputs_of(family), mixing="norm")
     assert bool((norm.maps[0] >= 0).all())
     assert norm.flow(layers=0).isfinite().all()
 

@@ -18,8 +18,8 @@ import overt
 from examples import FOLDER
 from overt._extras import EXTRAS, need
 from overt.mechanisms import mechanism
-from overt.tracing.graphs import graph as graph_registry
 from overt.tracing.methods import method as method_registry
+from overt.tracing.mixing import mixing as mixing_registry
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "overt"
@@ -196,7 +196,7 @@ def test_every_python_block_of_the_documents_runs(
     monkeypatch.chdir(tmp_path)
     # A block may define a mechanism that is a file of docs/examples, too.
     # Nor do other tests want its methods and graphs.
-    for registry in (mechanism, method_registry, graph_registry):
+    for registry in (mechanism, method_registry, mixing_registry):
         monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     module = ModuleType(EXAMPLES.get(block, "block"))  # where a dataclass looks for its annotations
     monkeypatch.setitem(sys.modules, module.__name__, module)

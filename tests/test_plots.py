@@ -172,7 +172,7 @@ def test_paths_of_a_query_bring_to_the_input_what_the_method_gives(method: str) 
 
 
 def test_inputs_that_a_signed_path_reaches_below_zero_are_dots_of_the_other_colour() -> None:
-    trace = made(batch=1, graph="effective")
+    trace = made(batch=1, mixing="effective")
     trace.maps = [cells - 0.3 for cells in trace.maps]
     figure = sketch(trace, "graph", method="rollout", query=2, special=True)
     expected = trace.rollout(queries=2, layers=-1)[0, 0, 0].numpy()
@@ -329,7 +329,7 @@ def test_importances_are_bars_beneath_and_need_the_model() -> None:
 
 
 def test_negative_values_have_a_scale_around_zero() -> None:
-    trace = made(graph="effective")
+    trace = made(mixing="effective")
     trace.maps = [cells - 0.2 for cells in trace.maps]
     figure = sketch(trace, methods=("raw",))
     mesh = next(one for axes in figure.axes for one in axes.collections if isinstance(one, QuadMesh))
@@ -338,7 +338,7 @@ def test_negative_values_have_a_scale_around_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("graph", "words"),
+    ("mixing", "words"),
     [
         ("attention", {"raw attention", "attention rollout", "attention flow"}),
         ("effective", {"effective attention", "effective attention rollout", "effective attention flow"}),
@@ -346,8 +346,8 @@ def test_negative_values_have_a_scale_around_zero() -> None:
         ("norm", {"norm of what is added", "rollout of norms", "flow of norms"}),
     ],
 )
-def test_titles_say_what_the_maps_hold(graph: str, words: set[str]) -> None:
-    trace = made(graph=graph)
+def test_titles_say_what_the_maps_hold(mixing: str, words: set[str]) -> None:
+    trace = made(mixing=mixing)
     figure = plot(trace)
     assert {axes.get_title().replace("\n", " ") for axes in figure.axes} - {""} == words
     figure.draw_without_rendering()
@@ -365,7 +365,7 @@ def left(box: Any) -> float:
 
 
 def test_compared_traces_of_different_weights_are_named_by_method_alone() -> None:
-    figure = plot_compare({"a": made(), "b": made(graph="norm")}, methods="rollout", figure=Figure())
+    figure = plot_compare({"a": made(), "b": made(mixing="norm")}, methods="rollout", figure=Figure())
     assert {axes.get_title() for axes in figure.axes} - {""} == {"rollout"}
 
 
@@ -548,7 +548,7 @@ def test_the_command_draws_saved_traces_and_compares_them(tmp_path: Path) -> Non
         ({"source": "a sentence"}, "or a sentence or picture with --model; got 'a sentence'"),
         ({"source": "a.safetensors"}, "there is no trace a.safetensors"),
         ({"source": "a.safetensors", "model": "m"}, "a.safetensors is a saved trace, which needs no --model"),
-        ({"source": "a.safetensors", "graph": "norm"}, "--graph is of tracing with --model; got norm"),
+        ({"source": "a.safetensors", "mixing": "norm"}, "--mixing is of tracing with --model; got norm"),
         ({"source": "a.safetensors", "decoder": "b"}, "--decoder is of tracing with --model; got b"),
         ({"source": "a.safetensors", "samples": 5}, "--samples is of tracing with --model; got 5"),
         ({"source": "a.png", "model": "m"}, "there is no picture a.png"),

@@ -1,4 +1,4 @@
-"""Methods and graphs are registered in one place, and everything that lists them takes them from there."""
+"""Methods and mixings are registered in one place, and everything that lists them takes them from there."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ import overt
 from families import BY_NAME, inputs_of, tokens
 from overt.graphs import trace as trace_nodes
 from overt.tracing import (
-    Asked,
-    Call,
+    CapturedAttention,
     Cost,
-    GraphKind,
     Levels,
     Method,
+    MethodRequest,
+    Mixing,
     Options,
-    register_graph,
     register_method,
+    register_mixing,
 )
-from overt.tracing.graphs import graph as graph_registry
-from overt.tracing.graphs.graph import graphs
 from overt.tracing.methods import blankout, flow, gradients
 from overt.tracing.methods import method as method_registry
 from overt.tracing.methods.method import methods
+from overt.tracing.mixing import mixing as mixing_registry
+from overt.tracing.mixing.mixing import mixings
 from overt.tracing.options import Arguments
 from overt.view.neighbourhood import page_data
 from overt.view.terminal import table
@@ -46,10 +46,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Method:
     """A method of our own: half of the rollout."""
     monkeypatch.setattr(method_registry, "_registered", dict(method_registry._registered))
 
-    def half(levels: Levels, asked: Asked) -> Tensor:
+    def half(levels: Levels, asked: MethodRequest) -> Tensor:
         return 0.5 * methods()["rollout"].run(levels, asked)
 
-    def half_over_edges(walk: Any, asked: Asked) -> Tensor:
+    def half_over_edges(walk: Any, asked: MethodRequest) -> Tensor:
         edges = methods()["rollout"].edges
         assert edges is not None
         return 0.5 * edges(walk, asked)
@@ -62,15 +62,15 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Method:
 
 
 @pytest.fixture
-def doubled(monkeypatch: pytest.MonkeyPatch) -> type[GraphKind]:
-    """A graph of our own: squares of the weights."""
-    monkeypatch.setattr(graph_registry, "_registered", dict(graph_registry._registered))
+def doubled(monkeypatch: pytest.MonkeyPatch) -> type[Mixing]:
+    """A mixing of our own: squares of the weights."""
+    monkeypatch.setattr(mixing_registry, "_registered", dict(mixing_registry._registered))
 
-    @register_graph
-    class Squared(GraphKind):
+    @register_mixing
+    class Squared(Mixing):
         name, title, unit, signed = "squared", "squared attention", True, False
 
-        def map(self, call: Call) -> Tensor:
+        def map(self, call: CapturedAttention) -> Tensor:
             return self.reduced(call.weights**2)
 
     return Squared
@@ -123,24 +123,24 @@ def test_a_new_method_with_a_form_on_edges_shows_up_on_graphs() -> None:
 
 
 @pytest.mark.usefixtures("doubled")
-def test_a_new_graph_shows_up_wherever_graphs_are_listed(tmp_path: Path) -> None:
+def test_a_new_mixing_shows_up_wherever_mixings_are_listed(tmp_path: Path) -> None:
     model = BY_NAME["BERT"].make()
-    trace = overt.trace(model, tokens(), graph="squared")
+    trace = overt.trace(model, tokens(), mixing="squared")
     plain = overt.trace(model, tokens(), heads=True)
     torch.testing.assert_close(trace.maps[0], (plain.maps[0] ** 2).mean(dim=1))
     rows = trace.rollout(layers=0, residual=0.0)[0, 0]
     torch.testing.assert_close(rows.sum(dim=-1), torch.ones(9, dtype=torch.float64)), "made to sum to one"
-    assert trace.html().index["traces"][0]["graph_title"] == "squared attention"
+    assert trace.html().index["traces"][0]["mixing_title"] == "squared attention"
     assert any("squared attention" in one.get_title() for one in trace.plot("strip", columns=2).axes)
     trace.save(tmp_path / "t.safetensors")
-    assert overt.Trace.load(tmp_path / "t.safetensors").graph == "squared"
+    assert overt.Trace.load(tmp_path / "t.safetensors").mixing == "squared"
 
 
-def test_a_loaded_trace_of_an_unknown_graph_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_loaded_trace_of_an_unknown_mixing_says_what_is_missing(tmp_path: Path) -> None:
     trace = made()
-    trace.graph = "theirs"
+    trace.mixing = "theirs"
     trace.save(tmp_path / "t.safetensors")
-    with pytest.raises(ValueError, match="of the graph 'theirs', which is not registered here"):
+    with pytest.raises(ValueError, match="of the mixing 'theirs', which is not registered here"):
         overt.Trace.load(tmp_path / "t.safetensors").rollout()
 
 
@@ -176,8 +176,8 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
         register_method(dataclasses.replace(mine, options=Loose))
     with pytest.raises(TypeError, match=r"method must be an overt\.tracing\.Method"):
         register_method(run)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a graph must be a subclass"):
-        register_graph(int)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="a mixing must be a subclass"):
+        register_mixing(int)  # type: ignore[type-var]
     register_method(mine)  # again, as a notebook does
 
 
@@ -208,7 +208,7 @@ def test_padding_has_zeros_whatever_a_method_gives(mine: Method) -> None:
 
 
 def test_a_method_that_fails_leaves_the_others_on_the_page(mine: Method) -> None:
-    def fail(levels: Levels, asked: Asked) -> Tensor:
+    def fail(levels: Levels, asked: MethodRequest) -> Tensor:
         raise ValueError(f"not today, with {levels.layers} layers and {asked.residual}")
 
     method_registry._registered["half"] = dataclasses.replace(mine, run=fail)
@@ -244,15 +244,15 @@ def test_a_method_that_runs_the_model_finds_it_in_evaluation_mode(mine: Method) 
         (lambda weights: -weights.mean(1), "'squared' is not signed, and made -"),
     ],
 )
-def test_what_a_graph_makes_is_checked(doubled: type[GraphKind], cells: Any, words: str) -> None:
+def test_what_a_mixing_makes_is_checked(doubled: type[Mixing], cells: Any, words: str) -> None:
 
-    def made_of(self: GraphKind, call: Call) -> Any:
+    def made_of(self: Mixing, call: CapturedAttention) -> Any:
         del self
         return cells(call.weights)
 
     doubled.map = made_of  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=words):
-        overt.trace(BY_NAME["BERT"].make(), tokens(), graph="squared")
+        overt.trace(BY_NAME["BERT"].make(), tokens(), mixing="squared")
 
 
 def test_the_command_imports_what_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     tracing.run(["a"], ["b"], out=tmp_path / "page.html")
     with pytest.raises(AssertionError, match="the model ran"):
         tracing.run(["a"], ["b"], ["blankout"])
-    assert all(graphs()[name].passes == 0 for name in graphs() if name != "value-zeroing")
+    assert all(mixings()[name].passes == 0 for name in mixings() if name != "value-zeroing")
 
 
 def test_recipes_of_published_tables_name_their_methods(mine: Method) -> None:
@@ -375,7 +375,7 @@ def test_the_command_lists_what_is_registered() -> None:
     from overt.cli import app
 
     said = CliRunner().invoke(app, ["trace", "--help"], env={"COLUMNS": "200"}).output
-    for name in (*methods(), *graphs()):
+    for name in (*methods(), *mixings()):
         assert name in said, name
 
 
@@ -458,7 +458,7 @@ def test_moved_names_still_work_with_a_warning() -> None:
 
 def test_the_index_of_a_page_is_plain_data() -> None:
     family = BY_NAME["T5"]
-    trace = overt.trace(family.make(), inputs_of(family), graph="value-zeroing")
+    trace = overt.trace(family.make(), inputs_of(family), mixing="value-zeroing")
     (entry, *_) = trace.html().index["traces"]
     json.dumps(entry)
-    assert (entry["graph"], entry["joint"], entry["residual"]) == ("value-zeroing", True, 0.0)
+    assert (entry["mixing"], entry["joint"], entry["residual"]) == ("value-zeroing", True, 0.0)

@@ -23,7 +23,18 @@ import overt
 from families import TEXT
 from overt.cli import app
 from overt.recipes import agreement, demo, flow_pronouns, flow_tables, linzen, reproduce, sentiment
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, mean, over_seeds, spread
+from overt.recipes._recipe import (
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+    mean,
+    over_seeds,
+    spread,
+)
 
 FILES = ("val", "test.1", "test.2")
 
@@ -614,8 +625,8 @@ def _toy() -> Recipe:
         numbers = {seed: {"x": float(seed)} for seed in range(request.seeds)}
         return Outcome({}, numbers)
 
-    def tell(outcome: Outcome) -> Told:
-        return Told([Grid("x", ["x"], [("x", [cell(outcome.mean["x"])])])])
+    def tell(outcome: Outcome) -> Report:
+        return Report([Grid("x", ["x"], [("x", [cell(outcome.mean["x"])])])])
 
     options = {"size": Option("how much", 2, least=1), "kind": Option("which", "a", names=True)}
     return Recipe("toy", "A toy", "Nobody 2020", {}, run, tell, seeds=2, folder="toy", options=options)

@@ -38,7 +38,7 @@ Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
 from overt.recipes import serving as recipe  # noqa: E402
-from overt.tracing.graphs.graph import graphs  # noqa: E402
+from overt.tracing.mixing.mixing import mixings  # noqa: E402
 from overt.view.server import (  # noqa: E402
     Limits,
     Served,
@@ -252,8 +252,8 @@ def test_a_picture_has_a_link_as_long_as_it_is_kept(served: dict[str, Served]) -
         assert "no longer kept" in gone.error
 
 
-def test_layers_and_graphs_are_taken(up: Running) -> None:
-    kinds = [{"graph": name} for name in graphs() if name != "attention"]
+def test_layers_and_mixings_are_taken(up: Running) -> None:
+    kinds = [{"mixing": name} for name in mixings() if name != "attention"]
     for more in ({"layers": 1}, *kinds):
         found = up.trace("the key lies", methods=["raw"], **more)
         assert found.status == 200, found.body
@@ -272,7 +272,7 @@ def test_what_runs_the_model_is_asked_for_and_bounded(up: Running, monkeypatch: 
     assert entry["importances"] == []
     assert "would take the server too long" in entry["missing"]["blankout"]
     monkeypatch.setattr(asks, "TRACING", 0.0)
-    refused = up.trace("the key lies by", graph="value-zeroing")
+    refused = up.trace("the key lies by", mixing="value-zeroing")
     assert refused.status == 422
     assert "value zeroing of 6 tokens would take the server too long" in refused.error
 
@@ -353,7 +353,7 @@ def test_heads_are_sent_as_long_as_they_are_few(up: Running, monkeypatch: pytest
         return int(up.trace(text, methods=["raw"], **more).json["index"]["traces"][0]["heads"])
 
     assert heads("the key lies to") == 4
-    assert heads("the key lies to", graph="norm") == 0, "the norm of a sum is not the mean of norms"
+    assert heads("the key lies to", mixing="norm") == 0, "the norm of a sum is not the mean of norms"
     monkeypatch.setattr(asks, "CELLS", 10)
     assert heads("the key lies to cabinets") == 0
 
@@ -490,8 +490,8 @@ def test_an_answer_that_takes_too_long_is_given_up(
         (b'{"model": "bert", "text": "a", "layers": true}', 400, "layers must be a whole number"),
         (b'{"model": "bert", "text": "a", "layers": 1e9}', 400, "layers must be a whole number"),
         (b'{"model": "bert", "text": "a", "layers": ' + b"9" * 4000 + b"}", 400, "at most 10000"),
-        (b'{"model": "bert", "text": "a", "graph": "magic"}', 400, "graph must be one of attention"),
-        (b'{"model": "bert", "text": "a", "graph": {}}', 400, "graph must be one of attention"),
+        (b'{"model": "bert", "text": "a", "mixing": "magic"}', 400, "mixing must be one of attention"),
+        (b'{"model": "bert", "text": "a", "mixing": {}}', 400, "mixing must be one of attention"),
         (b'{"model": 7, "text": "a"}', 400, "model must be a string, got a number"),
         (b'{"text": "a"}', 400, "model must be a string, got null"),
         (b'{"model": "vit", "text": "a"}', 400, "'vit' takes an image"),

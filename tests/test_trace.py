@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import overt
 from families import BY_NAME, FAMILIES, SMALL, Family, build, eager, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
-from overt.tracing.capture import Call
+from overt.tracing.capture import CapturedAttention
 from overt.tracing.collect import Collector
-from overt.tracing.graphs.attention import Attention
+from overt.tracing.mixing.attention import Attention
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -101,7 +101,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     modes = [module.training for module in model.modules()]
     before = model.config._attn_implementation
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-    overt.trace(model, inputs_of(family), graph="norm")
+    overt.trace(model, inputs_of(family), mixing="norm")
     for inputs in ({"no_such_argument": torch.ones(1)}, {}):
         with pytest.raises((TypeError, ValueError, AttributeError)):
             overt.trace(model, inputs)
@@ -392,7 +392,7 @@ def test_long_traces_keep_one_average_per_layer() -> None:
 def test_only_averages_outlive_their_layer() -> None:
     collector = Collector(Attention())
     weights = torch.rand(1, 2, 3, 3)
-    collector(Call("a.0.b", "a", "encoder", weights))
+    collector(CapturedAttention("a.0.b", "a", "encoder", weights))
     assert collector.calls[0].weights.untyped_storage().nbytes() == 0
     assert collector.map(0).untyped_storage().nbytes() == 4 * 9
 

@@ -13,16 +13,16 @@ from families import BY_NAME, inputs_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("graph", ["attention", "norm", "effective", "gradient", "value-zeroing"])
+@pytest.mark.parametrize("mixing", ["attention", "norm", "effective", "gradient", "value-zeroing"])
 @pytest.mark.parametrize("name", ["BERT", "Llama", "T5", "ViT"])
-def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, graph: Any) -> None:
+def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, mixing: Any) -> None:
     family = BY_NAME[name]
     inputs = inputs_of(family, padded=family.pads)
     model = family.make()
     unk = {} if name == "ViT" else {"unk": 3}
-    here = overt.trace(model, inputs, graph=graph)
+    here = overt.trace(model, inputs, mixing=mixing)
     blankout, gradients = here.blankout(**unk), here.gradients()
-    there = overt.trace(model.cuda(), inputs, graph=graph)
+    there = overt.trace(model.cuda(), inputs, mixing=mixing)
     assert all(cells.device.type == "cpu" for cells in there.maps)
     for method in ("raw", "rollout", "flow"):
         ours, theirs = getattr(there, method)(), getattr(here, method)()

@@ -52,12 +52,12 @@ def tokenizer(count: int) -> Any:
 # Outputs
 
 
-@pytest.mark.parametrize("graph", ["attention", "gradient"])
+@pytest.mark.parametrize("mixing", ["attention", "gradient"])
 @pytest.mark.parametrize("name", ["BERT", "ViT"])
-def test_outputs_of_a_classifier_are_its_logits(name: str, graph: Any) -> None:
+def test_outputs_of_a_classifier_are_its_logits(name: str, mixing: Any) -> None:
     family = BY_NAME[name]
     model, inputs = family.make(), inputs_of(family, padded=family.pads)
-    traced = overt.trace(model, inputs, graph=graph)
+    traced = overt.trace(model, inputs, mixing=mixing)
     assert traced.outputs is not None
     assert traced.outputs.dtype == torch.float32
     assert not traced.outputs.requires_grad

@@ -121,7 +121,7 @@ def test_the_command_prints_a_table_and_saves(folder: Path, tmp_path: Path) -> N
     ("more", "message"),
     [
         (["--method", "magic"], "--method must be one of 'raw', 'rollout'"),
-        (["--graph", "magic"], "--graph must be one of 'attention'"),
+        (["--mixing", "magic"], "--mixing must be one of 'attention'"),
         (["--layer", "7"], "layers must lie in 0 to 2"),
         (["--query", "99"], "queries must lie in 0 to"),
         (["--residual", "2"], r"residual must lie in \[0, 1\]"),
@@ -169,7 +169,7 @@ def test_a_page_holds_every_text_by_every_model(folder: Path, tmp_path: Path) ->
 
 
 def test_a_table_is_the_same_with_a_page_and_without(folder: Path, tmp_path: Path) -> None:
-    asked = ["trace", "the key", "--model", str(folder), "--graph", "norm"]
+    asked = ["trace", "the key", "--model", str(folder), "--mixing", "norm"]
     one = runner.invoke(app, asked, env={"COLUMNS": "120"})
     two = runner.invoke(app, [*asked, "--out", str(tmp_path / "p.html")], env={"COLUMNS": "120"})
     assert plain(two.output).startswith(plain(one.output).rstrip())

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import overt
 from families import BY_NAME, inputs_of, tokens
-from overt.tracing.graphs import value_zeroing
+from overt.tracing.mixing import value_zeroing
 
-GRAPH = "value-zeroing"
+MIXING = "value-zeroing"
 NEAR: dict[str, Any] = {"atol": 1e-5, "rtol": 0.0}
 
 
@@ -88,7 +88,7 @@ def test_maps_are_cosine_distances_by_brute_force() -> None:
     x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     hidden = torch.zeros(3, 5, dtype=torch.bool)
     hidden[1, 4:] = True
-    traced = overt.trace(network, {"x": x, "hidden": hidden}, graph=GRAPH)
+    traced = overt.trace(network, {"x": x, "hidden": hidden}, mixing=MIXING)
     for example in range(3):
         expected = brute_force(network, x[example], hidden[example])
         for layer in range(2):
@@ -134,7 +134,7 @@ def test_a_hugging_face_encoder_gives_what_hooks_on_its_values_give(
     monkeypatch.setattr(value_zeroing, "MOST_ROWS", rows)
     model = BY_NAME["BERT"].make()
     inputs = inputs_of(BY_NAME["BERT"], padded=True)
-    traced = overt.trace(model, inputs, graph=GRAPH)
+    traced = overt.trace(model, inputs, mixing=MIXING)
     cells = hugging_face(model, inputs, model.get_submodule("bert.encoder.layer"), "attention.self.value")
     for number, wanted in enumerate(cells):
         wanted = wanted.masked_fill(~traced.mask.unsqueeze(1), 0.0)
@@ -147,7 +147,7 @@ def test_a_hugging_face_encoder_gives_what_hooks_on_its_values_give(
 @pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART"])
 def test_rows_sum_to_one_and_the_future_has_no_part(name: str) -> None:
     family = BY_NAME[name]
-    traced = overt.trace(family.make(), inputs_of(family), graph=GRAPH)
+    traced = overt.trace(family.make(), inputs_of(family), mixing=MIXING)
     rows = traced.raw()
     torch.testing.assert_close(rows.sum(dim=-1), torch.ones_like(rows.sum(dim=-1)), **NEAR)
     rolled = traced.rollout()
@@ -170,7 +170,7 @@ def test_a_model_is_left_as_it_was_and_answers_as_it_did() -> None:
     family = BY_NAME["BERT"]
     model = family.make().train()
     hooks = [len(module._forward_hooks) for module in model.modules()]
-    traced = overt.trace(model, tokens(), graph=GRAPH)
+    traced = overt.trace(model, tokens(), mixing=MIXING)
     plain = overt.trace(model, tokens())
     assert torch.equal(traced.outputs, plain.outputs)  # type: ignore[arg-type]
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
@@ -180,9 +180,9 @@ def test_a_model_is_left_as_it_was_and_answers_as_it_did() -> None:
 def test_a_bayesian_model_has_posterior_samples_of_it() -> None:
     model = BY_NAME["BERT"].make()
     overt.attach(model, overt.Bayesian(k=3.0))
-    traced = overt.trace(model, tokens(), graph=GRAPH, samples=2)
-    again = overt.trace(model, tokens(), graph=GRAPH, samples=2)
-    assert torch.equal(traced.maps[1], overt.trace(model, tokens(), graph=GRAPH).maps[1])
+    traced = overt.trace(model, tokens(), mixing=MIXING, samples=2)
+    again = overt.trace(model, tokens(), mixing=MIXING, samples=2)
+    assert torch.equal(traced.maps[1], overt.trace(model, tokens(), mixing=MIXING).maps[1])
     assert torch.equal(traced.draws[1].maps[1], again.draws[1].maps[1])
     assert not torch.allclose(traced.draws[0].maps[1], traced.draws[1].maps[1], atol=1e-4)
 
@@ -197,7 +197,7 @@ def test_an_attention_outside_of_all_layers_is_refused() -> None:
             return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
 
     with pytest.raises(ValueError, match="has no map of attention: it is in no layer that runs alone"):
-        overt.trace(Alone(), {"x": torch.randn(1, 3, 8)}, graph=GRAPH)
+        overt.trace(Alone(), {"x": torch.randn(1, 3, 8)}, mixing=MIXING)
 
 
 def test_evolving_layers_cannot_run_alone() -> None:
@@ -206,7 +206,7 @@ def test_evolving_layers_cannot_run_alone() -> None:
     with pytest.raises(
         ValueError, match="value zeroing runs each layer alone, and Evolving reads the layer below it"
     ):
-        overt.trace(model, tokens(), graph=GRAPH)
+        overt.trace(model, tokens(), mixing=MIXING)
 
 
 def test_a_layer_that_remembers_is_refused() -> None:
@@ -220,13 +220,13 @@ def test_a_layer_that_remembers_is_refused() -> None:
     network = Network()
     network.layers[1] = Remembering()
     with pytest.raises(ValueError, match=r"layers\.1 gives something else when it is run again"):
-        overt.trace(network, {"x": torch.randn(1, 4, 8)}, graph=GRAPH)
+        overt.trace(network, {"x": torch.randn(1, 4, 8)}, mixing=MIXING)
 
 
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "T5"])
 def test_receptive_fields_are_of_what_may_be_seen(name: str) -> None:
     family = BY_NAME[name]
-    traced = overt.trace(family.make(), inputs_of(family), graph=GRAPH)
+    traced = overt.trace(family.make(), inputs_of(family), mixing=MIXING)
     for method in ("raw", "rollout", "flow"):
         found = traced.read(method, receptive_field=True)
         torch.testing.assert_close(found.sum(dim=-1), torch.ones_like(found.sum(dim=-1)), **NEAR)
@@ -245,8 +245,8 @@ def test_receptive_fields_are_of_what_may_be_seen(name: str) -> None:
 
 
 def test_single_heads_have_no_map() -> None:
-    with pytest.raises(ValueError, match="heads with graph='value-zeroing' is not supported"):
-        overt.trace(BY_NAME["BERT"].make(), tokens(), graph=GRAPH, heads=True)
+    with pytest.raises(ValueError, match="heads with mixing='value-zeroing' is not supported"):
+        overt.trace(BY_NAME["BERT"].make(), tokens(), mixing=MIXING, heads=True)
 
 
 @torch.no_grad()
@@ -258,8 +258,8 @@ def test_a_layer_whose_batch_is_the_second_axis() -> None:
     second = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
     second.load_state_dict(first.state_dict())
     x = torch.randn(3, 3, 8)  # as many tokens as examples: nothing but the setting tells them apart
-    one = overt.trace(first, {"src": x}, graph=GRAPH)
-    other = overt.trace(second, {"src": x.transpose(0, 1)}, graph=GRAPH)
+    one = overt.trace(first, {"src": x}, mixing=MIXING)
+    other = overt.trace(second, {"src": x.transpose(0, 1)}, mixing=MIXING)
     torch.testing.assert_close(one.maps[1], other.maps[1], **NEAR)
 
 
@@ -287,7 +287,7 @@ def test_a_layer_that_turns_its_axes_for_the_attention(batch: int) -> None:
     def maps(first: bool, x: Tensor) -> Tensor:
         network = Network()
         network.layers = nn.ModuleList([Turning(first)])
-        return overt.trace(network, {"x": x}, graph=GRAPH).maps[0]
+        return overt.trace(network, {"x": x}, mixing=MIXING).maps[0]
 
     torch.testing.assert_close(maps(True, x), maps(False, x), **NEAR)
     torch.testing.assert_close(maps(False, x)[:1], maps(True, x[:1]), **NEAR)
@@ -307,10 +307,10 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("name", ["GPT-2", "Llama"])
 def test_a_cache_is_left_alone(name: str) -> None:
     model, ids = BY_NAME[name].make(), tokens()
-    plain = overt.trace(model, ids, graph=GRAPH).maps
+    plain = overt.trace(model, ids, mixing=MIXING).maps
     for other in (Wrapped(model), model):
         inputs = {"input_ids": ids} if other is not model else {"input_ids": ids, "use_cache": True}
-        for ours, theirs in zip(overt.trace(other, inputs, graph=GRAPH).maps, plain, strict=True):
+        for ours, theirs in zip(overt.trace(other, inputs, mixing=MIXING).maps, plain, strict=True):
             torch.testing.assert_close(ours, theirs, **NEAR)
 
 
@@ -323,7 +323,9 @@ def test_what_the_model_returns_knows_nothing_of_the_layers_that_ran_again() -> 
         return given.hidden_states[2][:, 0]  # type: ignore[no-any-return]
 
     model = BY_NAME["BERT"].make()
-    plain, zeroed = (overt.trace(model, inputs, output=output, graph=graph) for graph in ("attention", GRAPH))
+    plain, zeroed = (
+        overt.trace(model, inputs, output=output, mixing=mixing) for mixing in ("attention", MIXING)
+    )
     assert torch.equal(plain.outputs, zeroed.outputs)  # type: ignore[arg-type]
     assert set(found) == {len(model.bert.encoder.layer) + 1}
 
@@ -340,7 +342,7 @@ def test_attentions_that_are_the_list_themselves_are_no_layers() -> None:
             return x
 
     with pytest.raises(ValueError, match=r"has no map of attentions\.0: it is in no layer that runs alone"):
-        overt.trace(Split(), {"x": torch.randn(1, 3, 8)}, graph=GRAPH)
+        overt.trace(Split(), {"x": torch.randn(1, 3, 8)}, mixing=MIXING)
 
 
 def test_values_that_are_nothing_draw_on_nothing() -> None:
@@ -350,13 +352,13 @@ def test_values_that_are_nothing_draw_on_nothing() -> None:
             assert isinstance(layer, Layer)
             layer.attention.in_proj_weight[16:] = 0.0
             layer.attention.in_proj_bias[16:] = 0.0
-    traced = overt.trace(network, {"x": torch.randn(2, 4, 8, dtype=torch.float64)}, graph=GRAPH)
+    traced = overt.trace(network, {"x": torch.randn(2, 4, 8, dtype=torch.float64)}, mixing=MIXING)
     assert not any(cells.any() for cells in traced.maps)
 
 
 def test_a_model_that_attends_in_windows_is_refused_as_for_other_graphs() -> None:
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4}
     model = hf.SwinModel(hf.SwinConfig(depths=[1, 1], num_heads=[2, 2], **sizes))
-    for graph in ("attention", GRAPH):
+    for mixing in ("attention", MIXING):
         with pytest.raises(ValueError, match="models that attend in windows or shrink"):
-            overt.trace(model, torch.randn(1, 3, 32, 32), graph=graph)
+            overt.trace(model, torch.randn(1, 3, 32, 32), mixing=mixing)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from overt.tracing.nodes import NodeTrace
-from overt.tracing.result import Draw, Trace
+from overt.tracing.result import PosteriorDraw, Trace
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "cabinets", "is", "lost", "[SEP]"]
 
@@ -71,7 +71,7 @@ def sampled(samples: int = 5, **arguments: Any) -> Trace:
     first = made(**arguments)
     shapes = [tuple(cells.shape) for cells in first.maps]
     draws = [
-        Draw(
+        PosteriorDraw(
             [maps(*shape, seed=100 * number + layer) for layer, shape in enumerate(shapes)],
             outputs=torch.randn(len(first), 3, generator=torch.Generator().manual_seed(number)),
         )

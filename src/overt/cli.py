@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from overt.tracing.graphs.graph import graphs
 from overt.tracing.methods.method import edge_methods, methods
+from overt.tracing.mixing.mixing import mixings
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -23,7 +23,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 METHODS, READERS, EDGES = _listed(methods()), _listed(methods("maps")), _listed(edge_methods())
-GRAPHS = _listed(graphs())
+MIXINGS = _listed(mixings())
 
 app = typer.Typer(
     help="Overt: attention, out in the open. Better attention maps, put into real models, read honestly.",
@@ -58,7 +58,7 @@ def root(
     imports: Annotated[
         list[str] | None,
         typer.Option(
-            "--import", callback=_import, help="A module that registers methods, graphs or mechanisms."
+            "--import", callback=_import, help="A module that registers methods, mixings or mechanisms."
         ),
     ] = None,
     version: Annotated[
@@ -177,12 +177,12 @@ def trace(
         str | None, typer.Option(help="What the decoder is fed; by default the model writes it.")
     ] = None,
     residual: Annotated[
-        float | None, typer.Option(help="Weight of the residual connection; by default the graph's own.")
+        float | None, typer.Option(help="Weight of the residual connection; by default that of the mixing.")
     ] = None,
     receptive_field: Annotated[
         bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
     ] = False,
-    graph: Annotated[str, typer.Option(help=f"{GRAPHS}.")] = "attention",
+    mixing: Annotated[str, typer.Option(help=f"{MIXINGS}.")] = "attention",
     out: Annotated[
         Path | None,
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
@@ -200,7 +200,7 @@ def trace(
         decoder=decoder,
         residual=residual,
         receptive_field=receptive_field,
-        graph=graph,
+        mixing=mixing,
         out=out,
     )
 
@@ -230,7 +230,7 @@ def plot(
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     decoder: Annotated[str | None, typer.Option(help="What an encoder–decoder's decoder is fed.")] = None,
     samples: Annotated[int, typer.Option(help="Posterior samples, for uncertainty.", min=1)] = 20,
-    graph: Annotated[str, typer.Option(help=f"{GRAPHS}.")] = "attention",
+    mixing: Annotated[str, typer.Option(help=f"{MIXINGS}.")] = "attention",
     dpi: Annotated[float, typer.Option(help="Of .png.")] = 300.0,
 ) -> None:
     """Draw one view of a trace for a paper."""
@@ -243,7 +243,7 @@ def plot(
         model=model,
         decoder=decoder,
         samples=samples,
-        graph=graph,
+        mixing=mixing,
         columns=columns,
         dpi=dpi,
         query=query,

@@ -429,7 +429,7 @@ test("the strip has room for the names of methods, and long ones do not run into
 test("maps that are not attention are named with their methods, attention is not", () => {
   const map = [[1, 0], [0.25, 0.75]];
   const made = (about) => traceOf({ tokens: ["a", "b"], ...about }, { mean: [[map]], rollout: [[map]] });
-  const norms = made({ graph: "norm", graph_title: "norm of what is added" });
+  const norms = made({ mixing: "norm", mixing_title: "norm of what is added" });
   assert.equal(norms.measure("raw"), "raw norm of what is added, weight");
   assert.equal(norms.measure("rollout"), "rollout over norm of what is added, share");
   assert.equal(made().measure("rollout"), "rollout, share");

@@ -86,7 +86,7 @@ test("raw is two distributions, each by its name", () => {
 
 test("of a row that both share, raw says how much is the source's and how much the target's", () => {
   const joint = { self: SELF.map((row) => row.map((value) => 0.25 * value)), cross: CROSS.map((row) => row.map((value) => 0.75 * value)) };
-  const { texts } = drawn(crossView, pair({ ...joint, joint: true, graph: "zeroing", graph_title: "value zeroing" }), { method: "raw", query: 2 });
+  const { texts } = drawn(crossView, pair({ ...joint, joint: true, mixing: "zeroing", mixing_title: "value zeroing" }), { method: "raw", query: 2 });
   assert.ok(texts.includes("source · cross-attention, 75 %") && texts.includes("target · self-attention, 25 %"), texts.join("|"));
   assert.ok(texts.includes("raw value zeroing, weight"));
   assert.ok(texts.includes("value zeroing, the source’s part, layer 1, mean of heads"));

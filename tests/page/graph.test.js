@@ -223,7 +223,7 @@ function joint(about = {}) {
   const fields = { mean: [[[[0.2, 0], [0.1, 0.3]]]], "cross mean": [[[[0.6, 0.2], [0.5, 0.1]]]] };
   const groups = { cross: { layers: 1, heads: 0, rows: [2, 4], columns: [0, 2] } };
   const tokens = ["alt", "neu", "old", "new"];
-  return traceOf({ tokens, source: 2, kind: "encoder–decoder", graph: "value zeroing", graph_title: "value zeroing", groups, joint: true, residual: 0, ...about }, fields);
+  return traceOf({ tokens, source: 2, kind: "encoder–decoder", mixing: "value zeroing", mixing_title: "value zeroing", groups, joint: true, residual: 0, ...about }, fields);
 }
 
 test("of a row that cross-attention and self-attention share, the target's part passes through to it", () => {
@@ -419,7 +419,7 @@ test("one that is a sum over paths is drawn like rollout, with the residual", ()
 });
 
 test("maps that are not attention are said to be what they are", () => {
-  const about = { graph: "norm", graph_title: "norm of what is added", unit: true };
+  const about = { mixing: "norm", mixing_title: "norm of what is added", unit: true };
   const { trace } = small(about, (maps, rollouts) => ({ flow: rollouts.map((map) => [map]) }));
   const titles = { raw: "raw norm of what is added", rollout: "rollout over norm of what is added", flow: "flow over norm of what is added, amount" };
   for (const [method, title] of Object.entries(titles)) assert.ok(drawn(graphView, trace, { method }).texts.includes(title), method);

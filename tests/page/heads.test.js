@@ -51,7 +51,7 @@ test("every head of every layer has a thumbnail, the mean before them", () => {
 });
 
 test("maps that are not attention are said to be what they are", () => {
-  const trace = made({ graph: "norm", graph_title: "norm of what is added" });
+  const trace = made({ mixing: "norm", mixing_title: "norm of what is added" });
   assert.ok(drawn(headsView, trace, {}, 1280).texts.includes("norm of what is added, weight in the enlarged map"));
   const seen = { group: "", layer: 1, head: 2, query: 0, token: null };
   assert.match(headsView.describe({ trace, seen }), /^norm of what is added, layer 2 of 3, head 3: /);

@@ -64,8 +64,8 @@ export function traceOf(about, fields) {
   const layers = about.layers ?? (fields.mean || []).length;
   const heads = fields.heads ? fields.heads[0].length : 0;
   const groups = { "": { layers, heads, rows: [source, tokens.length], columns: [source, tokens.length] }, ...about.groups };
-  const graph = { graph: "attention", graph_title: "attention", joint: false, unit: false, signed: false };
-  const trace = new TraceData({ name: "made", kind: "encoder", ...graph, methods: METHODS, special: tokens.map(() => 0), layers, heads, main: 0, residual: 0.5, missing: {}, queries: {}, importances: [], ...about, groups, fields: listed }, async () => new Uint8Array());
+  const mixing = { mixing: "attention", mixing_title: "attention", joint: false, unit: false, signed: false };
+  const trace = new TraceData({ name: "made", kind: "encoder", ...mixing, methods: METHODS, special: tokens.map(() => 0), layers, heads, main: 0, residual: 0.5, missing: {}, queries: {}, importances: [], ...about, groups, fields: listed }, async () => new Uint8Array());
   for (const [name, some] of Object.entries(fields)) some.forEach((cells, layer) => cells && trace.fields.set(`${name}/${layer}`, fieldOf(cells)));
   return trace;
 }

@@ -4,7 +4,7 @@ import { after, test } from "node:test";
 import { documented, made } from "./dom.js";
 import { HALF, METHODS } from "./record.js";
 
-const GRAPHS = [
+const MIXINGS = [
   { name: "own", title: "somebody’s own", passes: 0 },
   { name: "attention", title: "attention", passes: 0 },
   { name: "slow", title: "value zeroing", passes: 1 },
@@ -12,7 +12,7 @@ const GRAPHS = [
 const FACTS = {
   models: [{ name: "small", kind: "text", decoder: false, layers: 2 }, { name: "eyes", kind: "image", decoder: false, layers: 2 }],
   methods: [...METHODS, HALF],
-  graphs: GRAPHS,
+  mixings: MIXINGS,
   images: ["image/png"],
   limits: { characters: 1000, image_bytes: 1000 },
 };
@@ -45,34 +45,34 @@ test("every method is offered by its title; what runs the model is not ticked", 
   assert.deepEqual(ticked(form), ["raw", "rollout", "flow", "half"]);
 });
 
-test("every graph is offered, the one that is taken unasked first chosen, and one that runs the model says so", () => {
+test("every mixing is offered, the one that is taken unasked first chosen, and one that runs the model says so", () => {
   const form = new ServeForm(made(), FACTS);
-  assert.deepEqual(form.graph.options.map((one) => [one.value, one.textContent]), [
+  assert.deepEqual(form.mixing.options.map((one) => [one.value, one.textContent]), [
     ["own", "somebody’s own"],
     ["attention", "attention"],
     ["slow", "value zeroing (runs the model for each token)"],
   ]);
-  assert.equal(form.graph.value, "attention");
+  assert.equal(form.mixing.value, "attention");
 });
 
 test("what is ticked and chosen is asked for, by name", async () => {
   const form = new ServeForm(made(), FACTS);
   form.text.value = "the key";
-  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["raw", "rollout", "flow", "half"], graph: "attention" });
+  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["raw", "rollout", "flow", "half"], mixing: "attention" });
   for (const box of form.methods) box.checked = ["half", "gradients"].includes(box.value);
-  form.graph.value = "slow";
-  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["gradients", "half"], graph: "slow" });
+  form.mixing.value = "slow";
+  assert.deepEqual(await sent(form), { model: "small", text: "the key", methods: ["gradients", "half"], mixing: "slow" });
   assert.equal(form.status.textContent, "not today");
 });
 
-test("a link ticks its methods and chooses its graph; of names that nobody knows it keeps what was there", async () => {
+test("a link ticks its methods and chooses its mixing; of names that nobody knows it keeps what was there", async () => {
   const form = new ServeForm(made(), FACTS);
   asked.length = 0;
-  await form.follow(serveAsked("?model=small&text=the+key&method=half&method=blankout&graph=own"));
+  await form.follow(serveAsked("?model=small&text=the+key&method=half&method=blankout&mixing=own"));
   assert.deepEqual(ticked(form), ["blankout", "half"]);
-  assert.deepEqual(JSON.parse(asked[0].request.body), { model: "small", text: "the key", methods: ["blankout", "half"], graph: "own" });
-  await form.follow(serveAsked("?text=the+key&graph=nothing"));
-  assert.equal(form.graph.value, "own");
+  assert.deepEqual(JSON.parse(asked[0].request.body), { model: "small", text: "the key", methods: ["blankout", "half"], mixing: "own" });
+  await form.follow(serveAsked("?text=the+key&mixing=nothing"));
+  assert.equal(form.mixing.value, "own");
   const fresh = new ServeForm(made(), FACTS);
   await fresh.follow(serveAsked("?text=the+key"));
   assert.deepEqual(ticked(fresh), ["raw", "rollout", "flow", "half"], "a link without methods leaves the ticks");

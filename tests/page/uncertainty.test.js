@@ -141,7 +141,7 @@ test("the mean beside the spread is the samples', not the map of the mean of the
 });
 
 test("maps that are not attention are said to be what they are", () => {
-  const { texts } = drawn(uncertaintyView, made({ graph: "norm", graph_title: "norm of what is added" }), { query: 0 }, 1200);
+  const { texts } = drawn(uncertaintyView, made({ mixing: "norm", mixing_title: "norm of what is added" }), { query: 0 }, 1200);
   assert.ok(texts.includes("Weights (norm of what is added): layer 1, mean of heads"), texts.join("|"));
 });
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt.attaching.adapters import adopt, peft_models, release
 from overt.attaching.attention import NAME, AttachedAttention
-from overt.attaching.find import Found, find, undispatched
+from overt.attaching.find import AttentionSite, find, undispatched
 from overt.attaching.refusals import check_type
 from overt.attaching.saving import Saving
 from overt.attaching.settings import Uploading
@@ -67,7 +67,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     token = uuid.uuid4().hex
     state = AttachedState(token, mechanisms, where, seed)
     chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
-    parts: list[tuple[Found, AttachedAttention]] = []
+    parts: list[tuple[AttentionSite, AttachedAttention]] = []
     for one in found:
         layer, here = chosen.get(one.path, (0, ()))
         part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
@@ -292,7 +292,7 @@ def the_state(model: nn.Module) -> AttachedState:
     return state
 
 
-def choose(found: list[Found], where: Where) -> dict[str, tuple[int, bool]]:
+def choose(found: list[AttentionSite], where: Where) -> dict[str, tuple[int, bool]]:
     """The attentions that `where` selects: path → (its layer in the chain, True)."""
     kinds = sorted({one.kind for one in found}, key=KINDS.index)
     wanted: dict[str, list[int] | None]
@@ -335,7 +335,10 @@ def _layer(kind: str, layer: object, count: int) -> int:
 
 
 def _reads_rows(
-    found: list[Found], chosen: dict[str, tuple[int, bool]], mechanisms: tuple[Mechanism, ...], pair: bool
+    found: list[AttentionSite],
+    chosen: dict[str, tuple[int, bool]],
+    mechanisms: tuple[Mechanism, ...],
+    pair: bool,
 ) -> bool:
     """Whether a row of a map would depend on others, as the last layers' would."""
     last = {one.kind: (one, chosen[one.path][0]) for one in found if one.path in chosen}
@@ -387,7 +390,7 @@ def _dtype(base: PreTrainedModel, module: nn.Module) -> torch.dtype:
     return next(floating, base.dtype)
 
 
-def _set_implementation(base: PreTrainedModel, found: list[Found], state: AttachedState) -> None:
+def _set_implementation(base: PreTrainedModel, found: list[AttentionSite], state: AttachedState) -> None:
     from transformers import PreTrainedModel
 
     configs = [module.config for module in base.modules() if isinstance(module, PreTrainedModel)]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.attaching.find import Found, eager_of
-from overt.attaching.made import Made, Pattern
+from overt.attaching.find import AttentionSite, eager_of
+from overt.attaching.mask_origin import MaskOrigin, Pattern
 from overt.attaching.masks import made_of
 from overt.attaching.masks import mask as make_mask
 from overt.attaching.passes import KEYWORD, Pass, pass_in
@@ -55,7 +55,13 @@ class AttachedAttention(nn.Module):
     chunked: bool = False  # whether its mask may keep chunks of tokens apart
 
     def __init__(
-        self, found: Found, chain: int, mechanisms: tuple[Mechanism, ...], layer: int, token: str, pair: bool
+        self,
+        found: AttentionSite,
+        chain: int,
+        mechanisms: tuple[Mechanism, ...],
+        layer: int,
+        token: str,
+        pair: bool,
     ) -> None:
         super().__init__()
         self.path, self.stack, self.kind = found.path, found.stack, found.kind
@@ -161,7 +167,7 @@ class AttachedAttention(nn.Module):
         weights, alone = softmax(logits, visible), rows_left_alone(call, logits, visible)
         return weights if alone is None else alone(weights)
 
-    def _in_parts(self, call: AttentionCall, made: Made | None, current: Pass) -> AttentionCall | None:
+    def _in_parts(self, call: AttentionCall, made: MaskOrigin | None, current: Pass) -> AttentionCall | None:
         """The call where its mask is known to be padding and causality, of whole sequences; else None."""
         (batch, _, queries, _), keys = call.query.shape, call.key.shape[-2]
         past = current.past.get(self.stack, 0)
@@ -178,7 +184,7 @@ class AttachedAttention(nn.Module):
         return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
 
     def _by_mask(
-        self, call: AttentionCall, mask: Tensor | None, current: Pass, made: Made | None
+        self, call: AttentionCall, mask: Tensor | None, current: Pass, made: MaskOrigin | None
     ) -> AttentionCall:
         """The call under any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
         queries, keys = call.query.shape[-2], call.key.shape[-2]
@@ -254,7 +260,7 @@ class AttachedAttention(nn.Module):
         queries: int,
         total: int,
         current: Pass,
-        made: Made | None,
+        made: MaskOrigin | None,
     ) -> Tensor | None:
         """Which queries are no padding, boolean (batch, query): masks hide keys only; None where all are.
 
@@ -274,7 +280,9 @@ class AttachedAttention(nn.Module):
         current.real[self.layer_list] = real
         return real
 
-    def _check_mask(self, call: AttentionCall, mask: Tensor | None, made: Made | None, current: Pass) -> None:
+    def _check_mask(
+        self, call: AttentionCall, mask: Tensor | None, made: MaskOrigin | None, current: Pass
+    ) -> None:
         """Refuse a mask that does not fit what the attention was taken for, before it does harm.
 
         What is known of its making is taken at its word; of other masks the values are looked at.
@@ -358,11 +366,11 @@ class AttachedAttention(nn.Module):
         yield f": its mask hides tokens from themselves{end}", itself
 
 
-def _made(mask: Tensor | None, current: Pass) -> Made | None:
-    return Made("bidirectional", True, None) if mask is None else made_of(mask, current)
+def _made(mask: Tensor | None, current: Pass) -> MaskOrigin | None:
+    return MaskOrigin("bidirectional", True, None) if mask is None else made_of(mask, current)
 
 
-def _masked(call: AttentionCall, mask: Tensor, made: Made | None) -> tuple[Tensor, AttentionCall]:
+def _masked(call: AttentionCall, mask: Tensor, made: MaskOrigin | None) -> tuple[Tensor, AttentionCall]:
     """What a mask shows, and the call with what it adds.
 
     Of an additive mask that is not ours sdpa makes no boolean one either: a row without a key is uniform.

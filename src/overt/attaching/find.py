@@ -43,7 +43,7 @@ CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "crea
 
 
 @dataclass(frozen=True)
-class Found:
+class AttentionSite:
     """One attention of a model.
 
     Attributes:
@@ -86,7 +86,7 @@ def refuse(model: nn.Module, reason: str) -> ValueError:
     return ValueError(f"{name_of(model)} cannot be attached to: {reason}")
 
 
-def find(model: PreTrainedModel) -> list[Found]:
+def find(model: PreTrainedModel) -> list[AttentionSite]:
     """Every dispatched attention of a model, in order; or an error that names the family and the reason."""
     from transformers import PreTrainedModel
 
@@ -114,12 +114,14 @@ def find(model: PreTrainedModel) -> list[Found]:
         heads, key_heads, head_dim = _shape(model, path, module)
         check_eager(model, module, heads)
         eager = getattr(getattr(module, "config", model.config), "_attn_implementation", None) == "eager"
-        found.append(Found(path, module, stack, chain, kind, 0, heads, key_heads, head_dim, eager=eager))
+        found.append(
+            AttentionSite(path, module, stack, chain, kind, 0, heads, key_heads, head_dim, eager=eager)
+        )
     return _numbered(model, found)
 
 
 class Dispatched(NamedTuple):
-    """An attention that transformers dispatches: names and kind as in `Found`."""
+    """An attention that transformers dispatches: names and kind as in `AttentionSite`."""
 
     path: str
     module: nn.Module
@@ -209,12 +211,12 @@ def _shape(model: nn.Module, path: str, module: nn.Module) -> tuple[int, int, in
     return heads, min(key_heads, heads), head_dim
 
 
-def _numbered(model: PreTrainedModel, found: list[Found]) -> list[Found]:
+def _numbered(model: PreTrainedModel, found: list[AttentionSite]) -> list[AttentionSite]:
     """Places in the chains; a chain restarts where the number of heads changes."""
-    groups: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[AttentionSite]] = defaultdict(list)
     for one in found:
         groups[one.chain, one.kind].append(one)
-    placed: dict[str, Found] = {}
+    placed: dict[str, AttentionSite] = {}
     for (chain, _), members in groups.items():
         layers = _layers(model, members[0], chain)
         shared = layers is not None
@@ -227,7 +229,7 @@ def _numbered(model: PreTrainedModel, found: list[Found]) -> list[Found]:
     return [placed[one.path] for one in found]
 
 
-def _parts(members: list[Found]) -> list[int]:
+def _parts(members: list[AttentionSite]) -> list[int]:
     """A number for each member that goes up where the heads change."""
     part, parts = 0, []
     for before, one in zip([members[0], *members], members, strict=False):
@@ -236,7 +238,7 @@ def _parts(members: list[Found]) -> list[int]:
     return parts
 
 
-def _layers(model: PreTrainedModel, one: Found, chain: str) -> int | None:
+def _layers(model: PreTrainedModel, one: AttentionSite, chain: str) -> int | None:
     """How many calls run through a chain whose layers share modules, as `num_hidden_groups` says; else None.
 
     Another family whose layers share modules would run one twice in a pass, which is an error there.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from overt.attaching.made import Made, Pattern
+from overt.attaching.mask_origin import MaskOrigin, Pattern
 from overt.attaching.passes import Pass, innermost
 
 # Names of transformers' mask functions, by what they do. Anything else may do anything.
@@ -32,14 +32,14 @@ PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def made_of(mask: Tensor, current: Pass | None = None) -> Made | None:
+def made_of(mask: Tensor, current: Pass | None = None) -> MaskOrigin | None:
     """How a mask was made, if it was made here and not changed since (which a compiler cannot tell)."""
     if torch.compiler.is_compiling():
         for known, made in () if current is None else current.masks:
             if known is mask:
                 return made
         return None
-    found: tuple[Made, int] | None = _made.get(mask)  # type: ignore[no-untyped-call]
+    found: tuple[MaskOrigin, int] | None = _made.get(mask)  # type: ignore[no-untyped-call]
     return found[0] if found is not None and found[1] == _version(mask) else None
 
 
@@ -114,7 +114,7 @@ def mask(
     keys = None if attention_mask is None else attention_mask.to(torch.bool, copy=True)
     whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
-    made = Made(pattern, simple and whole and fits, keys)
+    made = MaskOrigin(pattern, simple and whole and fits, keys)
     if not compiling:
         _made[result] = made, _version(result)
     elif (current := innermost()) is not None:

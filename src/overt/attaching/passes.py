@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from overt.attaching.made import Made
+from overt.attaching.mask_origin import MaskOrigin
 from overt.mechanisms.chain import Chain, Owned, Place
 from overt.mechanisms.seen import Seen
 
@@ -27,7 +27,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass
-class Kept:
+class DecodingState:
     """What decoding keeps beside a cache: the map rows that the next rows will read.
 
     Attributes:
@@ -120,7 +120,7 @@ class Pass:
         self.chains: dict[str, Chain] = {}
         self.real: dict[str, Tensor | None] = {}
         self.past: dict[str, int] = {}
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, DecodingState] = {}
         self.cached: dict[str, Cache] = {}
         self.sizes: dict[str, int] = {}
         self.passed: set[str] = set()
@@ -129,7 +129,7 @@ class Pass:
         self.done: set[str] = set()
         self.batch: int | None = None
         self.weights = False
-        self.masks: list[tuple[Tensor, Made]] = []
+        self.masks: list[tuple[Tensor, MaskOrigin]] = []
         self.looked_at: list[tuple[Tensor, str]] = []
         self._visible: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None, Seen]] = {}
 
@@ -264,7 +264,7 @@ def running(token: str) -> Pass | None:
 _classes: dict[type, type] = {}
 
 
-def keep_on(cache: Cache, kept: Kept) -> None:
+def keep_on(cache: Cache, kept: DecodingState) -> None:
     """Make `kept` live on a cache: reordered, repeated, cropped, reset and copied with it."""
     cache.overt_kept = kept  # type: ignore[attr-defined]
     if not isinstance(cache, _Keeping):
@@ -288,7 +288,7 @@ def _restored(plain: type, state: dict[str, Any]) -> Any:
 class _Keeping:
     """Mixed into a cache's class, so that kept rows follow what happens to it."""
 
-    overt_kept: Kept
+    overt_kept: DecodingState
     overt_plain: type
 
     def __reduce_ex__(self, protocol: Any) -> Any:

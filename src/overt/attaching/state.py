@@ -17,7 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from overt.attaching.adapters import watch
 from overt.attaching.attention import register
-from overt.attaching.passes import KEYWORD, Kept, Pass, keep_on, pass_in, pop, push, running, tokens_in
+from overt.attaching.passes import (
+    KEYWORD,
+    DecodingState,
+    Pass,
+    keep_on,
+    pass_in,
+    pop,
+    push,
+    running,
+    tokens_in,
+)
 from overt.attaching.turns import Turns
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.chain import Chain, recomputing
@@ -283,7 +293,7 @@ class AttachedState(nn.Module):
         if not keeps or current.training:
             return
         if kept is None:
-            kept = Kept(self.token, self.counting.get(stack, 0))
+            kept = DecodingState(self.token, self.counting.get(stack, 0))
             if cache is not None:
                 keep_on(cache, kept)
         current.kept[stack] = kept

@@ -45,7 +45,7 @@ class TokenPosterior:
     sequences: Tensor | None = None
 
 
-class Asked(NamedTuple):
+class TokenQuery(NamedTuple):
     """The tokens that a language model is asked about.
 
     Attributes:
@@ -84,7 +84,7 @@ def real_positions(base: Any, inputs: dict[str, Any], shape: tuple[int, int], de
 
 def asked_of(
     base: Any, inputs: dict[str, Any], labels: Any, shape: tuple[int, int], device: torch.device
-) -> Asked:
+) -> TokenQuery:
     """The labels of a batch, or a causal model's own input, where logits have this shape, (batch, length)."""
     real = real_positions(base, inputs, shape, device)
     causal = _is_causal(base)
@@ -103,7 +103,7 @@ def asked_of(
         mask = real & (labels != -100)
     if shift:  # the first token is predicted from nothing, or from padding
         mask = mask & torch.cat([torch.zeros_like(real[:, :1]), real[:, :-1]], dim=1)
-    return Asked(labels, mask, shift)
+    return TokenQuery(labels, mask, shift)
 
 
 def _is_causal(base: Any) -> bool:
@@ -127,7 +127,7 @@ def _shifts_labels(kind: type) -> bool:
 
 
 def tell_tokens(
-    run: Callable[[Tensor, Tensor], Any], ready: list[Tensor], asked: Asked, samples: int, rows: int
+    run: Callable[[Tensor, Tensor], Any], ready: list[Tensor], asked: TokenQuery, samples: int, rows: int
 ) -> TokenPosterior:
     """Samples of a language model, one after the other: what has a vocabulary axis has no sample axis.
 
@@ -185,7 +185,7 @@ def tell_tokens(
 
 def continued(
     model: nn.Module, base: Any, inputs: dict[str, Any], most: int
-) -> tuple[dict[str, Any], Asked, Tensor]:
+) -> tuple[dict[str, Any], TokenQuery, Tensor]:
     """Inputs with the tokens that the model writes, which of them are told of, and all tokens."""
     from transformers import GenerationMixin, LogitsProcessorList
 
@@ -216,7 +216,7 @@ def continued(
     new = sequences[:, prompt:]
     ends = base.generation_config.eos_token_id
     ended = torch.isin(new, torch.as_tensor([] if ends is None else ends, device=new.device).to(new.dtype))
-    asked = Asked(new, ended.cumsum(dim=1) - ended.long() == 0, prompt - 1)
+    asked = TokenQuery(new, ended.cumsum(dim=1) - ended.long() == 0, prompt - 1)
     tokens = sequences[:, :-1]
     more = tokens.shape[1] - prompt
     longer = {**inputs, "decoder_input_ids" if pair else "input_ids": tokens}

@@ -159,7 +159,7 @@ def correlate(
         query: whose row is read; by default CLS, the first token, or the last token of a causal model or
             decoder.
         unk: id of the token that blanks out.
-        residual: of rollout and flow; by default what each trace's graph stands for.
+        residual: of rollout and flow; by default what each trace's mixing implies.
         bootstrap: resamplings of the sentences, for the intervals.
         seed: of the resampling.
     """

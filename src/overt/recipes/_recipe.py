@@ -113,7 +113,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """An outcome in words.
 
     Attributes:
@@ -147,7 +147,7 @@ class Recipe:
     paper: str
     published: dict[str, Any]
     run: Callable[[Request], Outcome]
-    tell: Callable[[Outcome], Told]
+    tell: Callable[[Outcome], Report]
     seeds: int
     folder: str
     options: dict[str, Option] = field(default_factory=dict)

@@ -182,7 +182,7 @@ class Run:
         task = progress.add_task(name, total=steps)
         seconds = self.seconds
 
-        class Clock(TrainerCallback):
+        class StepTimer(TrainerCallback):
             """Tells whoever asks which step it is, takes the time of each, and shows progress."""
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -225,7 +225,7 @@ class Run:
             data_collator=collate,
             train_dataset=data,
             eval_dataset=evaluation,
-            callbacks=[overt.LossLog(), Clock()],
+            callbacks=[overt.LossLog(), StepTimer()],
         )
         self.trainer.remove_callback(PrinterCallback)
 

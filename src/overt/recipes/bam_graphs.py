@@ -35,7 +35,7 @@ from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.recipes import planetoid
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept
 from overt.recipes._runs import write_whole
 from overt.recipes._training import hardware, save_weights, torch_device
 
@@ -550,7 +550,7 @@ def _p(value: float) -> str:
     return f"{value:.4f}" if value < 1e-3 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-def tell(outcome: Outcome) -> Told:
+def tell(outcome: Outcome) -> Report:
     """Accuracies with their differences to GAT; then what the samples say, clean and under noise."""
     dataset: str = outcome.config["data"]["name"]
     gains = _gains(outcome.per_seed, dataset)
@@ -559,7 +559,7 @@ def tell(outcome: Outcome) -> Told:
     grids = [_accuracies(outcome, gains, dataset)]
     grids += [_sampled(outcome, level, title) for level in outcome.config["noises"]]
     grids += samples.grids(title, len(outcome.per_seed))
-    return Told(grids, _notes(dataset, outcome.per_seed, gains, samples))
+    return Report(grids, _notes(dataset, outcome.per_seed, gains, samples))
 
 
 @dataclass(frozen=True)

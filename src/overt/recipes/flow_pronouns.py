@@ -21,7 +21,7 @@ import torch
 import overt
 from overt.recipes import flow_measure
 from overt.recipes._data import data_folder, find_file, read_text
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, finite, kept
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, finite, kept
 from overt.recipes._runs import check_model, write_whole
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layers
@@ -103,7 +103,7 @@ def run(request: Request) -> Outcome:
     return Outcome(config, {0: row})
 
 
-def tell(outcome: Outcome) -> Told:
+def tell(outcome: Outcome) -> Report:
     """Our own sentences, and GAP where it was there."""
     cases = outcome.config["gap"]
     notes = [
@@ -119,7 +119,7 @@ def tell(outcome: Outcome) -> Told:
         if cases
         else "No --data with GAP was given: our own sentences alone."
     )
-    return Told(_grids(outcome.mean), notes)
+    return Report(_grids(outcome.mean), notes)
 
 
 def read_gap(folder: Path) -> list[Case]:

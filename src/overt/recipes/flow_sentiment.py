@@ -13,7 +13,7 @@ from typing import Any
 
 from overt._extras import need
 from overt.recipes import flow_measure, sentiment
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept, once
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import (
@@ -128,7 +128,7 @@ def _batches(rows: sentiment.Rows, tokenizer: Any) -> list[Batch]:
     return ready
 
 
-def tell(outcome: Outcome) -> Told:
+def tell(outcome: Outcome) -> Report:
     """Published beside measured, on few and on all sentences; the accuracy."""
     grids, config = [], outcome.config
     for part in ("few", "all"):
@@ -159,7 +159,7 @@ def tell(outcome: Outcome) -> Told:
         f"models, which start from the same pretrained weights. {INTERVALS}",
         sentences_note({"": [seed["spearman"]["all"] for seed in outcome.per_seed.values()]}, "gradients"),
     ]
-    return Told(grids, notes)
+    return Report(grids, notes)
 
 
 TABLE_3 = Recipe(

@@ -20,7 +20,7 @@ from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure, linzen
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Request, Told, cell, kept, once
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
 from overt.recipes._runs import write_whole
 from overt.recipes._training import (
     batches,
@@ -225,7 +225,7 @@ def _measured(
     return {**measured, "randomised": left | {"n": sanity.shared.tolist()}}
 
 
-def tell(outcome: Outcome, reference: str) -> Told:
+def tell(outcome: Outcome, reference: str) -> Report:
     """Published beside measured for one reference; the other forms; accuracies."""
     forms = list(outcome.config["forms"])
     grids = []
@@ -247,7 +247,7 @@ def tell(outcome: Outcome, reference: str) -> Told:
     against = [reference, "blankout-absolute"] if reference == "blankout" else [reference]
     grids += [_every_form(outcome, forms, one) for one in against if one in measured]
     grids += [_randomised(outcome, forms), _accuracies(outcome, forms)]
-    return Told(grids, _notes(outcome, forms, reference))
+    return Report(grids, _notes(outcome, forms, reference))
 
 
 def _seeds(outcome: Outcome, form: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.recipes.tracing import is_picture, open_model, read_input
-from overt.tracing.graphs.graph import graph_of
+from overt.tracing.mixing.mixing import mixing_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ def run(
     model: str | None = None,
     decoder: str | None = None,
     samples: int = SAMPLES,
-    graph: Any = "attention",
+    mixing: Any = "attention",
     columns: int = 1,
     dpi: float = 300.0,
     **arguments: Any,
@@ -42,7 +42,7 @@ def run(
         model: a folder with weights and tokenizer, or a name on the hub.
         decoder: what an encoder–decoder's decoder is fed; like the next two, not of a saved trace.
         samples: of the posterior, for view "uncertainty".
-        graph: what the edges weigh.
+        mixing: what the edges weigh.
         columns: width of the figure, 1 or 2.
         dpi: of .png.
         arguments: others of `overt.view.plots.plot`: example, query, layer, head, method, methods, …; those
@@ -56,22 +56,22 @@ def run(
     # What can be refused is, before a model is opened.
     _check.one_of("--view", view, (*VIEWS, "compare"))
     _check.one_of("--columns", columns, WIDTHS)
-    graph_of(graph, "--graph")
+    mixing_of(mixing, "--mixing")
     out = check_path("--out", out)
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or (view != "compare" and len(sources) > 1):
         raise ValueError(f"--view {view} draws one source, got {len(sources)}; --view compare draws several")
     traced = {
         "--decoder": decoder,
-        "--graph": None if graph == "attention" else graph,
+        "--mixing": None if mixing == "attention" else mixing,
         "--samples": None if samples == SAMPLES else samples,
     }
     for one in sources:
         _check_source(one, model, traced)
     given = {name: value for name, value in arguments.items() if value is not None}
-    kept: dict[str, Any] = {"decoder": decoder, "graph": graph}
-    # Some graphs have no maps of single heads; of those the view shows one map per layer.
-    single = given.get("head") is not None or (view == "heads" and graph_of(graph).heads)
+    kept: dict[str, Any] = {"decoder": decoder, "mixing": mixing}
+    # Some mixings have no maps of single heads; of those the view shows one map per layer.
+    single = given.get("head") is not None or (view == "heads" and mixing_of(mixing).heads)
     kept |= {"heads": True} if single else {}
     kept |= {"parts": True} if view == "evolution" else {}
     kept |= {"samples": samples} if view == "uncertainty" else {}

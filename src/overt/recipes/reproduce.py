@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import overt
 from overt import _check
 from overt.recipes import bam_graphs, flow_pronouns, flow_sentiment, flow_tables
-from overt.recipes._recipe import Option, Outcome, Recipe, Request, Told, finite
+from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request, finite
 from overt.recipes._runs import write_whole
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, torch_device
@@ -146,12 +146,12 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     return result
 
 
-def _in_words(told: Told) -> dict[str, Any]:
+def _in_words(told: Report) -> dict[str, Any]:
     """Tables and notes as a result file has them."""
     return {"tables": [asdict(grid) for grid in told.grids], "notes": told.notes}
 
 
-def _write(path: Path, result: dict[str, Any], told: Told, console: Console) -> Path:
+def _write(path: Path, result: dict[str, Any], told: Report, console: Console) -> Path:
     """Write a result file and RESULTS.md, whose path comes back, and print the tables."""
     text = json.dumps(finite(result), indent=1, ensure_ascii=False)
     rows = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # a list is one line

@@ -11,9 +11,9 @@ from overt._extras import need
 from overt._files import check_folder
 from overt.attaching.settings import settings_in
 from overt.recipes._runs import check_model
-from overt.tracing.graphs.graph import graph_of
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.tracer import everything
 from overt.view.terminal import table
@@ -68,7 +68,7 @@ def run(
     decoder: str | None = None,
     residual: float | None = None,
     receptive_field: bool = False,
-    graph: Any = "attention",
+    mixing: Any = "attention",
     out: Path | None = None,
 ) -> dict[str, overt.Trace]:
     """Trace each text through each model, print a table of each, and write a page or the trace to `out`."""
@@ -76,7 +76,7 @@ def run(
 
     for method in methods or ():
         method_of(method, argument="--method")
-    graph_of(graph, "--graph")
+    mixing_of(mixing, "--mixing")
     page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
         if not page and out.suffix != ".safetensors":
@@ -90,9 +90,9 @@ def run(
     found: dict[str, overt.Trace] = {}
     for name in models:
         model = open_model(name)
-        wanted = everything(model, graph) if page else {}
+        wanted = everything(model, mixing) if page else {}
         for text in texts:
-            traced = overt.trace(model, read_input(text), decoder=decoder, graph=graph, **wanted)
+            traced = overt.trace(model, read_input(text), decoder=decoder, mixing=mixing, **wanted)
             label = " · ".join(
                 part for part, many in ((Path(name).name, models), (text, texts)) if len(many) > 1
             )
@@ -132,6 +132,6 @@ def _print(
     row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
     word = traced.tokens[0][traced.mask.shape[1] - queries + row]
     title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
-    if traced.graph != "attention" and any(not method_of(name).runs_model for name in methods):
-        title += f", by {traced.graph_kind.title}"
+    if traced.mixing != "attention" and any(not method_of(name).runs_model for name in methods):
+        title += f", by {traced.mixing_kind.title}"
     console.print(table(traced, methods, query, layer, title, **arguments))

@@ -1,36 +1,36 @@
-"""Attention read back to the input: traces, the graphs they hold, the methods that read them.
+"""Attention read back to the input: traces, the mixings they hold, the methods that read them.
 
-`trace` makes a `Trace`. A graph (`register_graph`) says what its maps are, a method (`register_method`) what
-a query draws on by them.
+`trace` makes a `Trace`. A mixing (`register_mixing`) defines what its maps hold, and a method
+(`register_method`) what a query draws on according to them.
 """
 
 from overt.tracing.arrays import flow, raw, read, rollout
-from overt.tracing.capture import Call
-from overt.tracing.graphs.graph import GraphKind, register_graph
+from overt.tracing.capture import CapturedAttention
 from overt.tracing.levels import Level, Levels
 from overt.tracing.methods.blankout import BlankoutOptions
 from overt.tracing.methods.flow import FlowOptions
 from overt.tracing.methods.gradients import GradientsOptions
-from overt.tracing.methods.method import Asked, Cost, Method, register_method
+from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
+from overt.tracing.mixing.mixing import Mixing, register_mixing
 from overt.tracing.options import Arguments, Options
-from overt.tracing.result import Draw, Predictions, Spread, Trace
+from overt.tracing.result import PosteriorDraw, Predictions, Spread, Trace
 from overt.tracing.subject import Subject
 from overt.tracing.tracer import trace
 
 __all__ = [
     "Arguments",
-    "Asked",
     "BlankoutOptions",
-    "Call",
+    "CapturedAttention",
     "Cost",
-    "Draw",
     "FlowOptions",
     "GradientsOptions",
-    "GraphKind",
     "Level",
     "Levels",
     "Method",
+    "MethodRequest",
+    "Mixing",
     "Options",
+    "PosteriorDraw",
     "Predictions",
     "Spread",
     "Subject",
@@ -38,8 +38,8 @@ __all__ = [
     "flow",
     "raw",
     "read",
-    "register_graph",
     "register_method",
+    "register_mixing",
     "rollout",
     "trace",
 ]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from overt.tracing.capture import FUSED, Call
+from overt.tracing.capture import FUSED, CapturedAttention
 from overt.tracing.collect import Collector
 from overt.tracing.inputs import Inputs, picture_of
-from overt.tracing.result import Draw, Trace, TraceKind, main_queries
+from overt.tracing.result import PosteriorDraw, Trace, TraceKind, main_queries
 from overt.tracing.subject import Output, Subject
 
 
@@ -77,7 +77,7 @@ def sort_calls(collector: Collector) -> Sorted:
     return found
 
 
-def _check_whole(model: nn.Module, calls: Sequence[Call], found: Sorted) -> None:
+def _check_whole(model: nn.Module, calls: Sequence[CapturedAttention], found: Sorted) -> None:
     """Refuse a stack some of whose layers mix tokens without attention, which no map would show."""
     for group in (found.maps, found.encoder):
         paths = [calls[number].path for number in group]
@@ -97,7 +97,7 @@ def _check_whole(model: nn.Module, calls: Sequence[Call], found: Sorted) -> None
             )
 
 
-def _causal(call: Call) -> bool:
+def _causal(call: CapturedAttention) -> bool:
     """Whether a map is causal: by its mask where there is one to see, else as its module says."""
     seen = call.visible
     if seen is None or seen.shape[-1] != seen.shape[-2] or seen.shape[-1] < 2:
@@ -173,7 +173,7 @@ def assembled(frame: Frame, collector: Collector) -> Trace:
         picture=picture_of(given) if frame.pictured else None,
         encoder_maps=[collector.map(n) for n in found.encoder],
         cross=[collector.map(n) for n in found.cross],
-        graph=collector.graph.name,
+        mixing=collector.mixing.name,
         parts=_parts(found, collector) if collector.with_parts else {},
         visible=[calls[n].visible for n in order],
         paths=[calls[n].path for n in order],
@@ -183,13 +183,13 @@ def assembled(frame: Frame, collector: Collector) -> Trace:
     )
 
 
-def drawn(collector: Collector, outputs: Tensor | None) -> Draw:
+def drawn(collector: Collector, outputs: Tensor | None) -> PosteriorDraw:
     """One posterior sample's maps."""
     found = sort_calls(collector)
     maps, below, across = (
         [collector.map(n) for n in group] for group in (found.maps, found.encoder, found.cross)
     )
-    return Draw(maps, below, across, outputs)
+    return PosteriorDraw(maps, below, across, outputs)
 
 
 def _parts(found: Sorted, collector: Collector) -> dict[str, list[Tensor | None]]:
@@ -217,11 +217,11 @@ def _sees_pixels(model: nn.Module, chain: str) -> bool:
 
 
 def _token_axis(
-    given: Inputs, calls: Sequence[Call], found: Sorted, batch: int, queries: int, source: int
+    given: Inputs, calls: Sequence[CapturedAttention], found: Sorted, batch: int, queries: int, source: int
 ) -> tuple[Tensor, Tensor, list[list[str]]]:
     """Mask, special tokens and names along the token axis."""
 
-    def of(length: int, mask: Tensor | None, words: Any, special: Any, call: Call | None) -> Any:
+    def of(length: int, mask: Tensor | None, words: Any, special: Any, call: CapturedAttention | None) -> Any:
         pictured = given.grid is not None and call is not None
         if mask is None or mask.shape != (batch, length) or pictured:
             mask = torch.ones(batch, length, dtype=torch.bool)

@@ -38,7 +38,7 @@ ARGUMENTS = (
 
 
 @dataclass(eq=False)
-class Call:
+class CapturedAttention:
     """One run of one attention.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
             self.part_names = tuple(name for layer in map.layers for name in layer.part_names)
 
 
-Seen = Callable[[Call], None]
+Seen = Callable[[CapturedAttention], None]
 Edit = Callable[[str, Tensor], Tensor]
 
 
@@ -97,7 +97,7 @@ class Watch:
     parts: bool
     edit: Edit | None = None
     # By the storage of its output, until that is projected; the output is held, or its place would be reused.
-    waiting: dict[int, tuple[Call, Tensor]] = field(default_factory=dict)
+    waiting: dict[int, tuple[CapturedAttention, Tensor]] = field(default_factory=dict)
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → what PEFT put around it
     found: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
     places: dict[int, Dispatched] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Watch:
         if self.waiting:
             call, _ = next(iter(self.waiting.values()))
             raise ValueError(
-                f"what follows {call.path} is no linear projection of its output, which this graph needs"
+                f"what follows {call.path} is no linear projection of its output, which this mixing needs"
             )
 
     def visible(self, mask: Tensor | None, keys: int) -> Tensor | None:
@@ -141,7 +141,7 @@ def _dispatch(
     output: Tensor
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
     if watch is not None and watch.edit is None and place is not None:
-        call = Call(place.path, place.chain, place.kind, weights)
+        call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
         if watch.values:
             output = output.contiguous()  # so that the caller reshapes it in place, and it is known again
@@ -149,7 +149,7 @@ def _dispatch(
     return output, weights
 
 
-def _projected_later(watch: Watch, call: Call, value: Tensor, output: Tensor) -> None:
+def _projected_later(watch: Watch, call: CapturedAttention, value: Tensor, output: Tensor) -> None:
     """Report a call; where values are wanted, once the projection that takes its output is known."""
     if not watch.values:
         watch.seen(call)
@@ -171,7 +171,7 @@ def _register() -> None:
 def watching(
     model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False, edits: bool = False
 ) -> Iterator[Watch]:
-    """Call `seen` for each attention of a model that runs inside, in evaluation mode.
+    """CapturedAttention `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
         model: any module with attentions of the three kinds.
@@ -300,7 +300,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
             watch.found = {}
             return
         mixed, weights = output
-        call = Call(name, chain, kind, weights, parts=watch.found)
+        call = CapturedAttention(name, chain, kind, weights, parts=watch.found)
         call.made_by(part.map)
         watch.found = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
@@ -329,7 +329,7 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
             watch.found = {}
             return
         visible = args[0].visible().expand(weights.shape).any(dim=1).cpu()
-        call = Call(path, chain, kind, weights, visible, parts=watch.found)
+        call = CapturedAttention(path, chain, kind, weights, visible, parts=watch.found)
         call.made_by(part)
         watch.found = {}
         if watch.values:
@@ -372,7 +372,7 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
         kind: Kind = "cross" if key is not query and key.shape != query.shape else "encoder"
         if key is not query and not torch.equal(key, query):
             kind = "cross"
-        call = Call(path, chain, kind, whole, _visible_of_torch(kwargs, whole))
+        call = CapturedAttention(path, chain, kind, whole, _visible_of_torch(kwargs, whole))
         if kind == "encoder" and _is_causal(call.visible):
             call.kind = "decoder"
         if watch.values or watch.edit is not None or torch.is_grad_enabled():

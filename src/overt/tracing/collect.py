@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from overt.mechanisms.chain import Chain
-from overt.tracing.capture import FUSED, Call, watching
-from overt.tracing.graphs.graph import GraphKind
+from overt.tracing.capture import FUSED, CapturedAttention, watching
 from overt.tracing.inputs import Inputs
+from overt.tracing.mixing.mixing import Mixing
 from overt.tracing.subject import differentiable, with_history
 
 
@@ -22,7 +22,7 @@ class Collector:
     """Takes each attention's map as it comes.
 
     Attributes:
-        graph: makes the maps.
+        mixing: makes the maps.
         parts: of each call, what its mechanisms show, where asked for.
         stack: path of the stack that is traced; None for all.
         calls: that ran, without their tensors.
@@ -31,15 +31,15 @@ class Collector:
         stacks: all that ran, in order.
     """
 
-    def __init__(self, graph: GraphKind, parts: bool = False, stack: str | None = None) -> None:
-        self.graph, self.with_parts, self.stack = graph, parts, stack
-        self.calls: list[Call] = []
+    def __init__(self, mixing: Mixing, parts: bool = False, stack: str | None = None) -> None:
+        self.mixing, self.with_parts, self.stack = mixing, parts, stack
+        self.calls: list[CapturedAttention] = []
         self.shapes: list[torch.Size] = []
         self.maps: list[Tensor | None] = []
         self.parts: list[dict[str, Tensor]] = []
         self.stacks: dict[str, None] = {}
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: CapturedAttention) -> None:
         """Take one attention's map."""
         self.stacks[call.chain] = None
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
@@ -48,28 +48,28 @@ class Collector:
         call.number = len(self.calls)
         self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
         self.shapes.append(call.weights.shape)
-        cells = self.graph.map(call)
+        cells = self.mixing.map(call)
         self.maps.append(None if cells is None else self._checked(call.number, cells))
         self.parts.append({name: self._part(one) for name, one in call.parts.items()})
 
     def _part(self, cells: Tensor) -> Tensor:
-        return _kept(cells if self.graph.keep else cells.mean(dim=1, dtype=torch.float32))
+        return _kept(cells if self.mixing.keep else cells.mean(dim=1, dtype=torch.float32))
 
     def finish(self, score: Callable[[], Tensor]) -> None:
         """Take the maps that come after the pass."""
-        for number, cells in self.graph.maps_after(score).items():
+        for number, cells in self.mixing.maps_after(score).items():
             self.maps[number] = self._checked(number, cells)
 
     def _checked(self, number: int, cells: Tensor) -> Tensor:
         """A map that is one, kept."""
         batch, heads, queries, keys = self.shapes[number]
-        shape = (batch, heads, queries, keys) if self.graph.keep else (batch, queries, keys)
+        shape = (batch, heads, queries, keys) if self.mixing.keep else (batch, queries, keys)
         if not isinstance(cells, Tensor) or cells.shape != shape:
             got = tuple(cells.shape) if isinstance(cells, Tensor) else f"a {type(cells).__name__}"
-            raise ValueError(f"the graph {self.graph.name!r} must make maps of shape {shape}, got {got}")
-        if self.graph.signed is False and bool((cells < 0).any()):
+            raise ValueError(f"the mixing {self.mixing.name!r} must make maps of shape {shape}, got {got}")
+        if self.mixing.signed is False and bool((cells < 0).any()):
             raise ValueError(
-                f"the graph {self.graph.name!r} is not signed, and made {float(cells.min()):g} of "
+                f"the mixing {self.mixing.name!r} is not signed, and made {float(cells.min()):g} of "
                 f"{self.calls[number].path}"
             )
         return _kept(cells)
@@ -79,7 +79,7 @@ class Collector:
         found = self.maps[number]
         if found is None:
             call = self.calls[number]
-            raise ValueError(f"{self.graph.title} has no map of {call.path}: {self.graph.why_no_map(call)}")
+            raise ValueError(f"{self.mixing.title} has no map of {call.path}: {self.mixing.why_no_map(call)}")
         return found
 
     def part(self, number: int, name: str) -> Tensor | None:
@@ -112,17 +112,17 @@ def collect(
 
     def explained() -> Tensor:
         if score is None:
-            raise ValueError(f"{collector.graph.title} asks for a score, and there is none here")
+            raise ValueError(f"{collector.mixing.title} asks for a score, and there is none here")
         return score(result)
 
-    graph = collector.graph
+    mixing = collector.mixing
     with ExitStack() as contexts:
         watch = contexts.enter_context(
-            watching(model, collector, values=graph.values, parts=collector.with_parts, edits=graph.edits)
+            watching(model, collector, values=mixing.values, parts=collector.with_parts, edits=mixing.edits)
         )
-        contexts.enter_context(differentiable(model) if graph.gradients else torch.no_grad())
-        contexts.enter_context(graph.around(model, watch))
-        result = model(**(with_history(arguments) if graph.gradients else arguments))
+        contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
+        contexts.enter_context(mixing.around(model, watch))
+        result = model(**(with_history(arguments) if mixing.gradients else arguments))
         watch.check_projected()
         if check is not None:
             check(collector)

@@ -97,7 +97,7 @@ def packed(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors |= {f"visible.{i}": mask for i, mask in enumerate(kept)}
     about = {
         "kind": trace.kind,
-        "graph": trace.graph,
+        "mixing": trace.mixing,
         "tokens": trace.tokens,
         "grid": trace.grid,
         "image": trace.image,
@@ -165,7 +165,7 @@ def unpacked(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> di
         "offsets": tensors.get("offsets"),
         "grid": None if about["grid"] is None else (about["grid"][0], about["grid"][1]),
         "image": None if about["image"] is None else (about["image"][0], about["image"][1]),
-        "graph": about["graph"],
+        "mixing": about["mixing"] if "mixing" in about else about["graph"],
         "parts": {
             name: [_part(tensors, maps, name, i, place) for i, place in enumerate(listed)]
             for name, listed in places.items()

@@ -37,7 +37,7 @@ class Options:
         heads: "mean" averages all heads; a list averages those, in every layer; "each" gives each head's own
             map on top of the layers below averaged (Abnar & Zuidema 2020, appendix A.1), and one more axis
             after the layer.
-        residual: weight r of the residual connection, (1 − r)·A + r·I. None takes what the graph stands for:
+        residual: weight r of the residual connection, (1 − r)·A + r·I. None takes what the mixing implies:
             0.5, and 0 where a residual is in the maps already or a layer has none.
         normalize: make each row sum to one; of signed values, their sizes.
         receptive_field: divide by what the method gives for uniform attention under the same mask and

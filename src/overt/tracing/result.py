@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.tracing import files
-from overt.tracing.graphs.graph import GraphKind, graphs
 from overt.tracing.levels import Levels
 from overt.tracing.methods.blankout import BlankoutArguments
 from overt.tracing.methods.flow import FlowArguments
@@ -26,6 +25,7 @@ from overt.tracing.methods.method import (
     read_subject,
     why_not_levels,
 )
+from overt.tracing.mixing.mixing import Mixing, mixings
 from overt.tracing.options import Arguments, Numbers
 from overt.tracing.showing import ShownTrace
 from overt.tracing.subject import Link, Subject
@@ -56,7 +56,7 @@ class Predictions(NamedTuple):
 
 
 @dataclass(eq=False)
-class Draw:
+class PosteriorDraw:
     """The maps and outputs of one posterior sample, as in `Trace`."""
 
     maps: list[Tensor]
@@ -88,8 +88,8 @@ class Trace(ShownTrace):
             there is no image, or it has other than 1 or 3 channels.
         encoder_maps: the encoder's maps, of an encoder–decoder.
         cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
-        graph: what the maps hold, by its name: "attention", "effective", "norm", "gradient", "value-zeroing",
-            or another that is registered.
+        mixing: what the maps hold: "attention", "effective", "norm", "gradient", "value-zeroing", or the name
+            of another registered mixing.
         parts: of a model traced with `parts=True`, what its mechanisms show of their work, and "fused", the
             map in use. Evolving has "attention", the layer's own map, and "convolution", what the convolution
             makes of it and the previous map. Each has one map per layer, None where there is none, as where a
@@ -125,9 +125,9 @@ class Trace(ShownTrace):
     image: tuple[int, int] | None = None
     encoder_maps: list[Tensor] = field(default_factory=list)
     cross: list[Tensor] = field(default_factory=list)
-    graph: str = "attention"
+    mixing: str = "attention"
     parts: dict[str, list[Tensor | None]] = field(default_factory=dict)
-    draws: list[Draw] = field(default_factory=list)
+    draws: list[PosteriorDraw] = field(default_factory=list)
     visible: list[Tensor | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     picture: Tensor | None = None
@@ -143,11 +143,11 @@ class Trace(ShownTrace):
     def __repr__(self) -> str:
         batch, tokens = self.mask.shape
         heads = f", {self.maps[0].shape[1]} heads" if self.maps[0].dim() == 4 else ""
-        graph = "" if self.graph == "attention" else f", {self.graph} graph"
+        mixing = "" if self.mixing == "attention" else f", {self.mixing} mixing"
         samples = f", {self.samples} posterior samples" if self.draws else ""
         samples += ", whose mean the maps are" if self.averaged else ""
         return (
-            f"Trace({self.kind}, {batch} × {tokens} tokens, {len(self.maps)} layers{heads}{graph}{samples})"
+            f"Trace({self.kind}, {batch} × {tokens} tokens, {len(self.maps)} layers{heads}{mixing}{samples})"
         )
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class Trace(ShownTrace):
             cross=some(self.cross),
             parts={name: [cut_any(cells) for cells in maps] for name, maps in self.parts.items()},
             draws=[
-                Draw(some(d.maps), some(d.encoder_maps), some(d.cross), cut_any(d.outputs))
+                PosteriorDraw(some(d.maps), some(d.encoder_maps), some(d.cross), cut_any(d.outputs))
                 for d in self.draws
             ],
             visible=[cut_any(seen) for seen in self.visible],
@@ -227,13 +227,13 @@ class Trace(ShownTrace):
             offsets=None if self.offsets is None else self.offsets[:, :source],
             grid=self.grid,
             image=self.image,
-            graph=self.graph,
+            mixing=self.mixing,
             parts={
                 name.removeprefix("encoder "): maps
                 for name, maps in self.parts.items()
                 if name.startswith("encoder ")
             },
-            draws=[Draw(draw.encoder_maps) for draw in self.draws],
+            draws=[PosteriorDraw(draw.encoder_maps) for draw in self.draws],
             visible=self.visible[len(self.maps) : len(self.maps) + len(self.encoder_maps)],
             picture=self.picture,
             sums_to_one=self.sums_to_one,
@@ -324,19 +324,19 @@ class Trace(ShownTrace):
         return main_queries(self.kind, self.mask, self.queries)
 
     @property
-    def graph_kind(self) -> type[GraphKind]:
-        """What is known of the graph."""
-        found = graphs().get(self.graph)
+    def mixing_kind(self) -> type[Mixing]:
+        """What is known of the mixing."""
+        found = mixings().get(self.mixing)
         if found is None:
             raise ValueError(
-                f"this trace is of the graph {self.graph!r}, which is not registered here: import what "
+                f"this trace is of the mixing {self.mixing!r}, which is not registered here: import what "
                 "registers it"
             )
         return found
 
     def levels(self) -> Levels:
         """The maps as the layered graph that methods read."""
-        kind = self.graph_kind
+        kind = self.mixing_kind
         return Levels(
             self.maps,
             self.mask,
@@ -439,7 +439,7 @@ class Trace(ShownTrace):
 
         def made(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> Trace:
             fields = files.unpacked(tensors, about, form)
-            return cls(**{**fields, "draws": [Draw(**draw) for draw in fields["draws"]]})
+            return cls(**{**fields, "draws": [PosteriorDraw(**draw) for draw in fields["draws"]]})
 
         return files.read(path, files.TRACES, "trace", made)
 

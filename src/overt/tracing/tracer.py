@@ -12,8 +12,8 @@ from overt import _check
 from overt.mechanisms.attention_map import AttentionMap
 from overt.tracing.assemble import Frame, assembled, drawn, framed, sort_calls
 from overt.tracing.collect import Collector, collect, sampling
-from overt.tracing.graphs.graph import graph_of
 from overt.tracing.inputs import names_of, prepare
+from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output
@@ -30,7 +30,7 @@ def trace(
     decoder: Any = None,
     tokens: Sequence[Sequence[str]] | None = None,
     heads: bool = False,
-    graph: str = "attention",
+    mixing: str = "attention",
     target: Any = None,
     query: int | None = None,
     parts: bool = False,
@@ -55,7 +55,7 @@ def trace(
             them itself, greedily.
         tokens: names of the tokens, per example, where the inputs have none.
         heads: keep each head's maps, for `heads="each"` and lists of heads; by default only their mean.
-        graph: what the maps are. "attention": the weights. "effective": without the part that changes no
+        mixing: what the maps are. "attention": the weights. "effective": without the part that changes no
             output (Brunner et al. 2020); signed in rollout, cut at zero and renormalised in flow.
             "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient": max(0, A ⊙ ∂y/∂A)
             with y the target's logit. Rows of these two are made to sum to one before the residual joins.
@@ -74,11 +74,11 @@ def trace(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-    kind = graph_of(graph)
+    kind = mixing_of(mixing)
     _check.whole("samples", samples, 0)
     for name, asked, has in (("samples", samples, kind.samples), ("heads", heads, kind.heads)):
         if asked and not has:
-            raise ValueError(f"{name} with graph={graph!r} is not supported: trace one or the other")
+            raise ValueError(f"{name} with mixing={mixing!r} is not supported: trace one or the other")
     model = _unwrapped(model)
     given = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     collector = Collector(kind(heads), parts, stack)
@@ -129,18 +129,18 @@ def _name_classes(made: Trace) -> None:
     made.words = names_of(subject.inputs.tokenizer, sorted(likely))
 
 
-def everything(model: nn.Module, graph: str = "attention", samples: int = 20) -> dict[str, Any]:
+def everything(model: nn.Module, mixing: str = "attention", samples: int = 20) -> dict[str, Any]:
     """Arguments of `trace` that keep all there is: heads, parts, posterior samples, as a model has them.
 
     Args:
         model: the model.
-        graph: what the maps are. Heads are kept where their mean is the map without them.
+        mixing: what the maps are. Heads are kept where their mean is the map without them.
         samples: of a Bayesian model's posterior.
     """
     maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
     parted = any(layer.part_names for one in maps for layer in one.layers)
     random = any(one.random for one in maps)
-    kind = graph_of(graph)
+    kind = mixing_of(mixing)
     return {
         "heads": kind.heads and kind.averages,
         "parts": parted and kind.parts,

@@ -35,7 +35,7 @@ DIGITS = 5  # of numbers in the index
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PageContents:
     """What a page is asked to hold.
 
     Attributes:
@@ -44,7 +44,7 @@ class Wanted:
         running: names of those that run the model, and whether they have to be there (True) or only if they
             are quick and can be had ("auto").
         queries: for which there are rows.
-        residual: None for what each trace's graph stands for.
+        residual: None for what each trace's mixing implies.
         target: what methods that run the model explain.
         unk: the token that blanks out.
         mass: share of each row's sum that is kept.
@@ -89,7 +89,9 @@ class _Fields:
         return {"at": len(self.blocks) - 1, **about}
 
 
-def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, examples: int) -> dict[str, Any]:
+def entry_of(
+    trace: Trace, wanted: PageContents, blocks: list[bytes], number: int, examples: int
+) -> dict[str, Any]:
     """One example's part of the index; its maps go to `blocks`."""
     real = trace.mask[0].nonzero().flatten()
     total, queries = trace.mask.shape[1], trace.maps[0].shape[-2]
@@ -122,12 +124,12 @@ def entry_of(trace: Trace, wanted: Wanted, blocks: list[bytes], number: int, exa
     levels = trace.levels()
     entry: dict[str, Any] = {
         "kind": trace.kind,
-        "graph": trace.graph,
-        "graph_title": trace.graph_kind.title,
+        "mixing": trace.mixing,
+        "mixing_title": trace.mixing_kind.title,
         "joint": levels.joint,
         "unit": levels.unit,
         "signed": levels.signed,
-        "single_heads": trace.graph_kind.heads,
+        "single_heads": trace.mixing_kind.heads,
         "methods": [method_entry(method) for method in methods().values()],
         "tokens": [printable(token) for token in tokens],
         "special": trace.special[0, real].int().tolist(),
@@ -177,7 +179,7 @@ def method_entry(method: Method) -> dict[str, Any]:
 def _add_method(
     trace: Trace,
     method: Method,
-    wanted: Wanted,
+    wanted: PageContents,
     entry: dict[str, Any],
     fields: _Fields,
     drawn: dict[str, Tensor],
@@ -245,7 +247,7 @@ def drowned(rows: dict[str, Tensor], special: Tensor, query: int) -> dict[str, A
 
 def _add_importances(
     trace: Trace,
-    wanted: Wanted,
+    wanted: PageContents,
     entry: dict[str, Any],
     own: Tensor,
     real: Tensor,
@@ -314,7 +316,13 @@ def _one_target(target: Any, number: int, examples: int) -> Any:
 
 
 def _add_spread(
-    trace: Trace, wanted: Wanted, entry: dict[str, Any], fields: _Fields, own: Tensor, real: Tensor, cut: Any
+    trace: Trace,
+    wanted: PageContents,
+    entry: dict[str, Any],
+    fields: _Fields,
+    own: Tensor,
+    real: Tensor,
+    cut: Any,
 ) -> None:
     """Mean and spread over posterior samples: of each weight, and of what each token's rollout draws on."""
     entry["samples"] = len(trace.draws)

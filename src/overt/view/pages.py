@@ -28,7 +28,7 @@ from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import Trace
 from overt.view import bundle
-from overt.view.index import Queries, Wanted, entry_of, label_of, printable, short
+from overt.view.index import PageContents, Queries, entry_of, label_of, printable, short
 from overt.view.neighbourhood import page_data
 from overt.view.pack import MASS
 
@@ -128,7 +128,7 @@ def page(
         queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
             "auto": all where that is quick, else the main one, and flow not at all for very long texts.
             Numbers count an example's tokens as the page shows them, without padding.
-        residual: weight of the residual connection; by default what each trace's graph stands for.
+        residual: weight of the residual connection; by default what each trace's mixing implies.
         importances: whether to have the methods that run the model too, blank-out and gradients, for models
             that have outputs; "auto" leaves out what takes long or cannot be had.
         target: what the importances explain, as for `Trace.blankout`.
@@ -168,7 +168,7 @@ def page(
             "importances=True has them"
         )
     asked = tuple(one for one in methods if one in reading)
-    wanted = Wanted(asked, named_methods, running, queries, residual, target, unk, mass, progress)
+    wanted = PageContents(asked, named_methods, running, queries, residual, target, unk, mass, progress)
     for name, one in named:
         for number in range(len(one)):
             example = one if len(one) == 1 else one[number]

@@ -14,7 +14,7 @@ from torch import Tensor
 from overt import _check
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels
-from overt.tracing.methods.method import Asked, Cost, Method, register_method
+from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
 from overt.tracing.options import Arguments, Heads, Options
 from overt.tracing.progress import watching
 
@@ -41,7 +41,7 @@ class FlowOptions(Options):
     progress: bool | None = None
 
 
-def flow_of(levels: Levels, asked: Asked) -> Tensor:
+def flow_of(levels: Levels, asked: MethodRequest) -> Tensor:
     """Maximum flows from each query's node to each input; weights below zero are cut, rows sum to one."""
     options = asked.options
     assert isinstance(options, FlowOptions)
@@ -75,7 +75,7 @@ def flow_of(levels: Levels, asked: Asked) -> Tensor:
     return found if asked.each else found.squeeze(2)
 
 
-def _stacks(levels: Levels, asked: Asked, highest: int) -> np.ndarray[Any, Any]:
+def _stacks(levels: Levels, asked: MethodRequest, highest: int) -> np.ndarray[Any, Any]:
     """The levels of some examples, (level, example, token, token), made in place: two copies may not fit."""
     stacks = np.empty((highest, levels.mask.shape[0], levels.tokens, levels.tokens))
     for number in range(highest):
@@ -95,7 +95,7 @@ def _solve(
     stack: np.ndarray[Any, Any],
     real: np.ndarray[Any, Any],
     levels: Levels,
-    asked: Asked,
+    asked: MethodRequest,
     one: Levels | None,
     watch: Callable[..., Any],
     threads: int | None,
@@ -134,7 +134,7 @@ def _key(stack: np.ndarray[Any, Any], real: np.ndarray[Any, Any]) -> bytes:
     return hashlib.sha256(stack.tobytes() + real.tobytes()).digest()
 
 
-def flow_over_edges(walk: Walk, asked: Asked) -> Tensor:
+def flow_over_edges(walk: Walk, asked: MethodRequest) -> Tensor:
     """Over one and two layers in closed form, over more by the solver, (sample, head, place)."""
     options = asked.options
     assert isinstance(options, FlowOptions)

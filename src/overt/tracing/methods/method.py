@@ -188,7 +188,7 @@ def methods(reads: Reads | None = None) -> dict[str, Method]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MethodRequest:
     """What a call asks of levels, checked.
 
     Attributes:
@@ -216,7 +216,7 @@ class Asked:
         return "mean" if self.each else self.heads
 
 
-def ask(levels: Levels, options: Options) -> Asked:
+def ask(levels: Levels, options: Options) -> MethodRequest:
     """Check the arguments that all methods share against the maps that they are asked of."""
     heads = listed(options.heads)
     check_heads(heads, levels.heads)
@@ -224,7 +224,7 @@ def ask(levels: Levels, options: Options) -> Asked:
     _check.fraction("residual", residual)
     if levels.heads == 0:
         averaged(levels.maps[0], heads)  # says that single heads were not kept
-    return Asked(
+    return MethodRequest(
         numbers("queries", options.queries, levels.queries),
         numbers("layers", options.layers, levels.layers),
         heads,
@@ -254,7 +254,7 @@ def read_levels(method: Method, levels: Levels, queries: Numbers, given: Mapping
     return unit_rows(values) if options.normalize or options.receptive_field else values
 
 
-def _run(method: Method, levels: Levels, asked: Asked) -> Tensor:
+def _run(method: Method, levels: Levels, asked: MethodRequest) -> Tensor:
     """A method's own values, of the shape that all have, with zeros at padding."""
     real, places = levels.mask, [levels.first + query for query in asked.queries]
     heads = [levels.heads] if asked.each else []
@@ -286,7 +286,7 @@ def why_not_levels(method: Method, levels: Levels) -> str | None:
         return None
     return (
         f"there is no {method.title} over weights that may be negative, which a mechanism of this model "
-        f'makes: raw and rollout keep their signs, and overt.trace(…, graph="norm") has a {method.title}'
+        f'makes: raw and rollout keep their signs, and overt.trace(…, mixing="norm") has a {method.title}'
     )
 
 
@@ -307,4 +307,4 @@ def edge_methods() -> dict[str, Method]:
 def method_over_edges(method: Method, walk: Walk, options: Options, residual: float) -> Tensor:
     """A method over a node's neighbourhood, (sample, head, place)."""
     assert method.edges is not None
-    return method.edges(walk, Asked([walk.place], [walk.top], walk.heads, residual, options))
+    return method.edges(walk, MethodRequest([walk.place], [walk.top], walk.heads, residual, options))

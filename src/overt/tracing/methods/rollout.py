@@ -7,10 +7,10 @@ from torch import Tensor
 
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Level, Levels
-from overt.tracing.methods.method import Asked, Cost, Method, register_method
+from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
 
 
-def rollout_of(levels: Levels, asked: Asked) -> Tensor:
+def rollout_of(levels: Levels, asked: MethodRequest) -> Tensor:
     """Products of levels. One row costs one vector–matrix product per level, never a product of matrices.
 
     Rows of all requested layers go down together, or whole matrices up, whichever is fewer multiplications;
@@ -50,7 +50,7 @@ def rollout_of(levels: Levels, asked: Asked) -> Tensor:
     return found
 
 
-def rollout_over_edges(walk: Walk, asked: Asked) -> Tensor:
+def rollout_over_edges(walk: Walk, asked: MethodRequest) -> Tensor:
     """A row through the layers: one product and one sum per edge, (sample, head, place)."""
     carried = walk.start()
     for layer in range(walk.top, -1, -1):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from overt import _check
 from overt.tracing.result import Trace
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
-from overt.view.plots.asked import Asked, Number, ask
+from overt.view.plots.request import Number, PlotRequest, ask
 from overt.view.plots.saving import check_path, save
 from overt.view.plots.sheet import Sheet, drawn
 from overt.view.plots.style import WIDTHS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS", "WIDTHS", "check_path", "plot", "plot_compare", "save"]
 
-VIEWS: dict[str, Callable[[Sheet, Asked], None]] = {
+VIEWS: dict[str, Callable[[Sheet, PlotRequest], None]] = {
     "strip": strip.draw,
     "graph": graph.draw,
     "heads": heads.draw,
@@ -89,7 +89,7 @@ def plot(
         special: show special tokens too.
         columns: width of the figure, of one column (3.3 in) or two (6.9 in).
         title: above all.
-        residual: of rollout and flow; by default what the trace's graph stands for.
+        residual: of rollout and flow; by default what the trace's mixing implies.
         normalize: make each row of a method's values sum to one (before tokens are left out).
         receptive_field: divide by what uniform attention gives.
         target: of importances.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import draw_map
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import INK, SIZE, side
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """Target rows, source columns."""
     trace, method = asked.trace, asked.method or "raw"
     if not trace.cross:

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, label_rim, mesh, scaled
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import SIZE, SMALL, bare, side, title
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """Parts as rows, layers as columns; of one layer, parts side by side."""
     # Those of a decoder's encoder and cross-attention have prefixes; the map in use comes last.
     parts = [name for name in asked.trace.parts if " " not in name]
@@ -47,7 +47,7 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), "weight")
 
 
-def _cells(asked: Asked, part: str, layer: int) -> Tensor | None:
+def _cells(asked: PlotRequest, part: str, layer: int) -> Tensor | None:
     """A part's map, (query, key), the mean of the heads that are asked for."""
     whole = asked.trace.parts[part][layer]
     if whole is None:

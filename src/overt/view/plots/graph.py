@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from overt.tracing.methods.method import method_of
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import MOST_CELLS, colour_bar, fading
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Panel, Sheet
 from overt.view.plots.style import INK, LESS, MORE, SIZE, SOFT
 
@@ -21,7 +21,7 @@ FAINTEST = 0.01  # opacity; what is lighter cannot be seen
 Line = tuple[int, int, int, int, float]
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """All lines, or the paths of a named query."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize, PowerNorm
@@ -57,14 +57,14 @@ def draw(sheet: Sheet, asked: Asked) -> None:
     norm = PowerNorm(0.5, 0.0, largest) if rooted else Normalize(-largest if signed else 0.0, largest)
     words = asked.title(method)
     if asked.named and method_of(method).paths:
-        words = f"{method if asked.trace.graph == 'attention' else words} carried on paths"
+        words = f"{method if asked.trace.mixing == 'attention' else words} carried on paths"
     shades = ScalarMappable(norm, fading(MORE, LESS if signed else None))
     colour_bar(sheet, shades, sheet.figure.add_subplot(grid[0, 1]), words)
     sheet.row(axes, max(0.155 * len(rows), 1.3))
     sheet.panels.append(Panel(axes, None, asked.words, (None, asked.strong if asked.named else None)))
 
 
-def _all_lines(asked: Asked, method: str, top: int) -> list[Line]:
+def _all_lines(asked: PlotRequest, method: str, top: int) -> list[Line]:
     """Between each two columns the method's values at the upper one."""
     values = asked.values(method, layers=list(range(top + 1)))
     listed = values[:, asked.shown][:, :, asked.shown].tolist()
@@ -76,7 +76,7 @@ def _all_lines(asked: Asked, method: str, top: int) -> list[Line]:
     ]
 
 
-def _paths(asked: Asked, method: str, top: int) -> list[Line]:
+def _paths(asked: PlotRequest, method: str, top: int) -> list[Line]:
     """What each edge carries to a node: what comes to its upper end times its weight."""
     if not method_of(method).paths:
         values = asked.values(method, queries=asked.query, layers=top)[0, 0]
@@ -119,7 +119,9 @@ def _draw_lines(
     axes.add_collection(made)
 
 
-def _draw_nodes(axes: Any, asked: Asked, lines: Sequence[Line], rows: dict[int, float], top: int) -> None:
+def _draw_nodes(
+    axes: Any, asked: PlotRequest, lines: Sequence[Line], rows: dict[int, float], top: int
+) -> None:
     """A dot per node; of a named query its own, and inputs as large as what arrives there."""
     dots = [(layer, row) for layer in range(top + 2) for row in rows.values()]
     axes.scatter(*zip(*dots, strict=True), s=5, color=SOFT, linewidths=0.0, zorder=2)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, draw_map, label_rim, mesh, scaled
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import INK, LEADING, SIZE, TALLEST, side, title
 from overt.view.plots.words import PLAIN, width
@@ -22,7 +22,7 @@ TITLE = 0.14  # inches of a title
 Cells = dict[tuple[int, int], Tensor]  # by layer and head
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """A grid of maps, or one map with its tokens."""
     maps, layers, queries, words = asked.trace.maps, asked.layers, asked.queries, asked.query_words
     each = maps[0].dim() == 4
@@ -69,7 +69,7 @@ def _folded(sheet: Sheet, layers: int, heads: int) -> _Fold:
     return _Fold(math.ceil(layers / down), down, wide, min(wide, tall / down))
 
 
-def _draw_heads(sheet: Sheet, asked: Asked, cells: Cells) -> None:
+def _draw_heads(sheet: Sheet, asked: PlotRequest, cells: Cells) -> None:
     """Layers as rows, heads as columns, on one scale."""
     layers, heads = asked.layers, asked.heads(asked.trace.maps)
     fold = _folded(sheet, len(layers), len(heads))
@@ -121,7 +121,7 @@ def _number_layer(axes: Any, layer: int, y: int, fold: _Fold, wordy: bool) -> No
         axes.yaxis.label.set(rotation=0, ha="right", va="center")
 
 
-def _draw_means(sheet: Sheet, asked: Asked, cells: Cells) -> None:
+def _draw_means(sheet: Sheet, asked: PlotRequest, cells: Cells) -> None:
     """Layers in reading order, as many across as let maps be square."""
     words = asked.query_words
     wide, tall = _room(sheet)

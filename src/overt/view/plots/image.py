@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import MOST_CELLS, SEAMLESS, colour_bar, fading, scaled
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import HIGHLIGHT, MORE, bare, title
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """The picture, then a panel per layer."""
     trace, method = asked.trace, asked.method or "rollout"
     if trace.grid is None or trace.image is None:

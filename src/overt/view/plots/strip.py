@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from overt.tracing.methods.method import methods
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import Scale, colour_bar, mesh, scaled
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Panel, Sheet
 from overt.view.plots.style import INK, LEADING, LESS, MORE, SIZE, SMALL, SOFT, TICKS, number, side, title
 from overt.view.plots.words import width, wrapped
@@ -25,7 +25,7 @@ NARROWEST = 0.092  # inches of a token that still has room for its label
 class _Strips:
     """What there is to draw of each trace; the name of a single one is empty."""
 
-    rows: Mapping[str, Asked]
+    rows: Mapping[str, PlotRequest]
     values: dict[tuple[str, str], Tensor]  # name and method → (layer, token)
     scales: dict[str, Scale]  # by method
     importances: dict[str, dict[str, Tensor]]  # name → what they are → (token,)
@@ -40,12 +40,12 @@ class _Strips:
         return name == list(self.rows)[-1] or len({tuple(asked.words) for asked in self.rows.values()}) > 1
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """Strips of one trace."""
     draw_several(sheet, {"": asked})
 
 
-def draw_several(sheet: Sheet, rows: Mapping[str, Asked]) -> None:
+def draw_several(sheet: Sheet, rows: Mapping[str, PlotRequest]) -> None:
     """Strips of one trace or several, methods side by side if tokens have room for labels."""
     values = {
         (name, method): asked.values(method, queries=asked.query, layers=asked.layers)[:, 0, asked.shown]
@@ -63,12 +63,12 @@ def draw_several(sheet: Sheet, rows: Mapping[str, Asked]) -> None:
         _draw_below(sheet, strips)
 
 
-def _margin(rows: Mapping[str, Asked]) -> float:
+def _margin(rows: Mapping[str, PlotRequest]) -> float:
     """Inches at the left, of layers and names."""
     return 0.42 + (0.14 if any(rows) else 0.0)
 
 
-def _importances(asked: Asked) -> dict[str, Tensor]:
+def _importances(asked: PlotRequest) -> dict[str, Tensor]:
     """What methods that run the model say of the shown tokens."""
     found = {}
     for name, method in methods("model").items():
@@ -137,12 +137,12 @@ def _draw_below(sheet: Sheet, strips: _Strips) -> None:
             sheet.panels.append(Panel(axes, asked.words, None, (asked.strong, None)))
 
 
-def _height(asked: Asked) -> float:
+def _height(asked: PlotRequest) -> float:
     count = len(asked.layers)
     return count * TALL_ROW if count <= 12 else max(12 * TALL_ROW, count * LOW_ROW)
 
 
-def _part_source(axes: Any, asked: Asked) -> None:
+def _part_source(axes: Any, asked: PlotRequest) -> None:
     """A line between an encoder–decoder's source and target."""
     before = sum(token < asked.first for token in asked.shown)
     if 0 < before < len(asked.shown):
@@ -157,7 +157,7 @@ def _layer_ticks(axes: Any, layers: Sequence[int], tall: float) -> None:
     axes.tick_params(axis="y", length=0, pad=2, labelsize=SMALL, labelcolor=INK)
 
 
-def _of_layer(asked: Asked, tall: float) -> str:
+def _of_layer(asked: PlotRequest, tall: float) -> str:
     """The y-axis in words, with the query's name if there is room."""
     words = f"{asked.name} at layer"
     return words if width(words) * SIZE * 0.95 <= tall * 72.0 else "layer"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from overt.view.plots.asked import Asked
 from overt.view.plots.matrix import colour_bar, mesh, scaled
+from overt.view.plots.request import PlotRequest
 from overt.view.plots.sheet import Panel, Sheet
 from overt.view.plots.style import INK, SIZE, SPREADS, TICKS, VALUES, side, title
 from overt.view.plots.words import wrapped
 
 
-def draw(sheet: Sheet, asked: Asked) -> None:
+def draw(sheet: Sheet, asked: PlotRequest) -> None:
     """Two maps, and bars with whiskers: beside them in two columns, beneath in one."""
     trace, method = asked.trace, asked.method or "rollout"
     if not trace.draws:

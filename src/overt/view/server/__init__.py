@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from overt._extras import need
-from overt.tracing.graphs.graph import graphs
 from overt.tracing.methods.method import methods
+from overt.tracing.mixing.mixing import mixings
 from overt.view.index import method_entry
 from overt.view.server.asks import FORMATS, Ask, from_image, from_json, made, picture_key
 from overt.view.server.http import (
     LINGER_SECONDS,
     Answer,
-    Asked,
     Bodies,
+    HttpRequest,
     Message,
     Receive,
     Scope,
@@ -43,7 +43,7 @@ __all__ = ["LOCAL", "Limits", "Served", "Serving", "app", "is_loopback"]
 
 log = logging.getLogger("overt.server")
 LOCAL = ("localhost", "127.0.0.1", "::1")
-Handler = Callable[[Asked], Awaitable[Answer]]
+Handler = Callable[[HttpRequest], Awaitable[Answer]]
 
 
 class Serving:
@@ -75,13 +75,13 @@ class Serving:
         self.bodies.stop()
         self.work.stop()
 
-    async def front(self, asked: Asked) -> Answer:
+    async def front(self, asked: HttpRequest) -> Answer:
         """GET /"""
         del asked
         headers = {"Content-Security-Policy": self.shell.policy}
         return Answer(self.shell.body, "text/html; charset=utf-8", headers=headers)
 
-    async def list_models(self, asked: Asked) -> Answer:
+    async def list_models(self, asked: HttpRequest) -> Answer:
         """GET /api/models"""
         del asked
         limits = {
@@ -94,16 +94,16 @@ class Serving:
         about = {
             "models": models,
             "methods": [method_entry(one) for one in methods().values()],
-            "graphs": [
+            "mixings": [
                 {"name": name, "title": one.title, "passes": one.passes, "cost": one.cost}
-                for name, one in graphs().items()
+                for name, one in mixings().items()
             ],
             "images": list(FORMATS),
             "limits": limits,
         }
         return said(about)
 
-    async def health(self, asked: Asked) -> Answer:
+    async def health(self, asked: HttpRequest) -> Answer:
         """GET /health"""
         del asked
         facts = {
@@ -115,7 +115,7 @@ class Serving:
         }
         return said(facts, 503 if self.stopping else 200)
 
-    async def show_metrics(self, asked: Asked) -> Answer:
+    async def show_metrics(self, asked: HttpRequest) -> Answer:
         """GET /metrics"""
         del asked
         text = self.metrics.text(
@@ -130,7 +130,7 @@ class Serving:
         )
         return Answer(text.encode(), TYPE)
 
-    async def picture(self, asked: Asked) -> Answer:
+    async def picture(self, asked: HttpRequest) -> Answer:
         """GET /api/picture?name=…, the answer to an image that somebody sent before."""
         kept = self.work.cache.get(picture_key(asked.query().get("name", "")))
         if kept is None:
@@ -138,7 +138,7 @@ class Serving:
             raise RefusedError(404, f"{line}; drop the image again")
         return Answer(kept)
 
-    async def trace(self, asked: Asked) -> Answer:
+    async def trace(self, asked: HttpRequest) -> Answer:
         """POST /api/trace"""
         _check_origin(asked)
         if self.stopping:
@@ -157,7 +157,7 @@ class Serving:
             del body
             return Answer(await self._answer(ask, asked))
 
-    async def _answer(self, ask: Ask, asked: Asked) -> bytes:
+    async def _answer(self, ask: Ask, asked: HttpRequest) -> bytes:
         limits = self.limits
         return await self.work.result(ask.key(), lambda wanted: made(ask, limits, wanted), asked.left)
 
@@ -221,7 +221,7 @@ class _Endpoint:
         self.handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, sending: Send) -> None:
-        asked = Asked(scope, receive)
+        asked = HttpRequest(scope, receive)
         await send(await self.handler(asked), asked, sending)
 
 
@@ -249,7 +249,7 @@ class _Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, sending)
             return
-        asked, metrics = Asked(scope, receive), self.serving.metrics
+        asked, metrics = HttpRequest(scope, receive), self.serving.metrics
         began, status = time.monotonic(), 0
 
         async def with_headers(message: Message) -> None:
@@ -290,7 +290,7 @@ class _Guard:
             route = asked.path if asked.path in self.routes else "other"
             metrics.done(route, status or 499, time.monotonic() - began)
 
-    def _check_host(self, asked: Asked) -> None:
+    def _check_host(self, asked: HttpRequest) -> None:
         if self.hosts is None:
             return
         host = host_of(asked.headers.get("host", ""))
@@ -320,7 +320,7 @@ def _is_address(host: str | None) -> bool:
         return False
 
 
-def _check_origin(asked: Asked) -> None:
+def _check_origin(asked: HttpRequest) -> None:
     """Refuse what a page from elsewhere makes a browser send."""
     site, origin = asked.headers.get("sec-fetch-site"), asked.headers.get("origin")
     elsewhere = site is not None and site not in ("same-origin", "none")

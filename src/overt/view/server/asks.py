@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.tracing.graphs.graph import graph_of, graphs
 from overt.tracing.methods.method import methods as known_methods
+from overt.tracing.mixing.mixing import mixing_of, mixings
 from overt.tracing.result import Trace
 from overt.tracing.tracer import everything, trace
 from overt.view.pages import page
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
-from overt.view.server.work import Wanted
+from overt.view.server.work import StillWanted
 
 FORMATS = {
     "image/png": "PNG",
@@ -34,7 +34,7 @@ FORMATS = {
 LINK = 6000  # characters; longer addresses are cut by somebody on their way
 SAMPLES = 10  # of the posterior of a Bayesian model
 CELLS = 3 * 10**6  # of all heads' maps; beyond, only their means are sent
-TRACING = 0.5  # share of the time of a request that a graph which runs the model again may take
+TRACING = 0.5  # share of the time of a request that a mixing which runs the model again may take
 RUNNING = 0.05  # share of the time of a request that a method which runs the model may take
 DEEPEST = 10**4  # layers that anybody may ask for
 # Names of pictures cannot be guessed, not even by somebody who has the same picture.
@@ -60,7 +60,7 @@ class Ask:
         decoder: what the decoder is fed.
         methods: to show.
         layers: how many of the last to show; None for all.
-        graph: what the maps are.
+        mixing: what the maps are.
     """
 
     served: Served
@@ -70,16 +70,16 @@ class Ask:
     decoder: str | None = None
     methods: tuple[str, ...] = field(default_factory=lambda: tuple(known_methods("maps")))
     layers: int | None = None
-    graph: str = "attention"
+    mixing: str = "attention"
 
     def key(self) -> Hashable:
         """Equal for requests with equal answers."""
-        options = (self.served.name, self.decoder, self.methods, self.layers, self.graph)
+        options = (self.served.name, self.decoder, self.methods, self.layers, self.mixing)
         return self._picture() if self.picture else (self.text, *options)
 
     def _picture(self) -> tuple[str, str]:
         whole = hmac.new(SECRET, self.picture, hashlib.sha256)
-        options = (self.served.name, self.format, self.decoder, self.methods, self.layers, self.graph)
+        options = (self.served.name, self.format, self.decoder, self.methods, self.layers, self.mixing)
         whole.update(repr(options).encode())
         return picture_key(base64.urlsafe_b64encode(whole.digest()[:18]).decode("ascii"))
 
@@ -95,7 +95,7 @@ class Ask:
             else []
         )
         fields += [] if self.layers is None else [("layers", str(self.layers))]
-        fields += [] if self.graph == "attention" else [("graph", self.graph)]
+        fields += [] if self.mixing == "attention" else [("mixing", self.mixing)]
         link = f"/?{urlencode(fields)}"
         return link if len(link) <= LINK else None
 
@@ -112,7 +112,7 @@ def from_json(body: bytes, models: Mapping[str, Served], limits: Limits) -> Ask:
         raise RefusedError(400, f"the body must be JSON ({why[:100]})") from None
     if not isinstance(found, dict):
         raise RefusedError(400, f"the body must be a JSON object, got {_kind(found)}")
-    fields = ("model", "text", "decoder", "methods", "layers", "graph")
+    fields = ("model", "text", "decoder", "methods", "layers", "mixing")
     _check_known(found, fields)
     served = _served(found.get("model"), models)
     if served.kind != "text":
@@ -126,7 +126,7 @@ def from_image(
 ) -> Ask:
     """A request whose body is an image, with everything else in the query string."""
     found: dict[str, Any] = dict(query)
-    _check_known(found, ("model", "decoder", "methods", "layers", "graph"))
+    _check_known(found, ("model", "decoder", "methods", "layers", "mixing"))
     served = _served(found.get("model"), models)
     if served.kind != "image":
         raise RefusedError(400, f"model {served.name!r} takes text as JSON, got an image")
@@ -192,7 +192,7 @@ def _text(name: str, text: Any, limits: Limits) -> str:
 
 
 def _common(found: Mapping[str, Any], served: Served, limits: Limits) -> dict[str, Any]:
-    """Decoder, methods, layers and graph."""
+    """Decoder, methods, layers and mixing."""
     decoder, methods = found.get("decoder"), found.get("methods")
     if decoder is not None:
         if not served.decodes:
@@ -204,15 +204,15 @@ def _common(found: Mapping[str, Any], served: Served, limits: Limits) -> dict[st
     wrong = not isinstance(methods, list | tuple) or not methods or len(methods) > len(known)
     if wrong or not all(isinstance(one, str) and one in known for one in methods):
         raise RefusedError(400, f"methods must be some of {', '.join(known)}")
-    layers, graph = found.get("layers"), found.get("graph")
+    layers, mixing = found.get("layers"), found.get("mixing")
     if layers is not None and (isinstance(layers, bool) or not isinstance(layers, int)):
         raise RefusedError(400, "layers must be a whole number, how many of the last to show")
     if layers is not None and not 1 <= layers <= DEEPEST:
         raise RefusedError(400, f"layers must be at least 1 and at most {DEEPEST}")
-    if graph is not None and (not isinstance(graph, str) or graph not in graphs()):
-        raise RefusedError(400, f"graph must be one of {', '.join(graphs())}")
+    if mixing is not None and (not isinstance(mixing, str) or mixing not in mixings()):
+        raise RefusedError(400, f"mixing must be one of {', '.join(mixings())}")
     chosen = tuple(one for one in known if one in methods)  # one order, so that equal requests are equal
-    return {"decoder": decoder, "methods": chosen, "layers": layers, "graph": graph or "attention"}
+    return {"decoder": decoder, "methods": chosen, "layers": layers, "mixing": mixing or "attention"}
 
 
 def opened(picture: bytes, kind: str, limits: Limits) -> Any:
@@ -239,13 +239,13 @@ def opened(picture: bytes, kind: str, limits: Limits) -> Any:
         raise RefusedError(400, f"the {kind} image is damaged and cannot be read") from None
 
 
-def made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
+def made(ask: Ask, limits: Limits, wanted: StillWanted) -> bytes:
     """Trace, and make the answer: {index, blocks, link, seconds}. Runs in a thread of its own."""
     with ask.served.turn:
         return _made(ask, limits, wanted)
 
 
-def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
+def _made(ask: Ask, limits: Limits, wanted: StillWanted) -> bytes:
     if not wanted():
         raise GoneError
     began = time.monotonic()
@@ -258,7 +258,7 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
     if ask.decoder is not None:
         _check_tokens(served, "decoder", ask.decoder, limits)
     given = {"tokenizer": served.tokenizer, "processor": served.processor, "decoder": ask.decoder}
-    kind = graph_of(ask.graph)
+    kind = mixing_of(ask.mixing)
     try:
         plain = trace(served.model, inputs, **given) if kind.passes else None
         spent = time.monotonic() - began
@@ -268,8 +268,8 @@ def _made(ask: Ask, limits: Limits, wanted: Wanted) -> bytes:
                 f"{kind.title} of {plain.mask.shape[1]} tokens would take the server too long: {kind.cost}",
             )
         # Where each sample would run the model for every token, there are none.
-        kept = everything(served.model, ask.graph, 0 if kind.passes else SAMPLES)
-        traced = trace(served.model, inputs, graph=ask.graph, **given, **kept)
+        kept = everything(served.model, ask.mixing, 0 if kind.passes else SAMPLES)
+        traced = trace(served.model, inputs, mixing=ask.mixing, **given, **kept)
         if not wanted():
             raise GoneError
         slow = _slow(ask.methods, traced, spent if plain is not None else time.monotonic() - began, limits)

@@ -46,7 +46,7 @@ def refusal(error: RefusedError) -> Answer:
     return Answer(body, status=error.status, headers=headers, close=error.close)
 
 
-class Asked:
+class HttpRequest:
     """One request."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -109,7 +109,7 @@ class Bodies:
             self.held -= mine
 
     @contextmanager
-    def reading(self, asked: Asked, most: int) -> Iterator[Callable[[], Awaitable[bytes]]]:
+    def reading(self, asked: HttpRequest, most: int) -> Iterator[Callable[[], Awaitable[bytes]]]:
         """A function that reads the body, which counts as held until the end of the context.
 
         Args:
@@ -163,7 +163,7 @@ class Bodies:
             clock.reschedule(now)
 
 
-async def send(answer: Answer, asked: Asked, send: Send, linger: float = LINGER_SECONDS) -> None:
+async def send(answer: Answer, asked: HttpRequest, send: Send, linger: float = LINGER_SECONDS) -> None:
     """Send an answer, in pieces; after one that refuses a body, throw away what is still coming.
 
     A connection that is closed with unread bytes is reset, and the client would never see the answer.

@@ -90,7 +90,7 @@ def _protocol(limits: Limits) -> Any:
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Clock:
+    class PatienceTimer:
         handle: asyncio.TimerHandle | None = None
 
         def start(self, protocol: H11Protocol) -> None:
@@ -104,7 +104,7 @@ def _protocol(limits: Limits) -> Any:
 
     class Impatient(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self.head, self.writing = Clock(), Clock()
+            self.head, self.writing = PatienceTimer(), PatienceTimer()
             if len(self.connections) >= limits.connections:
                 self.app = _busy
             super().connection_made(transport)

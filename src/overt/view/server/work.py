@@ -17,8 +17,8 @@ from overt.view.server.metrics import Metrics
 
 log = logging.getLogger("overt.server")
 
-Wanted = Callable[[], bool]
-Make = Callable[[Wanted], bytes]
+StillWanted = Callable[[], bool]
+Make = Callable[[StillWanted], bytes]
 
 
 class Cache:

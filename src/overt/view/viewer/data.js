@@ -149,8 +149,8 @@ export class TraceData {
 
   /** What the maps are where they are not attention itself; else nothing. */
   get mapsTitle() {
-    const { graph, graph_title: title } = this.about;
-    return title && graph !== "attention" ? title : "";
+    const { mixing, mixing_title: title } = this.about;
+    return title && mixing !== "attention" ? title : "";
   }
 
   /** A method by its title, with what it reads where that is not attention itself. */

@@ -26,7 +26,7 @@ function headsFacts(trace, state) {
 
 function headsNotes(facts, seen) {
   const own = thumbNote(seen);
-  if (facts.heads || !facts.single) return [own]; // some graphs have no maps of single heads
+  if (facts.heads || !facts.single) return [own]; // some mixings have no maps of single heads
   return [own, "the mean of heads alone: overt.trace(…, heads=True) keeps single heads"];
 }
 

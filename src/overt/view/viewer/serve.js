@@ -4,10 +4,10 @@ import { element } from "./dom.js";
 import { mount } from "./main.js";
 
 const serveTries = 5; // when the server is busy
-const serveGraph = "attention"; // what the server takes where a link names none
+const serveMixing = "attention"; // what the server takes where a link names none
 
 /**
- * What a link asks for: {model, text, decoder, methods, layers, graph, picture}, null where it says nothing.
+ * What a link asks for: {model, text, decoder, methods, layers, mixing, picture}, null where it says nothing.
  * @param {string} search the query string
  */
 export function serveAsked(search) {
@@ -19,7 +19,7 @@ export function serveAsked(search) {
     decoder: found.get("decoder"),
     methods: methods.length ? methods : null,
     layers: found.get("layers"),
-    graph: found.get("graph"),
+    mixing: found.get("mixing"),
     picture: found.get("picture"),
   };
 }
@@ -38,7 +38,7 @@ export function serveSends(event) {
 export class ServeForm {
   /**
    * @param {HTMLElement} root
-   * @param {{models: object[], methods: object[], graphs: object[], images: string[], limits: object}} facts of /api/models
+   * @param {{models: object[], methods: object[], mixings: object[], images: string[], limits: object}} facts of /api/models
    */
   constructor(root, facts) {
     this.facts = facts;
@@ -53,7 +53,7 @@ export class ServeForm {
   }
 
   build(root) {
-    const { models, methods, graphs, images } = this.facts;
+    const { models, methods, mixings, images } = this.facts;
     this.model = element("select", { id: "serve-model" });
     for (const one of models) this.model.append(element("option", { value: one.name }, one.name));
     this.text = element("textarea", {
@@ -80,11 +80,11 @@ export class ServeForm {
     // What runs the model takes long: it is there to be asked for.
     this.methods = methods.map(({ name, reads }) => element("input", { type: "checkbox", value: name, checked: reads === "maps" }));
     this.layers = element("select", { id: "serve-layers" });
-    this.graph = element("select", { id: "serve-graph" });
-    for (const { name, title, passes } of graphs) {
-      this.graph.append(element("option", { value: name }, passes > 0 ? `${title} (runs the model for each token)` : title));
+    this.mixing = element("select", { id: "serve-mixing" });
+    for (const { name, title, passes } of mixings) {
+      this.mixing.append(element("option", { value: name }, passes > 0 ? `${title} (runs the model for each token)` : title));
     }
-    this.graph.value = serveGraph;
+    this.mixing.value = serveMixing;
     this.go = element("button", { type: "submit", class: "serve-go" }, "Trace");
     this.copy = element("button", { type: "button", disabled: true }, "Copy link");
     this.status = element("p", { class: "serve-status", role: "status", "aria-live": "polite" });
@@ -121,7 +121,7 @@ export class ServeForm {
           element("div", { class: "serve-boxes" }, ...boxes),
         ),
         field("Layers", this.layers),
-        field("Maps", this.graph),
+        field("Maps", this.mixing),
         element("div", { class: "serve-buttons" }, this.go, this.copy),
       ),
       this.status,
@@ -236,7 +236,7 @@ export class ServeForm {
     if (asked.methods) for (const box of this.methods) box.checked = asked.methods.includes(box.value);
     if (asked.layers) this.layers.value = asked.layers;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
-    if (this.facts.graphs.some(({ name }) => name === asked.graph)) this.graph.value = asked.graph;
+    if (this.facts.mixings.some(({ name }) => name === asked.mixing)) this.mixing.value = asked.mixing;
     if (asked.decoder) this.decoder.value = asked.decoder;
     if (asked.text && this.current().kind === "text") {
       this.text.value = asked.text;
@@ -258,7 +258,7 @@ export class ServeForm {
     let request = null;
     if (kind === "image") {
       if (!this.file) return this.say("choose an image first", "error");
-      const fields = { model: name, methods: methods.join(","), graph: this.graph.value };
+      const fields = { model: name, methods: methods.join(","), mixing: this.mixing.value };
       if (layers) fields.layers = layers;
       if (fed) fields.decoder = fed;
       address += `?${new URLSearchParams(fields)}`;
@@ -268,7 +268,7 @@ export class ServeForm {
         this.text.focus();
         return this.say("type a sentence first", "error");
       }
-      const asked = { model: name, text: this.text.value, methods, graph: this.graph.value };
+      const asked = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
       if (layers) asked.layers = layers;
       if (fed) asked.decoder = fed;
       request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };

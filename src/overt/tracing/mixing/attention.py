@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from overt.tracing.capture import Call
-from overt.tracing.graphs.graph import GraphKind, register_graph
+from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.mixing import Mixing, register_mixing
 
 
-@register_graph
-class Attention(GraphKind):
+@register_mixing
+class Attention(Mixing):
     """Attention weights as they were used."""
 
     name = "attention"
@@ -22,6 +22,6 @@ class Attention(GraphKind):
         """The plain ones."""
         return f"raw {cls.title}" if method == "raw" else f"{cls.title} {method}"
 
-    def map(self, call: Call) -> Tensor:
+    def map(self, call: CapturedAttention) -> Tensor:
         """The weights, or their mean over heads."""
         return call.weights if self.keep else call.weights.mean(dim=1, dtype=torch.float32)

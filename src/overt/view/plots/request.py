@@ -22,7 +22,7 @@ Number = int | Sequence[int] | None
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlotRequest:
     """One example, and what of it is to be seen; the numbers are checked and not negative."""
 
     trace: Trace
@@ -84,11 +84,11 @@ class Asked:
     @property
     def weights(self) -> str:
         """What the maps hold, in words."""
-        return self.trace.graph_kind.title
+        return self.trace.mixing_kind.title
 
     def title(self, method: str) -> str:
         """What a method's values are, in words."""
-        return self.trace.graph_kind.titled(method_of(method).title)
+        return self.trace.mixing_kind.titled(method_of(method).title)
 
     @property
     def layers(self) -> list[int]:
@@ -129,7 +129,7 @@ class Asked:
         return self.trace.spread(method, **method_of(method).fitting({**self.given, **more}))
 
 
-def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
+def ask(trace: Trace, given: Mapping[str, Any]) -> PlotRequest:
     """Check the arguments that the views share."""
     if not isinstance(trace, Trace):
         raise TypeError(f"trace must be a Trace, as overt.trace makes them, got {type(trace).__name__}")
@@ -150,7 +150,7 @@ def ask(trace: Trace, given: Mapping[str, Any]) -> Asked:
     layer: Any = given["layer"]
     numbers("layer", layer, len(one.maps))
     same = ("head", "method", "importances", "target", "unk", "columns")
-    return Asked(
+    return PlotRequest(
         trace=one,
         query=query,
         named=given["query"] is not None,

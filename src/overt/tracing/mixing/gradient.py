@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from overt.tracing.capture import Call
-from overt.tracing.graphs.graph import GraphKind, register_graph
+from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.mixing import Mixing, register_mixing
 
 
-@register_graph
-class Gradient(GraphKind):
+@register_mixing
+class Gradient(Mixing):
     """Weights times their gradients, y being the target's logit."""
 
     name = "gradient"
@@ -27,7 +27,7 @@ class Gradient(GraphKind):
         super().__init__(keep)
         self.live: dict[int, Tensor] = {}  # weights that gradients will be asked for
 
-    def map(self, call: Call) -> None:
+    def map(self, call: CapturedAttention) -> None:
         """Keep the weights for later."""
         self.live[call.number] = call.weights
 

@@ -9,7 +9,7 @@ from torch import Tensor
 Pattern = Literal["causal", "bidirectional", "packed"]
 
 
-class Made(NamedTuple):
+class MaskOrigin(NamedTuple):
     """How a mask was made.
 
     Attributes:

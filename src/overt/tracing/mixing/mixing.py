@@ -1,7 +1,7 @@
 """What the maps of a trace may hold, and the registry of such graphs.
 
-A graph is one file: a class that makes a map of each attention that runs, and `register_graph`. An instance
-watches one forward pass. Tables, pages, figures, the judge and the command line know graphs by the registry
+A mixing is one file: a class that makes a map of each attention that runs, and `register_mixing`. An instance
+watches one forward pass. Tables, pages, figures, the judge and the command line know mixings by the registry
 alone.
 """
 
@@ -15,10 +15,10 @@ from typing import ClassVar, TypeVar
 from torch import Tensor, nn
 
 from overt import _check
-from overt.tracing.capture import Call, Watch
+from overt.tracing.capture import CapturedAttention, Watch
 
 
-class GraphKind:
+class Mixing:
     """A map per attention, and what holds of such maps. Subclasses override `map`, or `maps_after`.
 
     Attributes:
@@ -62,10 +62,10 @@ class GraphKind:
 
     @classmethod
     def titled(cls, method: str) -> str:
-        """A method's values over this graph, for a reader."""
+        """A method's values over this mixing, for a reader."""
         return cls.title if method == "raw" else f"{cls.title} {method}"
 
-    def map(self, call: Call) -> Tensor | None:
+    def map(self, call: CapturedAttention) -> Tensor | None:
         """An attention's map, (batch, [head,] query, key); None if it comes later."""
         del call
         return None
@@ -85,7 +85,7 @@ class GraphKind:
         del score
         return {}
 
-    def why_no_map(self, call: Call) -> str:
+    def why_no_map(self, call: CapturedAttention) -> str:
         """Why an attention has no map, after all."""
         del call
         return "map returned None for it, and maps_after has none"
@@ -95,17 +95,17 @@ class GraphKind:
         return cells if self.keep else cells.mean(dim=1)
 
 
-K = TypeVar("K", bound=type[GraphKind])
-_registered: dict[str, type[GraphKind]] = {}
+K = TypeVar("K", bound=type[Mixing])
+_registered: dict[str, type[Mixing]] = {}
 
 
-def register_graph(kind: K) -> K:
-    """Make a graph known: to `overt.trace`, tables, pages, figures, the judge and the command line.
+def register_mixing(kind: K) -> K:
+    """Make a mixing known: to `overt.trace`, tables, pages, figures, the judge and the command line.
 
     A class of the same qualified name as one before, as when a notebook's cell runs again, takes its place.
     """
-    if not (isinstance(kind, type) and issubclass(kind, GraphKind)):
-        raise TypeError(f"a graph must be a subclass of overt.tracing.GraphKind, got {kind!r}")
+    if not (isinstance(kind, type) and issubclass(kind, Mixing)):
+        raise TypeError(f"a mixing must be a subclass of overt.tracing.Mixing, got {kind!r}")
     for name in ("name", "title"):
         if not isinstance(getattr(kind, name, None), str):
             raise TypeError(f"{kind.__name__} needs a {name}, a text")
@@ -113,17 +113,17 @@ def register_graph(kind: K) -> K:
         raise ValueError(f"name must be of letters, digits, _ and -, got {kind.name!r}")
     known = _registered.get(kind.name)
     if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"there is a graph {kind.name!r} already: choose another name")
+        raise ValueError(f"there is a mixing {kind.name!r} already: choose another name")
     _registered[kind.name] = kind
     return kind
 
 
-def graph_of(name: str, argument: str = "graph") -> type[GraphKind]:
-    """The graph of a name; an error that lists those there are."""
+def mixing_of(name: str, argument: str = "mixing") -> type[Mixing]:
+    """The mixing of a name; an error that lists those there are."""
     _check.one_of(argument, name, tuple(_registered))
     return _registered[name]
 
 
-def graphs() -> dict[str, type[GraphKind]]:
-    """The graphs that are known, by name."""
+def mixings() -> dict[str, type[Mixing]]:
+    """The mixings that are known, by name."""
     return dict(_registered)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from overt.tracing.capture import Call
-from overt.tracing.graphs.graph import GraphKind, register_graph
-from overt.tracing.graphs.projected import projected
+from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.mixing import Mixing, register_mixing
+from overt.tracing.mixing.projected import projected
 
 
-@register_graph
-class Norm(GraphKind):
+@register_mixing
+class Norm(Mixing):
     """Norms of what each key adds to each query's output."""
 
     name = "norm"
@@ -26,12 +26,12 @@ class Norm(GraphKind):
         """As the others, without a stumble."""
         return cls.title if method == "raw" else f"{method} of norms"
 
-    def map(self, call: Call) -> Tensor:
+    def map(self, call: CapturedAttention) -> Tensor:
         """Of each head, or of what all heads add together."""
         return norm_map(call, self.keep)
 
 
-def norm_map(call: Call, each: bool) -> Tensor:
+def norm_map(call: CapturedAttention, each: bool) -> Tensor:
     """‖α_ij f(x_j)‖ (Kobayashi et al. 2020): of each head, or of what all heads add together."""
     weights, vectors = call.weights.double(), projected(call)  # weights may be negative, norms are not
     if each:

@@ -1,14 +1,14 @@
-"""What attention adds to the output, which several graphs read."""
+"""What attention adds to the output, which several mixings read."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from overt.tracing.capture import Call
+from overt.tracing.capture import CapturedAttention
 
 
-def projected(call: Call) -> Tensor:
+def projected(call: CapturedAttention) -> Tensor:
     """What each head adds to the output for each key, W_O W_V x: (batch, head, key, width), float64."""
     assert call.value is not None
     assert call.output is not None

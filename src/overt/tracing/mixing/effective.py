@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from overt.tracing.capture import Call
-from overt.tracing.graphs.graph import GraphKind, register_graph
-from overt.tracing.graphs.projected import projected
+from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.mixing import Mixing, register_mixing
+from overt.tracing.mixing.projected import projected
 
 
-@register_graph
-class Effective(GraphKind):
+@register_mixing
+class Effective(Mixing):
     """Effective attention; signed in rollout, cut at zero and renormalised in flow."""
 
     name = "effective"
@@ -20,12 +20,12 @@ class Effective(GraphKind):
     unit = False
     signed = True
 
-    def map(self, call: Call) -> Tensor:
+    def map(self, call: CapturedAttention) -> Tensor:
         """Of each head, or the mean over heads."""
         return self.reduced(effective_map(call))
 
 
-def effective_map(call: Call) -> Tensor:
+def effective_map(call: CapturedAttention) -> Tensor:
     """The part of each head's weights that its values can tell apart, (batch, head, query, key).
 
     Effective attention (Brunner et al. 2020): weights without their part in the left null space of W_O W_V x,

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import running_again
 from overt.mechanisms.mechanism import MechanismLayer
-from overt.tracing.capture import Call, Edit, Watch
-from overt.tracing.graphs.graph import GraphKind, register_graph
+from overt.tracing.capture import CapturedAttention, Edit, Watch
 from overt.tracing.levels import unit_rows
+from overt.tracing.mixing.mixing import Mixing, register_mixing
 from overt.tracing.progress import counting
 
 MOST_ROWS = 128  # copies × examples that run at once
 MOST_CELLS = 2**26  # of their weights
 
 
-@register_graph
-class ValueZeroing(GraphKind):
+@register_mixing
+class ValueZeroing(Mixing):
     """Cosine distances of a layer's outputs, each row made to sum to one."""
 
     name = "value-zeroing"
@@ -45,17 +45,17 @@ class ValueZeroing(GraphKind):
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__(keep)
-        self.calls: dict[str, list[Call]] = {}  # of each layer's run, until it ends
+        self.calls: dict[str, list[CapturedAttention]] = {}  # of each layer's run, until it ends
         self.runs: list[_Run] = []
 
-    def map(self, call: Call) -> None:
+    def map(self, call: CapturedAttention) -> None:
         """Wait for the layer to end."""
         layer = _layer(call)
         if layer is not None:
             shape = torch.empty(call.weights.shape, device="meta")  # the weights themselves are not wanted
             self.calls.setdefault(layer, []).append(replace(call, weights=shape))
 
-    def why_no_map(self, call: Call) -> str:
+    def why_no_map(self, call: CapturedAttention) -> str:
         """It has no layer around it."""
         del call
         return "it is in no layer that runs alone"
@@ -118,10 +118,10 @@ class _Run(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
-    calls: list[Call]
+    calls: list[CapturedAttention]
 
 
-def _layer(call: Call) -> str | None:
+def _layer(call: CapturedAttention) -> str | None:
     """Path of the layer that an attention is in; None where it is in none, or is one itself."""
     if call.chain == call.path:
         return None
@@ -209,7 +209,7 @@ class _Again:
             return None
         return found[: self.batch]
 
-    def turned(self, call: Call, tell: Callable[[int, int], None]) -> Tensor:
+    def turned(self, call: CapturedAttention, tell: Callable[[int, int], None]) -> Tensor:
         """Cosine distance of each output when each key's values are zeroed, float64 (batch, query, key)."""
         keys = call.weights.shape[-1]
         found = torch.zeros(self.batch, self.queries, keys, dtype=torch.float64)

@@ -1,0 +1,8 @@
+"""What the maps of a trace may hold, one file each. Every line below is a mixing, in the order of lists."""
+
+# ruff: noqa: F401, I001
+import overt.tracing.mixing.attention
+import overt.tracing.mixing.effective
+import overt.tracing.mixing.norm
+import overt.tracing.mixing.gradient
+import overt.tracing.mixing.value_zeroing
