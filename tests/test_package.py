@@ -34,7 +34,7 @@ HEAVY = [
     "typer",
     "rich",
 ]
-HELPERS = ["_check", "_extras", "_files", "_version"]
+HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version"]
 ROOMS = [*HELPERS, "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
 ROOMS += ["__init__", "recipes", "cli", "__main__"]
 

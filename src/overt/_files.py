@@ -31,3 +31,9 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         raise type(error)(f"{path} cannot be written: {reason}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")

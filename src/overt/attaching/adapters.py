@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from overt._files import write_whole
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.settings import (
     Uploading,
@@ -26,7 +27,6 @@ from overt.attaching.settings import (
     hub_options,
     mechanisms_in,
     settings_of,
-    write,
     write_card,
 )
 
@@ -76,7 +76,7 @@ def write_adapter(
     whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
     save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {**settings_of(base), "step": int(base.overt_state.step)}
-    write(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    write_whole(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def read_settings(name: str, options: dict[str, Any]) -> dict[str, Any] | None:

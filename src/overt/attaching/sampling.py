@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._modes import in_other_mode, switched
+from overt._predictions import link_of, linked, summarize
 from overt.attaching.api import base_of, the_state
 from overt.attaching.state import AttachedState
 from overt.attaching.tokens import (
@@ -207,23 +209,15 @@ def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[Non
     Modules that are in the right mode are not touched, so that threads may go on together.
     """
 
-    def wrong() -> list[nn.Module]:
-        norms = nn.modules.batchnorm._NormBase
-        return [one for one in base.modules() if one.training != (dropout and not isinstance(one, norms))]
+    def trains(module: nn.Module) -> bool:
+        return dropout and not isinstance(module, nn.modules.batchnorm._NormBase)
 
     with state.turns.together():
-        if not wrong():
+        if not in_other_mode(base, trains):
             yield
             return
-    with state.turns.alone():
-        changed = wrong()
-        try:
-            for module in changed:
-                module.training = not module.training
-            yield
-        finally:
-            for module in changed:
-                module.training = not module.training
+    with state.turns.alone(), switched(in_other_mode(base, trains)):
+        yield
 
 
 @contextmanager
@@ -259,7 +253,6 @@ def _has_spans(output: Any) -> bool:
 
 def _classified(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -> Posterior | SpanPosterior:
     """A summary of predictions, (samples, batch, …), which are like this output."""
-    problem = getattr(base.config, "problem_type", None)
     if getattr(output, "logits", None) is None:
         if getattr(output, "last_hidden_state", None) is not None:
             return _summary(drawn, probabilities=False)
@@ -268,13 +261,12 @@ def _classified(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -
         return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
     if _are_choices(inputs, drawn.shape[1:]):
         return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
-    if problem == "multi_label_classification":
-        return _summary(torch.sigmoid(drawn), probabilities=False)
+    link = link_of(base.config, drawn.shape[-1])
     classes = {getattr(base.config, "num_labels", None), vocabulary_of(base)}
     # Pixels, or one logit per token, are no distribution over their last axis.
-    if problem == "regression" or drawn.shape[-1] < 2 or drawn.dim() > 4 or drawn.shape[-1] not in classes:
-        return _summary(drawn, probabilities=False)
-    return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
+    if link == "softmax" and (drawn.dim() > 4 or drawn.shape[-1] not in classes):
+        link = "identity"
+    return _summary(linked(drawn, link), probabilities=link == "softmax")
 
 
 def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
@@ -285,9 +277,6 @@ def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
 
 
 def _summary(drawn: Tensor, probabilities: bool) -> Posterior:
-    mean, spread = drawn.mean(dim=0), drawn.std(dim=0, correction=0)
-    if not probabilities:
-        return Posterior(drawn, mean, spread, None, None, None)
-    entropy = torch.special.entr(mean).sum(dim=-1)
-    expected = torch.special.entr(drawn).sum(dim=-1).mean(dim=0)
-    return Posterior(drawn, mean, spread, entropy, expected, (entropy - expected).clamp(min=0.0))
+    if probabilities:
+        return Posterior(drawn, *summarize(drawn))
+    return Posterior(drawn, drawn.mean(dim=0), drawn.std(dim=0, correction=0), None, None, None)

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overt._files import write_whole
 from overt.attaching.adapters import write_adapter
-from overt.attaching.settings import BLOCK, MODEL_TYPE, settings_of, write, write_card
+from overt.attaching.settings import BLOCK, MODEL_TYPE, settings_of, write_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,7 +46,7 @@ class Saving:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config[BLOCK] = settings_of(self.model)
             config["model_type"] = MODEL_TYPE
-            write(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+            write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
             self.write_card(folder / "README.md", folder.name)
         return None
 

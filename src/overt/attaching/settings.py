@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overt._files import write_whole
 from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 
 if TYPE_CHECKING:
@@ -108,14 +109,7 @@ def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str)
     text = path.read_text(encoding="utf-8") if path.exists() else HEADER.format(library=library)
     before, ours, rest = text.partition(f"\n{TITLE}\n")
     after = re.search(r"^#{1,2} .*\Z", rest, re.MULTILINE | re.DOTALL) if ours else None
-    write(path, before.rstrip() + "\n" + card + ("" if after is None else f"\n{after[0]}"))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, before.rstrip() + "\n" + card + ("" if after is None else f"\n{after[0]}"))
 
 
 def mechanisms_in(settings: Mapping[str, Any], source: str) -> tuple[Mechanism, ...]:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from overt._predictions import entropy as entropy_of
+from overt._predictions import mutual_information
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.state import parameters_of
 
@@ -158,9 +160,9 @@ def tell_tokens(
                     scores[number, piece] = logs.gather(1, labels[piece].unsqueeze(1)).squeeze(1)
                 distribution = logs.exp_()
                 mean[piece] += distribution / samples
-                expected[piece] += torch.special.entr(distribution).sum(dim=-1) / samples
+                expected[piece] += entropy_of(distribution) / samples
             del logits  # before there are more of them
-        entropies = [torch.special.entr(mean[piece]).sum(dim=-1) for piece in pieces]
+        entropies = [entropy_of(mean[piece]) for piece in pieces]
         told.append((scores, torch.cat([expected[:0], *entropies]), expected))
 
     def placed(values: Tensor) -> Tensor:
@@ -175,7 +177,7 @@ def tell_tokens(
         placed(scores.std(dim=0, correction=0)),
         placed(entropy),
         placed(expected),
-        placed((entropy - expected).clamp(min=0.0)),
+        placed(mutual_information(entropy, expected)),
         asked.mask,
     )
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 
 from overt import _check
+from overt._predictions import summarize
 
 if TYPE_CHECKING:
     import torch
@@ -50,12 +52,7 @@ class Predictive:
 def predictive(probabilities: Values) -> Predictive:
     """Mean, spread, entropies and mutual information of `probabilities` (samples, examples, classes)."""
     samples = _distributions("probabilities", probabilities, _SAMPLED)
-    mean = samples.mean(axis=0)
-    entropy = _entropy(mean)
-    expected = _entropy(samples).mean(axis=0)
-    # Entropy is concave, so the difference is below zero only by rounding.
-    information = np.maximum(entropy - expected, 0.0)
-    return Predictive(mean, samples.std(axis=0), entropy, expected, information)
+    return Predictive(*(part.numpy() for part in summarize(torch.from_numpy(samples))))
 
 
 def p_values(probabilities: Values) -> Floats:
@@ -188,12 +185,6 @@ def selective_accuracy(
     # 0.07 · 100 is 7.000000000000001 in floats, and must keep 7: shave off more than rounding adds.
     kept = {share: math.ceil(share * examples * (1.0 - 1e-12)) for share in coverage}
     return {share: float(ranked[:count].mean()) for share, count in kept.items()}
-
-
-def _entropy(p: Floats) -> Floats:
-    """Entropy over the last axis, in nats, with 0·log 0 = 0."""
-    total: Floats = (p * np.log(np.where(p > 0.0, p, 1.0))).sum(axis=-1)
-    return 0.0 - total  # not -total, which would print a sure example's entropy as -0.0
 
 
 def _p_values(samples: Floats) -> Floats:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
-from overt.recipes._runs import finished, write_whole
+from overt._files import write_whole
+from overt.recipes._runs import finished
 
 if TYPE_CHECKING:
     from rich.console import Console

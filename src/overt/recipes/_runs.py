@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overt._files import written_whole
+from overt._files import write_whole
 
 
 def finished(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
@@ -33,9 +33,3 @@ def check_model(model: str) -> None:
     """Refuse what looks like a folder and is none, before anybody asks the hub for it."""
     if model.startswith((".", "~", os.sep)) and not (Path(model) / "config.json").is_file():
         raise FileNotFoundError(f"--model {model} must be a folder with config.json, or a name on the hub")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    with written_whole(path) as part:
-        part.write_text(text)

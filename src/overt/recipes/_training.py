@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import statistics
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from overt._files import written_whole
 from overt.mechanisms.chain import Chain
 from overt.models.agreement import AgreementClassifier
 
@@ -305,6 +305,5 @@ def save_weights(model: nn.Module, folder: Path) -> None:
     """Write `folder`/model.safetensors whole or not at all."""
     from safetensors.torch import save_file
 
-    part = folder / "model.part"
-    save_file(model.state_dict(), part)
-    os.replace(part, folder / "model.safetensors")
+    with written_whole(folder / "model.safetensors") as part:
+        save_file(model.state_dict(), part)

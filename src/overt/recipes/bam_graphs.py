@@ -30,13 +30,13 @@ from torch import Tensor
 import overt
 from overt import _check
 from overt._extras import need
+from overt._files import write_whole
 from overt.judge.families import holm
 from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.recipes import planetoid
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept
-from overt.recipes._runs import write_whole
 from overt.recipes._training import hardware, save_weights, torch_device
 
 if TYPE_CHECKING:

@@ -20,13 +20,14 @@ from torch import Tensor
 import overt
 from overt import _check
 from overt._extras import need
+from overt._files import write_whole
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_demo
-from overt.recipes._runs import finished, write_whole
+from overt.recipes._runs import finished
 from overt.recipes._training import hits, padded, predict, save_weights, share, train_classifier
 from overt.recipes.agreement import VOCABULARY, Sentence, baselines, encode, split
 

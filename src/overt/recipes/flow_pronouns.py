@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 import overt
+from overt._files import write_whole
 from overt.recipes import flow_measure
 from overt.recipes._data import data_folder, find_file, read_text
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, finite, kept
-from overt.recipes._runs import check_model, write_whole
+from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layers
 

@@ -16,12 +16,12 @@ from typing import Any
 import overt
 from overt import _check
 from overt._extras import need
+from overt._files import write_whole
 from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure, linzen
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
-from overt.recipes._runs import write_whole
 from overt.recipes._training import (
     batches,
     hardware,

@@ -9,8 +9,8 @@ import torch
 
 from overt import _check
 from overt._extras import need
+from overt._files import write_whole
 from overt.recipes import bam_graphs, planetoid
-from overt.recipes._runs import write_whole
 from overt.tracing.methods.method import edge_methods
 from overt.tracing.node_tracer import trace_nodes
 from overt.tracing.nodes import NodeTrace

@@ -22,12 +22,13 @@ from torch import Tensor
 import overt
 from overt import _check
 from overt._extras import need
+from overt._files import write_whole
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.recipes._data import data_folder, find_file, read_text
-from overt.recipes._runs import check_model, finished, write_whole
+from overt.recipes._runs import check_model, finished
 from overt.recipes._training import Run, hardware
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt._modes import evaluating
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.attention import register as register_attached
 from overt.attaching.find import Dispatched, dispatched, eager_of, name_of
@@ -215,18 +216,6 @@ def watching(
         finally:
             _watching.now = before
         watch.check_projected()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each module's own mode comes back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

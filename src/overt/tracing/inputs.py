@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from overt._modes import evaluating
 from overt.attaching.find import name_of
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
@@ -456,13 +457,8 @@ def _target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
         raise ValueError(f"{name_of(model)} needs the decoder's inputs: give decoder=…, or decoder_input_ids")
     device = next(model.parameters()).device
     given = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in made.arguments.items()}
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         written = model.generate(**given, max_new_tokens=GENERATED, do_sample=False, num_beams=1)
-    finally:
-        for module, mode in modes:
-            module.training = mode
     made.extra["written"] = True
     ended: Tensor = written[:, :-1] if written.shape[1] > 1 else written
     return ended.cpu()

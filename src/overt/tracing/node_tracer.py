@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
+from overt._modes import evaluating
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.tracing.nodes import NodeTrace
@@ -84,10 +85,8 @@ def _edge_list(edge_index: Any, flow: str) -> Tensor:
 def _watching(model: nn.Module, collector: _Collector) -> Iterator[None]:
     """Evaluation mode and hooks, both undone at the end."""
     passing = need("torch_geometric.nn", "graphs").MessagePassing
-    modes = {module: module.training for module in model.modules()}
     with ExitStack() as undo:
-        undo.callback(_restore, modes)
-        model.eval()
+        undo.enter_context(evaluating(model))
         attends = False
         for path, module in model.named_modules():
             path = path or type(module).__name__
@@ -103,11 +102,6 @@ def _watching(model: nn.Module, collector: _Collector) -> Iterator[None]:
                 "edge_update, such as GATConv or GATv2Conv"
             )
         yield
-
-
-def _restore(modes: dict[nn.Module, bool]) -> None:
-    for module, mode in modes.items():
-        module.training = mode
 
 
 def _hooks(path: str, module: Any, collector: _Collector) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._predictions import Link, linked
 from overt.tracing import files
 from overt.tracing.levels import Levels
 from overt.tracing.methods.blankout import BlankoutArguments
@@ -28,7 +29,7 @@ from overt.tracing.methods.method import (
 from overt.tracing.mixing.mixing import Mixing, mixings
 from overt.tracing.options import Arguments, Numbers
 from overt.tracing.showing import ShownTrace
-from overt.tracing.subject import Link, Subject
+from overt.tracing.subject import Subject
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder"]
 NO_SAMPLES = "no posterior samples were traced: trace with samples=20"
@@ -305,18 +306,11 @@ class Trace(ShownTrace):
 
     def _probabilities(self, example: int) -> tuple[Tensor, Tensor | None]:
         """Of all classes, (class,), and in each posterior sample, (sample, class)."""
-
-        def linked(logits: Tensor) -> Tensor:
-            logits = logits.double()
-            if self.link == "identity":
-                return logits
-            return logits.sigmoid() if self.link == "sigmoid" else logits.softmax(dim=-1)
-
         assert self.outputs is not None
         drawn = [draw.outputs[example] for draw in self.draws if draw.outputs is not None]
         if not drawn:
-            return linked(self.outputs[example]), None
-        samples = linked(torch.stack(drawn))
+            return linked(self.outputs[example].double(), self.link), None
+        samples = linked(torch.stack(drawn).double(), self.link)
         return samples.mean(dim=0), samples
 
     def main_queries(self) -> list[int]:

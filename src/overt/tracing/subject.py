@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from overt._predictions import Link, link_of, linked
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
 
 Output = Callable[[Any], Tensor]
-Link = Literal["softmax", "sigmoid", "identity"]
 IDS = ("input_ids", "decoder_input_ids")
 TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
@@ -146,21 +146,16 @@ class Subject:
         }
 
     def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
-        """Probability of the target, (batch, query); a single output itself."""
+        """Probability of the target, (batch, query); of a regression, the output itself."""
         logits = logits[:, queries].double()
         if logits.shape[-1] == 1:
             return logits[:, :, 0]
-        config = getattr(self.model, "config", None)
-        several = getattr(config, "problem_type", None) == "multi_label_classification"
-        p = logits.sigmoid() if several else logits.softmax(dim=-1)
+        p = linked(logits, self.link(logits.shape[-1]))
         return p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     def link(self, classes: int) -> Link:
         """How logits of so many classes become probabilities."""
-        problem = getattr(getattr(self.model, "config", None), "problem_type", None)
-        if classes == 1 or problem == "regression":
-            return "identity"
-        return "sigmoid" if problem == "multi_label_classification" else "softmax"
+        return link_of(getattr(self.model, "config", None), classes)
 
     def labels(self, classes: int) -> list[str]:
         """Names of the classes, as the model's config has them; none where it has another number."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.tracing.capture import evaluating
+from overt._modes import evaluating
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
 from overt.tracing.options import Heads, Numbers, Options, check_heads, numbers

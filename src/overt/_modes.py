@@ -1,0 +1,32 @@
+"""Training and evaluation mode of a model's modules, changed for a while and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def in_other_mode(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """The modules that are not in the mode wanted of them: True for training, False for evaluation."""
+    return [module for module in model.modules() if module.training != wanted(module)]
+
+
+@contextmanager
+def switched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Switches the mode of each of these modules, and back at the end."""
+    try:
+        for module in modules:
+            module.training = not module.training
+        yield
+    finally:
+        for module in modules:
+            module.training = not module.training
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each module's own mode is restored at the end."""
+    with switched(in_other_mode(model, lambda _: False)):
+        yield

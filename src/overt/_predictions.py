@@ -1,0 +1,62 @@
+"""Probabilities from logits, and summaries of predictive samples."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Link = Literal["softmax", "sigmoid", "identity"]
+
+
+class Summary(NamedTuple):
+    """A summary of samples of a distribution, (samples, …, classes). Entropies are in nats.
+
+    Attributes:
+        mean: (…, classes).
+        spread: standard deviation, divided by the number of samples, (…, classes).
+        entropy: of the mean, (…).
+        expected_entropy: mean entropy of the samples, (…).
+        mutual_information: entropy − expected_entropy, (…).
+    """
+
+    mean: Tensor
+    spread: Tensor
+    entropy: Tensor
+    expected_entropy: Tensor
+    mutual_information: Tensor
+
+
+def link_of(config: Any, classes: int) -> Link:
+    """How a model with this config turns logits of so many classes into probabilities."""
+    problem = getattr(config, "problem_type", None)
+    if classes == 1 or problem == "regression":
+        return "identity"
+    return "sigmoid" if problem == "multi_label_classification" else "softmax"
+
+
+def linked(logits: Tensor, link: Link) -> Tensor:
+    """Probabilities over the last axis of logits; with "identity", the logits themselves."""
+    if link == "identity":
+        return logits
+    return logits.sigmoid() if link == "sigmoid" else logits.softmax(dim=-1)
+
+
+def entropy(distribution: Tensor) -> Tensor:
+    """Entropy over the last axis, in nats, with 0·log 0 = 0."""
+    total: Tensor = torch.special.entr(distribution).sum(dim=-1)
+    return total + 0.0  # a certain class would have −0.0
+
+
+def mutual_information(total: Tensor, expected: Tensor) -> Tensor:
+    """Entropy of the mean minus mean entropy, which is negative only by rounding."""
+    return (total - expected).clamp(min=0.0)
+
+
+def summarize(samples: Tensor) -> Summary:
+    """Mean, spread, entropies and mutual information of (samples, …, classes)."""
+    mean = samples.mean(dim=0)
+    total, expected = entropy(mean), entropy(samples).mean(dim=0)
+    spread = samples.std(dim=0, correction=0)
+    return Summary(mean, spread, total, expected, mutual_information(total, expected))
