@@ -23,17 +23,18 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.recipes import flow_tables, linzen, sentiment
-from overt.recipes._training import batches
+from overt.cli.inputs import open_model
+from overt.data import linzen, sst2
+from overt.data.batching import batches
+from overt.recipes import flow_tables
 from overt.recipes.flow_measure import classifier_batches
-from overt.recipes.tracing import open_model
 
 NEAR = 1e-9
 
 
 def of_model(path: str, data: Path | None, count: int) -> Iterator[overt.Trace]:
     """Traces of SST-2's dev sentences, or of those that come with the package."""
-    _, rows, what = sentiment.load_rows(data, seed=0)
+    _, rows, what = sst2.load_rows(data, seed=0)
     print(f"{path}, {min(count, len(rows))} sentences of {what}")
     yield overt.trace(open_model(path), [sentence for sentence, _ in rows[:count]])
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import overt
 from attach import memory_kibibytes
+from overt.data import planetoid
 from overt.models.gat import GAT
-from overt.recipes import planetoid
 from overt.recipes.bam_graphs import SETTINGS
 
 RIVAL = "PyG GATConv"

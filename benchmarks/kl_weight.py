@@ -29,7 +29,7 @@ from torch import Tensor
 
 import overt
 from overt._files import write_whole
-from overt.recipes._glue import TASKS, Row, load
+from overt.data.glue import TASKS, Row, load
 from overt.recipes._runs import check_model
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.reproduce import versions

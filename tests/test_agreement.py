@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from overt.recipes.agreement import (
+from overt.data.agreement import (
     CONSTRUCTIONS,
     VOCABULARY,
     Sentence,

@@ -26,12 +26,15 @@ from torch_geometric.datasets import Planetoid
 from typer.testing import CliRunner
 
 from graphs import without_network, write_planetoid
-from overt.cli import app
+from overt.cli import app, neighbours
+from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.gat import GAT
-from overt.recipes import bam_graphs, neighbours, planetoid, reproduce
-from overt.recipes.bam_graphs import PUBLISHED, SETTINGS, EarlyStopping, Task
+from overt.recipes import bam_graphs, graph_training, reproduce
+from overt.recipes import paired as statistics
+from overt.recipes.bam_graphs import PUBLISHED, SETTINGS
+from overt.recipes.graph_training import EarlyStopping, Task
 
 ROWS = ["GAT", "NO KL", "LF", "LC", "WF", "WC"]
 CORA = SETTINGS["cora"]
@@ -44,6 +47,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No data of the user's, no network, and few samples."""
     without_network(monkeypatch)
     monkeypatch.setattr(bam_graphs, "SAMPLES", FEW)
+    monkeypatch.setattr(graph_training, "SAMPLES", FEW)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ class Trained:
 
 
 def learn(graph: planetoid.Citations, what: Task) -> Trained:
-    model, numbers = bam_graphs.train(graph, what)
+    model, numbers = graph_training.train(graph, what)
     numbers.pop("epoch_ms")
     return Trained(model, numbers, torch.get_rng_state())
 
@@ -187,8 +191,8 @@ def test_settings_are_those_of_the_appendix(
 
 def test_no_other_data_set_and_the_network_of_the_appendix() -> None:
     assert SETTINGS.keys() == PUBLISHED.keys() == {"cora", "citeseer", "pubmed"}
-    assert (bam_graphs.HEADS, bam_graphs.WIDTH, bam_graphs.DROPOUT) == (8, 8, 0.6)
-    assert bam_graphs.PATIENCE == EarlyStopping().patience == 100
+    assert (graph_training.HEADS, graph_training.WIDTH, graph_training.DROPOUT) == (8, 8, 0.6)
+    assert graph_training.PATIENCE == EarlyStopping().patience == 100
 
 
 TABLE = """
@@ -228,18 +232,18 @@ def test_the_network_has_the_published_sizes(
     name: str, features: int, classes: int, count: int, graph: planetoid.Citations
 ) -> None:
     sized = replace(graph, name=name, x=torch.zeros(4, features), classes=classes)
-    model = bam_graphs.network(sized, task("GAT", setting=SETTINGS[name]))
+    model = graph_training.network(sized, task("GAT", setting=SETTINGS[name]))
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     # the prior's network is two layers without the last bias, one for all heads
     config = SETTINGS[name].rows["WC"]
     assert config is not None
-    with_prior = bam_graphs.network(sized, task("WC", setting=SETTINGS[name], bayesian=config))
+    with_prior = graph_training.network(sized, task("WC", setting=SETTINGS[name], bayesian=config))
     more = sum(parameter.numel() for parameter in with_prior.parameters()) - count
     assert more == config.d_mid * (8 + 1 + 1) + config.d_mid * (classes + 1 + 1)
 
 
 def test_pubmeds_output_heads_are_averaged(graph: planetoid.Citations) -> None:
-    model = bam_graphs.network(graph, task("GAT", setting=SETTINGS["pubmed"])).eval()
+    model = graph_training.network(graph, task("GAT", setting=SETTINGS["pubmed"])).eval()
     hidden = torch.randn(len(graph.y), 64)
     out = model.second(hidden, graph.edge_index)
     assert out.shape == (len(graph.y), 3)
@@ -264,7 +268,7 @@ def test_rows_start_from_equal_weights_with_equal_seeds(graph: planetoid.Citatio
     starts = []
     for row in ROWS:
         torch.manual_seed(3)
-        state = bam_graphs.network(graph, task(row)).state_dict()
+        state = graph_training.network(graph, task(row)).state_dict()
         starts.append({name: value for name, value in state.items() if ".prior." not in name})
     assert all(equal(start, starts[0]) for start in starts)
 
@@ -324,7 +328,7 @@ def test_the_model_comes_back_as_it_was_at_the_epoch_kept(
     graph: planetoid.Citations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(*keeps: bool) -> Trained:
-        monkeypatch.setattr(bam_graphs, "EarlyStopping", lambda: Scripted(list(keeps)))
+        monkeypatch.setattr(graph_training, "EarlyStopping", lambda: Scripted(list(keeps)))
         return learn(graph, task("WC", epochs=50))
 
     found, expected, last = told(True, True, False, False), told(True, True), told(True, True, False, True)
@@ -379,11 +383,11 @@ def test_noise_has_the_tasks_seed_and_the_epochs_step(
         given.append(options)
         return Chain(**options)
 
-    monkeypatch.setattr(bam_graphs, "Chain", note)
+    monkeypatch.setattr(graph_training, "Chain", note)
     found = learn(graph, task("WC", seed=5, epochs=3))
     assert given == [{"step": step, "seed": 5} for step in range(3)], "rho anneals by the epoch"
     given.clear()
-    bam_graphs.uncertainty(found.model, graph, 5)
+    graph_training.uncertainty(found.model, graph, 5)
     assert [(options["seed"], options["sample"]) for options in given] == [(5, 0), (5, 1), (5, 2)] * 3
 
 
@@ -397,7 +401,8 @@ def test_at_a_spread_of_1e_15_lc_is_gat_exactly(
         gat, lc = learnt("GAT", seed), learnt("LC", seed)
         assert equal(gat.weights, lc.weights)
         assert gat.numbers == lc.numbers
-        assert bam_graphs.uncertainty(gat.model, graph, seed) == bam_graphs.uncertainty(lc.model, graph, seed)
+        measured = [graph_training.uncertainty(model, graph, seed) for model in (gat.model, lc.model)]
+        assert measured[0] == measured[1]
     assert any(".prior." in name for name in learnt("LC", 0).model.state_dict())
 
 
@@ -410,7 +415,7 @@ def test_without_the_kl_lc_is_gat_on_any_graph(graph: planetoid.Citations) -> No
     found = []
     for bayesian in (None, replace(lc, prior=None)):
         what = Task("LC", 0, bayesian, CORA, 8, Path(), "cpu")
-        found.append(bam_graphs.train(lively, what)[0].state_dict())
+        found.append(graph_training.train(lively, what)[0].state_dict())
     assert equal(*found)
 
 
@@ -418,7 +423,7 @@ def test_wf_is_no_kl_exactly(graph: planetoid.Citations, learnt: Callable[[str, 
     wf, no_kl = learnt("WF", 0), learnt("NO KL", 0)
     assert equal(wf.weights, no_kl.weights)
     assert wf.numbers == no_kl.numbers
-    assert bam_graphs.uncertainty(wf.model, graph, 0) == bam_graphs.uncertainty(no_kl.model, graph, 0)
+    assert graph_training.uncertainty(wf.model, graph, 0) == graph_training.uncertainty(no_kl.model, graph, 0)
 
 
 def test_other_rows_and_other_seeds_are_others(learnt: Callable[[str, int], Trained]) -> None:
@@ -462,7 +467,7 @@ def test_labels_of_test_nodes_touch_nothing_but_the_test_accuracy(
 def test_labels_of_validation_nodes_choose_the_epoch_and_no_more(
     graph: planetoid.Citations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bam_graphs, "EarlyStopping", lambda: Scripted([True] * 4))
+    monkeypatch.setattr(graph_training, "EarlyStopping", lambda: Scripted([True] * 4))
     plain = learn(graph, task("WC"))
     outside = learn(shuffled(graph, ~graph.train), task("WC"))
     assert equal(plain.model.state_dict(), outside.model.state_dict())
@@ -478,15 +483,15 @@ def sampled(
 ) -> list[Tensor]:
     """Probabilities (sample, node, class) at each noise level."""
     seen: list[Tensor] = []
-    real = bam_graphs.predictive
+    real = graph_training.predictive
 
     def note(probabilities: Tensor) -> Any:
         seen.append(probabilities.clone())
         return real(probabilities)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bam_graphs, "predictive", note)
-        bam_graphs.uncertainty(model, graph, seed)  # type: ignore[arg-type]
+        patch.setattr(graph_training, "predictive", note)
+        graph_training.uncertainty(model, graph, seed)  # type: ignore[arg-type]
     return seen
 
 
@@ -513,9 +518,9 @@ def test_samples_of_gat_differ_by_dropout_and_are_the_same_every_time(
 def test_without_dropout_nothing_but_attention_is_drawn(
     graph: planetoid.Citations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bam_graphs, "DROPOUT", 0.0)
+    monkeypatch.setattr(graph_training, "DROPOUT", 0.0)
     for row, fixed in (("GAT", True), ("WC", False)):
-        clean, *noisy = sampled(bam_graphs.network(graph, task(row)), graph, 0, monkeypatch)
+        clean, *noisy = sampled(graph_training.network(graph, task(row)), graph, 0, monkeypatch)
         assert still(clean) == fixed
         for level in noisy:
             assert still(level) == fixed, "the noise on the features is the same for every sample"
@@ -538,7 +543,7 @@ class Noting(nn.Module):
 
 def test_noise_is_gaussian_with_the_spread_of_the_features(graph: planetoid.Citations) -> None:
     model = Noting()
-    found = bam_graphs.uncertainty(model, graph, 0)  # type: ignore[arg-type]
+    found = graph_training.uncertainty(model, graph, 0)  # type: ignore[arg-type]
     assert [training for _, training in model.seen] == ([False] + [True] * FEW) * 3
     levels = [model.seen[place * (1 + FEW)][0] for place in range(3)]
     for place, (x, _) in enumerate(model.seen):
@@ -551,7 +556,7 @@ def test_noise_is_gaussian_with_the_spread_of_the_features(graph: planetoid.Cita
     assert float(noise.mean()) == pytest.approx(0, abs=0.04)
     assert float((noise.abs() < 1).double().mean()) == pytest.approx(0.683, abs=0.02)
     other = Noting()
-    bam_graphs.uncertainty(other, graph, 1)  # type: ignore[arg-type]
+    graph_training.uncertainty(other, graph, 1)  # type: ignore[arg-type]
     assert not torch.equal(other.seen[-1][0], two)
     # and what is said of a model that is sure of class 0, wrongly or not
     share = float((graph.y[graph.test] == 0).double().mean())
@@ -571,14 +576,14 @@ def test_paired_differences_have_students_interval() -> None:
     for count in (2, 5, 20):
         values = [source.gauss(0.3, 1.0) for _ in range(count)]
         expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
-        mean, low, high = bam_graphs.paired(values)
+        mean, low, high = statistics.paired(values)
         assert mean == pytest.approx(sum(values) / count)
         assert (low, high) == pytest.approx((expected.low, expected.high))
 
 
 def test_no_difference_has_no_interval_and_one_seed_none_that_is_known() -> None:
-    assert bam_graphs.paired([0.0] * 5) == (0.0, 0.0, 0.0)
-    mean, low, high = bam_graphs.paired([0.7])
+    assert statistics.paired([0.0] * 5) == (0.0, 0.0, 0.0)
+    mean, low, high = statistics.paired([0.7])
     assert mean == 0.7
     assert math.isnan(low)
     assert math.isnan(high)
@@ -588,31 +593,31 @@ def test_p_is_that_of_the_paired_t_test() -> None:
     source = random.Random(1)
     for count in (2, 5, 20):
         one, two = ([source.gauss(shift, 1.0) for _ in range(count)] for shift in (0.5, 0.0))
-        found = bam_graphs.paired_p([a - b for a, b in zip(one, two, strict=True)])
+        found = statistics.paired_p([a - b for a, b in zip(one, two, strict=True)])
         assert found == pytest.approx(ttest_rel(one, two).pvalue)
-    assert bam_graphs.paired_p([0.0] * 4) == 1.0, "what never differs has not been shown to"
-    assert bam_graphs.paired_p([0.5] * 4) == 0.0
-    assert math.isnan(bam_graphs.paired_p([0.5]))
+    assert statistics.paired_p([0.0] * 4) == 1.0, "what never differs has not been shown to"
+    assert statistics.paired_p([0.5] * 4) == 0.0
+    assert math.isnan(statistics.paired_p([0.5]))
 
 
 def test_a_published_gain_has_the_error_of_five_runs_a_row() -> None:
     row, plain = [1.0, 2.0, 3.0], [4.0, 4.0, 10.0]  # variances 1 and 12
     assert bam_graphs.RUNS == 5
-    assert bam_graphs.published_error(row, plain) == pytest.approx(math.sqrt(13 / 5))
+    assert statistics.published_error(row, plain) == pytest.approx(math.sqrt(13 / 5))
     # against paired differences with mean 1 and standard error 2: (6 − 1) / √(4² + 2²)
     differences = [1 - 2 * math.sqrt(3), 1.0, 1 + 2 * math.sqrt(3)]
     assert stdev(differences) / math.sqrt(3) == pytest.approx(2)
     expected = 2 * norm.sf(5 / math.sqrt(20))
-    assert bam_graphs.published_p(6.0, 4.0, differences) == pytest.approx(expected)
+    assert statistics.published_p(6.0, 4.0, differences) == pytest.approx(expected)
     # simulated: two rows of five runs each, and a measured mean, of which neither gains anything
     source = random.Random(2)
     below = 0
     for _ in range(2000):
         five = [mean([source.gauss(0, spread) for _ in range(5)]) for spread in (1.0, 2.0)]
         rows = [[source.gauss(0, spread) for _ in range(20)] for spread in (1.0, 2.0)]
-        error = bam_graphs.published_error(*rows)
+        error = statistics.published_error(*rows)
         ours = [a - b for a, b in zip(*rows, strict=True)]
-        below += bam_graphs.published_p(five[0] - five[1], error, ours) < 0.05
+        below += statistics.published_p(five[0] - five[1], error, ours) < 0.05
     assert 0.03 < below / 2000 < 0.08, "it is no rarer than it says"
 
 
@@ -728,6 +733,7 @@ def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
         patch.setattr(bam_graphs, "SAMPLES", FEW)
+        patch.setattr(graph_training, "SAMPLES", FEW)
         before = torch.get_num_threads()
         result = run(data, out, *SHORT)
     return Finished(out, cwd, result, (before, torch.get_num_threads()))
@@ -823,16 +829,16 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Finish
         if row == "GAT":
             continue
         more = [100 * (numbers[seed][row]["test"] - numbers[seed]["GAT"]["test"]) for seed in "01"]
-        mean, low, high = map(signed, bam_graphs.paired(more))
+        mean, low, high = map(signed, statistics.paired(more))
         assert tables[first][row][4:6] == [mean, f"{low} … {high}"]
-        assert tables[first][row][6] == bam_graphs._p(bam_graphs.paired_p(more))
+        assert tables[first][row][6] == bam_graphs._p(statistics.paired_p(more))
         assert tables[against][row][0] == f"{mean} ({low} … {high})", "the same accuracy, at noise 0"
         eces = [numbers[seed][row]["uncertainty"]["noise 2"]["ece"] for seed in "01"]
         eces = [
             100 * (ours - numbers[seed]["GAT"]["uncertainty"]["noise 2"]["ece"])
             for ours, seed in zip(eces, "01", strict=True)
         ]
-        mean, low, high = map(signed, bam_graphs.paired(eces))
+        mean, low, high = map(signed, statistics.paired(eces))
         assert tables[against][row][-1] == f"{mean} ({low} … {high})"
 
 
@@ -864,7 +870,7 @@ def test_seeds_in_which_rows_agree_to_the_last_digit_are_counted() -> None:
 
 @pytest.mark.slow
 def test_a_second_call_trains_nothing(made: Finished, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bam_graphs, "train", refuse)
+    monkeypatch.setattr(graph_training, "train", refuse)
     again = run(data, made.out, *SHORT)
     assert again["per_seed"] == made.result["per_seed"]
     assert again["tables"] == made.result["tables"]
@@ -882,7 +888,7 @@ def test_fresh_trains_again(
     made: Finished, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(made.out, tmp_path / "run")
-    monkeypatch.setattr(bam_graphs, "train", refuse)
+    monkeypatch.setattr(graph_training, "train", refuse)
     with pytest.raises(AssertionError, match="trained again"):
         run(data, tmp_path / "run", *SHORT, fresh=True)
     assert not list((tmp_path / "run" / "cora").rglob("result.json")), "what there was is forgotten"
@@ -898,7 +904,7 @@ def two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_rows")
 def test_an_interrupted_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, int]] = []
-    real = bam_graphs.train
+    real = graph_training.train
 
     def failing(graph: planetoid.Citations, what: Task) -> Any:
         if len(done) == 3:
@@ -906,7 +912,7 @@ def test_an_interrupted_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pyt
         done.append((what.row, what.seed))
         return real(graph, what)
 
-    monkeypatch.setattr(bam_graphs, "train", failing)
+    monkeypatch.setattr(graph_training, "train", failing)
     words = ("--epochs=2", "--workers=1")
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path, *words)
@@ -931,10 +937,10 @@ def test_a_process_that_dies_ends_the_run_in_one_line(
         def shutdown(self, **_: Any) -> None:
             pass
 
-    monkeypatch.setattr(bam_graphs, "ProcessPoolExecutor", Dying)
+    monkeypatch.setattr(graph_training, "ProcessPoolExecutor", Dying)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
     with pytest.raises(OSError, match=r"a training's process was killed.*fewer --workers would do"):
-        list(bam_graphs._performed(tasks, graph, 2))
+        list(graph_training.perform_all(tasks, graph, 2))
 
 
 def test_a_recipe_ends_its_own_processes_and_no_others(
@@ -958,11 +964,11 @@ def test_a_recipe_ends_its_own_processes_and_no_others(
         def shutdown(self, **_: Any) -> None:
             ours[0].join(30)
 
-    monkeypatch.setattr(bam_graphs, "ProcessPoolExecutor", Interrupted)
+    monkeypatch.setattr(graph_training, "ProcessPoolExecutor", Interrupted)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(bam_graphs._performed(tasks, graph, 2))
+            list(graph_training.perform_all(tasks, graph, 2))
         assert not ours[0].is_alive()
         assert host.is_alive()
     finally:
@@ -1072,8 +1078,8 @@ def test_of_plain_gat_no_samples_are_drawn(made: Finished, data: Path, tmp_path:
     assert "±" not in result.output
     rows = json.loads((tmp_path / "node.json").read_text())["nodes"]
     assert all(row["rollout_spread"] is None for row in rows)
-    assert neighbours.run(0, row="GAT", data=data, folder=made.out).samples == 0
-    assert neighbours.run(0, row="WC", data=data, folder=made.out, samples=2).samples == 2
+    assert neighbours.show(0, row="GAT", data=data, folder=made.out).samples == 0
+    assert neighbours.show(0, row="WC", data=data, folder=made.out, samples=2).samples == 2
 
 
 @pytest.mark.slow

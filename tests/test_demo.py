@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import overt
+from overt.cli import demo, demo_flow
+from overt.data.agreement import VOCABULARY
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import demo, flow_demo
 from overt.recipes._runs import finished
-from overt.recipes.agreement import VOCABULARY
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TRAIN": 200, "TEST": 100, "BATCH": 8, "SAMPLES": 3, "SAMPLED": 20}.items():
         monkeypatch.setattr(demo, name, value)
     for name, value in {"SHOWN": 1, "EXAMPLES": 10, "BATCH": 10}.items():
-        monkeypatch.setattr(flow_demo, name, value)
+        monkeypatch.setattr(demo_flow, name, value)
 
 
 @pytest.mark.usefixtures("small")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import overt
-from overt.recipes._glue import Row, load
+from overt.data.glue import Row, load
 
 # --- Reading ---
 

@@ -117,10 +117,11 @@ def test_the_official_preset_has_the_same_default() -> None:
 
 
 def test_recipes_that_stand_for_the_paper_have_full_weight() -> None:
-    from overt.recipes import bam_graphs, demo, sentiment
+    from overt.cli import sentiment
+    from overt.recipes import bam_graphs, forms
 
     found = [one for rows in bam_graphs.SETTINGS.values() for one in rows.rows.values() if one is not None]
-    found += [one for form in demo.FORMS.values() for one in form if isinstance(one, overt.Bayesian)]
+    found += [one for form in forms.FORMS.values() for one in form if isinstance(one, overt.Bayesian)]
     for name in ("Bayesian-paper", "Bayesian-official", "both-official"):
         found += [one for one in sentiment.FORMS[name] if isinstance(one, overt.Bayesian)]
     assert len(found) == 15 + 2 + 3

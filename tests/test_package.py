@@ -35,7 +35,7 @@ HEAVY = [
     "rich",
 ]
 HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version"]
-ROOMS = [*HELPERS, "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
+ROOMS = [*HELPERS, "data", "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
 ROOMS += ["__init__", "recipes", "cli", "__main__"]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.datasets import Planetoid
 
 from graphs import as_published, blocks, karate, without_network, write_planetoid
-from overt.recipes.planetoid import NAMES, PARTS, load
+from overt.data.planetoid import NAMES, PARTS, load
 
 REAL = os.environ.get("OVERT_DATA")
 

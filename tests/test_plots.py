@@ -21,8 +21,8 @@ from torch import Tensor
 
 import overt
 from families import BY_NAME, inputs_of
+from overt.cli.plot import run
 from overt.models.agreement import AgreementClassifier
-from overt.recipes.plotting import run
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
 from overt.view.plots.style import LESS, MORE
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import overt
-from overt.recipes import drift
+from overt.cli import drift
 
 
 def folder_of(package: str, install: str) -> Path:

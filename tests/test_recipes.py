@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import overt
 from families import TEXT
-from overt.cli import app
-from overt.recipes import drift, sentiment
+from overt.cli import app, drift, sentiment
+from overt.data.sst2 import load_rows
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,13 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_sample_is_balanced_and_split_without_overlap() -> None:
-    train, test, _ = sentiment.load_rows(None, seed=0)
+    train, test, _ = load_rows(None, seed=0)
     assert len(train) == 300
     assert len(test) == 100
     assert not set(train) & set(test)
     assert sum(label for _, label in test) == 50
     assert {label for _, label in train} == {0, 1}
-    assert sentiment.load_rows(None, seed=1)[1] != test
+    assert load_rows(None, seed=1)[1] != test
 
 
 @pytest.mark.parametrize("layout", ["train.tsv", "SST-2/train.tsv", "glue/SST-2/train.tsv.gz"])
@@ -53,18 +53,18 @@ def test_sst2_is_read_in_its_own_layout(layout: str, tmp_path: Path, monkeypatch
         text = f'sentence\tlabel\na "fine" {part} \t{label}\n'
         path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     expected = ([('a "fine" train', 1)], [('a "fine" dev', 0)], "SST-2")
-    assert sentiment.load_rows(tmp_path, seed=0) == expected
+    assert load_rows(tmp_path, seed=0) == expected
     monkeypatch.setenv("OVERT_DATA", str(tmp_path))
-    assert sentiment.load_rows(None, seed=0) == expected
+    assert load_rows(None, seed=0) == expected
 
 
 def test_wrong_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no SST-2: train.tsv and dev.tsv"):
-        sentiment.load_rows(tmp_path, seed=0)
+        load_rows(tmp_path, seed=0)
     for part in ("train", "dev"):
         (tmp_path / f"{part}.tsv").write_text("text\tstars\nfine\tfive\n")
     with pytest.raises(ValueError, match="must be tab-separated with columns sentence and label"):
-        sentiment.load_rows(tmp_path, seed=0)
+        load_rows(tmp_path, seed=0)
 
 
 @pytest.mark.slow

@@ -338,7 +338,7 @@ def test_named_methods_are_read_by_name() -> None:
 def test_nothing_that_runs_the_model_is_on_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from overt.recipes import tracing
+    from overt.cli import trace as command
     from overt.view.server.asks import Ask
 
     model = BY_NAME["BERT"].make()
@@ -353,11 +353,11 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     table(trace)
     trace.plot("strip")
     assert set(Ask(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
-    monkeypatch.setattr(tracing, "open_model", lambda _: model)
-    monkeypatch.setattr(tracing, "read_input", lambda _: tokens())
-    tracing.run(["a"], ["b"], out=tmp_path / "page.html")
+    monkeypatch.setattr(command, "open_model", lambda _: model)
+    monkeypatch.setattr(command, "read_input", lambda _: tokens())
+    command.run(["a"], ["b"], out=tmp_path / "page.html")
     with pytest.raises(AssertionError, match="the model ran"):
-        tracing.run(["a"], ["b"], ["blankout"])
+        command.run(["a"], ["b"], ["blankout"])
     assert all(mixings()[name].passes == 0 for name in mixings() if name != "value-zeroing")
 
 

@@ -22,7 +22,10 @@ from typer.testing import CliRunner
 import overt
 from families import TEXT
 from overt.cli import app
-from overt.recipes import agreement, demo, flow_pronouns, flow_tables, linzen, reproduce, sentiment
+from overt.data import agreement, linzen, sst2
+from overt.data import gap as gap_data
+from overt.data.sst2 import load_rows
+from overt.recipes import flow_pronouns, flow_tables, reproduce
 from overt.recipes._recipe import (
     Grid,
     Option,
@@ -131,7 +134,6 @@ def test_without_data_the_grammar_says_so() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     forms = {"plain": (), "both": (overt.Evolving(), overt.Bayesian())}
-    monkeypatch.setattr(demo, "FORMS", forms)
     monkeypatch.setattr(flow_tables, "FORMS", forms)
     for name, value in {"HEADS": 2, "WIDTH": 8, "BATCH": 8, "CHECKPOINTS": 3, "WARMUP": 2}.items():
         monkeypatch.setattr(flow_tables, name, value)
@@ -317,7 +319,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random masked language model with a WordPiece tokenizer."""
     place = tmp_path_factory.mktemp("masked")
     text = " ".join(case.text for case in flow_pronouns.OWN.values()) + " he she him her his hers Ann Bob saw"
-    text += " " + " ".join(sentence for sentence, _ in sentiment.load_rows(None, 0)[0][:30])
+    text += " " + " ".join(sentence for sentence, _ in load_rows(None, 0)[0][:30])
     words = sorted(set(re.findall(r"\w+|[^\w\s]", text.lower())) - {"david"})
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "dav", "##id"]
     inner = Tokenizer(
@@ -348,7 +350,7 @@ def test_figure_4_reads_masked_pronouns(
         "3\tAnn saw her .\ther\t8\tAnn\t0\tFALSE\tsaw\t4\tFALSE\tu",  # neither: left out
     ]
     (tmp_path / "gap-development.tsv").write_text(GAP + "\n".join(rows) + "\n")
-    cases = flow_pronouns.read_gap(tmp_path)
+    cases = gap_data.read(tmp_path)
     assert [case.right for case in cases] == [0, 1]
     assert [case.feminine for case in cases] == [True, False]
 
@@ -370,8 +372,7 @@ def test_figure_4_reads_masked_pronouns(
         output = model(**inputs, output_attentions=True)
     likely = output.logits[0, 1].double().softmax(dim=-1)
     his, her = (
-        likely[tokenizer.convert_tokens_to_ids(list(words))].sum()
-        for words in (flow_pronouns.HIS, flow_pronouns.HER)
+        likely[tokenizer.convert_tokens_to_ids(list(words))].sum() for words in (gap_data.HIS, gap_data.HER)
     )
     assert reading["his"] == pytest.approx(float(his / (his + her)), abs=1e-6)
     for layer, maps in enumerate(output.attentions):
@@ -404,13 +405,13 @@ def test_table_3_fine_tunes_measures_and_keeps(
     masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OVERT_DATA", raising=False)
-    load = sentiment.load_rows
+    load = load_rows
 
     def few(data: Path | None, seed: int) -> Any:
         train, test, what = load(data, seed)
         return train[:40], test[:12], what
 
-    monkeypatch.setattr(sentiment, "load_rows", few)
+    monkeypatch.setattr(sst2, "load_rows", few)
     half = tmp_path / "half"
     transformers.AutoTokenizer.from_pretrained(masked).save_pretrained(half)
     transformers.AutoModelForMaskedLM.from_pretrained(masked).half().save_pretrained(half)
@@ -425,7 +426,7 @@ def test_table_3_fine_tunes_measures_and_keeps(
     assert any("flow all rank each of the 12 sentences" in note for note in result["notes"])
     [weights] = tmp_path.glob("**/seed-0/model/model.safetensors")
     assert {weight.dtype for weight in load_file(weights).values()} == {torch.float32}  # whatever it came in
-    monkeypatch.setattr(sentiment, "fine_tune", None)
+    monkeypatch.setattr(fine_tuning, "fine_tune", None)
     again = run("flow-table-3", tmp_path, "--steps=3", "--examples=5", model=str(half), seeds=2)
     assert again["per_seed"] == result["per_seed"]
 

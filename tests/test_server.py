@@ -37,7 +37,7 @@ Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
 import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
-from overt.recipes import serving as recipe  # noqa: E402
+from overt.cli import serve as command  # noqa: E402
 from overt.tracing.mixing.mixing import mixings  # noqa: E402
 from overt.view.server import (  # noqa: E402
     Limits,
@@ -529,7 +529,7 @@ def test_only_models_named_at_start_can_be_asked_for(
 
     for thing in (hf.AutoModel, hf.AutoTokenizer, hf.PreTrainedModel):
         monkeypatch.setattr(thing, "from_pretrained", never)
-    monkeypatch.setattr(recipe, "open_model", never)
+    monkeypatch.setattr(command, "open_model", never)
     for found in (
         up.trace("the key", model=name),
         up.picture(
@@ -989,19 +989,19 @@ def test_models_are_named_by_their_folders_or_as_told(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "a=b").mkdir()
     one = str(tmp_path / "one")
-    assert recipe.named([one, f"two={one}", "google/some-bert", str(tmp_path / "a=b")]) == {
+    assert command.named([one, f"two={one}", "google/some-bert", str(tmp_path / "a=b")]) == {
         "one": one,
         "two": one,
         "some-bert": "google/some-bert",
         "a=b": str(tmp_path / "a=b"),
     }
     with pytest.raises(ValueError, match="there is already a model named 'one'; name this one: NAME=PATH"):
-        recipe.named([one, f"{one}/"])
+        command.named([one, f"{one}/"])
     for wrong in ("", "x=", "a\nb=c"):
         with pytest.raises(ValueError, match="model"):
-            recipe.named([wrong])
+            command.named([wrong])
     with pytest.raises(ValueError, match="--model must be given"):
-        recipe.named([])
+        command.named([])
 
 
 def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
@@ -1009,7 +1009,7 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
     (tmp_path / "other.safetensors").write_bytes(b"")  # which is not the model's
     with pytest.raises(ValueError, match="has no weights in safetensors, and a pickle is not opened"):
-        recipe.opened("x", str(tmp_path))
+        command.opened("x", str(tmp_path))
     assert not MARK.exists()
 
 
@@ -1020,7 +1020,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
             OSError,
             match=rf"--host 127.0.0.1 --port {port} cannot be listened on \(address .*\): choose another",
         ):
-            recipe.run(["./nowhere"], port=port)
+            command.run(["./nowhere"], port=port)
     with pytest.raises(OSError, match="is no address of this machine"):
         bound("no such host", 1)
 
@@ -1052,7 +1052,7 @@ def test_what_runs_too_long_at_the_end_is_told_so(
 COMMAND = """
 import sys, time
 import overt.view.server as server
-from overt.recipes.serving import run
+from overt.cli.serve import run
 real = server.made
 def slow(ask, limits, wanted):
     time.sleep(1)

@@ -226,7 +226,7 @@ def test_torch_encoder_decoders_have_all_three_kinds_of_map() -> None:
 
 @pytest.mark.parametrize("form", ["plain", "evolving", "Bayesian", "both"])
 def test_our_own_networks_are_traced(form: str) -> None:
-    from overt.recipes.demo import FORMS
+    from overt.recipes.forms import FORMS
 
     model = AgreementClassifier(20, FORMS[form], layers=3, width=32, heads=4)
     ids = torch.tensor([[1, 4, 5, 6], [1, 7, 0, 0]])

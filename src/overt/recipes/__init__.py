@@ -1,1 +1,1 @@
-"""Small tasks with everything needed to train and read a model on them."""
+"""The papers' tables and figures, one file each, and the runner behind `overt reproduce`."""

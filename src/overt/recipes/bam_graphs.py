@@ -1,68 +1,47 @@
 """Table 1 of Fan et al. 2020: graph attention with random weights on Cora, Citeseer and Pubmed.
 
-The whole graph is one example and one step, so training is a plain loop, and there is nothing that several
-processes could share in it. What runs side by side are whole trainings: six rows times as many seeds.
-
-Test accuracy is taken at the epoch that early stopping keeps, with weights at their posterior mean
-(section 3.4). Then 20 samples of the prediction are drawn, GAT's by dropout, the others' by dropout and
-attention (section 4.2), on the features as they are and under Gaussian noise.
+Six rows, trained with as many seeds as asked for (`graph_training`), compared with plain GAT seed by seed
+(`paired`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 import overt
 from overt import _check
 from overt._extras import need
-from overt._files import write_whole
-from overt.judge.families import holm
-from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
+from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
-from overt.mechanisms.chain import Chain
-from overt.recipes import planetoid
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept
-from overt.recipes._training import hardware, save_weights, torch_device
+from overt.recipes._training import torch_device
+from overt.recipes.graph_training import (
+    COVERAGE,
+    DROPOUT,
+    EPOCHS,
+    HEADS,
+    NOISES,
+    PATIENCE,
+    SAMPLES,
+    THRESHOLDS,
+    WIDTH,
+    Setting,
+    Task,
+    cores,
+    network,
+    perform_all,
+)
+from overt.recipes.paired import corrected_by_holm, paired, paired_p, published_error, published_p
 
 if TYPE_CHECKING:
     from overt.models.gat import GAT
 
-# Appendix B.1.2. σ₁ there is the prior's (`prior_sigma`), σ₂ the posterior's (`sigma`).
-WIDTH, HEADS, DROPOUT = 8, 8, 0.6
-PATIENCE = 100  # epochs
-EPOCHS = 100_000  # the appendix names none; early stopping comes long before
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the appendix sets for one data set.
-
-    Attributes:
-        learning_rate: Adam's.
-        l2: weight of the L2 regularisation.
-        out_heads: of the second layer.
-        rows: the table's rows; None is plain GAT. The appendix has no settings for NO KL: they are WC's.
-    """
-
-    learning_rate: float
-    l2: float
-    out_heads: int
-    rows: dict[str, Bayesian | None]
+# Settings of appendix B.1.2, whose σ₁ is the prior's (`prior_sigma`) and σ₂ the posterior's (`sigma`).
 
 
 def _rows(
@@ -129,165 +108,9 @@ PUBLISHED = {  # accuracy in %; ± over 5 runs, where the paper gives it
         "WC": (78.82, 0.3),
     },
 }
-SAMPLES = 20
-NOISES = (0.0, 1.0, 2.0)  # standard deviations of the noise, in those of all features
-THRESHOLDS = (0.01, 0.05, 0.1)
-COVERAGE = (0.5, 0.8)
-CONFIDENCE = 0.95
 LEVEL = 0.05  # p below it counts
 RUNS = 5  # behind each published number
 UNSEEN = 1e-9  # a spread of logits that float32 cannot show: they are of the order of one
-
-
-@dataclass(frozen=True)
-class Task:
-    """One training: a row of the table with one seed.
-
-    Attributes:
-        row: its name.
-        seed: of first weights, dropout and noise.
-        bayesian: the row's settings; None is plain GAT.
-        setting: the data set's.
-        epochs: no more than these.
-        folder: where its numbers and weights go.
-        device: "cpu" or "cuda".
-    """
-
-    row: str
-    seed: int
-    bayesian: Bayesian | None
-    setting: Setting
-    epochs: int
-    folder: Path
-    device: str
-
-
-class EarlyStopping:
-    """As in GAT: an epoch is kept where validation loss and accuracy are both the best so far.
-
-    Equals count as best. Training ends when neither has been so for `patience` epochs.
-    """
-
-    def __init__(self, patience: int = PATIENCE) -> None:
-        self.patience, self.waited = patience, 0
-        self.loss, self.accuracy = math.inf, 0.0
-
-    def look(self, loss: float, accuracy: float) -> bool:
-        """Whether to keep this epoch."""
-        lower, higher = loss <= self.loss, accuracy >= self.accuracy
-        self.waited = 0 if lower or higher else self.waited + 1
-        self.loss, self.accuracy = min(loss, self.loss), max(accuracy, self.accuracy)
-        return lower and higher
-
-    @property
-    def over(self) -> bool:
-        """Whether to stop."""
-        return self.waited >= self.patience
-
-
-def network(graph: planetoid.Citations, task: Task) -> GAT:
-    """The paper's network for a task, untrained."""
-    from overt.models.gat import GAT
-
-    mechanisms = [] if task.bayesian is None else [task.bayesian]
-    return GAT(
-        graph.x.shape[1], graph.classes, mechanisms, WIDTH, HEADS, task.setting.out_heads, dropout=DROPOUT
-    )
-
-
-def train(graph: planetoid.Citations, task: Task) -> tuple[GAT, dict[str, Any]]:
-    """Train one network; it comes back as it was at the epoch kept, with that epoch's numbers."""
-    device = torch.device(task.device)
-    torch.manual_seed(task.seed)
-    model = network(graph, task).to(device)
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=task.setting.learning_rate, weight_decay=task.setting.l2
-    )
-    # Nearly all features are zero: on a CPU their products are not worth forming.
-    x = graph.x.to_sparse().coalesce() if device.type == "cpu" else graph.x.to(device)
-    edge_index, y = graph.edge_index.to(device), graph.y.to(device)
-    train, validation, test = (
-        mask.nonzero().squeeze(1).to(device) for mask in (graph.train, graph.validation, graph.test)
-    )
-    stopping = EarlyStopping()
-    best: dict[str, Any] = {}
-    weights: dict[str, Tensor] = {}
-    began, epoch = time.perf_counter(), 0
-    for epoch in range(task.epochs):
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
-        chain = Chain(step=epoch, seed=task.seed)
-        logits = model(x, edge_index, chain=chain)
-        loss = F.cross_entropy(logits[train], y[train]) + chain.penalty().to(device)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            logits = model(x, edge_index)
-        seen, correct = logits[validation], logits.argmax(dim=1) == y
-        accuracy = float(correct[validation].double().mean())
-        if stopping.look(float(F.cross_entropy(seen, y[validation])), accuracy):
-            best = {
-                "epoch": epoch,
-                "validation": accuracy,
-                "validation_loss": stopping.loss,
-                "test": float(correct[test].double().mean()),
-            }
-            weights = {name: value.clone() for name, value in model.state_dict().items()}
-        if stopping.over:
-            break
-    if not weights:
-        raise ValueError(
-            f"{task.row}, seed {task.seed}: no epoch had a finite validation loss, nothing to keep"
-        )
-    model.load_state_dict(weights)
-    best["epochs"] = epoch + 1
-    best["epoch_ms"] = 1000 * (time.perf_counter() - began) / (epoch + 1)
-    return model, best
-
-
-@torch.no_grad()
-def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, Any]:
-    """Measures of the prediction's samples on test nodes, for each noise level."""
-    device = next(model.parameters()).device
-    edge_index, test = graph.edge_index.to(device), graph.test.to(device)
-    targets = graph.y[graph.test]
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(graph.x.shape, generator=generator) * graph.x.std()
-    found: dict[str, Any] = {}
-    for level in NOISES:
-        x = (graph.x + level * noise).to(device)
-        model.eval()
-        plain = model(x, edge_index)[test].argmax(dim=1).cpu()
-        model.train()  # dropout stays on; attention is drawn where it is random
-        samples = []
-        for sample in range(SAMPLES):
-            torch.manual_seed(SAMPLES * seed + sample)
-            chain = Chain(step=EPOCHS, seed=seed, sample=sample, kl=False)
-            samples.append(model(x, edge_index, chain=chain)[test].double().softmax(dim=1).cpu())
-        probabilities = torch.stack(samples)
-        mean = predictive(probabilities).mean
-        found[f"noise {level:g}"] = {
-            "accuracy": float((plain == targets).double().mean()),
-            "sampled_accuracy": float((mean.argmax(axis=1) == targets.numpy()).mean()),
-            "pavpu": {str(at): value for at, value in pavpu(probabilities, targets, THRESHOLDS).items()},
-            "ece": ece(mean, targets),
-            "selective": {
-                str(at): value for at, value in selective_accuracy(mean, targets, COVERAGE).items()
-            },
-        }
-    model.eval()
-    return found
-
-
-def perform(task: Task, graph: planetoid.Citations) -> dict[str, Any]:
-    """Train, measure, and leave weights and numbers in the task's folder."""
-    model, numbers = train(graph, task)
-    numbers["uncertainty"] = uncertainty(model, graph, task.seed)
-    numbers["hardware"] = hardware(task.device)
-    save_weights(model.cpu(), task.folder)
-    write_whole(task.folder / "result.json", json.dumps(numbers, indent=1))
-    return numbers
 
 
 def check_trained(folder: Path) -> None:
@@ -312,74 +135,6 @@ def trained(folder: Path, graph: planetoid.Citations) -> GAT:
     return model.eval()
 
 
-_graph: planetoid.Citations | None = None  # of a worker process
-
-
-def _prepare(graph: planetoid.Citations) -> None:
-    global _graph
-    _graph = graph
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
-    _repeatable()
-
-
-def _work(task: Task) -> tuple[Task, dict[str, Any]]:
-    assert _graph is not None
-    return task, perform(task, _graph)
-
-
-class _Context(SpawnContext):
-    """Knows the processes that were started through it: whoever runs a recipe may have others."""
-
-    def __init__(self) -> None:
-        self.started: list[Any] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
-        """Start one, and remember it."""
-        process = SpawnContext.Process(*args, **kwargs)
-        self.started.append(process)
-        return process
-
-
-def _repeatable() -> None:
-    """One thread and no sum in an order of chance: a training has the same numbers wherever it is run."""
-    torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True)
-
-
-def _performed(
-    tasks: list[Task], graph: planetoid.Citations, workers: int
-) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Perform tasks as they come, in this process or in several."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts, or sums have no order
-    if workers == 1 or len(tasks) < 2:
-        threads = torch.get_num_threads()
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        _repeatable()
-        try:
-            for task in tasks:
-                yield task, perform(task, graph)
-        finally:
-            torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
-        return
-    context = _Context()
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _prepare, (graph,))
-    try:
-        for done in as_completed([pool.submit(_work, task) for task in tasks]):
-            yield done.result()
-    except BrokenProcessPool:
-        raise OSError(
-            "a training's process was killed, by want of memory perhaps: fewer --workers would do; "
-            "the same command goes on from what is done"
-        ) from None
-    finally:
-        for process in context.started:  # there are some alive where this was interrupted
-            if process.is_alive():
-                process.terminate()
-        pool.shutdown(cancel_futures=True)
-
-
 def run(request: Request) -> Outcome:
     """Train what is not trained, and put the rows side by side."""
     need("torch_geometric", "graphs")
@@ -393,7 +148,7 @@ def run(request: Request) -> Outcome:
     graph = planetoid.load(name, request.data, request.out / "data")
     described, setting = graph.describe(), SETTINGS[name]
     device = torch_device(request.device).type
-    workers = _cores() if workers is None else workers
+    workers = cores() if workers is None else workers
     request.console.print(
         f"{name}: {described['nodes']:,} nodes, {described['edges']:,} edges, {described['train']} to learn "
         f"from, {described['test']} to test on; {workers} training{'s' if workers > 1 else ''} at once"
@@ -430,7 +185,7 @@ def run(request: Request) -> Outcome:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=request.console) as progress:
         bar = progress.add_task(name, total=len(tasks))
-        for task, row_numbers in _performed(tasks, graph, workers):
+        for task, row_numbers in perform_all(tasks, graph, workers):
             numbers[task.row, task.seed] = row_numbers
             last = f"{task.row} {task.seed}: {100 * row_numbers['test']:.1f} %"
             progress.update(bar, advance=1, description=f"{name}, {last}")
@@ -453,57 +208,6 @@ def run(request: Request) -> Outcome:
     return Outcome(config, per_seed)
 
 
-def _cores() -> int:
-    """How many processes can run at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def paired(differences: list[float]) -> tuple[float, float, float]:
-    """Mean of paired differences, and its 95 % interval by Student's t."""
-    from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
-
-    values = torch.tensor(differences, dtype=torch.float64)
-    mean, count = float(values.mean()), len(differences)
-    if count < 2:
-        return mean, math.nan, math.nan
-    half = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * float(values.std()) / math.sqrt(count)
-    return mean, mean - half, mean + half
-
-
-def paired_p(differences: list[float]) -> float:
-    """Two-sided p of the paired t-test; 1 where no pair differs, NaN of a single one."""
-    from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
-
-    values = torch.tensor(differences, dtype=torch.float64)
-    count = len(differences)
-    if count < 2:
-        return math.nan
-    mean, error = float(values.mean()), float(values.std()) / math.sqrt(count)
-    if error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    return float(2 * t.sf(abs(mean) / error, count - 1))
-
-
-def published_error(row: list[float], plain: list[float], runs: int = RUNS) -> float:
-    """Standard error of a published difference of two rows, each a mean of `runs` runs.
-
-    The paper gives none. Taken are the spreads of our seeds, and rows that do not depend on each other: the
-    square root of (variance of the one + variance of the other) / runs.
-    """
-    one, other = (torch.tensor(values, dtype=torch.float64).var() for values in (row, plain))
-    return math.sqrt(float(one + other) / runs)
-
-
-def published_p(published: float, error: float, differences: list[float]) -> float:
-    """Two-sided p, by the normal distribution, of a published difference and our mean being one and the same.
-
-    Each has its own standard error: the published one `error`, ours that of the paired mean.
-    """
-    values = torch.tensor(differences, dtype=torch.float64)
-    both = math.hypot(error, float(values.std()) / math.sqrt(len(differences)))
-    return math.erfc(abs(published - float(values.mean())) / both / math.sqrt(2)) if both else math.nan
-
-
 def _values(per_seed: dict[int, dict[str, Any]], row: str, *path: str) -> list[float]:
     """A row's numbers of every seed, in points of a hundred, by the path to them."""
 
@@ -519,13 +223,6 @@ def _differences(per_seed: dict[int, dict[str, Any]], row: str, *path: str) -> l
     """What a row has more than GAT with the same seed, in points of a hundred, by the path to a number."""
     pairs = zip(_values(per_seed, row, *path), _values(per_seed, "GAT", *path), strict=True)
     return [one - other for one, other in pairs]
-
-
-def _corrected(p_values: list[float]) -> list[float]:
-    """By Holm, for all of them together; nothing is known of a single seed."""
-    if any(math.isnan(p) for p in p_values):
-        return [math.nan] * len(p_values)
-    return [float(p) for p in holm(p_values)]
 
 
 def _published(dataset: str, row: str) -> tuple[float, float | None]:
@@ -590,9 +287,9 @@ def _gains(per_seed: dict[int, dict[str, Any]], dataset: str) -> dict[str, Gain]
     differences = {row: _differences(per_seed, row, "test") for row in rows}
     p_values = [paired_p(differences[row]) for row in rows]
     found = {}
-    for row, p, corrected in zip(rows, p_values, _corrected(p_values), strict=True):
+    for row, p, corrected in zip(rows, p_values, corrected_by_holm(p_values), strict=True):
         published = _published(dataset, row)[0] - _published(dataset, "GAT")[0]
-        error = math.nan if alone else published_error(_values(per_seed, row, "test"), plain)
+        error = math.nan if alone else published_error(_values(per_seed, row, "test"), plain, RUNS)
         apart = math.nan if alone else published_p(published, error, differences[row])
         found[row] = Gain(published, error, differences[row], p, corrected, apart)
     return found
@@ -674,7 +371,7 @@ class _Family:
             for column, path in columns.items()
         }
         p = {place: paired_p(values) for place, values in differences.items()}
-        corrected = dict(zip(p, _corrected(list(p.values())), strict=True))
+        corrected = dict(zip(p, corrected_by_holm(list(p.values())), strict=True))
         return cls(rows, list(columns), differences, p, corrected)
 
     def grids(self, title: str, seeds: int) -> list[Grid]:

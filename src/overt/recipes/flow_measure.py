@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from overt.data.batching import Collate, E
 from overt.recipes._recipe import Grid, cell
-from overt.recipes._training import Collate, E
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,11 +7,8 @@ sentences; here are two of our own, and the GAP sentences, whose names are marke
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,39 +17,17 @@ import torch
 
 import overt
 from overt._files import write_whole
+from overt.data import gap
+from overt.data.files import data_folder
+from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
-from overt.recipes._data import data_folder, find_file, read_text
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, finite, kept
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layers
 
-HIS, HER = ("he", "him", "his"), ("she", "her", "hers")
 EXAMPLES = 500  # GAP sentences
 LONGEST = 256  # tokens; longer texts are left out, and counted
-FILES = ("gap-development.tsv", "gap-validation.tsv")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A text with a pronoun, and two names it may stand for.
-
-    Attributes:
-        text: as written.
-        pronoun: where the pronoun begins and ends.
-        names: where the two names do.
-        right: which of the names it stands for.
-    """
-
-    text: str
-    pronoun: tuple[int, int]
-    names: tuple[tuple[int, int], tuple[int, int]]
-    right: int | None = None
-
-    @property
-    def feminine(self) -> bool:
-        """Whether the pronoun is."""
-        return self.text[slice(*self.pronoun)].lower() in HER
 
 
 def _own(text: str, pronoun: str, his: str, her: str) -> Case:
@@ -86,7 +61,7 @@ def run(request: Request) -> Outcome:
         )
     check_model(request.model)
     folder = data_folder(request.data)
-    cases = [] if folder is None else read_gap(folder)
+    cases = [] if folder is None else gap.read(folder)
     Random(0).shuffle(cases)
     cases = cases[: request.options["examples"]]
     settings = {
@@ -121,35 +96,6 @@ def tell(outcome: Outcome) -> Report:
         else "No --data with GAP was given: our own sentences alone."
     )
     return Report(_grids(outcome.mean), notes)
-
-
-def read_gap(folder: Path) -> list[Case]:
-    """The GAP texts in which the pronoun stands for exactly one of the names."""
-    found = [find_file(place, name) for place in (folder, folder / "gap") for name in FILES]
-    paths = [path for path in found if path is not None]
-    if not paths:
-        raise FileNotFoundError(f"{folder} holds no GAP: {' or '.join(FILES)}, here or in gap/")
-    cases = []
-    for path in paths:
-        rows = csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
-        for number, row in enumerate(rows, 2):
-            try:
-                cases.append(_case(row))
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(f"{path}, line {number} must have the columns of GAP") from None
-    return [case for case in cases if case is not None]
-
-
-def _case(row: dict[str, str]) -> Case | None:
-    true = [row[f"{name}-coref"].upper() == "TRUE" for name in "AB"]
-    if sum(true) != 1 or row["Pronoun"].lower() not in HIS + HER:
-        return None
-
-    def place(name: str) -> tuple[int, int]:
-        start = int(row[f"{name}-offset"])
-        return start, start + len(row[name])
-
-    return Case(row["Text"], place("Pronoun"), (place("A"), place("B")), true.index(True))
 
 
 def load_model(path: str) -> tuple[Any, Any]:

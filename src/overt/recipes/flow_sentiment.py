@@ -12,7 +12,8 @@ from random import Random
 from typing import Any
 
 from overt._extras import need
-from overt.recipes import flow_measure, sentiment
+from overt.data import sst2
+from overt.recipes import fine_tuning, flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
@@ -28,7 +29,7 @@ from overt.recipes.flow_measure import (
     sentences_note,
 )
 
-STEPS = 2_100  # of sentiment.BATCH sentences: about one epoch of SST-2
+STEPS = 2_100  # of fine_tuning.BATCH sentences: about one epoch of SST-2
 LEARNING_RATE = 5e-5
 FEW = 100  # dev sentences, as many as the paper took of the test set, whose labels are not public
 TRACED = 32  # sentences at once
@@ -48,20 +49,20 @@ def run(request: Request) -> Outcome:
             "flow-table-3 fine-tunes a pretrained BERT: name one with --model, a folder or a hub name"
         )
     check_model(request.model)
-    train, test, what = sentiment.load_rows(request.data, seed=0)
+    train, test, what = sst2.load_rows(request.data, seed=0)
     steps = request.options["steps"]
     if steps is None:
-        steps = STEPS if what == sentiment.SST2 else sentiment.FEW_STEPS
+        steps = STEPS if what == sst2.SST2 else fine_tuning.FEW_STEPS
     order = list(range(len(test)))
     Random(0).shuffle(order)
     parts = {"few": order[: request.options["examples"]], "all": order}
     per_seed = {}
     for seed in range(request.seeds):
         folder, name = request.out / f"seed-{seed}", f"seed {seed}"
-        settings = sentiment.settings_of(request.model, seed, steps, LEARNING_RATE, train, test)
+        settings = fine_tuning.settings_of(request.model, seed, steps, LEARNING_RATE, train, test)
         row = kept(folder, settings, request.fresh)
         if row is None:
-            row = sentiment.fine_tune(
+            row = fine_tuning.fine_tune(
                 request.console, folder, request.model, (), train, test, settings, request.device
             )
         else:
@@ -75,14 +76,14 @@ def run(request: Request) -> Outcome:
         "kind": kind,
         "layers": count,
         "steps": steps,
-        "batch": sentiment.BATCH,
+        "batch": fine_tuning.BATCH,
         "learning_rate": LEARNING_RATE,
-        "warmup": sentiment.WARMUP,
+        "warmup": fine_tuning.WARMUP,
         "data": what,
         "trained_on": sorted({row["hardware"] for row in per_seed.values()}),
         "sentences": {"train": len(train), "dev": len(test), "few": len(parts["few"])},
     }
-    return Outcome(config, per_seed, stand_in=what != sentiment.SST2)
+    return Outcome(config, per_seed, stand_in=what != sst2.SST2)
 
 
 def _kind(folder: Path) -> tuple[str, int]:
@@ -92,7 +93,7 @@ def _kind(folder: Path) -> tuple[str, int]:
     return f"{config['architectures'][0]}, {found} layers", found
 
 
-def _measured(request: Request, folder: Path, name: str, parts: dict[str, sentiment.Rows]) -> dict[str, Any]:
+def _measured(request: Request, folder: Path, name: str, parts: dict[str, sst2.Rows]) -> dict[str, Any]:
     """Correlations with input gradients on each part."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -112,7 +113,7 @@ def _measured(request: Request, folder: Path, name: str, parts: dict[str, sentim
     }
 
 
-def _batches(rows: sentiment.Rows, tokenizer: Any) -> list[Batch]:
+def _batches(rows: sst2.Rows, tokenizer: Any) -> list[Batch]:
     """Padded batches of sentences of similar length."""
     import torch
 
@@ -122,7 +123,7 @@ def _batches(rows: sentiment.Rows, tokenizer: Any) -> list[Batch]:
         some = near[start : start + TRACED]
         texts = [sentence for sentence, _ in some]
         codes = tokenizer(
-            texts, padding=True, truncation=True, max_length=sentiment.LONGEST, return_tensors="pt"
+            texts, padding=True, truncation=True, max_length=fine_tuning.LONGEST, return_tensors="pt"
         )
         ready.append((dict(codes), torch.tensor([label for _, label in some])))
     return ready

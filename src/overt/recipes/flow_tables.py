@@ -17,13 +17,14 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt._files import write_whole
+from overt.data import linzen
+from overt.data.batching import batches
 from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import flow_measure, linzen
+from overt.recipes import flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
 from overt.recipes._training import (
-    batches,
     hardware,
     hits,
     predict,
@@ -32,7 +33,6 @@ from overt.recipes._training import (
     torch_device,
     train_classifier,
 )
-from overt.recipes.demo import FORMS
 from overt.recipes.flow_measure import (
     INTERVALS,
     METHODS,
@@ -45,6 +45,7 @@ from overt.recipes.flow_measure import (
     ranked,
     sentences_note,
 )
+from overt.recipes.forms import FORMS
 
 # The network is the paper's; how it was trained the paper does not say.
 LAYERS, HEADS, WIDTH = 6, 8, 128

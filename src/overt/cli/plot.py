@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import overt
 from overt import _check
 from overt._extras import need
-from overt.recipes.tracing import is_picture, open_model, read_input
-from overt.tracing.mixing.mixing import mixing_of
+from overt.cli.app import app, listed
+from overt.cli.inputs import is_picture, open_model, read_input
+from overt.tracing.methods.method import methods
+from overt.tracing.mixing.mixing import mixing_of, mixings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,3 +126,52 @@ def _named(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, o
     if len(set(names)) < len(names) or "" in names:
         names = [f"{name or 'text'} {number}" for number, name in enumerate(names, start=1)]
     return dict(zip(names, traces, strict=True))
+
+
+@app.command(rich_help_panel="Look at attention")
+def plot(
+    source: Annotated[
+        list[str], typer.Argument(help="A saved trace; or, with --model, a sentence or the path of an image.")
+    ],
+    out: Annotated[Path, typer.Option(help="The figure: .pdf, .svg or .png.")],
+    view: Annotated[
+        str,
+        typer.Option(
+            help="strip, graph, heads, evolution, uncertainty, image, cross; compare takes several."
+        ),
+    ] = "strip",
+    model: Annotated[str | None, typer.Option(help="A folder with weights, or a name on the hub.")] = None,
+    query: Annotated[int | None, typer.Option(help="Whose row: a position.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Which layer, from 0; −1 is the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Which head, from 0.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{listed(methods('maps'))}.")] = None,
+    importances: Annotated[
+        bool, typer.Option(help="What runs the model, blank-out and gradients, under a strip.")
+    ] = False,
+    special: Annotated[bool, typer.Option(help="Show special tokens too.")] = False,
+    columns: Annotated[int, typer.Option(help="Width: one column of a paper (3.3 in) or two (6.9 in).")] = 1,
+    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
+    decoder: Annotated[str | None, typer.Option(help="What an encoder–decoder's decoder is fed.")] = None,
+    samples: Annotated[int, typer.Option(help="Posterior samples, for uncertainty.", min=1)] = 20,
+    mixing: Annotated[str, typer.Option(help=f"{listed(mixings())}.")] = "attention",
+    dpi: Annotated[float, typer.Option(help="Of .png.")] = 300.0,
+) -> None:
+    """Draw one view of a trace for a paper."""
+    run(
+        source,
+        out,
+        view,
+        model=model,
+        decoder=decoder,
+        samples=samples,
+        mixing=mixing,
+        columns=columns,
+        dpi=dpi,
+        query=query,
+        layer=layer,
+        head=head,
+        method=method,
+        importances=importances or None,
+        special=special or None,
+        title=title,
+    )

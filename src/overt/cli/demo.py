@@ -12,38 +12,31 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 
 import overt
 from overt import _check
 from overt._extras import need
 from overt._files import write_whole
+from overt.cli import demo_flow
+from overt.cli.app import app, resumable
+from overt.data.agreement import VOCABULARY, Sentence, baselines, encode, split
+from overt.data.batching import padded
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
-from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import flow_demo
 from overt.recipes._runs import finished
-from overt.recipes._training import hits, padded, predict, save_weights, share, train_classifier
-from overt.recipes.agreement import VOCABULARY, Sentence, baselines, encode, split
+from overt.recipes._training import hits, predict, save_weights, share, train_classifier
+from overt.recipes.forms import FORMS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The prior as the published results had it. The paper's text makes the prior's α larger by 1/β, and so slows
-# the learning of sharp maps from scratch.
-_BAYESIAN = Bayesian.paper(k=10.0, preset="official")
-_EVOLVING = Evolving(alpha=0.1, beta=0.1)
-FORMS: dict[str, tuple[Mechanism, ...]] = {
-    "plain": (),
-    "evolving": (_EVOLVING,),
-    "Bayesian": (_BAYESIAN,),
-    "both": (_EVOLVING, _BAYESIAN),
-}
 TRAIN, TEST = 16_000, 2_000  # sentences
 STEPS = 280
 BATCH = 32
@@ -92,7 +85,7 @@ def run(
         rows[form] = row
     _show(console, rows, train, test)
     models = {form: (out / form, load(out / form)) for form in FORMS}
-    flow_demo.end(console, models, test[:SAMPLED], collate, page)
+    demo_flow.end(console, models, test[:SAMPLED], collate, page)
     console.print(
         f"[dim]seed {seed}, {steps} steps of {BATCH} sentences, {torch.get_num_threads()} CPU threads; "
         f"models and numbers in {out}; --fresh starts over[/dim]"
@@ -207,3 +200,16 @@ def _show(
         "often the model is certain when right and uncertain when wrong, by a two-sample t-test at .05 on "
         f"{SAMPLES} samples of {SAMPLED} sentences."
     )
+
+
+@app.command(rich_help_panel="Start here")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Training steps per model.", min=1)] = STEPS,
+    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and noise.", min=0)] = 0,
+    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    page: Annotated[Path, typer.Option(help="Where the page with traces goes.")] = Path("demo/index.html"),
+) -> None:
+    """Train plain, evolving, Bayesian and combined attention on subject-verb agreement, side by side."""
+    with resumable(fresh):
+        run(out=out, steps=steps, seed=seed, fresh=fresh, page=page)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from overt._extras import need
-from overt.recipes._data import data_folder
+from overt.data.files import data_folder
 
 # Our name → the name that PyG's folders have.
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.recipes import agreement
-from overt.recipes._data import data_folder, find_file, read_text
-from overt.recipes._training import padded
+from overt.data import agreement
+from overt.data.batching import padded
+from overt.data.files import data_folder, find_file, read_text
 
 LONGEST = 50  # words; longer prefixes lose their first ones
 VALIDATION, TEST = 0.03, 0.12  # of the different prefixes of each file

@@ -11,12 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from overt import _check
 from overt._extras import need
+from overt.cli.app import app
+from overt.cli.inputs import open_model
 from overt.recipes._runs import check_model
-from overt.recipes.tracing import open_model
 from overt.view.server.limits import Limits, Served, check_name
 
 WORDS = "the key to the cabinets"
@@ -181,3 +184,34 @@ def run(
         console.print(f"a trace ran longer than {limits.finish:g} s and was left", style="dim", markup=False)
         sys.stdout.flush()
         os._exit(0)
+
+
+@app.command(rich_help_panel="Look at attention")
+def serve(
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A folder, or a name on the hub, as PATH or NAME=PATH; give it several times for more."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; this machine alone by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8321,
+    tokens: Annotated[int, typer.Option(help="Tokens of a text, at most.", min=1)] = 256,
+    workers: Annotated[int, typer.Option(help="Traces at a time.", min=1)] = 1,
+    queue: Annotated[int, typer.Option(help="Requests that wait; more are told to come back.", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(help="From a request to its answer, at most.")] = 60.0,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name by which this server may be called.")
+    ] = None,
+) -> None:
+    """Serve a page on this machine: type a sentence or drop an image, and see the trace."""
+    run(
+        model,
+        host,
+        port,
+        tokens=tokens,
+        workers=workers,
+        queue=queue,
+        seconds=seconds,
+        hosts=allow_host or (),
+    )

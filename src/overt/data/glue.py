@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from overt.recipes._data import find_file, read_text
+from overt.data.files import find_file, read_text
 
 
 class Row(NamedTuple):

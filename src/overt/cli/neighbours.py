@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 from overt import _check
 from overt._extras import need
-from overt._files import write_whole
-from overt.recipes import bam_graphs, planetoid
+from overt._files import write_whole, written_whole
+from overt.cli.app import app, listed
+from overt.data import planetoid
+from overt.recipes import bam_graphs
 from overt.tracing.methods.method import edge_methods
 from overt.tracing.node_tracer import trace_nodes
 from overt.tracing.nodes import NodeTrace
@@ -19,7 +23,7 @@ from overt.view.neighbourhood import page_data
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def run(
+def show(
     node: int,
     dataset: str = "cora",
     row: str = "WC",
@@ -76,9 +80,8 @@ def run(
         from overt.view.nodes import plot_neighbours
 
         figure = plot_neighbours(trace, node, method=method, labels=graph.y)
-        part = out.with_name(f".{out.name}.part{out.suffix}")
-        figure.savefig(part, dpi=200)
-        part.replace(out)
+        with written_whole(out) as part:
+            figure.savefig(part, dpi=200)
         console.print(f"[dim]picture in {out}[/dim]")
     if page is not None and page.suffix.lower() in (".html", ".htm"):
         trace.html(node, page, by=method, labels=graph.y, title=f"{dataset}, {row}: node {node}")
@@ -87,3 +90,24 @@ def run(
         write_whole(page, json.dumps(page_data(trace, node, by=method, labels=graph.y), indent=1) + "\n")
         console.print(f"[dim]data in {page}[/dim]")
     return trace
+
+
+@app.command(rich_help_panel="Read attention")
+def neighbours(
+    node: Annotated[int, typer.Argument(help="The node's number.")],
+    dataset: Annotated[str, typer.Option(help="cora, citeseer or pubmed.")] = "cora",
+    row: Annotated[str, typer.Option(help="Row of the table: GAT, NO KL, LF, LC, WF or WC.")] = "WC",
+    seed: Annotated[int, typer.Option(help="Seed of the training.", min=0)] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with the raw files; else OVERT_DATA.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of `overt reproduce bam-table-1`; runs/bam-graphs by default.")
+    ] = None,
+    method: Annotated[str, typer.Option(help=f"What to order by: {listed(edge_methods())}.")] = "rollout",
+    samples: Annotated[int, typer.Option(help="Posterior samples.", min=1)] = 20,
+    out: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write a page to look at (.html), or the data (.json).")
+    ] = None,
+) -> None:
+    """Show which neighbours a node of a citation graph draws on, by a network of bam-table-1."""
+    show(node, dataset, row, seed, data, run, method, samples, out, page)

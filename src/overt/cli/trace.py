@@ -4,59 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import overt
-from overt._extras import need
 from overt._files import check_folder
-from overt.attaching.settings import settings_in
-from overt.recipes._runs import check_model
+from overt.cli.app import app, listed
+from overt.cli.inputs import open_model, read_input
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
-from overt.tracing.mixing.mixing import mixing_of
+from overt.tracing.mixing.mixing import mixing_of, mixings
 from overt.tracing.options import numbers
 from overt.tracing.tracer import everything
 from overt.view.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
-
-
-def open_model(name: str) -> Any:
-    """A model of the class that its config names, mechanisms and all."""
-    import transformers
-    from transformers import AutoModel, PreTrainedConfig
-    from transformers.utils import logging
-
-    check_model(name)
-    # What it says of unused heads does not help here.
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    settings, _ = PreTrainedConfig.get_config_dict(name)
-    if settings_in(settings) is not None:
-        return overt.load(name)
-    wanted = (settings.get("architectures") or [""])[0]
-    return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
-
-
-def is_picture(text: str) -> bool:
-    """Whether a text is the path of a picture, by its ending."""
-    named = Path(text).suffix.lower() in PICTURES
-    return named and (" " not in text or Path(text).is_file())
-
-
-def read_input(text: str) -> Any:
-    """The text itself, or the picture whose path it is."""
-    if not is_picture(text):
-        return text
-    if not Path(text).is_file():
-        raise FileNotFoundError(f"there is no picture {text}")
-    need("PIL", "view")
-    from PIL import Image
-
-    return Image.open(text)
 
 
 def run(
@@ -135,3 +99,52 @@ def _print(
     if traced.mixing != "attention" and any(not method_of(name).runs_model for name in methods):
         title += f", by {traced.mixing_kind.title}"
     console.print(table(traced, methods, query, layer, title, **arguments))
+
+
+@app.command(rich_help_panel="Read attention")
+def trace(
+    text: Annotated[
+        list[str], typer.Argument(help="A sentence, or the path of an image; several are compared.")
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(help="A folder with weights and tokenizer, or a name on the hub; several are compared."),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{listed(known_methods())}; may be given several times. By default all that read maps."
+        ),
+    ] = None,
+    layer: Annotated[int, typer.Option(help="Which layer; −1 is the last.")] = -1,
+    query: Annotated[
+        int | None, typer.Option(help="Whose row: a position. CLS, or the last token of a causal model.")
+    ] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="What the decoder is fed; by default the model writes it.")
+    ] = None,
+    residual: Annotated[
+        float | None, typer.Option(help="Weight of the residual connection; by default that of the mixing.")
+    ] = None,
+    receptive_field: Annotated[
+        bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
+    ] = False,
+    mixing: Annotated[str, typer.Option(help=f"{listed(mixings())}.")] = "attention",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
+    ] = None,
+) -> None:
+    """Show which tokens a model's attention draws on: raw attention, rollout and flow, side by side."""
+    run(
+        text,
+        model,
+        methods=method or None,
+        layer=layer,
+        query=query,
+        decoder=decoder,
+        residual=residual,
+        receptive_field=receptive_field,
+        mixing=mixing,
+        out=out,
+    )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import typer
 from torch import Tensor
 
 import overt
+from overt.cli.app import app
+from overt.data.sst2 import packaged_rows
 from overt.mechanisms.evolving import Evolving
 from overt.recipes._runs import check_model
-from overt.recipes.sentiment import read_rows
 
 ALPHAS = (0.0, 0.1, 0.2, 0.5)
 BETAS = (0.0, 0.1, 0.3)
@@ -21,8 +22,7 @@ SENTENCES = 64
 
 def sentences(count: int = SENTENCES) -> list[str]:
     """The first sentences of those that come with the package."""
-    text = (files("overt.recipes") / "sentiment.tsv").read_text(encoding="utf-8")
-    return [sentence for sentence, _ in read_rows(text, "sentiment.tsv")[:count]]
+    return [sentence for sentence, _ in packaged_rows()[:count]]
 
 
 @torch.no_grad()
@@ -67,3 +67,11 @@ def run(path: str) -> list[dict[str, Any]]:
         table.add_row(row["init"], *cells)
     console.print(table)
     return rows
+
+
+@app.command(rich_help_panel="Attach to a pretrained model")
+def drift(
+    model: Annotated[str, typer.Option(help="A pretrained encoder: a folder, or a name on the hub.")],
+) -> None:
+    """Show how far attaching Evolving moves a pretrained encoder, over alpha, beta and init."""
+    run(model)

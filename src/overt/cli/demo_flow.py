@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overt
+from overt.data.agreement import VOCABULARY, Sentence
+from overt.data.batching import Collate, batches
 from overt.models.agreement import AgreementClassifier
 from overt.recipes._recipe import Grid, cell, once
 from overt.recipes._tables import show
-from overt.recipes._training import Collate, batches
-from overt.recipes.agreement import VOCABULARY, Sentence
 from overt.recipes.flow_measure import (
     METHODS,
     REFERENCES,

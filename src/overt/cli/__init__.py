@@ -1,0 +1,22 @@
+"""The `overt` command, one file per command."""
+
+from overt.cli.app import app, main
+
+# In the order of `overt --help`.
+# isort: off
+from overt.cli import demo, info, trace, neighbours, plot, serve, sentiment, drift, reproduce
+# isort: on
+
+__all__ = [
+    "app",
+    "demo",
+    "drift",
+    "info",
+    "main",
+    "neighbours",
+    "plot",
+    "reproduce",
+    "sentiment",
+    "serve",
+    "trace",
+]

@@ -1,0 +1,93 @@
+"""The `overt` command: its options, its errors, and what its commands share."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Overt: attention, out in the open. Better attention maps, put into real models, read honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"overt {package_version('overt')}")
+        raise typer.Exit
+
+
+def _import(names: list[str]) -> list[str]:
+    """Import modules, also from the current folder; commands then know what they register."""
+    for name in names or ():
+        sys.path.insert(0, os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"--import {name}: {error}") from None
+        finally:
+            sys.path.remove(os.getcwd())
+    return names
+
+
+@app.callback()
+def root(
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", callback=_import, help="Module that registers methods, mixings or mechanisms."
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Overt: attention, out in the open. Better attention maps, put into real models, read honestly."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a phrase: "raw, rollout or flow"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
+@contextmanager
+def resumable(fresh: bool = False) -> Iterator[None]:
+    """Ends a command that Ctrl-C interrupts with exit code 130 and a line on how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = "the same command, without --fresh," if fresh else "the same command"
+        typer.secho(f"\ninterrupted; {again} resumes from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+
+
+def package_version(package: str) -> str:
+    """The version of an installed package, in words where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        import overt
+
+        return f"{overt.__version__} (from the source tree)" if package == "overt" else "not installed"
+
+
+def main() -> None:
+    """Run the command. Errors are printed as one line, or with a traceback if OVERT_TRACEBACK is set."""
+    if os.environ.get("OVERT_TRACEBACK"):
+        app()
+    try:
+        app()
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        typer.secho(f"overt: {error}", fg="red", err=True)
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""Readers of data sets: each checks what it reads, and says where the files belong if they are missing."""
