@@ -14,10 +14,10 @@ from overt.mechanisms.maps import stacked
 
 @dataclass(frozen=True)
 class RowSmoothing(overt.Mechanism):
-    """Row i becomes (1 − share)·row i + share·row i − 1.
+    """Row i becomes (1 − share)·(row i) + share·(row i − 1).
 
     Args:
-        share: of the row above.
+        share: weight of the row above.
     """
 
     share: float = 0.2
@@ -28,18 +28,18 @@ class RowSmoothing(overt.Mechanism):
 
 
 class RowSmoothingLayer(overt.MechanismLayer):
-    """Reads one row above, which cached decoding has to keep."""
+    """Reads one row above, which cached decoding must keep."""
 
     reads_rows = True
     earlier_rows = 1
-    sums_to_one = False  # columns that a row does not see are cut off
+    sums_to_one = False  # cells hidden from a row are set to zero
 
     def mixed(self, weights: Tensor, call: overt.AttentionCall, chain: overt.Chain) -> Tensor:
         """(batch, heads, query, key) → the same."""
         kept = chain.keep_rows(call.site, self.name, weights, self.earlier_rows)
-        rows = F.pad(stacked(kept, weights), (0, 0, 1, 0))  # above the very first row, one of zeros
+        rows = F.pad(stacked(kept, weights), (0, 0, 1, 0))  # a row of zeros above the very first row
         above = rows[..., -1 - weights.shape[-2] : -1, :]
-        some = above.any(dim=-1, keepdim=True)  # not above the first row, and not where padding is
+        some = above.any(dim=-1, keepdim=True)  # False above the first row and at padding
         above = torch.where(some, above, weights)
         smoothed = (1.0 - self.config.share) * weights + self.config.share * above
         return smoothed.masked_fill(~call.visible(), 0.0)

@@ -1,4 +1,4 @@
-"""Sigmoid attention (Ramapuram et al. 2024): a weight is the sigmoid of its own logit, unnormalised."""
+"""Sigmoid attention (Ramapuram et al. 2024): each weight is the sigmoid of its own logit, unnormalised."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import overt
 
 @dataclass(frozen=True)
 class SigmoidAttention(overt.Mechanism):
-    """Weights sigmoid(logit + b − log n), n being the number of keys that the query sees.
+    """Weights sigmoid(logit + b − log n), where n is the number of keys visible to the query.
 
     Args:
-        bias: first value of b, which each head learns for itself.
+        bias: initial value of b, which each head learns separately.
     """
 
     bias: float = 0.0
@@ -39,7 +39,7 @@ class SigmoidAttentionLayer(overt.MechanismLayer):
         """Logits → weights, (batch, heads, query, key), at least float32, zeros in hidden cells."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         visible = call.visible().expand(logits.shape)
-        # Counted row by row, so that padding, causal masks and caches change nothing.
+        # Counted per row, so that padding, causal masks and caches make no difference.
         count = visible.sum(dim=-1, keepdim=True).clamp(min=1)
         weights = torch.sigmoid(logits + self.bias.to(logits.dtype) - count.log())
         return weights.masked_fill(~visible, 0.0)

@@ -16,7 +16,7 @@ class TalkingHeads(overt.Mechanism):
 
     Args:
         before: mix logits, before the softmax.
-        after: mix weights, after it.
+        after: mix weights, after the softmax.
     """
 
     before: bool = True
@@ -32,7 +32,7 @@ class TalkingHeadsLayer(overt.MechanismLayer):
 
     def __init__(self, config: TalkingHeads, site: overt.mechanisms.Site) -> None:
         super().__init__(config, site)
-        # The rows of `after` may sum to anything, and have negative entries.
+        # The rows of `after` can have any sum, and negative entries.
         self.sums_to_one, self.signed = not config.after, config.after
         self.before = nn.Parameter(torch.eye(site.heads)) if config.before else None
         self.after = nn.Parameter(torch.eye(site.heads)) if config.after else None
@@ -41,7 +41,7 @@ class TalkingHeadsLayer(overt.MechanismLayer):
         """(batch, heads, query, key) → the same."""
         if self.before is None:
             return logits
-        # Hidden cells may hold anything, and 0 · inf is no number.
+        # Hidden cells may hold any value, and 0 · inf is NaN.
         shown = logits.masked_fill(~call.visible(), 0.0)
         return torch.einsum("gh,bhij->bgij", self.before.to(logits.dtype), shown)
 
@@ -50,7 +50,7 @@ class TalkingHeadsLayer(overt.MechanismLayer):
         if self.after is None:
             return weights
         mixed = torch.einsum("gh,bhij->bgij", self.after.to(weights.dtype), weights)
-        return mixed.masked_fill(~call.visible(), 0.0)  # heads may have masks of their own
+        return mixed.masked_fill(~call.visible(), 0.0)  # masks may differ between heads
 
 
 overt.register_mechanism(TalkingHeads, TalkingHeadsLayer)
