@@ -1,4 +1,4 @@
-"""Draw the attention maps of the gallery from the models of `overt demo`: python docs/picture.py [runs/demo]."""
+"""Draw the maps of docs/gallery.md from the models of `overt demo`: python docs/picture.py [runs/demo]."""
 
 from __future__ import annotations
 
