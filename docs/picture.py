@@ -1,4 +1,4 @@
-"""Draw the README's picture from the models that `overt demo` left: python docs/picture.py [runs/demo]."""
+"""Draw the maps of docs/gallery.md from the models of `overt demo`: python docs/picture.py [runs/demo]."""
 
 from __future__ import annotations
 

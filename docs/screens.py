@@ -1,4 +1,4 @@
-"""Take the README's screenshots of the demo's page: python docs/screens.py [demo/index.html]."""
+"""Take the screenshots of README.md and docs/gallery.md: python docs/screens.py [demo/index.html]."""
 
 from __future__ import annotations
 

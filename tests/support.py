@@ -1,4 +1,4 @@
-"""`docs/support.md`, written from what the tests recorded: family × feature = works, refused, not tested."""
+"""Writes `docs/support.md` from what the tests recorded: family × feature = works, refused, not tested."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-# The last part of the page is written by `make families` (tests/sweep.py), and begins here.
+# `make families` (tests/sweep.py) writes the last part of the page, which begins with this heading.
 FAMILIES_TITLE = "## Every model type of transformers"
 HEAD = """\
-# What works with which family
+# Supported model families
 
-Written by `make support` from the results of the tests, and by nothing else: a cell says *works* because the
-battery (`tests/test_battery.py`) ran that feature on that family and it passed. Models are small and random;
-versions: transformers {transformers}, torch {torch}. These families are tested most closely; [every model
-type](#every-model-type-of-transformers) was tried for what matters most, and one that cannot be attached to
-is refused by name with the reason.
+`make support` writes this part of the page from the results of the tests: a cell says *works* because the
+battery (`tests/test_battery.py`) ran that feature on that family and it passed. Do not edit it by hand. The
+models are small and random; versions: transformers {transformers}, torch {torch}.
 
-What each feature means is told by the function of its name in `tests/test_battery.py`. An empty cell: the
-family has no such thing.
+The families below are tested most thoroughly. [Every model type](#every-model-type-of-transformers) has been
+checked for the most important properties. A model that cannot be attached to is refused by name, with the
+reason.
+
+`tests/test_battery.py` has one function per feature, which defines it. An empty cell means that the feature
+does not apply to the family.
 """
 SOME = """
 ## Tested on some families only
 
-Everything else is not tested.
+These features are not tested on other families.
 
 | feature | works with |
 |---|---|
@@ -68,7 +70,7 @@ def render(
                     status = f"refused ({notes.index(reason) + 1})"
                 cells.append(status)
             page += f"| {name} | {' | '.join(cells)} |\n"
-    page += "\n" + "\n".join(f"({number}) {reason}" for number, reason in enumerate(notes, 1)) + "\n"
+    page += "\n" + "\n".join(f"- ({number}) {reason}" for number, reason in enumerate(notes, 1)) + "\n"
     page += SOME + "".join(f"| {feature} | {', '.join(names)} |\n" for feature, names in single.items())
     page += REFUSED + "".join(f"| {family} | {reason} |\n" for family, reason in refused)
     return page

@@ -34,7 +34,8 @@ def page(results: dict[str, Record], of: dict[str, str]) -> str:
     padded = [record["padded rows"] for record in results.values() if record.get("padded rows")]
     same = sum("neither" not in rows.values() for rows in padded)
     text += (
-        f"\n{same} of {len(padded)} types that take padding leave padded positions as in the plain model.\n"
+        f"\n{same} of {len(padded)} types that take padding give the plain model's values at padded "
+        "positions.\n"
     )
     text += "\n### Works\n\n| inputs | types |\n|---|---|\n"
     text += _rows(by["works"], lambda kind: results[kind].get("inputs", ""))
@@ -75,20 +76,20 @@ def _cell(text: str) -> str:
 
 
 INTRODUCTION = """\
-Written by `make families` (`tests/sweep.py`), and by nothing else. Every type that an Auto class of
-transformers {transformers} builds is tried with torch {torch} on a CPU, as a small random model. A type
-*works* if all of this holds:
+`make families` (`tests/sweep.py`) writes this part of the page; do not edit it by hand. Every type that an
+Auto class of transformers {transformers} builds is tried as a small random model, with torch {torch} on a
+CPU. A type *works* if all of the following hold:
 
-- outputs are the plain model's with Evolving at α = β = 0 and with Bayesian in evaluation, without padding
-  and with padding on either side;
-- at α = β = 0.3 a later input moves no output that it does not move in the plain model, and a padded token
-  moves no real one;
-- cached generation is uncached generation, greedy and with two beams, with both mechanisms and with Bayesian
-  alone, whose text is the plain model's;
-- a training step has a finite gradient in every parameter of the mechanisms;
-- what was saved comes back with the same outputs.
+- With Evolving at α = β = 0, and with Bayesian in evaluation, outputs equal the plain model's, without
+  padding and with padding on either side.
+- At α = β = 0.3, a later input changes no output that it does not change in the plain model, and a padded
+  token changes no real one.
+- Cached generation equals uncached generation, greedy and with two beams, with both mechanisms and with
+  Bayesian alone, whose text equals the plain model's.
+- A training step has a finite gradient in every parameter of the mechanisms.
+- A saved and reloaded model gives the same outputs.
 
-What the plain model does not do itself is not asked. `results/families.json` has more of each type.
+What the plain model does not do itself is not required. `results/families.json` has more details.
 """
 REFUSED = """
 ### Refused
@@ -99,7 +100,8 @@ REFUSED = """
 UNBUILT = """
 ### Could not be built
 
-By a small generic config with inputs made for it, or not without another package: not tested.
+These types are not tested: a small generic config and inputs did not suffice to build and run them, or they
+need another package.
 
 | reason | types |
 |---|---|
