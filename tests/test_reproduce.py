@@ -25,7 +25,7 @@ from overt.cli import app
 from overt.data import agreement, linzen, sst2
 from overt.data import gap as gap_data
 from overt.data.sst2 import load_rows
-from overt.recipes import flow_pronouns, flow_tables, reproduce
+from overt.recipes import fine_tuning, flow_pronouns, flow_tables, reproduce
 from overt.recipes._recipe import (
     Grid,
     Option,
