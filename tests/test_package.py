@@ -184,8 +184,12 @@ def test_mechanisms_know_tensors_only() -> None:
 
 def test_pyproject_agrees_with_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == overt.__version__
-    assert {*EXTRAS, "dev", "all"} == set(project["optional-dependencies"])
+    assert project["dynamic"] == ["version"], "read from overt/_version.py, where alone it stands"
+    assert f"\nversion: {overt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    extras = project["optional-dependencies"]
+    assert {*EXTRAS, "dev", "all"} == set(extras)
+    own = {re.split("[><=;[]", requirement)[0] for name in EXTRAS for requirement in extras[name]}
+    assert not own & {re.split("[><=;[]", requirement)[0] for requirement in extras["dev"]}, "named once"
     pins = (ROOT / "constraints.txt").read_text()
     assert "torch==2.13.0" in pins
     for requirement in project["dependencies"]:

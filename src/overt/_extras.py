@@ -9,10 +9,10 @@ from types import ModuleType
 # Extra → the modules it brings, as `pyproject.toml` lists them.
 EXTRAS = {
     "graphs": ("torch_geometric",),
-    "train": ("accelerate", "datasets"),
+    "train": ("accelerate",),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
-    "interpret": ("captum", "lime"),
+    "interpret": ("captum",),
     "bench": ("ortools", "igraph"),
 }
 
