@@ -11,21 +11,19 @@ FAMILIES_TITLE = "## Every model type of transformers"
 HEAD = """\
 # Supported model families
 
-`make support` writes this part of the page from the results of the tests: a cell says *works* because the
-battery (`tests/test_battery.py`) ran that feature on that family and it passed. Do not edit it by hand. The
-models are small and random; versions: transformers {transformers}, torch {torch}.
+Which Hugging Face models [`overt.attach`](attach.md) works with. The 25 families of the first tables are
+tested most thoroughly; [every model type](#every-model-type-of-transformers) has been checked for the most
+important properties. A model that does not work is refused, with an error that gives the reason.
 
-The families below are tested most thoroughly. [Every model type](#every-model-type-of-transformers) has been
-checked for the most important properties. A model that cannot be attached to is refused by name, with the
-reason.
-
-`tests/test_battery.py` has one function per feature, which defines it. An empty cell means that the feature
-does not apply to the family.
+`make support` generates this part of the page from the results of the tests; do not edit it by hand. A cell
+says *works* because a test (a function of `tests/test_battery.py`, which defines the feature) passed on a
+small random model of that family, with transformers {transformers} and torch {torch}. An empty cell
+means that the feature does not apply to the family.
 """
 SOME = """
 ## Tested on some families only
 
-These features are not tested on other families.
+The tests of these features use the families named here, and no others.
 
 | feature | works with |
 |---|---|

@@ -384,7 +384,7 @@ def crops_where_it_can(family: Family, of: Mechanisms) -> str | None:
     # transformers 5.17 fails by itself where windows slide.
     with pytest.raises(RuntimeError, match=r"cannot be cropped.*assisted|must match the size of tensor b"):
         transformers.GenerationMixin.generate(model, **prompt)
-    return "rows of maps before the cut are gone"
+    return "cropping the cache loses rows of maps that the convolutions need"
 
 
 def saves_and_loads(family: Family, of: Mechanisms) -> None:

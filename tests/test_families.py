@@ -82,9 +82,12 @@ def test_the_table_groups_types_and_counts_verdicts() -> None:
     table = page(RESULTS, {"transformers": "1", "torch": "2", "python": "3"})
     assert "| works | 2 |" in table
     assert "| text | one, two |" in table
-    assert 'attends over n windows (said at first forward); `where="decoder"` will do | three |' in table
+    assert (
+        'attends over n windows (raised at the first forward pass); `where="decoder"` works | three |'
+        in table
+    )
     assert "| a \\| b | four |" in table
-    assert "### WRONG\n\nNone." in table
+    assert "### Wrong results\n\nNone." in table
 
 
 def test_both_tables_live_in_one_page(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ from support import FAMILIES_TITLE
 
 VERDICTS = ("works", "refused", "could not be built", "WRONG")
 Record = dict[str, Any]
+SHOWN = {  # words of the results → words of the page
+    "WRONG": "wrong results",
+    "text alone, of more that it takes": "text only, of models that take other inputs too",
+}
 
 
 def short(reason: str) -> str:
@@ -21,6 +25,7 @@ def short(reason: str) -> str:
     reason = re.sub(r" \([A-Z]\w+\)", "", reason)
     reason = re.sub(r"\b[A-Z]\w*(Attention|Model|PreTrainedModel|Encoder|Decoder)\b", "its attention", reason)
     reason = re.sub(r"\b\d+\b", "n", reason)
+    reason = reason.replace("the attention of its attention", "its attention")
     return reason.replace("|", "\\|").replace("<", "&lt;").strip()
 
 
@@ -30,7 +35,7 @@ def page(results: dict[str, Record], of: dict[str, str]) -> str:
     for kind in sorted(results, key=str.lower):
         by[results[kind]["verdict"]].append(kind)
     text = f"{FAMILIES_TITLE}\n\n{INTRODUCTION.format(**of)}\n| verdict | types |\n|---|---|\n"
-    text += "".join(f"| {verdict} | {len(by[verdict])} |\n" for verdict in VERDICTS)
+    text += "".join(f"| {_shown(verdict)} | {len(by[verdict])} |\n" for verdict in VERDICTS)
     padded = [record["padded rows"] for record in results.values() if record.get("padded rows")]
     same = sum("neither" not in rows.values() for rows in padded)
     text += (
@@ -38,10 +43,10 @@ def page(results: dict[str, Record], of: dict[str, str]) -> str:
         "positions.\n"
     )
     text += "\n### Works\n\n| inputs | types |\n|---|---|\n"
-    text += _rows(by["works"], lambda kind: results[kind].get("inputs", ""))
+    text += _rows(by["works"], lambda kind: _shown(results[kind].get("inputs", "")))
     text += REFUSED
     text += _rows(by["refused"], lambda kind: _why(results[kind]))
-    text += "\n### WRONG\n\n"
+    text += "\n### Wrong results\n\n"
     if by["WRONG"]:
         text += "| type | what |\n|---|---|\n"
         text += "".join(f"| {kind} | {_cell(results[kind]['reason'])} |\n" for kind in by["WRONG"])
@@ -52,14 +57,19 @@ def page(results: dict[str, Record], of: dict[str, str]) -> str:
     return text
 
 
+def _shown(word: str) -> str:
+    """A word of the results, as the page has it."""
+    return SHOWN.get(word, word)
+
+
 def _why(record: Record) -> str:
-    """Why a type is refused, and what would do."""
+    """Why a type is refused, and what would work."""
     why = short(record["reason"])
     if record.get("stage") not in (None, "attach"):
-        why += f" (said at {record['stage']})"
+        why += f" (raised at the {record['stage']} pass)"
     if record.get("where"):
-        why += f"; `where={' or '.join(json.dumps(one) for one in record['where'])}` will do"
-    return why + ("; Bayesian alone will do" if record.get("bayesian alone") else "")
+        why += f"; `where={' or '.join(json.dumps(one) for one in record['where'])}` works"
+    return why + ("; Bayesian alone works" if record.get("bayesian alone") else "")
 
 
 def _rows(kinds: list[str], group: Any) -> str:
@@ -76,20 +86,20 @@ def _cell(text: str) -> str:
 
 
 INTRODUCTION = """\
-`make families` (`tests/sweep.py`) writes this part of the page; do not edit it by hand. Every type that an
-Auto class of transformers {transformers} builds is tried as a small random model, with torch {torch} on a
-CPU. A type *works* if all of the following hold:
+`make families` (`tests/sweep.py`) generates this part of the page; do not edit it by hand. Every model type
+that an Auto class of transformers {transformers} can build is tried as a small random model, with torch
+{torch} on a CPU. A type *works* if all of the following hold:
 
 - With Evolving at α = β = 0, and with Bayesian in evaluation, outputs equal the plain model's, without
   padding and with padding on either side.
 - At α = β = 0.3, a later input changes no output that it does not change in the plain model, and a padded
   token changes no real one.
 - Cached generation equals uncached generation, greedy and with two beams, with both mechanisms and with
-  Bayesian alone, whose text equals the plain model's.
+  Bayesian alone; with the latter, the text equals the plain model's.
 - A training step has a finite gradient in every parameter of the mechanisms.
 - A saved and reloaded model gives the same outputs.
 
-What the plain model does not do itself is not required. `results/families.json` has more details.
+What the plain model itself cannot do is not required. `results/families.json` has more details.
 """
 REFUSED = """
 ### Refused
@@ -100,8 +110,8 @@ REFUSED = """
 UNBUILT = """
 ### Could not be built
 
-These types are not tested: a small generic config and inputs did not suffice to build and run them, or they
-need another package.
+These types are not tested: a small generic config and generic inputs did not suffice to build and run
+them, or they need another package. The reasons are error messages, with numbers replaced by n.
 
 | reason | types |
 |---|---|
