@@ -263,12 +263,12 @@ def main() -> int:
     if options.only:
         part = part.with_name("families-only.jsonl")
         part.unlink(missing_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; run it again to go on"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; run it again to resume"))
     begun = time.monotonic()
     results = sweep(options.only or model_types(), part, options.workers, options.seconds)
-    counts = count(results)
-    print(f"{counts}, {(time.monotonic() - begun) / 60:.1f} minutes")
+    minutes = f"{(time.monotonic() - begun) / 60:.1f} minutes"
     if options.only:
+        print(f"{count(results)}, {minutes}")
         print(json.dumps(results, indent=1, ensure_ascii=False))
         return 0
     for record in results.values():
@@ -277,7 +277,8 @@ def main() -> int:
     table = refusals_of(results, table["types"], versions()["transformers"])
     if options.table:
         TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    counts = count(results)
+    counts = count(results)  # with the types that the table refuses
+    print(f"{counts}, {minutes}")
     document = {"versions": versions(), "counts": counts, "types": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
