@@ -325,13 +325,13 @@ def empty_heads_last(x: Tensor) -> Tensor:
 
 def empty_rows(inputs: Inputs, masks: Masks, divergence: Divergence) -> tuple[Tensor, Tensor, Tensor]:
     """KL per example, `Attended.rows`, and what `kernels.prior` computes from the keys."""
-    query, wanted = inputs.query, divergence.wanted
+    query, with_kl = inputs.query, divergence.wanted
     batch, heads, queries, _ = query.shape
     _, key_heads, keys, _ = inputs.key.shape
-    size = keyed_size(batch, key_heads, keys, masks.causal) if wanted else 0
+    size = keyed_size(batch, key_heads, keys, masks.causal) if with_kl else 0
     return (
-        query.new_empty(batch if wanted else 0, dtype=torch.float32),
-        query.new_empty(3 if wanted else 1, batch, heads, queries, dtype=torch.float32),
+        query.new_empty(batch if with_kl else 0, dtype=torch.float32),
+        query.new_empty(3 if with_kl else 1, batch, heads, queries, dtype=torch.float32),
         query.new_empty(size, dtype=torch.float32),
     )
 

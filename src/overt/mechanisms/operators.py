@@ -56,7 +56,7 @@ class Operator:
         saved = ", ".join(
             [f"Tensor result{i}" for i in range(results)]
             + [f"Tensor? gradient{i}" for i in range(differentiable)]
-            + ["bool[] wanted"]
+            + ["bool[] needed"]
         )
 
         def returned(count: int) -> str:
@@ -134,9 +134,9 @@ class Operator:
                     )
                 saved = ctx.saved_tensors
                 fields = operator._pick_saved((*saved[results:], *ctx.numbers))
-                wanted = dict(zip(operator.trained, ctx.needs_input_grad[2:], strict=True))
+                needed = dict(zip(operator.trained, ctx.needs_input_grad[2:], strict=True))
                 to_fields = operator._backward(
-                    operator._group(fields), saved[:results], gradients[:differentiable], wanted
+                    operator._group(fields), saved[:results], gradients[:differentiable], needed
                 )
                 return None, None, *[to_fields.get(name) for name in operator.trained]
 
@@ -161,18 +161,18 @@ class Operator:
     def _split(self, arguments: Sequence[Any]) -> tuple[Tensors, Maybe, dict[str, bool], tuple[Any, ...]]:
         """Split the backward operator's arguments: results, gradients, which are needed, and groups."""
         ends = self.results, self.results + self.differentiable
-        wanted = dict(zip(self.trained, arguments[ends[1]], strict=True))
+        needed = dict(zip(self.trained, arguments[ends[1]], strict=True))
         groups = self._group(arguments[ends[1] + 1 :])
-        return tuple(arguments[: ends[0]]), tuple(arguments[ends[0] : ends[1]]), wanted, groups
+        return tuple(arguments[: ends[0]]), tuple(arguments[ends[0] : ends[1]]), needed, groups
 
     def _backward_shapes(self, *arguments: Any) -> Tensors:
-        results, _, wanted, groups = self._split(arguments)
-        shapes = self._to_shapes(groups, wanted)
+        results, _, needed, groups = self._split(arguments)
+        shapes = self._to_shapes(groups, needed)
         return tuple([_or_empty(shapes.get(name), results[0]) for name in self.trained])
 
     def _whole_backward(self, *arguments: Any) -> Tensors:
-        results, gradients, wanted, groups = self._split(arguments)
-        to_fields = self._backward(groups, results, gradients, wanted)
+        results, gradients, needed, groups = self._split(arguments)
+        to_fields = self._backward(groups, results, gradients, needed)
         # The tensors that an operator returns must not share memory.
         addresses: set[int] = set()
         distinct = []
@@ -188,8 +188,8 @@ class Operator:
         saved = ctx.saved_tensors
         results = saved[: self.results]
         fields = self._pick_saved((*saved[self.results :], *ctx.numbers))
-        wanted = [ctx.needs_input_grad[place] for place in self._trained_places]
-        to_trained = self.backward_operator(*results, *gradients[: self.differentiable], wanted, *fields)
+        needed = [ctx.needs_input_grad[place] for place in self._trained_places]
+        to_trained = self.backward_operator(*results, *gradients[: self.differentiable], needed, *fields)
         to_fields: list[Tensor | None] = [None] * len(self._schema)
         for place, gradient in zip(self._trained_places, to_trained, strict=True):
             to_fields[place] = gradient if gradient.numel() else None

@@ -43,10 +43,10 @@ def _forward(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence)
     return attended.out, divergence.total(attended.kl), attended.rows, keyed
 
 
-def _backward(groups: Flat, results: Tensors, gradients: Maybe, wanted: Mapping[str, bool]) -> Gradients:
+def _backward(groups: Flat, results: Tensors, gradients: Maybe, needed: Mapping[str, bool]) -> Gradients:
     from overt.mechanisms.kernels import attend_backward, prior
 
-    del wanted
+    del needed
     inputs, masks, noise, divergence = groups
     (out, _, rows, keyed), (to_out, to_kl) = results, gradients
     to_out = torch.zeros_like(out) if to_out is None else to_out
@@ -63,8 +63,8 @@ def _shapes(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence) 
     return empty_heads_last(inputs.query), *empty_rows(inputs, masks, divergence)
 
 
-def _to_shapes(groups: Flat, wanted: Mapping[str, bool]) -> Gradients:
-    del wanted
+def _to_shapes(groups: Flat, needed: Mapping[str, bool]) -> Gradients:
+    del needed
     inputs, _, _, divergence = groups
     return empty_gradients(inputs, divergence)
 

@@ -102,7 +102,7 @@ def _forward(
     return attended.out, evolved, divergence.total(attended.kl), bits, attended.rows, keyed
 
 
-def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mapping[str, bool]) -> Gradients:
+def _backward(groups: Groups, results: Tensors, gradients: Maybe, needed: Mapping[str, bool]) -> Gradients:
     from overt.mechanisms.evolving import kernels
     from overt.mechanisms.kernels import attend_backward, attend_map_backward, prior
 
@@ -128,7 +128,7 @@ def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mappin
         gradient = mixed
     query, key, scale = inputs.query, inputs.key, inputs.scale
     to_fields["previous"], to_query, to_key = kernels.mix_backward(
-        gradient, previous, query, key, scale, numbers, masks, add, wanted["previous"]
+        gradient, previous, query, key, scale, numbers, masks, add, needed["previous"]
     )
     if masks.left:
         attend_backward.padding_backward(inputs, masks, noise, out, rows, to_out, to_query, to_key, to_value)
@@ -154,10 +154,10 @@ def _shapes(
     return empty_heads_last(inputs.query), evolved, kl, bits, rows, keyed
 
 
-def _to_shapes(groups: Groups, wanted: Mapping[str, bool]) -> Gradients:
+def _to_shapes(groups: Groups, needed: Mapping[str, bool]) -> Gradients:
     inputs, _, _, divergence, evolution = groups
     to_fields = empty_gradients(inputs, divergence)
-    if evolution.previous is not None and wanted["previous"]:
+    if evolution.previous is not None and needed["previous"]:
         to_fields["previous"] = _map_like(inputs)
     convolution = {"weight": evolution.weight, "shift": evolution.shift}
     return to_fields | {name: x.new_empty(x.shape) for name, x in convolution.items() if x is not None}
