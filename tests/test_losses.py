@@ -108,7 +108,7 @@ def test_what_a_variant_fixes_cannot_be_given() -> None:
         overt.Bayesian.paper("wc")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Bayesian\.paper\('LF'\) sets prior='fixed' and takes no other"):
         overt.Bayesian.paper("LF", prior="contextual")
-    with pytest.raises(TypeError, match=r"has kl_weight=1\.0"):
+    with pytest.raises(TypeError, match=r"sets kl_weight=1\.0"):
         overt.Bayesian.paper(kl_weight=0.1)
 
 

@@ -238,7 +238,7 @@ def test_wrong_registrations_are_named_in_a_line() -> None:
         with pytest.raises(error, match=said) as caught:
             overt.register_mechanism(kind, layer)
         assert "\n" not in str(caught.value)
-    with pytest.raises(TypeError, match=r"Second is not registered: overt\.register_mechanism does that"):
+    with pytest.raises(TypeError, match=r"Second is not registered: call overt\.register_mechanism first"):
         attend(Second())
     stranger = dataclass(frozen=True)(type("Evolving", (overt.Mechanism,), {"__module__": "elsewhere"}))
     with pytest.raises(ValueError, match=r"Evolving is already registered by overt\.mechanisms\.evolving"):
