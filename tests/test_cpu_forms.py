@@ -422,7 +422,7 @@ def test_other_types_devices_and_transforms_take_the_definition() -> None:
     x = torch.zeros(1, 1, 2, 2)
     unfit, loops = backend.unfit, backend.LOOPS
     assert unfit(loops, x) is None
-    assert "float32, all alike, not float32, float64" in str(unfit(loops, x, x.double()))
+    assert "float32, the same for all tensors, not float32, float64" in str(unfit(loops, x, x.double()))
     assert "not bfloat16" in str(unfit(loops, x.bfloat16()))
     assert "cpu devices, not on meta" in str(unfit(loops, x.to("meta")))
     seen: list[str | None] = []

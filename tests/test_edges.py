@@ -490,7 +490,7 @@ def test_other_edges_than_the_layer_belows_are_refused(other: Tensor) -> None:
     EvolvingEdgeLayer(config, Site(1, 2))(BELOW, EDGES, chain)
     above = EvolvingEdgeLayer(config, Site(1, 2, layer=1))
     with pytest.raises(
-        ValueError, match="Evolving needs the edges of the layer below, 3, in their order, got"
+        ValueError, match="Evolving needs the 3 edges of the layer below in the same order, got"
     ):
         above(ABOVE[: other.shape[1]], other, chain)
 
@@ -535,7 +535,9 @@ def test_a_map_without_mechanisms_is_a_softmax_and_leaves_the_chain_alone() -> N
 
 
 def test_a_synthesizer_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="a graph has no Synthesizer, whose map has a place for every pair"):
+    with pytest.raises(
+        ValueError, match="graph attention cannot have Synthesizer, whose map has a place for"
+    ):
         EdgeMap([overt.Synthesizer(max_length=4)], Site(1, 2))
 
 

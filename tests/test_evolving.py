@@ -220,7 +220,7 @@ def test_pieces_out_of_order_or_of_another_sequence_are_refused() -> None:
     for each in layers:
         each(random_maps(2, 2, 2, 4), everything(2, 4), chain)
     layers[0](random_maps(3, 2, 2, 4), everything(2, 4), chain)
-    with pytest.raises(ValueError, match="make a fresh Chain for each sequence"):
+    with pytest.raises(ValueError, match="make a new Chain for each sequence"):
         layers[1](random_maps(3, 2, 2, 4), everything(2, 4), chain)
 
 
@@ -279,7 +279,7 @@ def test_misnumbered_layers_and_missing_chains_are_named() -> None:
         layer(overt.Evolving())(logits, visible, overt.Chain())
     chain = overt.Chain()
     layer(overt.Evolving(), number=0)(logits, visible, chain)
-    with pytest.raises(ValueError, match="1 examples, these logits 3: make a fresh Chain"):
+    with pytest.raises(ValueError, match="1 examples, these logits 3: make a new Chain"):
         layer(overt.Evolving())(random_maps(3, 2, 4, 4), visible, chain)
 
 

@@ -78,7 +78,7 @@ def test_a_cuda_graph_does_not_take_a_step_of_the_host(form: str) -> None:
         found(model, x, step)
         found(model, x, 3)  # outside of a capture either will do
     torch.cuda.current_stream().wait_stream(aside)
-    message = "give Chain a step on the device"
+    message = "pass Chain a step tensor on the device"
     with pytest.raises(RuntimeError, match=message), torch.cuda.graph(torch.cuda.CUDAGraph()):
         found(model, x, 3)
     graph = torch.cuda.CUDAGraph()

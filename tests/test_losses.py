@@ -106,9 +106,9 @@ def test_the_papers_variants_have_the_kl_at_full_weight(variant: Any, settings: 
 def test_what_a_variant_fixes_cannot_be_given() -> None:
     with pytest.raises(ValueError, match="variant must be one of 'WC', 'WF', 'LC', 'LF', 'NO KL'"):
         overt.Bayesian.paper("wc")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Bayesian\.paper\('LF'\) has prior='fixed', and takes no other"):
+    with pytest.raises(TypeError, match=r"Bayesian\.paper\('LF'\) sets prior='fixed' and takes no other"):
         overt.Bayesian.paper("LF", prior="contextual")
-    with pytest.raises(TypeError, match=r"has kl_weight=1\.0"):
+    with pytest.raises(TypeError, match=r"sets kl_weight=1\.0"):
         overt.Bayesian.paper(kl_weight=0.1)
 
 

@@ -224,7 +224,7 @@ def test_wrong_registrations_are_named_in_a_line() -> None:
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
         (Loose, Noting, TypeError, r"Loose must be a dataclass\(frozen=True\)"),
         (Bare, Noting, TypeError, r"Bare must be a dataclass\(frozen=True\)"),
-        (Named, Noting, TypeError, "Named has a setting called name"),
+        (Named, Noting, TypeError, "Named must not have a setting called name"),
         (First, nn.Linear, TypeError, "the layer of First must be a subclass of overt.MechanismLayer"),
         (
             First,
@@ -238,7 +238,7 @@ def test_wrong_registrations_are_named_in_a_line() -> None:
         with pytest.raises(error, match=said) as caught:
             overt.register_mechanism(kind, layer)
         assert "\n" not in str(caught.value)
-    with pytest.raises(TypeError, match=r"Second is not registered: overt\.register_mechanism does that"):
+    with pytest.raises(TypeError, match=r"Second is not registered: call overt\.register_mechanism first"):
         attend(Second())
     stranger = dataclass(frozen=True)(type("Evolving", (overt.Mechanism,), {"__module__": "elsewhere"}))
     with pytest.raises(ValueError, match=r"Evolving is already registered by overt\.mechanisms\.evolving"):
@@ -271,7 +271,7 @@ def test_a_layer_that_is_not_set_up_says_so() -> None:
 
 def test_parts_have_names_of_their_own() -> None:
     for name, said in (
-        ("fused", 'a part of First must be a plain word, and not "fused"'),
+        ("fused", 'a part of First must be a plain word other than "fused"'),
         ("attention", "both have a part called"),
     ):
         overt.register_mechanism(First, type("Parted", (Noting,), {"part_names": (name,)}))
@@ -298,7 +298,7 @@ def test_names_that_would_collide_in_a_model_are_refused() -> None:
     with pytest.raises(ValueError, match="Foo_Bar and FooBar would both be called foo_bar in a model"):
         overt.register_mechanism(made["Foo_Bar"], Noting)
     overt.register_mechanism(made["Site"], Noting)
-    with pytest.raises(ValueError, match="a mechanism cannot be called Site: site means something else"):
+    with pytest.raises(ValueError, match="a mechanism cannot be called Site: the name site is taken"):
         attend(made["Site"]())
 
 
@@ -460,7 +460,7 @@ def test_a_graph_refuses_a_mechanism_with_the_reason() -> None:
     pytest.importorskip("torch_geometric", reason="graph attention is PyG's, an extra")
     from overt.graphs import GATConv
 
-    with pytest.raises(ValueError, match="a graph has no TalkingHeads, which has no form on edge lists"):
+    with pytest.raises(ValueError, match="graph attention cannot have TalkingHeads, which has no form on"):
         GATConv(4, 2, mechanisms=[TalkingHeads()])
 
 

@@ -217,7 +217,7 @@ def test_a_picture_without_pillow_names_the_extra(
     (tmp_path / "a.png").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = runner.invoke(app, ["trace", str(tmp_path / "a.png"), "--model", str(folder)])
-    assert str(result.exception) == "PIL is needed here and is not installed: pip install 'overt[view]'"
+    assert str(result.exception) == "PIL is required but not installed: pip install 'overt[view]'"
 
 
 def test_attached_models_are_opened_with_their_mechanisms(model: Any, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers, imported when first asked for; names that moved, with a warning."""
+    """Import `LossLog`, which needs transformers, on first use; resolve moved names with a warning."""
     if name == "LossLog":
         from overt.attaching.loss_log import LossLog
 
@@ -92,6 +92,6 @@ def __getattr__(name: str) -> Any:
     import importlib
     import warnings
 
-    place = _MOVED[name]
-    warnings.warn(f"overt.{name} has moved: {place}.{name}", DeprecationWarning, stacklevel=2)
-    return getattr(importlib.import_module(place), name)
+    module = _MOVED[name]
+    warnings.warn(f"overt.{name} has moved: {module}.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each error names the argument, what came, and what would do, in one line."""
+"""Argument checks. Each error is one line: the argument, what it must be, and what was passed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def positive(name: str, value: float) -> None:
 
 
 def number(name: str, value: object) -> None:
-    """Refuse what is not a real number."""
+    """Refuse anything but a real number."""
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
 
@@ -31,10 +31,10 @@ def number(name: str, value: object) -> None:
 def whole(name: str, value: object, least: int) -> None:
     """Refuse anything but a whole number of at least `least`."""
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        integer = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or found < least:
+        integer = None
+    if integer is None or isinstance(value, bool) or integer < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 

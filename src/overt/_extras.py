@@ -1,4 +1,4 @@
-"""Optional dependencies: which extra brings what, and a one-line error when it is missing."""
+"""Optional dependencies: the modules each extra installs, and a one-line error when one is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-# Extra → the modules it brings, as `pyproject.toml` lists them.
+# Extra → the modules it installs, as listed in `pyproject.toml`.
 EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate",),
@@ -18,15 +18,15 @@ EXTRAS = {
 
 
 def present(module: str) -> bool:
-    """Whether a module could be imported, without importing it."""
+    """Whether a module is installed; does not import it."""
     return importlib.util.find_spec(module) is not None
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import a module of an extra, or say in one line how to get it."""
+    """Import a module of an extra, or raise a one-line error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            f"{module} is needed here and is not installed: pip install 'overt[{extra}]'"
+            f"{module} is required but not installed: pip install 'overt[{extra}]'"
         ) from None

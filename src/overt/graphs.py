@@ -1,7 +1,7 @@
 """Attention on graphs: PyG layers with mechanisms, the paper's network, and tracing (needs `overt[graphs]`).
 
-`GATConv` and `GATv2Conv` are PyG's with `Bayesian` and `Evolving` weights; `GAT` is the two-layer network of
-Fan et al. 2020; `trace` records which neighbours a node draws on, and `plot_neighbours` draws it.
+`GATConv` and `GATv2Conv` are PyG's layers with `Bayesian` and `Evolving` weights; `GAT` is the two-layer
+network of Fan et al. 2020; `trace` records which neighbours a node draws on; `plot_neighbours` plots them.
 """
 
 from overt.models.gat import GAT

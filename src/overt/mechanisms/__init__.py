@@ -1,4 +1,4 @@
-"""How maps are made. Tensors only: no model, no tokenizer, no Hugging Face."""
+"""How attention maps are computed. Tensors only: no model, no tokenizer, no Hugging Face."""
 
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.site import Site

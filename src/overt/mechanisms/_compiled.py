@@ -1,4 +1,4 @@
-"""Compiling loops for the CPU."""
+"""Compilation of loops for the CPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numba
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compiled at the first call, and kept on disk where there is a place for it."""
+    """Compile a function at its first call, and cache it on disk where a folder is writable."""
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder for the cache can be written: compile once per process instead
+    except RuntimeError:  # no cache folder is writable: compile once per process instead
         return numba.njit(nogil=True, **options)(function)  # type: ignore[no-any-return]
 
 
 def compiled_loosely(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled so that sums may be taken in any order; in order, they are taken one by one."""
+    """The same, but sums may be reordered; in strict order they are taken one element at a time."""
     return compiled(function, fastmath={"reassoc", "contract", "nsz"})

@@ -1,8 +1,8 @@
 """Softmax and sums over the edges of a graph as compiled loops on the CPU; `edges.py` has the definitions.
 
-Edges come in any order: a softmax keeps one row of heads per target node, so that nothing is sorted. Every
-loop takes the nodes from `first` to `last` alone: threads that share out the nodes never write to the same
-place, and each node's sums are taken in the order of the edges, however many threads there are.
+Edges may come in any order: a softmax keeps one row of heads per target node, so nothing is sorted. Every
+loop handles only the nodes from `first` to `last`: threads that divide the nodes among them never write to
+the same place, and each node's sums follow the order of the edges, however many threads there are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overt.mechanisms._compiled import compiled, compiled_loosely
 
 @compiled
 def below_top(first: int, last: int, scores: Any, target: Any, out: Any) -> None:
-    """Fill out (edges, heads) with scores less the largest of those that share a target."""
+    """Fill out (edges, heads) with scores minus the largest score among edges that share a target."""
     edges, heads = scores.shape
     top = np.full((last - first, heads), np.float32(-np.inf))
     for e in range(edges):
@@ -51,7 +51,7 @@ def divide_by_sum(first: int, last: int, target: Any, out: Any) -> None:
 
 @compiled
 def take_log_sum(first: int, last: int, target: Any, exponents: Any, out: Any) -> None:
-    """Take from out (edges, heads) the logarithm of the exponents' sum over the edges that share a target."""
+    """Subtract from out (edges, heads) the log of the exponents' sum over the edges that share a target."""
     edges, heads = out.shape
     total = np.zeros((last - first, heads), dtype=np.float32)
     for e in range(edges):
@@ -123,7 +123,7 @@ def aggregate_forward(
 def aggregate_to_weights(
     first: int, last: int, values: Any, source: Any, target: Any, gradient: Any, out: Any
 ) -> None:
-    """Fill out (edges, heads) with the gradient to the weights, from that to (targets, heads, dim)."""
+    """Fill out (edges, heads) with the weights' gradient, from that of the output (targets, heads, dim)."""
     edges, heads = out.shape
     width = values.shape[2]
     for e in range(edges):

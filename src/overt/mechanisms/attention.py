@@ -1,4 +1,4 @@
-"""Multi-head attention with mechanisms in it, called like `torch.nn.MultiheadAttention`."""
+"""Multi-head attention with mechanisms, called like `torch.nn.MultiheadAttention`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePos
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind, Site
 
-# Masks often hold a large negative number for −inf: −1e4, −1e9, the lowest of the dtype. Such a number must
-# not enter a convolution or a KL; no bias that means something is as low as this.
+# Masks often use a large negative number for −inf: −1e4, −1e9, the dtype's minimum. Such a number must not
+# enter a convolution or a KL; no meaningful bias is this low.
 FINITE_HIDDEN = -1e4
 
 
@@ -30,9 +30,12 @@ class MultiheadAttention(nn.Module):
     """Multi-head attention whose map passes through `mechanisms`.
 
     Arguments, call and parameter names are those of `torch.nn.MultiheadAttention`, whose `state_dict` loads
-    into it; without mechanisms it computes the same. Differences: a query that sees no key gets zeros rather
-    than NaN, returned weights are those before dropout, a finite mask value of −10,000 or less hides a key as
-    −inf does, and `kind="decoder"` hides later keys by itself.
+    into it; without mechanisms it computes the same. The differences:
+
+    - a query that sees no key gets zeros rather than NaN;
+    - the returned weights are those before dropout;
+    - a finite mask value of −10,000 or less hides a key, as −inf does;
+    - `kind="decoder"` hides later keys without a mask.
 
     Args:
         embed_dim: width of queries and of the output.
@@ -41,16 +44,16 @@ class MultiheadAttention(nn.Module):
         bias: whether projections have biases.
         add_bias_kv: torch's argument; only False.
         add_zero_attn: torch's argument; only False.
-        kdim: width of keys, if another.
-        vdim: width of values, if another.
+        kdim: width of keys, if not `embed_dim`.
+        vdim: width of values, if not `embed_dim`.
         batch_first: (batch, sequence, feature) rather than (sequence, batch, feature).
         device: of the parameters.
         dtype: of the parameters.
-        mechanisms: such as `Evolving()` and `Bayesian()`, at most one of a kind.
+        mechanisms: such as `Evolving()` and `Bayesian()`, at most one of each kind.
         kind: "encoder", "decoder" (causal self-attention) or "cross".
         layer: place in the chain of its kind, from 0.
-        encoder_decoder: whether the model also has the other stack; see `Evolving.decoder_alpha`.
-        num_key_heads: fewer key and value heads than `num_heads` is grouped-query attention.
+        encoder_decoder: whether the model has both an encoder and a decoder; see `Evolving.decoder_alpha`.
+        num_key_heads: number of key and value heads; fewer than `num_heads` makes grouped-query attention.
         score: "dot" (scaled dot product) or "additive" (Bahdanau).
         position: a relative position term, added to the logits before mixing (equation 2).
     """
@@ -79,7 +82,7 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if add_bias_kv or add_zero_attn:
-            raise ValueError("add_bias_kv and add_zero_attn must be False: extra keys have no place in a map")
+            raise ValueError("add_bias_kv and add_zero_attn must be False: a map has no room for extra keys")
         _check.whole("embed_dim", embed_dim, 1)
         _check.whole("num_heads", num_heads, 1)
         if embed_dim % num_heads:
@@ -134,25 +137,25 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
         chain: Chain | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; see `torch.nn.MultiheadAttention.forward` for the arguments they share.
+        """Attend; see `torch.nn.MultiheadAttention.forward` for the shared arguments.
 
         Args:
-            query: (batch, query, embed_dim), in the order that `batch_first` says, or without a batch.
+            query: (batch, query, embed_dim), in the order set by `batch_first`, or without a batch.
             key: (batch, key, kdim).
             value: (batch, key, vdim).
             key_padding_mask: (batch, key), True (or −inf) at padding.
             need_weights: whether to return the weights.
             attn_mask: (query, key) or (batch·heads, query, key); True hides, floats are added to the logits.
-            average_attn_weights: return the mean over heads, (batch, query, key), or each head's,
-                (batch, heads, query, key).
-            is_causal: hide later keys. Unlike in torch, it needs no `attn_mask` beside it.
+            average_attn_weights: return the mean over heads, (batch, query, key), rather than each head's
+                weights, (batch, heads, query, key).
+            is_causal: hide later keys. Unlike in torch, no `attn_mask` is needed with it.
             query_padding_mask: boolean (batch, query), True at padding. None takes it from `key_padding_mask`
                 in self-attention, and means no padding with kind="cross".
             chain: the forward pass's `Chain`; needed by random weights, and by Evolving above layer 0.
 
         Returns:
-            output: like `query`.
-            weights: the map used (a sample in training), before dropout; None unless asked for.
+            output: shaped like `query`.
+            weights: the map used (a sample in training), before dropout; None unless `need_weights`.
         """
         batched = self._check(query, key, value)
         if not batched:
@@ -168,16 +171,16 @@ class MultiheadAttention(nn.Module):
         call = self._call(
             q, k, v, *masks, is_causal, chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
         )
-        hindrance = "weights are wanted; need_weights=False goes without" if need_weights else None
+        hindrance = "weights are wanted; need_weights=False avoids that" if need_weights else None
         if hindrance is None and maps_wanted():
             hindrance = "maps are wanted"
         fused = self.map.attend(call, chain, hindrance)
         if fused is not None:
-            return self._ordered(fused, call.seen.blind(*call.shape[2:]), batched), None
+            return self._project_output(fused, call.seen.blind(*call.shape[2:]), batched), None
         weights = self.map(call, chain)
         dropped = F.dropout(weights, call.dropout).to(v.dtype)
         blind = None if call.shows_all() else ~call.visible().any(dim=-1).any(dim=1)
-        output = self._ordered(dropped @ repeat_heads(v, self.num_heads), blind, batched)
+        output = self._project_output(dropped @ repeat_heads(v, self.num_heads), blind, batched)
         if not need_weights:
             return output, None
         weights = weights.to(output.dtype)
@@ -195,7 +198,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool,
         first_row: int,
     ) -> AttentionCall:
-        """The call that a forward makes of its map."""
+        """The call that a forward pass makes to its map."""
         queries, keys = q.shape[-2], k.shape[-2]
         if is_causal and self.map.site.kind != "decoder":
             first_row = keys - queries
@@ -209,8 +212,8 @@ class MultiheadAttention(nn.Module):
                 logits = (q * scale) @ repeat_heads(k, self.num_heads).mT
             logits = logits + self.position(q, keys, first_row)
         if attn_mask is not None:
-            mask, more = self._split_mask(attn_mask, q.shape[0], queries, keys)
-            bias = bias if more is None else more if bias is None else bias + more
+            mask, mask_bias = self._split_mask(attn_mask, q.shape[0], queries, keys)
+            bias = bias if mask_bias is None else mask_bias if bias is None else bias + mask_bias
         bias = None if bias is None else bias.to((q if logits is None else logits).dtype)
         dropout = self.dropout if self.training else 0.0
         site = self.map.site
@@ -229,20 +232,20 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
         chain: Chain | None = None,
     ) -> Tensor:
-        """Outputs under draws 0 … samples − 1 of the weights, (samples, …) with the axes of `query` after it.
+        """Outputs under draws 0 … samples − 1 of the weights: (samples, …), followed by the axes of `query`.
 
-        They are those of `forward` with `Chain(sample=s)`, without dropout and without gradients. On a GPU
-        projections are made once for all, and keys and values read once.
+        They equal those of `forward` with `Chain(sample=s)`, without dropout and without gradients. On a GPU,
+        the projections are computed once for all draws, and keys and values are read once.
 
         Args:
-            query: as in `forward`, and so the others.
-            key: as there.
-            value: as there.
-            samples: how many draws.
-            key_padding_mask: as there.
-            is_causal: as there.
-            query_padding_mask: as there.
-            chain: gives the noise its step, seed and examples; one of step 0 by default.
+            query: as in `forward`.
+            key: as in `forward`.
+            value: as in `forward`.
+            samples: number of draws.
+            key_padding_mask: as in `forward`.
+            is_causal: as in `forward`.
+            query_padding_mask: as in `forward`.
+            chain: gives the noise its step, seed and examples; by default a chain at step 0.
         """
         if not self.map.random:
             raise ValueError("draws needs random weights: give mechanisms=[Bayesian(…)]")
@@ -250,30 +253,31 @@ class MultiheadAttention(nn.Module):
         chain = Chain(step=0) if chain is None else chain
         if chain.keep or chain.sample is not None:
             raise ValueError(
-                "draws numbers the samples itself, of whole sequences: give a chain without either"
+                "draws numbers the samples itself and takes whole sequences: "
+                "pass a chain without sample and keep"
             )
         batched = self._check(query, key, value)
         if batched:
-            found = self._drawn(
+            drawn = self._draw_fused(
                 query, key, value, samples, key_padding_mask, chain, is_causal, query_padding_mask
             )
-            if found is not None:
-                return found
+            if drawn is not None:
+                return drawn
         masks: dict[str, Any] = {"is_causal": is_causal, "query_padding_mask": query_padding_mask}
         mode = self.training
         try:
             self.eval()
             outputs = []
             for number in range(samples):
-                numbered = copy(chain)
-                numbered.sample = torch.tensor(number)
-                given = (query, key, value, key_padding_mask, False)
-                outputs.append(self(*given, chain=numbered, **masks)[0])
+                sample_chain = copy(chain)
+                sample_chain.sample = torch.tensor(number)
+                inputs = (query, key, value, key_padding_mask, False)
+                outputs.append(self(*inputs, chain=sample_chain, **masks)[0])
             return torch.stack(outputs)
         finally:
             self.train(mode)
 
-    def _drawn(
+    def _draw_fused(
         self,
         query: Tensor,
         key: Tensor,
@@ -296,10 +300,10 @@ class MultiheadAttention(nn.Module):
         if drawn is None:
             return None
         blind = call.seen.blind(queries, keys)
-        return torch.stack([self._ordered(each, blind, True) for each in drawn])
+        return torch.stack([self._project_output(sample, blind, True) for sample in drawn])
 
-    def _ordered(self, mixed: Tensor, blind: Tensor | None, batched: bool) -> Tensor:
-        """Heads' outputs (batch, heads, query, dim) projected, in the order of axes that queries came in."""
+    def _project_output(self, mixed: Tensor, blind: Tensor | None, batched: bool) -> Tensor:
+        """Project the heads' outputs (batch, heads, query, dim), with axes in the order of the queries'."""
         output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if blind is not None:  # queries that see no key: zeros, not the projection's bias
             output = output.masked_fill(blind.unsqueeze(-1), 0.0)
@@ -308,7 +312,7 @@ class MultiheadAttention(nn.Module):
         return output if self.batch_first else output.transpose(0, 1)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected and split into heads: (batch, heads or key heads, sequence, head_dim)."""
+        """Project and split into heads: (batch, heads or key heads, sequence, head_dim)."""
         widths = [self.embed_dim, self.key_heads * self.head_dim, self.key_heads * self.head_dim]
         if self.packed and query is key and key is value:  # self-attention: one product instead of three
             packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
@@ -335,13 +339,13 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None,
         is_causal: bool,
     ) -> tuple[Seen, Tensor | None]:
-        """What padding and causality show; and the finite bias of padding, if any, (batch, 1, 1, key)."""
+        """What padding and causality leave visible; and padding's finite bias, if any, (batch, 1, 1, key)."""
         batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
         kind = self.map.site.kind
         if is_causal and kind != "decoder" and self.map.reads_rows:
-            reading = " and ".join(layer.name for layer in self.map.layers if layer.reads_rows)
+            names = " and ".join(layer.name for layer in self.map.layers if layer.reads_rows)
             raise ValueError(
-                f'is_causal=True with {reading} needs kind="decoder": the windows of {kind!r} look ahead'
+                f'is_causal=True with {names} needs kind="decoder": the windows of {kind!r} look ahead'
             )
         is_causal = is_causal or kind == "decoder"
         if is_causal and keys < queries:
@@ -366,7 +370,7 @@ class MultiheadAttention(nn.Module):
         return Seen(key_visible, query_real, is_causal), bias
 
     def _split_mask(self, mask: Tensor, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor | None]:
-        """`attn_mask` as visibility and finite bias, both (batch or 1, heads or 1, query, key)."""
+        """Split `attn_mask` into visibility and finite bias, both (batch or 1, heads or 1, query, key)."""
         if mask.dim() == 3:
             _check_shape("attn_mask", mask, (batch * self.num_heads, queries, keys))
             return _split(mask.view(batch, self.num_heads, queries, keys))
@@ -412,7 +416,7 @@ def _check_shape(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A mask of torch's, boolean (True hides) or additive (−inf hides), as visibility and finite bias."""
+    """Split a torch mask, boolean (True hides) or additive (−inf hides), into visibility and finite bias."""
     if mask.dtype == torch.bool:
         return ~mask, None
     if not mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""One site's way from current logits to weights, through whichever mechanisms it has."""
+"""From current logits to weights at one site, through whichever mechanisms it has."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ log = logging.getLogger("overt")
 def rows_left_alone(
     call: AttentionCall, logits: Tensor, visible: Tensor
 ) -> Callable[[Tensor], Tensor] | None:
-    """Plain attention's weights for queries that are padding or see no key, and how to put them in.
+    """A function that gives queries that are padding or see no key the weights of plain attention.
 
-    Mechanisms neither see nor change such rows, but a model may read what comes of them.
+    Mechanisms neither see nor change such rows, but a model may read their outputs. None where there are no
+    such rows.
 
     Args:
-        call: what is asked.
+        call: the attention call.
         logits: (batch, heads, query, key), before any mechanism.
         visible: boolean, broadcasts to them.
     """
@@ -49,23 +50,23 @@ def rows_left_alone(
         dense = _plain(call, logits, shown, call.bias)
         return lambda weights: torch.where(alone, dense.to(weights.dtype), weights)
     example, row = alone.expand(batch, 1, queries, 1)[:, 0, :, 0].nonzero(as_tuple=True)
-    some = shown.expand(batch, -1, queries, keys)[example, :, row]
+    shown_rows = shown.expand(batch, -1, queries, keys)[example, :, row].unsqueeze(2)
     bias = None if call.bias is None else call.bias.expand_as(logits)[example, :, row].unsqueeze(2)
-    rows = _plain(call, logits[example, :, row].unsqueeze(2), some.unsqueeze(2), bias).squeeze(2)
+    rows = _plain(call, logits[example, :, row].unsqueeze(2), shown_rows, bias).squeeze(2)
     heads = torch.arange(logits.shape[1])
 
-    def put(weights: Tensor) -> Tensor:
-        where = example[:, None], heads[None], row[:, None]
-        return weights.index_put(where, rows.to(weights.dtype))
+    def put_rows(weights: Tensor) -> Tensor:
+        places = example[:, None], heads[None], row[:, None]
+        return weights.index_put(places, rows.to(weights.dtype))
 
-    return put
+    return put_rows
 
 
 def _plain(call: AttentionCall, logits: Tensor, shown: Tensor, bias: Tensor | None) -> Tensor:
     weights = softmax(logits, shown)
     if call.left_alone == "sdpa":
         return weights
-    # Uniform, but scores are in it: each is rounded away by the mask that is added, and has its gradient.
+    # Uniform, but computed from the scores: the added mask rounds them away, yet they have their gradient.
     if call.left_alone == "biased" and bias is not None:
         logits = logits - bias
     level = (logits - logits.detach())[..., : call.key.shape[-2]].to(weights.dtype).softmax(dim=-1)
@@ -83,20 +84,20 @@ class Layers(nn.Module):
         check_mechanisms(mechanisms)
         self.site = site
         self._order = tuple(key_of(mechanism) for mechanism in mechanisms)
-        # Made, and their parameters listed, by where they act first, whatever the order of the list: an
-        # optimizer's state is saved by the number of its parameter.
+        # Layers are made, and so their parameters listed, in the order of the first point they act at,
+        # whatever the order of the list: an optimizer's state is saved by parameter number.
         for mechanism in sorted(mechanisms, key=first_point):
             key = key_of(mechanism)
             if hasattr(self, key):
                 raise ValueError(
-                    f"a mechanism cannot be called {type(mechanism).__name__}: {key} means something else"
+                    f"a mechanism cannot be called {type(mechanism).__name__}: the name {key} is taken"
                 )
             self.add_module(key, make(mechanism))
         check_layers(self.layers)
 
     @property
     def layers(self) -> list[MechanismLayer]:
-        """The mechanisms' layers, in the order in which mechanisms were given."""
+        """The mechanisms' layers, in the order of the mechanisms passed."""
         return [cast(MechanismLayer, self._modules[key]) for key in self._order]
 
     def layer_of(self, kind: type[Mechanism]) -> MechanismLayer | None:
@@ -125,7 +126,7 @@ class Layers(nn.Module):
 
     @property
     def reads_below(self) -> bool:
-        """Whether it starts from what the layer below left in the chain."""
+        """Whether it reads what the layer below left in the chain."""
         return any(layer.reads_below for layer in self.layers)
 
     @property
@@ -135,7 +136,7 @@ class Layers(nn.Module):
 
     @property
     def earlier_rows(self) -> int:
-        """How many rows above a row it reads."""
+        """How many rows above each row it reads."""
         return max((layer.earlier_rows for layer in self.layers), default=0)
 
     @property
@@ -147,31 +148,31 @@ class Layers(nn.Module):
 class AttentionMap(Layers):
     """Logits → weights at one site.
 
-    Whatever the order of the list, all mechanisms act on the current logits first, then refine them, then one
-    makes weights of them (or a softmax does), then weights are changed. Those that act at the same of these
-    points act in the order of the list.
+    Whatever the order of the list, mechanisms first act on the current logits, then refine them, then one
+    turns them into weights (or a softmax does), then the weights are changed. Mechanisms that act at the same
+    point act in the order of the list.
     """
 
     def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
         super().__init__(mechanisms, site, lambda mechanism: mechanism.layer(site))
 
     def attend(self, call: AttentionCall, chain: Chain, hindrance: str | None = None) -> Tensor | None:
-        """From queries to outputs (batch, heads, query, dim) by a fused form; None where none applies.
+        """From queries to outputs (batch, heads, query, dim) by a fused form; None where no form applies.
 
-        The caller then goes by `forward`. Where no mechanism does anything in this pass, as Bayesian ones in
-        evaluation, the form is torch's own.
+        The caller then uses `forward`. Where no mechanism does anything in this pass, as with Bayesian in
+        evaluation, torch's own attention runs.
 
         Args:
-            call: what is asked.
-            chain: what the layers below left, and where this one leaves its part.
-            hindrance: what the caller knows that stands against it.
+            call: the attention call.
+            chain: what the layers below left, and where this layer leaves its part.
+            hindrance: a reason, known to the caller, why no fused form can run.
         """
-        if hindrance is None and fused.takes_torchs_own(self.layers, call, chain):
-            self._say(call.site, None, "torch's own attention, there being nothing to draw")
+        if hindrance is None and fused.torchs_own_suffices(self.layers, call, chain):
+            self._log_form(call.site, None, "torch's own attention: there is nothing to draw")
             chain.claim(call.site, self)
             return fused.torchs_own(call)
         hindrance = hindrance or fused.why_plain(self.layers, call, chain)
-        self._say(call.site, hindrance)
+        self._log_form(call.site, hindrance)
         form = fused.form_of(self.names)
         if hindrance is not None or form is None:
             return None
@@ -182,28 +183,28 @@ class AttentionMap(Layers):
     def draw(
         self, call: AttentionCall, chain: Chain, samples: int, hindrance: str | None = None
     ) -> Tensor | None:
-        """Outputs under draws 0 … samples − 1, (samples, batch, heads, query, dim); None as with `attend`.
+        """Outputs under draws 0 … samples − 1, (samples, batch, heads, query, dim); None as in `attend`.
 
-        Each tile of keys and values is read once for all of them.
+        Each tile of keys and values is read once for all draws.
         """
         hindrance = hindrance or fused.why_plain(self.layers, call, chain, draws=True)
-        self._say(call.site, hindrance)
+        self._log_form(call.site, hindrance)
         form = fused.form_of(self.names)
         if hindrance is not None or form is None or form.draw is None:
             return None
         return form.draw({layer.name: layer for layer in self.layers}, call, chain, samples)
 
-    def _say(self, site: Site, hindrance: str | None, form: str = "fused kernels") -> None:
+    def _log_form(self, site: Site, hindrance: str | None, form: str = "fused kernels") -> None:
         if not torch.compiler.is_compiling():
-            which = form if hindrance is None else f"plain operations: {hindrance}"
-            log.debug("%s %d: %s", *site.place, which)
+            form = form if hindrance is None else f"plain operations: {hindrance}"
+            log.debug("%s %d: %s", *site.place, form)
 
     def forward(self, call: AttentionCall, chain: Chain) -> Tensor:
         """Weights of shape (batch, heads, query, key), at least float32; zeros in hidden cells.
 
         Args:
-            call: what is asked; its site may be another layer's, of a module that several layers share.
-            chain: what the layers below left, and where this one leaves its part.
+            call: the attention call; its site may be another layer's where several layers share this module.
+            chain: what the layers below left, and where this layer leaves its part.
         """
         logits, visible = call.scores(), call.visible()
         check_map("logits", logits)
@@ -213,7 +214,7 @@ class AttentionMap(Layers):
         layers = self.layers
         if layers:
             chain.claim(call.site, self)
-        alone = None if call.left_alone is None else rows_left_alone(call, logits, visible)
+        put_rows = None if call.left_alone is None else rows_left_alone(call, logits, visible)
         for layer in layers:
             if layer.acts_at("logits"):
                 logits = layer("logits", logits, call, chain)
@@ -222,12 +223,12 @@ class AttentionMap(Layers):
             if layer.acts_at("refine"):
                 logits = layer("refine", logits, call, chain)
                 call = call.with_logits(logits, layer.fills_hidden and chain.switched_off is None)
-        making = [layer for layer in layers if layer.acts_at("weights")]
+        makers = [layer for layer in layers if layer.acts_at("weights")]
         weights: Tensor
         weights = (
-            making[0]("weights", logits, call, chain) if making else softmax(logits, visible, call.filled)
+            makers[0]("weights", logits, call, chain) if makers else softmax(logits, visible, call.filled)
         )
         for layer in layers:
             if layer.acts_at("mixed"):
                 weights = layer("mixed", weights, call, chain)
-        return weights if alone is None else alone(weights)
+        return weights if put_rows is None else put_rows(weights)

@@ -1,4 +1,4 @@
-"""The mechanisms that come with Overt, registered by being imported: a line for each."""
+"""The built-in mechanisms, one line each; importing them registers them."""
 
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving

@@ -14,10 +14,10 @@ from overt.mechanisms.site import Site
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """What one attention is asked to do.
+    """The inputs of one attention.
 
-    Logits are `scale`·query·key, or come ready in `logits`; `bias` is added to either. A cell of the map is
-    visible where `seen` shows it and `mask`, if there is one, shows it too.
+    Logits are `scale`·query·key, or are passed ready-made in `logits`; `bias` is added to either. A cell of
+    the map is visible where both `seen` and `mask`, if there is one, show it.
 
     Attributes:
         site: where the map is.
@@ -25,22 +25,22 @@ class AttentionCall:
         key: (batch, key heads, key, dim).
         value: (batch, key heads, key, value dim).
         scale: of the products.
-        logits: (batch, heads, query, key), made otherwise than by scaled products: additive scores, softcaps.
+        logits: (batch, heads, query, key), where they are not scaled products: additive scores, softcaps.
         prior_key: (batch, key heads, key, prior dim), the keys that a prior reads; None for `key`.
         seen: padding and causality.
-        mask: boolean, broadcasts to the map, what hides more than `seen`; None where nothing does.
-        bias: broadcasts to the map, added to the logits; one of shape (batch or 1, 1, 1, key) is a bias per
-            key, for which the KL has a closed form.
+        mask: boolean, broadcasts to the map, hides further cells beyond `seen`; None where none are.
+        bias: broadcasts to the map, added to the logits; shape (batch or 1, 1, 1, key) is a bias per key, for
+            which the KL has a closed form.
         first_row: absolute position of the first query row (`Chain.first_row`).
         dropout: probability of dropping a weight; 0 in evaluation.
-        scale_products: whether products are scaled, or queries before them; in half precision the two round
-            otherwise, and models differ in it.
-        dtype: what logits are brought to if theirs is less; None leaves them.
+        scale_products: scale the products rather than the queries before them; in half precision the two
+            round differently, and models differ in which they use.
+        dtype: lowest precision of the logits; None leaves theirs.
         filled: whether hidden cells of `logits` are known to hold −inf.
-        left_alone: what rows hold that mechanisms leave alone, those of padded queries and of queries that
-            see no key: None, zeros; else what plain attention gives them. A query that sees no key gets zeros
-            from "sdpa", and from "eager" the mean of all values; from "biased" too, which is sdpa under a
-            mask that holds the bias, and hides it from gradients there.
+        left_alone: what the rows hold that mechanisms leave alone, those of padded queries and of queries
+            that see no key. None means zeros; otherwise they get the result of plain attention. There a query
+            that sees no key gets zeros with "sdpa", and the mean of all values with "eager" and "biased";
+            "biased" is sdpa under a mask that contains the bias, and hides it from gradients there.
     """
 
     site: Site
@@ -62,7 +62,7 @@ class AttentionCall:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, query, key), the map's."""
+        """Shape of the map, (batch, heads, query, key)."""
         if self.logits is not None:
             batch, heads, queries, keys = self.logits.shape
             return batch, heads, queries, keys
@@ -75,7 +75,7 @@ class AttentionCall:
         return self.key if self.prior_key is None else self.prior_key
 
     def scores(self) -> Tensor:
-        """The logits, (batch, heads, query, key); hidden cells hold anything."""
+        """The logits, (batch, heads, query, key); hidden cells hold arbitrary values."""
         logits = self.logits
         if logits is None:
             key = repeat_heads(self.key, self.query.shape[1]).mT
@@ -96,16 +96,16 @@ class AttentionCall:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.query.device)
 
     def shown(self) -> Tensor:
-        """The same, as if no query were padding."""
+        """`visible`, as if no query were padding."""
         return replace(self, seen=Seen(self.seen.key_visible, None, self.seen.causal)).visible()
 
     def shows_all(self) -> bool:
-        """Whether no cell is hidden, as far as one can tell without looking at values."""
+        """Whether no cell is hidden, as far as can be told without reading values."""
         seen = self.seen
         return self.mask is None and seen.key_visible is None and seen.query_real is None and not seen.causal
 
     def why_not_products(self) -> str | None:
-        """What logits or masks have beyond products, padding and causality; None if nothing."""
+        """What logits or masks contain beyond products, padding and causality; None if nothing."""
         if self.logits is not None:
             return "logits are more than plain products"
         if self.bias is not None or self.mask is not None:
@@ -113,25 +113,25 @@ class AttentionCall:
         return None
 
     def is_dot(self) -> bool:
-        """Whether Φ_ij = scale·q_i·k_j + b_j under padding and causality, of which a KL has a closed form."""
+        """Whether Φ_ij = scale·q_i·k_j + b_j under padding and causality: then the KL has a closed form."""
         if self.logits is not None or self.mask is not None:
             return False
         return self.bias is None or (self.bias.dim() == 4 and self.bias.shape[1:3] == (1, 1))
 
     def with_logits(self, logits: Tensor, filled: bool = False) -> AttentionCall:
-        """The call with these logits, whatever made them, in place of its own and its bias."""
+        """The call with these logits in place of its own and of its bias."""
         return replace(self, logits=logits, bias=None, filled=filled)
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeCall:
-    """What one graph attention is asked to do, on an edge list.
+    """The inputs of one graph attention, on an edge list.
 
     Attributes:
         site: where the map is.
         edge_index: (2, edges), source (the key) and target (the query) of each edge.
         nodes: number of target nodes.
-        key: (source nodes, heads, dim), what a prior looks at.
+        key: (source nodes, heads, dim), what a prior reads.
     """
 
     site: Site
@@ -141,5 +141,5 @@ class EdgeCall:
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, key heads, key, dim) → (batch, heads, key, dim), each key head serving a group of queries'."""
+    """(batch, key heads, key, dim) → (batch, heads, key, dim): each key head is used by a group of heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

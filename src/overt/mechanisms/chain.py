@@ -1,4 +1,4 @@
-"""What one forward pass hands from layer to layer."""
+"""What one forward pass passes from layer to layer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from overt.mechanisms.site import Site
 
 Place = tuple[str, int]
-Owned = tuple[str, str, int]  # name of a mechanism, and a place
-_around: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
-_again: ContextVar[bool] = ContextVar("overt_again", default=False)
+Owned = tuple[str, str, int]  # a mechanism's name, and a place
+_surrounding: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
+_rerunning: ContextVar[bool] = ContextVar("overt_again", default=False)
 REENTRANT = (
     "reentrant checkpointing cuts the chain of maps and gives wrong gradients; "
     "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -29,25 +29,25 @@ REENTRANT = (
 
 
 class AddsLoss(Protocol):
-    """A mechanism, as far as a chain knows it."""
+    """A mechanism, as far as a chain is concerned."""
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
-        """λ(t), what its terms are multiplied by."""
+        """λ(t), the factor of its terms."""
 
 
 class Chain:
-    """The thread that runs through one forward pass: previous maps, kept rows, KL, and the noise's address.
+    """The state of one forward pass: maps of earlier layers, kept rows, KL, and the address of the noise.
 
-    Make a fresh one for each forward pass and hand it to every attention of the model, which fills it:
+    Create a new chain for each forward pass and pass it to every attention of the model; they fill it:
 
     ```python
     chain = overt.Chain(step=t)
     loss = task_loss(model(x, chain=chain)) + chain.penalty()
     ```
 
-    The chains of encoder, decoder-self and cross attention are kept apart inside it.
+    Inside it, the chains of encoder, decoder-self and cross attention are separate.
 
-    Graph attention also finds it by itself, for models whose `forward` has no place for one:
+    Graph attention also uses the chain of a surrounding `with`, for models whose `forward` takes no chain:
 
     ```python
     with overt.Chain(step=t) as chain:
@@ -55,19 +55,19 @@ class Chain:
     ```
 
     Args:
-        step: training step t. It addresses the noise and drives `rho` and `ramp_steps`; anything that needs
-            it and does not find it says so.
+        step: training step t. It addresses the noise and drives `rho` and `ramp_steps`; whatever needs a step
+            and has none raises an error.
         seed: key of the noise, any 64-bit integer.
-        generator: draws the seed, once, in place of `seed`. The global generator is never touched.
+        generator: draws the seed once, in place of `seed`. The global generator is never touched.
         sample: which posterior sample to draw, a number or one number per example, in training or
             evaluation. None draws sample 0 in training mode and uses the mean of the weights in
             evaluation mode.
-        examples: global number of each example in the batch, or that of the first. Noise follows an example
-            by its number, whatever batch or process it falls into.
+        examples: global number of each example in the batch, or of the first example. Noise follows an
+            example by its number, whatever batch or process it falls into.
         keep: keep the map rows that the next query rows need, so that decoder rows can be fed in pieces, in
             order, one Chain per sequence.
-        kl: whether to compute the KL. None computes it in training mode, and not with `keep`.
-        gaps: whether layers may be left out, as layer drop does in training; a map then starts from that of
+        kl: whether to compute the KL. None computes it in training mode, except with `keep`.
+        gaps: whether layers may be skipped, as layer drop does in training; a map then starts from that of
             the last layer that ran.
     """
 
@@ -90,14 +90,14 @@ class Chain:
                 _check.whole(name, value, 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed must be a whole number, got {seed!r}")
-        # Kept as tensors: a Python number here would make torch.compile build anew at each step.
+        # Stored as tensors: a Python number would make torch.compile recompile at each step.
         self.step = None if step is None else torch.as_tensor(step, dtype=torch.int64)
         if generator is not None:
-            drawn = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=generator.device)
-            self.seed = drawn.cpu()
+            random_seed = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=generator.device)
+            self.seed = random_seed.cpu()
             self.seed_number = int(self.seed)
         else:
-            wrapped = (seed + 2**63) % 2**64 - 2**63  # any integer, by its low 64 bits
+            wrapped = (seed + 2**63) % 2**64 - 2**63  # the low 64 bits of any integer
             self.seed = torch.tensor(wrapped, dtype=torch.int64)
             self.seed_number = wrapped
         self.sample = None if sample is None else torch.as_tensor(sample, dtype=torch.int64)
@@ -115,56 +115,56 @@ class Chain:
         self._begun = False
 
     def __enter__(self) -> Self:
-        self._entered.append(_around.set(self))
+        self._entered.append(_surrounding.set(self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del kind, error, trace
-        _around.reset(self._entered.pop())
+        _surrounding.reset(self._entered.pop())
 
     @property
     def switched_off(self) -> str | None:
-        """Why this pass has no faster forms, decided as it begins: recomputed blocks go the same way."""
+        """Why this pass uses no faster forms; decided when it starts, so that recomputed blocks agree."""
         if not self._begun:
             self._off, self._begun = backend.switched_off(), True
         return self._off
 
     def previous(self, site: Site, owner: str) -> Tensor | None:
-        """What the layer below left (`carry`); None where layers may be left out and all were."""
+        """What the layer below left (`carry`); None where layers may be skipped and all below were."""
         below = self.maps.get((owner, site.kind, site.layer - 1))
         if below is None and self.gaps:
             layers = [layer for name, kind, layer in self.maps if (name, kind) == (owner, site.kind)]
             layers = [layer for layer in layers if layer < site.layer]
             return self.maps[owner, site.kind, max(layers)] if layers else None
         if below is None and recomputing() and (site.kind, site.layer - 1) in self._owners:
-            raise RuntimeError(REENTRANT)  # it was there, and was let go of without a gradient to keep it for
+            raise RuntimeError(REENTRANT)  # the map existed, but was freed, as no gradient needed it
         if below is None:
             raise ValueError(
                 f"layer {site.layer} of the {site.kind} chain found no map of layer {site.layer - 1}: "
-                "number the attentions layer=0, 1, 2, …, hand them all the same Chain, and let each layer "
-                "carry something on"
+                "number the attentions layer=0, 1, 2, …, pass them all the same Chain, and let each layer "
+                "call Chain.carry"
             )
         return below
 
     def claim(self, site: Site, owner: object) -> None:
-        """Refuse a second attention in a place: they would share noise and overwrite each other."""
+        """Refuse a second attention in the same place: the two would share noise and overwrite each other."""
         if self._owners.setdefault(site.place, owner) is not owner:
             raise ValueError(
                 f"two attentions are both layer {site.layer} of the {site.kind} chain: "
                 "number them layer=0, 1, 2, …"
             )
 
-    def numbered(self, owner: object) -> int:
-        """The layer of an attention that was given none: how many calls of such came before in this pass."""
+    def layer_number(self, owner: object) -> int:
+        """The layer of an attention made without one: the number of such calls before it in this pass."""
         calls = self._called.setdefault(owner, [])
         if not recomputing():
             calls.append(sum(map(len, self._called.values())))
         elif len(calls) != 1:
             raise ValueError(
                 "a checkpointed attention that is called more than once in a pass cannot be numbered by its "
-                "calls: give each call a layer of its own"
+                "calls: give each call its own layer"
             )
         return calls[-1]
 
@@ -173,34 +173,34 @@ class Chain:
         place = owner, *site.place
         if recomputing() and place in self.maps:
             _refuse_reentrant(self.maps[place], left)
-            return  # the first pass's map is the one that the graph hangs on
+            return  # the autograd graph is attached to the first pass's map
         self.maps[place] = left
         if not torch.is_grad_enabled():
             self.maps.pop((owner, site.kind, site.layer - 1), None)
 
     def keep_rows(self, site: Site, owner: str, rows: Tensor, count: int) -> Tensor | None:
-        """The rows above these that an earlier piece left, if any; keeps what the next piece will read.
+        """The rows above these that an earlier piece left, if any; keeps those that the next piece will read.
 
-        None, and nothing is kept, where rows come all at once (`keep` is False). Fewer than `count` rows come
-        back near the start, and they have the columns that there were then (`maps.stacked` fits them).
+        With `keep=False`, where all rows come at once, it returns None and keeps nothing. Near the start it
+        returns fewer than `count` rows, with as many columns as there were then (`maps.stacked` pads them).
 
         Args:
             site: where the map is.
             owner: name of the mechanism, `MechanismLayer.name`.
             rows: (batch, heads, query, key), of this piece.
-            count: how many rows above a row are read.
+            count: how many rows above each row are read.
         """
         if not self.keep:
             return None
         place = owner, *site.place
-        kept = self.rows.get(place)
-        known = stacked(kept, rows)
-        first = max(known.shape[-2] - count, 0)
-        self.rows[place] = known[..., first:, :].clone()  # a view would hold the whole map
-        return kept
+        rows_above = self.rows.get(place)
+        all_rows = stacked(rows_above, rows)
+        first = max(all_rows.shape[-2] - count, 0)
+        self.rows[place] = all_rows[..., first:, :].clone()  # a view would keep the whole map in memory
+        return rows_above
 
     def add_loss(self, site: Site, term: Tensor, mechanism: AddsLoss) -> None:
-        """Note what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`."""
+        """Record what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`."""
         if not hasattr(mechanism, "loss_weight"):
             raise TypeError(
                 f"add_loss takes the mechanism's settings, self.config, got {type(mechanism).__name__}"
@@ -223,55 +223,55 @@ class Chain:
         if site.kind == "decoder" and first != fed:
             raise ValueError(
                 f"after {fed} rows fed in pieces, {queries} more need {fed + queries} keys, got {keys}: "
-                "give every key so far, and make a fresh Chain for each sequence"
+                "pass every key so far, and make a new Chain for each sequence"
             )
         self.fed[site.place] = fed + queries
         return fed
 
     def kl(self, per_example: bool = False) -> Tensor:
-        """KL of the last forward pass, unweighted: sum over layers, mean over the batch; 0 if there is none.
+        """Unweighted KL of the last forward pass: summed over layers, averaged over the batch; 0 without one.
 
-        Terms that other mechanisms add to the loss are counted in. `per_example=True` leaves out the average
-        and gives shape (batch,).
+        Terms that other mechanisms add to the loss are included. `per_example=True` skips the average and
+        returns shape (batch,).
         """
         return _total([term for term, _ in self._losses.values()], per_example)
 
     def penalty(self, per_example: bool = False) -> Tensor:
-        """What joins the loss: λ(t)·KL, summed over layers, averaged over the batch unless `per_example`."""
-        of_mechanism: list[tuple[AddsLoss, list[Tensor]]] = []
+        """The term to add to the loss: λ(t)·KL, summed over layers, averaged over examples by default."""
+        by_mechanism: list[tuple[AddsLoss, list[Tensor]]] = []
         for term, mechanism in self._losses.values():
-            of_same = next((terms for other, terms in of_mechanism if other is mechanism), None)
-            if of_same is None:
-                of_mechanism.append((mechanism, [term]))
+            terms = next((terms for other, terms in by_mechanism if other is mechanism), None)
+            if terms is None:
+                by_mechanism.append((mechanism, [term]))
             else:
-                of_same.append(term)
+                terms.append(term)
         weighted = [
             _weighted(_total(terms, per_example), mechanism.loss_weight(self.step))
-            for mechanism, terms in of_mechanism
+            for mechanism, terms in by_mechanism
         ]
         return _total(weighted, per_example=True)
 
     def mechanism(self) -> AddsLoss | None:
-        """The mechanism that terms are of; None where they are of several, or there is none."""
+        """The mechanism that all loss terms belong to; None if there are several mechanisms or no terms."""
         mechanisms = [mechanism for _, mechanism in self._losses.values()]
         if not mechanisms or any(mechanism is not mechanisms[0] for mechanism in mechanisms):
             return None
         return mechanisms[0]
 
     def weight(self) -> Tensor | float | None:
-        """What terms are multiplied by before they join the loss; None where mechanisms differ in it."""
+        """The factor of the terms in the loss; None if they belong to several mechanisms."""
         mechanism = self.mechanism()
         return None if mechanism is None else mechanism.loss_weight(self.step)
 
     @property
     def has_loss(self) -> bool:
-        """Whether any layer added to the loss."""
+        """Whether any layer added a term to the loss."""
         return len(self._losses) > 0
 
 
 def around() -> Chain | None:
     """The chain of the innermost `with chain:` around the caller, if any."""
-    return _around.get()
+    return _surrounding.get()
 
 
 def _total(parts: list[Tensor], per_example: bool) -> Tensor:
@@ -298,16 +298,16 @@ def _refuse_reentrant(first: Tensor, again: Tensor) -> None:
 
 @contextmanager
 def running_again() -> Iterator[None]:
-    """Within it, layers run a second time in their pass, and have the place in the chain that they had."""
-    token = _again.set(True)
+    """Inside, layers run a second time in the same pass and keep their places in the chain."""
+    token = _rerunning.set(True)
     try:
         yield
     finally:
-        _again.reset(token)
+        _rerunning.reset(token)
 
 
 def recomputing() -> bool:
-    """True while a block runs again: a checkpointed one in the backward pass, or in `running_again`."""
+    """Whether a block is being rerun: by checkpointing in the backward pass, or in `running_again`."""
     if torch.compiler.is_compiling():
         return False
-    return _again.get() or bool(torch._C._current_graph_task_id() != -1)
+    return _rerunning.get() or bool(torch._C._current_graph_task_id() != -1)

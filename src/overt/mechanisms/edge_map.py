@@ -28,9 +28,9 @@ class EdgeMap(Layers):
         """Weights (edges, heads), at least float32; they sum to one over the edges into each node.
 
         Args:
-            scores: the layer's own, (edges, heads).
-            call: edges, and what mechanisms look at.
-            chain: what the layers below left, and where this one leaves its part.
+            scores: of this layer, (edges, heads).
+            call: the edges, and what mechanisms read.
+            chain: what the layers below left, and where this layer leaves its part.
         """
         layers = self.layers
         if layers:
@@ -39,9 +39,9 @@ class EdgeMap(Layers):
             for layer in layers:
                 if layer.acts_at(point):
                     scores = layer(point, scores, call, chain)
-        making = [layer for layer in layers if layer.acts_at("weights")]
-        if making:
-            weights: Tensor = making[0]("weights", scores, call, chain)
+        makers = [layer for layer in layers if layer.acts_at("weights")]
+        if makers:
+            weights: Tensor = makers[0]("weights", scores, call, chain)
         else:
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
             weights = edge_softmax(scores, call.edge_index[1], call.nodes, chain.switched_off)

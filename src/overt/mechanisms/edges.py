@@ -1,4 +1,4 @@
-"""Operations on the edges of a graph, in memory linear in their number (aggregation: in that of nodes)."""
+"""Operations on the edges of a graph, in memory linear in the number of edges (aggregation: of nodes)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.backend import EDGE_LOOPS, unfit
-from overt.mechanisms.loops import eager, loops, shared
+from overt.mechanisms.loops import eager, loops, run_threaded
 
 
 def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None = None) -> Tensor:
@@ -21,7 +21,7 @@ def edge_log_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None
 def edge_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None = None) -> Tensor:
     """Softmax of scores (edges, heads) over the edges that share a target node.
 
-    `off` says why the plain operations are asked for (`Chain.switched_off`), here and below.
+    Here and below, `off` is the reason to use the plain operations (`Chain.switched_off`).
     """
     return _softmax(scores, target, nodes, False, off)
 
@@ -29,13 +29,13 @@ def edge_softmax(scores: Tensor, target: Tensor, nodes: int, off: str | None = N
 def _softmax(scores: Tensor, target: Tensor, nodes: int, log: bool, off: str | None) -> Tensor:
     if scores.dim() != 2 or target.is_floating_point():
         shapes = f"{tuple(scores.shape)} and {target.dtype}"
-        raise ValueError(f"scores must have shape (edges, heads) and targets be whole numbers, got {shapes}")
+        raise ValueError(f"scores must have shape (edges, heads) and targets an integer dtype, got {shapes}")
     kernels = loops_for(scores, off=off)
     gpu = scores.device.type != "cpu" and eager() and off is None
     if kernels is not None or gpu:
         return _EdgeSoftmax.apply(scores, target, nodes, kernels, log)  # type: ignore[no-any-return, no-untyped-call]
-    found = log_softmax_definition(scores, target, nodes)
-    return found if log else found.exp()
+    log_weights = log_softmax_definition(scores, target, nodes)
+    return log_weights if log else log_weights.exp()
 
 
 def log_softmax_definition(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
@@ -59,18 +59,18 @@ def aggregate(
         source: (edges,).
         target: (edges,).
         nodes: number of target nodes.
-        off: why the plain operations are asked for, if they are.
+        off: the reason to use the plain operations, if any.
     """
     kernels = loops_for(values, off=off)
     matching = weights.dtype == values.dtype and weights.shape == (source.shape[0], values.shape[1])
-    if kernels is not None and matching and values.dim() == 3:  # else torch broadcasts, or says what is wrong
+    if kernels is not None and matching and values.dim() == 3:  # else torch broadcasts, or raises an error
         return _Aggregate.apply(weights, values, source, target, nodes, kernels)  # type: ignore[no-any-return, no-untyped-call]
     messages = weights.unsqueeze(-1) * values.index_select(0, source)
     return messages.new_zeros(nodes, *values.shape[1:]).index_add(0, target, messages)
 
 
 def check_ends(ends: Tensor, count: int, edges: int) -> None:
-    """Refuse edges to nodes that are not there; a device checks its indices itself."""
+    """Refuse edges to nodes that do not exist; GPUs check their indices themselves."""
     if ends.shape != (edges,):
         raise ValueError(f"{edges} edges need as many ends, got shape {tuple(ends.shape)}")
     if ends.device.type != "cpu" or ends.numel() == 0 or torch.compiler.is_compiling():
@@ -101,10 +101,10 @@ class _EdgeSoftmax(torch.autograd.Function):
             out = out if log else out.exp_()
             ctx.save_for_backward(out, target)
             return out
-        check_ends(target, nodes, scores.shape[0])  # a compiled loop would write wherever it is told to
+        check_ends(target, nodes, scores.shape[0])  # a compiled loop does not check where it writes
         scores, target = scores.detach().contiguous(), target.contiguous()
         out = torch.empty_like(scores)
-        share = partial(shared, nodes, out.numel())
+        share = partial(run_threaded, nodes, out.numel())
         share(kernels.below_top, scores, target, out)
         if log:
             share(kernels.take_log_sum, target, out.exp(), out)
@@ -116,25 +116,25 @@ class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, target = ctx.saved_tensors
-        # Where a gradient of gradients is wanted, operations are, that have one.
+        # Second-order gradients need plain operations, which are differentiable.
         if ctx.kernels is None or torch.is_grad_enabled():
             return _softmax_gradient(weights, gradient, target, ctx.nodes, ctx.log), None, None, None, None
         out = torch.empty_like(weights)
         run = ctx.kernels.log_softmax_backward if ctx.log else ctx.kernels.softmax_backward
         weights = weights.exp() if ctx.log else weights
-        shared(ctx.nodes, out.numel(), run, weights, gradient.contiguous(), target, out)
+        run_threaded(ctx.nodes, out.numel(), run, weights, gradient.contiguous(), target, out)
         return out, None, None, None, None
 
 
 def _softmax_gradient(weights: Tensor, gradient: Tensor, target: Tensor, nodes: int, log: bool) -> Tensor:
-    """The gradient of a softmax over edges, or of its logarithm, in operations that have a gradient."""
+    """The gradient of a softmax over edges, or of its logarithm, in differentiable operations."""
     part = gradient if log else weights * gradient
     total = part.new_zeros(nodes, part.shape[1]).index_add(0, target, part).index_select(0, target)
     return gradient - weights.exp() * total if log else weights * (gradient - total)
 
 
 class _Aggregate(torch.autograd.Function):
-    """`aggregate` by compiled loops, which hold no message."""
+    """`aggregate` by compiled loops, which store no messages."""
 
     @staticmethod
     def forward(
@@ -159,12 +159,12 @@ class _Aggregate(torch.autograd.Function):
             to_weights = (gradient.index_select(0, target) * values.index_select(0, source)).sum(dim=-1)
             to_values = aggregate(weights, gradient, target, source, values.shape[0])
             return to_weights, to_values, None, None, None, None
-        # What goes back to the sources is the same sum along edges turned round.
+        # The gradient of the sources is the same sum along reversed edges.
         to_values = _sums(ctx.kernels, weights, gradient, target, source, values.shape[0])
         to_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
         run = ctx.kernels.aggregate_to_weights
         parts = _contiguous(values, source, target, gradient)
-        shared(gradient.shape[0], weights.numel(), run, *parts, to_weights)
+        run_threaded(gradient.shape[0], weights.numel(), run, *parts, to_weights)
         return to_weights, to_values, None, None, None, None
 
 
@@ -173,7 +173,7 @@ def _sums(
 ) -> Tensor:
     out = values.new_zeros(nodes, *values.shape[1:])
     parts = _contiguous(weights, values, source, target)
-    shared(nodes, weights.numel(), kernels.aggregate_forward, *parts, out)
+    run_threaded(nodes, weights.numel(), kernels.aggregate_forward, *parts, out)
     return out
 
 

@@ -1,8 +1,8 @@
 """One attention call, flat: the groups of tensors and numbers that operators and kernels take.
 
 `torch.library` takes no objects. An operator takes some of these groups one after the other, and a group has
-the same fields wherever it goes. They are made of an `AttentionCall` here, by `flat_of`, and nowhere else, as
-are the shapes of what kernels return. Nothing here needs a GPU or its compiler.
+the same fields wherever it is passed. Only this module makes them from an `AttentionCall` (`flat_of`), and
+only it defines the shapes of what kernels return. Nothing here needs a GPU or its compiler.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from overt.mechanisms.chain import Chain
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import KINDS, Site
 
-# Families of the noise, and of the KL; kernels have them as constants, and those below.
+# Families of the noise and of the KL. Kernels have these constants too, and those below.
 NO_NOISE, WEIBULL, LOGNORMAL = 0, 1, 2
 NO_KL = NO_NOISE
 # Where a number of the noise's address comes from: the host, one tensor, or a tensor with one per example.
 A_NUMBER, ONE_TENSOR, ONE_PER_EXAMPLE = 0, 1, 2
-# What a pass does for queries that are padding: it leaves them zeros; attends plainly, without noise and KL;
-# or does that, and nothing for other queries, whose results it keeps.
+# What a pass does for padded queries: it writes zeros; attends plainly, without noise and KL; or attends
+# plainly for them and leaves the results of all other queries as they are.
 ZEROS, PLAINLY, NOTHING_ELSE = 0, 1, 2
 _WORD = 2**32
 
 
 def signed(word: int) -> int:
-    """The low 32 bits of a number as a 32-bit integer, so that its type is always the same."""
+    """The low 32 bits of a number as a signed 32-bit integer, so that its type is always the same."""
     return (word + 2**31) % 2**32 - 2**31
 
 
 class Inputs(NamedTuple):
-    """What attends.
+    """The tensors of an attention.
 
     Attributes:
         query: (batch, heads, query, dim).
@@ -51,16 +51,15 @@ class Inputs(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Which cells are visible; `Seen`, with what the KL asks of it.
+    """Which cells are visible: `Seen`, with the counts that the KL needs.
 
     Attributes:
         key_visible: boolean (batch, key); None where every key may be seen.
         query_real: boolean (batch, query), False at padding; None where every query is real.
         known: keys that some query sees, boolean (batch, key); None for all.
-        seers: how many real queries see each key that is shown, float32 (batch, key); None where all are
-            real.
+        seers: how many real queries see each visible key, float32 (batch, key); None where all are real.
         causal: query i sees key j only for j ≤ i + keys − queries.
-        left: whether queries that are padding get plain attention's output; zeros otherwise.
+        left: whether padded queries get plain attention's output rather than zeros.
     """
 
     key_visible: Tensor | None = None
@@ -71,11 +70,11 @@ class Masks(NamedTuple):
     left: bool = False
 
 
-Visibility = Seen | Masks  # what has `key_visible`, `query_real` and `causal`
+Visibility = Seen | Masks  # both have `key_visible`, `query_real` and `causal`
 
 
 class Noise(NamedTuple):
-    """What is drawn, and at which address. Of an address, tensors on the device take the place of numbers.
+    """What is drawn, and at which address. In an address, a tensor on the device overrides the number.
 
     Attributes:
         step: int64 scalar, or None for `step_number`.
@@ -110,7 +109,7 @@ class Noise(NamedTuple):
     dropout: float = 0.0
 
     def factors(self) -> tuple[float, float]:
-        """Factor of the noise in units of log 2, and what kept weights gain."""
+        """Factor of the noise in units of log 2, and the factor of the weights that dropout keeps."""
         lognormal = self.number * math.sqrt(2.0) * math.log2(math.e)
         return self.number if self.family == WEIBULL else lognormal, 1.0 / (1.0 - self.dropout)
 
@@ -127,7 +126,7 @@ class Noise(NamedTuple):
         )
 
     def sources(self) -> tuple[int, int, int]:
-        """Where step, sample and the examples' numbers come from: A_NUMBER, ONE_TENSOR or ONE_PER_EXAMPLE."""
+        """Where step, sample and example numbers come from: A_NUMBER, ONE_TENSOR or ONE_PER_EXAMPLE."""
         return _source(self.step), _source(self.sample), _source(self.examples)
 
 
@@ -138,7 +137,7 @@ def _source(numbers: Tensor | None) -> int:
 
 
 class Divergence(NamedTuple):
-    """The KL, and the prior that it is taken to.
+    """The KL, and its prior.
 
     Attributes:
         inner: (middle, dim), of the contextual prior's network; None without one.
@@ -146,15 +145,15 @@ class Divergence(NamedTuple):
         outer: (1, middle), of the same.
         pairs: float32 (batch,), the visible cells of all heads that the KL is averaged over, where examples
             differ; None otherwise.
-        per_cell: what the KL is multiplied by.
+        per_cell: factor of the KL.
         family: NO_KL, WEIBULL or LOGNORMAL.
-        scores: whether the posterior's mean is of raw scores, without the log-sum-exp.
+        scores: whether the posterior's mean is taken from raw scores, without the log-sum-exp.
         official: whether the prior's parameter is as in the released code.
         fixed: parameter of a fixed prior, log α or the Lognormal mean.
-        slope: what α is multiplied by beside −log mean, of WEIBULL.
-        base: what every visible cell has.
+        slope: factor of α, in addition to −log mean; WEIBULL only.
+        base: constant term of every visible cell.
         shift: added to the contextual parameter: log β of the released code, σ²/2 of LOGNORMAL.
-        seeing: what each row that sees a key has: the Gamma prior's rate.
+        seeing: constant term of each row that sees a key: the Gamma prior's rate.
         precision: 1/σ₁², of the Lognormal prior.
     """
 
@@ -179,7 +178,7 @@ class Divergence(NamedTuple):
         return self.family != NO_KL
 
     def total(self, parts: Tensor) -> Tensor:
-        """KL per example, (batch,), from sums over blocks of rows; empty where it is not wanted."""
+        """KL per example, (batch,), from sums over blocks of rows; empty without a KL."""
         if not self.wanted:
             return parts.view(0)
         total = parts.sum(dim=(1, 2))
@@ -198,12 +197,12 @@ Flat = tuple[Inputs, Masks, Noise, Divergence]
 
 
 class Drawing(NamedTuple):
-    """What a layer with random weights wants of one pass, in numbers.
+    """What a layer with random weights needs from one pass, as numbers.
 
     Attributes:
         family: NO_NOISE for the mean of the weights, WEIBULL or LOGNORMAL for a draw.
         number: 1/k of WEIBULL, σ of LOGNORMAL.
-        divergence: the KL's numbers and the prior's network; NO_KL where it is not wanted.
+        divergence: the KL's numbers and the prior's network; NO_KL without a KL.
         averaged: whether the KL is averaged over visible cells and heads.
     """
 
@@ -217,18 +216,18 @@ class Drawer(Protocol):
     """A layer with random weights, as forms of other mechanisms see it."""
 
     def drawing(self, chain: Chain) -> Drawing:
-        """What it wants of a pass."""
+        """What it needs from a pass."""
 
     def leave_kl(self, chain: Chain, site: Site, kl: Tensor) -> None:
-        """Hand its KL per example, (batch,), to the chain."""
+        """Add its KL per example, (batch,), to the chain."""
 
 
 def flat_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Flat:
     """One attention call as operators take it.
 
     Args:
-        call: what is asked: plain products under padding and causality.
-        drawing: what the layer with random weights wants, if there is one.
+        call: the attention call, of plain products under padding and causality.
+        drawing: what the layer with random weights needs, if there is one.
         chain: addresses the noise.
     """
     divergence = _divergence_of(call, drawing)
@@ -251,14 +250,14 @@ def _divergence_of(call: AttentionCall, drawing: Drawing) -> Divergence:
     if not divergence.wanted or not drawing.averaged:
         return divergence
     _, heads, queries, keys = call.shape
-    counted = call.seen.pairs(queries, keys)
-    if isinstance(counted, float):
-        return divergence._replace(per_cell=1.0 / (counted * heads))
-    return divergence._replace(pairs=counted * heads)
+    pairs = call.seen.pairs(queries, keys)
+    if isinstance(pairs, float):
+        return divergence._replace(per_cell=1.0 / (pairs * heads))
+    return divergence._replace(pairs=pairs * heads)
 
 
 def _noise_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Noise:
-    """The noise of one call: that of the layer, if it draws, and dropout's."""
+    """The noise of one call: the layer's, if it draws, and dropout's."""
     site, batch, device, dropout = call.site, call.query.shape[0], call.query.device, call.dropout
     draws = drawing.family != NO_NOISE
     if draws and chain.step is None:
@@ -273,11 +272,11 @@ def _noise_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Noise:
     on_host = draws and chain.step is not None and not chain.step.is_cuda
     if on_host and device.type == "cuda" and _capturing():
         raise RuntimeError(
-            "a CUDA graph would replay this step's noise for ever: give Chain a step on the device, a tensor"
+            "a CUDA graph would replay this step's noise forever: pass Chain a step tensor on the device"
         )
     drop_keys = torch.randint(_WORD, (2,), device=device) if dropout > 0.0 else None
     address = (chain.step, chain.sample, chain.examples) if addressed else (None, None, None)
-    step, sample, examples = (_there(numbers, device) for numbers in address)
+    step, sample, examples = (_on_device(numbers, device) for numbers in address)
     return Noise(
         step if isinstance(step, Tensor) else None,
         sample if isinstance(sample, Tensor) else None,
@@ -300,8 +299,8 @@ def _capturing() -> bool:
     return not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
-def _there(numbers: Tensor | None, device: torch.device) -> Tensor | int:
-    """On the device, without a copy that would wait for it: one number of the host's stays a number."""
+def _on_device(numbers: Tensor | None, device: torch.device) -> Tensor | int:
+    """Move numbers to the device, but return a single number on the host as an int: no blocking copy."""
     if numbers is None:
         return 0
     if numbers.dim() == 0 and numbers.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -309,38 +308,38 @@ def _there(numbers: Tensor | None, device: torch.device) -> Tensor | int:
     return numbers.to(device).contiguous()
 
 
-# What kernels return, empty, for compilers ------------------------------------------------------------------
+# Empty results of kernels, for compilers --------------------------------------------------------------------
 
 
 def keyed_size(batch: int, key_heads: int, keys: int, causal: bool) -> int:
-    """How many numbers `kernels.prior` makes of the keys."""
+    """How many numbers `kernels.prior` computes from the keys."""
     maps = batch * key_heads
     return 2 * maps * keys + maps + 2 * maps * (keys if causal else 1)
 
 
 def empty_heads_last(x: Tensor) -> Tensor:
-    """An empty tensor of the shape of x, (batch, heads, length, width), with heads beside width in memory."""
+    """An empty tensor shaped like x, (batch, heads, length, width), with heads next to width in memory."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def empty_rows(inputs: Inputs, masks: Masks, divergence: Divergence) -> tuple[Tensor, Tensor, Tensor]:
-    """KL per example, `Attended.rows`, and what `kernels.prior` makes of the keys."""
-    query, wanted = inputs.query, divergence.wanted
+    """KL per example, `Attended.rows`, and what `kernels.prior` computes from the keys."""
+    query, with_kl = inputs.query, divergence.wanted
     batch, heads, queries, _ = query.shape
     _, key_heads, keys, _ = inputs.key.shape
-    size = keyed_size(batch, key_heads, keys, masks.causal) if wanted else 0
+    size = keyed_size(batch, key_heads, keys, masks.causal) if with_kl else 0
     return (
-        query.new_empty(batch if wanted else 0, dtype=torch.float32),
-        query.new_empty(3 if wanted else 1, batch, heads, queries, dtype=torch.float32),
+        query.new_empty(batch if with_kl else 0, dtype=torch.float32),
+        query.new_empty(3 if with_kl else 1, batch, heads, queries, dtype=torch.float32),
         query.new_empty(size, dtype=torch.float32),
     )
 
 
 def empty_gradients(inputs: Inputs, divergence: Divergence) -> dict[str, Tensor]:
     """Gradients of query, key and value, and of the prior's network where there is a KL."""
-    found = {name: empty_heads_last(getattr(inputs, name)) for name in ("query", "key", "value")}
+    gradients = {name: empty_heads_last(getattr(inputs, name)) for name in ("query", "key", "value")}
     if divergence.wanted:
         network = {"inner": divergence.inner, "bias": divergence.bias, "outer": divergence.outer}
-        found |= {name: x.new_empty(x.shape) for name, x in network.items() if x is not None}
-    return found
+        gradients |= {name: x.new_empty(x.shape) for name, x in network.items() if x is not None}
+    return gradients

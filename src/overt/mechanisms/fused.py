@@ -1,4 +1,4 @@
-"""Fused forms: from queries to outputs at once, each for the set of mechanisms that it covers."""
+"""Fused forms: from queries to outputs in one step, each for the set of mechanisms that it covers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM_FOR_WIDE = 180_224  # bytes of shared memory
 
 
 def attend_limits(call: AttentionCall) -> str | None:
-    """Why the kernels that attend do not take a call; None if they do."""
+    """Why the attention kernels do not take a call; None if they do."""
     query, key, value = call.query, call.key, call.value
     if value.shape != key.shape:
         return f"values {tuple(value.shape)} and keys {tuple(key.shape)} differ in shape"
@@ -52,9 +52,9 @@ class FusedForm:
         draw: the same with a number of samples → (samples, batch, heads, query, dim), without gradients; None
             where it draws one sample at a time.
         runs_on: the kind of backend.
-        limits: why it does not take a call, None if it does; what its layers say is asked for besides.
-        attends_padding: whether padded queries have plain attention's output from it already, where the call
-            wants one; those that see no key have zeros. Otherwise it leaves zeros to all of them.
+        limits: call → why it does not take it, None if it does; `MechanismLayer.unfit` is checked as well.
+        attends_padding: whether it already gives padded queries plain attention's output where the call
+            requires it, and zeros to those that see no key. Otherwise all of them get zeros.
     """
 
     covers: frozenset[str]
@@ -69,7 +69,7 @@ _forms: dict[frozenset[str], FusedForm] = {}
 
 
 def register_fused(form: FusedForm) -> None:
-    """Make a fused form known; it takes the place of another that covers the same mechanisms."""
+    """Register a fused form; it replaces any other that covers the same mechanisms."""
     _forms[form.covers] = form
 
 
@@ -81,13 +81,13 @@ def form_of(names: frozenset[str]) -> FusedForm | None:
 def why_plain(
     layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain, draws: bool = False
 ) -> str | None:
-    """Why plain operations, and no fused form, compute a call; None where one does.
+    """Why plain operations rather than a fused form compute a call; None if a fused form does.
 
     Args:
-        layers: the mechanisms' layers, all of them.
-        call: what is asked.
-        chain: the pass.
-        draws: whether many samples are asked for at once.
+        layers: the layers of all mechanisms.
+        call: the attention call.
+        chain: of this forward pass.
+        draws: whether many samples are requested at once.
     """
     if not layers:
         return "there is no mechanism"
@@ -97,7 +97,7 @@ def why_plain(
     if draws and form.draw is None:
         return "its fused form draws one sample at a time"
     if chain.keep:
-        return "rows may come in pieces"
+        return "rows may be fed in pieces"
     if reason := backend.unfit(form.runs_on, call.query, call.key, call.value, off=chain.switched_off):
         return reason
     if reason := call.why_not_products() or form.limits(call):
@@ -108,10 +108,11 @@ def why_plain(
     return None
 
 
-def takes_torchs_own(layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain) -> bool:
-    """Whether torch's attention does for a call: no layer does anything, and no gradient is wanted.
+def torchs_own_suffices(layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain) -> bool:
+    """Whether torch's own attention suffices: no layer does anything, and no gradient is needed.
 
-    With gradients plain operations are kept, since those of torch's forms have none of their own.
+    Where gradients are needed plain operations run, since the gradients of torch's fused forms cannot be
+    differentiated again.
     """
     if not layers or chain.keep or chain.switched_off is not None or call.why_not_products() is not None:
         return False
@@ -126,7 +127,7 @@ def takes_torchs_own(layers: Sequence[MechanismLayer], call: AttentionCall, chai
 
 
 def torchs_own(call: AttentionCall) -> Tensor:
-    """Output (batch, heads, query, dim) of plain attention; rows of padding as the call says."""
+    """Output (batch, heads, query, dim) of plain attention; padded rows as `call.left_alone` says."""
     heads, (_, _, queries, keys), seen = call.query.shape[1], call.shape, call.seen
     key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
     mask = seen.for_sdpa(queries, keys, call.query.device)
@@ -144,10 +145,10 @@ def torchs_own(call: AttentionCall) -> Tensor:
 
 
 def _uniform(call: AttentionCall) -> Tensor:
-    """The mean of all values for each query, as eager attention has it where no key is shown.
+    """The mean of all values for each query, as in eager attention where no key is shown.
 
-    There the mask that is added to scores rounds them away, and they have their gradients all the same: the
-    scores here are those less themselves.
+    There the added mask rounds the scores away, yet they have gradients. Here scores minus their detached
+    selves have the same effect.
     """
     heads = call.query.shape[1]
     key, value = repeat_heads(call.key, heads), repeat_heads(call.value, heads)
@@ -159,12 +160,12 @@ def _uniform(call: AttentionCall) -> Tensor:
 
 
 def with_rows_left_alone(out: Tensor, call: AttentionCall, form: FusedForm) -> Tensor:
-    """What a fused form gave, with rows that mechanisms leave alone as the call says."""
+    """A fused form's output, with the rows that mechanisms leave alone set as `call.left_alone` says."""
     if call.left_alone is None or (call.left_alone == "sdpa" and form.attends_padding):
         return out
     queries, keys = call.shape[2:]
-    look = call.seen.unseeing if form.attends_padding else call.seen.blind
-    rows = look(queries, keys)
+    seen = call.seen
+    rows = seen.unseeing(queries, keys) if form.attends_padding else seen.blind(queries, keys)
     if rows is None:
         return out
     plain = _uniform(call) if form.attends_padding else torchs_own(call)

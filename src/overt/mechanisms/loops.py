@@ -1,4 +1,4 @@
-"""Running compiled loops on the CPU: finding them, sharing rows out to threads, what they read."""
+"""Running compiled loops on the CPU: importing them, dividing rows among threads, preparing inputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-CELLS_PER_THREAD = 2**18  # cells from which threads are worth their start
+CELLS_PER_THREAD = 2**18  # with fewer cells, starting threads costs more than it saves
 
 
 def loops(name: str) -> ModuleType | None:
-    """A module of compiled loops, by its name below `overt.mechanisms`; None without numba."""
+    """A module of compiled loops, by its name inside `overt.mechanisms`; None without numba."""
     try:
         return importlib.import_module(f"overt.mechanisms.{name}")
     except ImportError:
@@ -22,12 +22,12 @@ def loops(name: str) -> ModuleType | None:
 
 
 def eager() -> bool:
-    """Whether operations run one by one: neither compiled nor under a transform of torch.func."""
+    """Whether operations run one by one: neither compiled nor under a torch.func transform."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
-def shared(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -> None:
-    """Run a compiled loop over 0 … count, in as many threads as torch has where there are cells enough."""
+def run_threaded(count: int, cells: int, run: Callable[..., None], *tensors: Tensor) -> None:
+    """Run a compiled loop over 0 … count, in as many threads as torch uses if there are enough cells."""
     arrays = [tensor.numpy() for tensor in tensors]
     threads = torch.get_num_threads() if cells >= CELLS_PER_THREAD else 1
     if threads == 1:

@@ -1,4 +1,4 @@
-"""What every mechanism does with a map: hide cells, and turn logits into weights.
+"""Operations on maps that every mechanism needs: hiding cells, and turning logits into weights.
 
 A map has shape (batch, heads, query, key). `visible` is boolean, broadcasts to it, and is True where the key
 may be seen *and* the query is not padding.
@@ -36,7 +36,7 @@ def check_visible(visible: Tensor, logits: Tensor) -> None:
 
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Visibility (1, 1, queries, keys) where the last query sees every key, the one before all but one, ….
+    """Causal visibility (1, 1, queries, keys): the last query sees all keys, the one before all but one, ….
 
     With fewer queries than keys these are the last rows of the square causal mask, as in cached decoding.
     """
@@ -45,7 +45,7 @@ def causal(queries: int, keys: int, device: torch.device | None = None) -> Tenso
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode derivatives look on, which want plain operations."""
+    """Whether torch.func or forward-mode derivatives are active, which need plain operations."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -58,7 +58,7 @@ def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
         logits: (batch, heads, query, key).
         visible: boolean, broadcasts to `logits`.
         filled: whether hidden cells hold −inf already, which saves passes over the map where no gradient is
-            wanted.
+            needed.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     wants_gradient = torch.is_grad_enabled() and logits.requires_grad
@@ -66,7 +66,7 @@ def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
         weights, blind = torch.softmax(logits, dim=-1), ~visible.any(dim=-1, keepdim=True)
         if logits.device.type != "cpu" or torch.compiler.is_compiling() or type(weights) is not Tensor:
             return weights.masked_fill_(blind, 0.0)
-        rows = blind.expand(*weights.shape[:-1], 1).flatten().nonzero().flatten()  # few, as a rule
+        rows = blind.expand(*weights.shape[:-1], 1).flatten().nonzero().flatten()  # usually few
         weights.view(-1, weights.shape[-1]).index_fill_(0, rows, 0.0)
         return weights
     # A finite fill keeps an all-hidden row's gradient finite; exp(lowest − max) is exactly zero elsewhere.
@@ -77,8 +77,8 @@ def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
 def log_normalizer(logits: Tensor, visible: Tensor) -> Tensor:
     """log Σ exp over each query's visible keys, (batch, heads, query); 0 for a query that sees no key."""
     lowest = torch.finfo(logits.dtype).min
-    some = visible.any(dim=-1)
-    return torch.logsumexp(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~some, 0.0)
+    sees_key = visible.any(dim=-1)
+    return torch.logsumexp(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~sees_key, 0.0)
 
 
 def stacked(kept: Tensor | None, rows: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def stacked(kept: Tensor | None, rows: Tensor) -> Tensor:
         return rows
     if kept.shape[:2] != rows.shape[:2] or kept.shape[-1] > rows.shape[-1]:
         raise ValueError(
-            f"kept rows of shape {tuple(kept.shape)} do not go on top of {tuple(rows.shape)}: "
-            "make a fresh Chain for each sequence"
+            f"kept rows of shape {tuple(kept.shape)} do not fit on top of {tuple(rows.shape)}: "
+            "make a new Chain for each sequence"
         )
     return torch.cat([F.pad(kept, (0, rows.shape[-1] - kept.shape[-1])), rows], dim=-2)

@@ -1,13 +1,13 @@
-"""What a mechanism is: frozen settings that make a layer for each attention, and a registry of them.
+"""What a mechanism is: frozen settings that make a layer for each attention; and the mechanism registry.
 
 A layer acts on an attention's map at any of four points, in this order:
 
 1. `logits`: makes or changes the current logits (Synthesizer, position terms, talking heads).
 2. `refine`: turns them into the logits that the softmax sees (Evolving).
-3. `weights`: turns logits into weights in place of the softmax (Bayesian, sigmoid attention); one mechanism.
+3. `weights`: turns logits into weights in place of the softmax (Bayesian, sigmoid attention). Only one may.
 4. `mixed`: changes the weights, after the softmax and before dropout (talking heads).
 
-`docs/extend.md` writes two from scratch.
+`docs/extend.md` builds two mechanisms from scratch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POINTS: tuple[Point, ...] = ("logits", "refine", "weights", "mixed")
 
 
 class Mechanism:
-    """Settings of a mechanism: subclass it as a frozen dataclass, and register that with its layer.
+    """Settings of a mechanism. Subclass it as a frozen dataclass, and register the subclass with its layer.
 
     ```python
     @dataclass(frozen=True)
@@ -49,52 +49,52 @@ class Mechanism:
     """
 
     def layer(self, site: Site) -> MechanismLayer:
-        """What acts at one attention."""
+        """The layer that acts at one attention."""
         return entry_of(self).layer(self, site)
 
     def edge_layer(self, site: Site) -> MechanismLayer:
-        """What acts at one graph attention, on an edge list; an error where nothing can."""
+        """The layer that acts at one graph attention, on an edge list; an error if there is no such layer."""
         edges = entry_of(self).edges
         if isinstance(edges, str):
-            raise ValueError(f"a graph has no {type(self).__name__}, {edges}")
+            raise ValueError(f"graph attention cannot have {type(self).__name__}, {edges}")
         return edges(self, site)
 
     @classmethod
     def from_file(cls, settings: Mapping[str, Any]) -> Self:
-        """From settings as a file has them. Override it where a file without one of them means something.
+        """Make it from the settings in a file. Override it to interpret files that lack a setting.
 
-        A setting that came later must stand for what was done before there was one, which may not be its
+        Where a setting was added later, its absence must mean what was done before, which may not be its
         default.
         """
         return cls(**settings)
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
-        """λ(t), what the terms that its layers add to the loss are multiplied by at training step t."""
+        """λ(t), the factor at training step t of the terms that its layers add to the loss."""
         del step
         return 1.0
 
 
 class MechanismLayer(nn.Module):
-    """A mechanism at one attention. Override the points it acts at, and say what holds of it.
+    """A mechanism at one attention. Override the points it acts at, and declare its properties.
 
     Attributes:
         config: the settings.
         site: where it is.
         name: of the mechanism.
         points: where it acts.
-        random: whether weights are drawn, so that `Chain(sample=…)` gives others.
-        sums_to_one: whether each row of visible weights sums to one after it acted.
-        signed: whether weights may be negative after it acted.
-        reads_below: whether it starts from what the layer below left in the chain. Layers then have to be
-            joined by one chain, and attentions over windows, whose maps change places, are refused.
-        reads_rows: whether a row of the map depends on other rows. A causal model is safe only where these
-            are rows above, which the layer must see to for `site.kind == "decoder"`; elsewhere
+        random: whether weights are drawn, so that `Chain(sample=…)` selects the sample.
+        sums_to_one: whether each row of visible weights sums to one after it has acted.
+        signed: whether weights may be negative after it has acted.
+        reads_below: whether it reads what the layer below left in the chain. All layers then need the same
+            chain, and attentions over windows, whose maps change places, are refused.
+        reads_rows: whether a row of the map depends on other rows. In a causal model it may depend only on
+            rows above, which the layer must ensure for `site.kind == "decoder"`; for other kinds
             `is_causal=True` is refused.
-        earlier_rows: how many rows above a row it reads, which decoding keeps beside its cache
+        earlier_rows: how many rows above each row it reads; decoding keeps them alongside its cache
             (`Chain.keep_rows`).
         fills_hidden: whether hidden cells hold −inf in the logits that it refined.
-        adds: name of the term that it adds to the loss (`Chain.add_loss`); None for none.
-        part_names: names of the parts of its work that a trace can look at.
+        adds: name of the term that it adds to the loss (`Chain.add_loss`); None if it adds none.
+        part_names: names of the intermediate results that a trace can record.
     """
 
     random: bool = False
@@ -114,22 +114,20 @@ class MechanismLayer(nn.Module):
         self.points = points_of(type(self))
 
     def forward(self, point: Point, x: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
-        """Act at one of the points; hooks on the layer see every one."""
-        found: Tensor = getattr(self, point)(x, call, chain)
-        if not isinstance(found, Tensor) or found.shape != x.shape:
-            came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"{self.name}.{point} must return a tensor of shape {tuple(x.shape)}, got {came}"
-            )
-        return found
+        """Act at one of the points; hooks on the layer see every call."""
+        output: Tensor = getattr(self, point)(x, call, chain)
+        if not isinstance(output, Tensor) or output.shape != x.shape:
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(f"{self.name}.{point} must return a tensor of shape {tuple(x.shape)}, got {got}")
+        return output
 
     def logits(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
-        """Current logits → current logits, (batch, heads, query, key); hidden cells hold anything."""
+        """Current logits → current logits, (batch, heads, query, key); hidden cells hold arbitrary values."""
         del call, chain
         return logits
 
     def refine(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
-        """Current logits → those that become weights, (batch, heads, query, key)."""
+        """Current logits → the logits that become weights, (batch, heads, query, key)."""
         del call, chain
         return logits
 
@@ -144,30 +142,30 @@ class MechanismLayer(nn.Module):
         return weights
 
     def acts_at(self, point: Point) -> bool:
-        """Whether it does anything at a point."""
+        """Whether it acts at a point."""
         return point in self.points
 
     def idle(self, chain: Chain) -> bool:
-        """Whether in this pass it does what a softmax does and leaves nothing in the chain."""
+        """Whether in this pass it only computes a softmax and leaves nothing in the chain."""
         del chain
         return False
 
     def unfit(self, call: AttentionCall) -> str | None:
-        """Why a fused form that covers it does not do for a call; None if it does."""
+        """Why a fused form that covers it cannot take a call; None if it can."""
         del call
         return None
 
     def parts(self, point: Point, x: Tensor, call: AttentionCall, chain: Chain) -> dict[str, Tensor]:
-        """Some of `part_names` → (batch, heads, query, key), of what it is about to do at a point."""
+        """Some of `part_names` → (batch, heads, query, key), for what it is about to do at a point."""
         del point, x, call, chain
         return {}
 
     def describe(self) -> dict[str, str]:
-        """What `overt.describe` shows of it: column → text."""
+        """What `overt.describe` shows about it: column → text."""
         return {self.name: self.extra_repr() or "yes"}
 
     def reset_parameters(self) -> None:
-        """Initialise its parameters anew."""
+        """Reinitialise its parameters."""
 
     def extra_repr(self) -> str:
         """Its settings, for `print(model)` and `describe`."""
@@ -183,7 +181,7 @@ class Entry(NamedTuple):
     Attributes:
         kind: class of its settings.
         layer: class of its layers.
-        edges: class of its layers on edge lists, or the reason why there are none, as a clause.
+        edges: class of its layers on edge lists, or the reason why there is none, as a relative clause.
     """
 
     kind: type[Mechanism]
@@ -199,16 +197,15 @@ def register_mechanism(
     layer: type[MechanismLayer],
     edges: type[MechanismLayer] | str = "which has no form on edge lists",
 ) -> None:
-    """Make a mechanism known by its class's name, under which models with it are saved.
+    """Register a mechanism under its class's name, which saved models refer to.
 
-    A class that is defined again under the same qualified name, as in a notebook, takes the place of the one
-    before.
+    A class that is defined again under the same qualified name, as in a notebook, replaces the earlier one.
 
     Args:
         kind: class of the settings, a `dataclass(frozen=True)`.
-        layer: class of its layers, made as `layer(settings, site)`.
+        layer: class of its layers, constructed as `layer(settings, site)`.
         edges: class of its layers on edge lists, whose methods take (edges, heads) tensors and an `EdgeCall`;
-            or the reason why there is none, to follow "a graph has no NAME, …".
+            or the reason why there is none, to follow "graph attention cannot have NAME, …".
     """
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
         raise TypeError(f"a mechanism must be a subclass of overt.Mechanism, got {kind!r}")
@@ -216,55 +213,62 @@ def register_mechanism(
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         raise TypeError(f"{name} must be a dataclass(frozen=True)")
-    for one in (layer, *([] if isinstance(edges, str) else [edges])):
-        if not (isinstance(one, type) and issubclass(one, MechanismLayer)):
-            raise TypeError(f"the layer of {name} must be a subclass of overt.MechanismLayer, got {one!r}")
+    layer_classes = (layer, *([] if isinstance(edges, str) else [edges]))
+    for layer_class in layer_classes:
+        if not (isinstance(layer_class, type) and issubclass(layer_class, MechanismLayer)):
+            raise TypeError(
+                f"the layer of {name} must be a subclass of overt.MechanismLayer, got {layer_class!r}"
+            )
     if "name" in {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
-        raise TypeError(f"{name} has a setting called name, which files use for the mechanism's own")
-    for one in (layer, *([] if isinstance(edges, str) else [edges])):
-        if not points_of(one):
-            raise TypeError(f"{one.__name__} defines none of {', '.join(POINTS)}: it would do nothing")
-    known = _registered.get(name)
-    places = {(one.__module__, one.__qualname__) for one in (kind, *([known.kind] if known else []))}
-    if len(places) > 1:
-        assert known is not None
-        raise ValueError(f"{name} is already registered by {known.kind.__module__}: choose another name")
-    same = [other for other in _registered if other != name and _key(other) == _key(name)]
-    if same:
+        raise TypeError(f"{name} must not have a setting called name: files use it for the mechanism's name")
+    for layer_class in layer_classes:
+        if not points_of(layer_class):
+            raise TypeError(
+                f"{layer_class.__name__} defines none of {', '.join(POINTS)}: it would do nothing"
+            )
+    earlier = _registered.get(name)
+    if earlier is not None and _qualified_name(earlier.kind) != _qualified_name(kind):
+        raise ValueError(f"{name} is already registered by {earlier.kind.__module__}: choose another name")
+    clashes = [other for other in _registered if other != name and _key(other) == _key(name)]
+    if clashes:
         raise ValueError(
-            f"{name} and {same[0]} would both be called {_key(name)} in a model: choose another name"
+            f"{name} and {clashes[0]} would both be called {_key(name)} in a model: choose another name"
         )
     _registered[name] = Entry(kind, layer, edges)
 
 
+def _qualified_name(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
 def entry_of(mechanism: Mechanism) -> Entry:
-    """What a mechanism was registered with; an error if it was not."""
+    """The entry of a registered mechanism; an error if it is not registered."""
     kind = type(mechanism)
-    found = _registered.get(kind.__name__)
-    if found is None or found.kind is not kind:
-        raise TypeError(f"{kind.__name__} is not registered: overt.register_mechanism does that")
-    return found
+    entry = _registered.get(kind.__name__)
+    if entry is None or entry.kind is not kind:
+        raise TypeError(f"{kind.__name__} is not registered: call overt.register_mechanism first")
+    return entry
 
 
 def registered() -> tuple[str, ...]:
-    """Names of the mechanisms that are known, in alphabetical order."""
+    """Names of the registered mechanisms, in alphabetical order."""
     return tuple(sorted(_registered))
 
 
 def as_dict(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism's name and settings, as JSON has them."""
+    """A mechanism's name and settings, as written to JSON."""
     fields = (field.name for field in dataclasses.fields(mechanism) if field.init)  # type: ignore[arg-type]
     values = {name: _number(getattr(mechanism, name)) for name in fields}
     return {"name": type(mechanism).__name__, **values}
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy's or torch's as Python's own."""
+    """A number of numpy or torch as a Python number."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 def from_dict(settings: object) -> Mechanism:
-    """A mechanism from its name and settings. Only registered ones are made; nothing is imported for it."""
+    """A mechanism from its name and settings. It must be registered already; nothing is imported."""
     if not isinstance(settings, Mapping) or settings.get("name") not in _registered:
         raise ValueError(
             f"a mechanism must name one of {', '.join(registered())}, got {settings!r} "
@@ -279,19 +283,19 @@ def from_dict(settings: object) -> Mechanism:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that frozen settings have."""
-    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
+    """Lists from JSON as the tuples that frozen settings hold."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def check_mechanisms(mechanisms: Sequence[Mechanism]) -> None:
-    """Refuse anything but a list of registered mechanisms, one of a kind."""
+    """Refuse anything but a list of registered mechanisms, at most one of each kind."""
     if not isinstance(mechanisms, list | tuple):
         raise TypeError(f"mechanisms must be a list, such as [Evolving()], got {mechanisms!r}")
     for mechanism in mechanisms:
         kind = type(mechanism)
         if not isinstance(mechanism, Mechanism):
-            listed = [f"{name}(…)" for name in registered()]
-            raise TypeError(f"mechanisms must be {', '.join(listed[:-1])} or {listed[-1]}, got {mechanism!r}")
+            names = [f"{name}(…)" for name in registered()]
+            raise TypeError(f"mechanisms must be {', '.join(names[:-1])} or {names[-1]}, got {mechanism!r}")
         entry_of(mechanism)
         _check_settings(mechanism)
         if (count := sum(type(other) is kind for other in mechanisms)) > 1:
@@ -299,7 +303,7 @@ def check_mechanisms(mechanisms: Sequence[Mechanism]) -> None:
 
 
 def _check_settings(mechanism: Mechanism) -> None:
-    """Refuse settings that could not be written to a file and come back."""
+    """Refuse settings that could not be written to a file and read back."""
     for name, value in as_dict(mechanism).items():
         if not _is_plain(value):
             raise TypeError(
@@ -310,12 +314,12 @@ def _check_settings(mechanism: Mechanism) -> None:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(_is_plain(one) for one in value)
+        return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def check_layers(layers: Sequence[MechanismLayer]) -> None:
-    """Refuse layers that are not set up, a second one that makes weights, and parts of one name."""
+    """Refuse uninitialised layers, a second layer that makes weights, and two parts of the same name."""
     for layer in layers:
         if "points" not in vars(layer):
             raise TypeError(f"{type(layer).__name__}.__init__ must call super().__init__(config, site)")
@@ -323,28 +327,28 @@ def check_layers(layers: Sequence[MechanismLayer]) -> None:
     for layer in layers:
         for part in layer.part_names:
             if part == "fused" or not part.isidentifier():
-                must = 'must be a plain word, and not "fused", the map in use'
-                raise ValueError(f"a part of {layer.name} {must}; got {part!r}")
+                rule = 'must be a plain word other than "fused", the name of the map in use'
+                raise ValueError(f"a part of {layer.name} {rule}; got {part!r}")
             if owners.setdefault(part, layer.name) != layer.name:
                 raise ValueError(f"{owners[part]} and {layer.name} both have a part called {part!r}")
-    making = [layer.name for layer in layers if layer.acts_at("weights")]
-    if len(making) > 1:
-        raise ValueError(f"{' and '.join(making)} both make the weights of an attention: give one of them")
+    makers = [layer.name for layer in layers if layer.acts_at("weights")]
+    if len(makers) > 1:
+        raise ValueError(f"{' and '.join(makers)} both make the weights of an attention: use one of them")
 
 
 def points_of(layer: type[MechanismLayer]) -> tuple[Point, ...]:
-    """The points that a class of layers acts at: those that it defines."""
+    """The points that a class of layers acts at: those whose methods it defines."""
     return tuple(p for p in POINTS if getattr(layer, p) is not getattr(MechanismLayer, p))
 
 
 def first_point(mechanism: Mechanism) -> int:
-    """Number of the first point that a mechanism's layers act at."""
+    """Index of the first point that a mechanism's layers act at."""
     points = points_of(entry_of(mechanism).layer)
     return POINTS.index(points[0]) if points else len(POINTS)
 
 
 def key_of(mechanism: Mechanism) -> str:
-    """What a mechanism's layer is called among the modules of a map: `Evolving` is `evolving`."""
+    """The module name of a mechanism's layer in a map: `evolving` for `Evolving`."""
     return _key(type(mechanism).__name__)
 
 

@@ -63,7 +63,7 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
 
 
 class AdditiveScore(nn.Module):
-    """Bahdanau's score, v·tanh(q_i + k_j + b) per head, q and k being already projected."""
+    """Bahdanau's score, v·tanh(q_i + k_j + b) per head, for q and k already projected."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()

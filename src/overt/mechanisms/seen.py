@@ -1,4 +1,4 @@
-"""Which cells of a map are visible, said in parts instead of one (batch, 1, query, key) mask."""
+"""Which cells of a map are visible, described in parts instead of by one (batch, 1, query, key) mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from overt.mechanisms.maps import causal
 
 @dataclass(eq=False)
 class Seen:
-    """A cell is visible where all of these hold. One object serves all layers that have the same masks.
+    """A cell is visible where all of these hold. All layers with the same masks share one object.
 
     Attributes:
         key_visible: boolean (batch, key); None where every key may be seen.
@@ -24,15 +24,15 @@ class Seen:
     key_visible: Tensor | None = None
     query_real: Tensor | None = None
     causal: bool = False
-    _kept: dict[tuple[str, int, int], Tensor | None] = field(default_factory=dict, repr=False)
+    _cache: dict[tuple[str, int, int], Tensor | None] = field(default_factory=dict, repr=False)
 
-    def _once(self, name: str, queries: int, keys: int, make: Callable[[], Tensor | None]) -> Tensor | None:
-        if torch.compiler.is_compiling():  # which would make a graph for every length
+    def _cached(self, name: str, queries: int, keys: int, make: Callable[[], Tensor | None]) -> Tensor | None:
+        if torch.compiler.is_compiling():  # else one compiled graph for every length
             return make()
-        place = name, queries, keys
-        if place not in self._kept:
-            self._kept[place] = make()
-        return self._kept[place]
+        key = name, queries, keys
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (batch or 1, 1, query or 1, key), True where a cell is visible; None where all are."""
@@ -41,22 +41,22 @@ class Seen:
         shown, real = self.key_visible, self.query_real
 
         def make() -> Tensor:
-            found = None if shown is None else shown.view(shown.shape[0], 1, 1, keys)
+            mask = None if shown is None else shown.view(shown.shape[0], 1, 1, keys)
             if real is not None:
                 rows = real.view(real.shape[0], 1, queries, 1)
-                found = rows.expand(-1, -1, -1, keys) if found is None else found & rows
+                mask = rows.expand(-1, -1, -1, keys) if mask is None else mask & rows
             if self.causal:
-                below = causal(queries, keys, device)
-                found = below if found is None else found & below
-            assert found is not None
-            return found
+                triangle = causal(queries, keys, device)
+                mask = triangle if mask is None else mask & triangle
+            assert mask is not None
+            return mask
 
-        return self._once(f"dense on {device}", queries, keys, make)
+        return self._cached(f"dense on {device}", queries, keys, make)
 
     def for_sdpa(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """The mask that torch's attention needs, as `dense`; None where it needs none beside `is_causal`.
+        """The mask that torch's attention needs, shaped as in `dense`; None where `is_causal` is enough.
 
-        Padded queries see what real ones do, and a query that would see no key sees all, instead of NaN.
+        Padded queries see what real ones do, and a query that would see no key sees all keys, to avoid NaN.
         """
         if self.key_visible is None and not (self.causal and queries != keys):
             return None
@@ -65,10 +65,10 @@ class Seen:
             shown = Seen(self.key_visible, None, self.causal).dense(queries, keys, device)
             return None if shown is None else shown | ~shown.any(dim=-1, keepdim=True)
 
-        return self._once(f"for sdpa on {device}", queries, keys, make)
+        return self._cached(f"for sdpa on {device}", queries, keys, make)
 
     def _device(self) -> torch.device:
-        """Where the masks lie, of which there is one."""
+        """The masks' device; at least one mask is not None."""
         mask = self.key_visible if self.key_visible is not None else self.query_real
         assert mask is not None
         return mask.device
@@ -83,41 +83,41 @@ class Seen:
             if self.causal:
                 place = torch.arange(1, queries + 1, device=real.device) + (keys - queries)
                 last = (place * real).amax(dim=1, keepdim=True)
-                found = torch.arange(keys, device=last.device) < last
+                reached = torch.arange(keys, device=last.device) < last
             else:
-                found = real.any(dim=1, keepdim=True).expand(-1, keys)
-            return found if self.key_visible is None else found & self.key_visible
+                reached = real.any(dim=1, keepdim=True).expand(-1, keys)
+            return reached if self.key_visible is None else reached & self.key_visible
 
-        return self._once("known", queries, keys, make)
+        return self._cached("known", queries, keys, make)
 
     def blind(self, queries: int, keys: int) -> Tensor | None:
         """Queries that see no key, boolean (batch, query); None where every query sees one."""
         if self.query_real is None and self.key_visible is None:
             return None
-        return self._once("blind", queries, keys, lambda: self.counts(queries, keys, self._device()) == 0)
+        return self._cached("blind", queries, keys, lambda: self.counts(queries, keys, self._device()) == 0)
 
     def unseeing(self, queries: int, keys: int) -> Tensor | None:
-        """Queries to which no key is shown, were they padding or not; boolean (batch, query), or None."""
+        """Queries to which no key is shown, whether padding or not; boolean (batch, query), or None."""
         if self.key_visible is None:
             return None
         shown = Seen(self.key_visible, None, self.causal)
-        return self._once("unseeing", queries, keys, lambda: shown.blind(queries, keys))
+        return self._cached("unseeing", queries, keys, lambda: shown.blind(queries, keys))
 
     def seers(self, queries: int, keys: int) -> Tensor | None:
-        """How many real queries see each key that is shown, float32 (batch, key); None where all are real."""
+        """How many real queries see each visible key, float32 (batch, key); None where all are real."""
         if self.query_real is None:
             return None
-        padded = self.query_real
+        query_real = self.query_real
 
         def make() -> Tensor:
-            real = padded.to(torch.float32)
+            real = query_real.to(torch.float32)
             total = real.sum(dim=1, keepdim=True)
             if not self.causal:
                 return total.expand(-1, keys).contiguous()
             before = real.cumsum(dim=1) - real
             return torch.cat([total.expand(-1, keys - queries), total - before], dim=1)
 
-        return self._once("seers", queries, keys, make)
+        return self._cached("seers", queries, keys, make)
 
     def counts(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """How many keys each query sees, float32 (batch or 1, query)."""
@@ -130,13 +130,12 @@ class Seen:
                 else:
                     counts = per_key.sum(dim=1, keepdim=True).expand(-1, queries)
             else:
-                last = torch.arange(
-                    keys - queries + 1, keys + 1, device=device
-                )  # keys up to each query's own
+                # The number of keys up to each query's own position.
+                last = torch.arange(keys - queries + 1, keys + 1, device=device)
                 counts = (last if self.causal else torch.full_like(last, keys)).to(torch.float32).view(1, -1)
             return counts if self.query_real is None else counts * self.query_real
 
-        counts = self._once(f"counts on {device}", queries, keys, make)
+        counts = self._cached(f"counts on {device}", queries, keys, make)
         assert counts is not None
         return counts
 
@@ -144,7 +143,7 @@ class Seen:
         """How many cells of one head are visible: float32 (batch,), or one number for all."""
         if self.query_real is None and self.key_visible is None:
             return float(queries * keys - (queries * (queries - 1) // 2 if self.causal else 0))
-        pairs = self._once(
+        pairs = self._cached(
             "pairs", queries, keys, lambda: self.counts(queries, keys, self._device()).sum(dim=1)
         )
         assert pairs is not None

@@ -1,4 +1,4 @@
-"""Where an attention map lives: its shape, its kind, and its place in a chain."""
+"""Where an attention map is: its shape, its kind, and its place in a chain."""
 
 from __future__ import annotations
 

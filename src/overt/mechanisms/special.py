@@ -1,10 +1,10 @@
-"""Numbers of the gamma function that definitions, compiled loops and kernels share."""
+"""Constants of the gamma function that definitions, compiled loops and kernels share."""
 
 from __future__ import annotations
 
 EULER = 0.5772156649015329
-# log Γ(1 + x) on [0, 1] as a polynomial in x − ½, the lowest power first: the Chebyshev interpolant of degree
-# 11, good to 1e-7 with its derivative.
+# log Γ(1 + x) on [0, 1] as a polynomial in x − ½, lowest power first: the Chebyshev interpolant of degree 11.
+# It and its derivative are accurate to 1e-7.
 LOG_GAMMA = (
     -1.207822377e-01,
     3.648997404e-02,

@@ -15,15 +15,15 @@ from overt.models.transformer import Encoder
 
 
 class AgreementClassifier(nn.Module):
-    """Predicts the number of a verb from the words before it, read off the first token's last hidden state.
+    """Predicts a verb's number from the words before it, from the first token's last hidden state.
 
-    It is called the way the Hugging Face Trainer calls a model. In training mode the KL of random weights
-    joins the loss. `step` is a buffer, saved with the weights; whoever trains the model has to set it before
-    each step (`model.step.fill_(t)`), or every step draws the same noise.
+    Its call signature is the one the Hugging Face Trainer uses. In training mode the KL of random weights is
+    added to the loss. `step` is a buffer, saved with the weights; a training loop must set it before each
+    step (`model.step.fill_(t)`), or every step draws the same noise.
 
     Args:
         vocabulary: number of token ids.
-        mechanisms: put into every attention.
+        mechanisms: added to every attention.
         layers: number of blocks.
         heads: attention heads per layer.
         width: of embeddings and hidden states.
@@ -33,7 +33,7 @@ class AgreementClassifier(nn.Module):
     """
 
     step: Tensor
-    overt_losses: Losses | None = None  # of the last forward with labels, for `overt.losses`
+    overt_losses: Losses | None = None  # of the last forward pass with labels, for `overt.losses`
 
     def __init__(
         self,
@@ -70,12 +70,13 @@ class AgreementClassifier(nn.Module):
             input_ids: (batch, sequence), the CLS token first.
             attention_mask: (batch, sequence), 0 at padding.
             labels: (batch,).
-            examples: (batch,), each example's number in the data set, which its noise follows.
-            chain: to ask for posterior samples, or to read the KL.
+            examples: (batch,), each example's number in the data set, which addresses its noise.
+            chain: to request posterior samples, or to read the KL.
         """
         longest = self.positions.num_embeddings
         if input_ids.shape[1] > longest:
-            raise ValueError(f"input_ids may be {longest} tokens long (max_length), got {input_ids.shape[1]}")
+            got = input_ids.shape[1]
+            raise ValueError(f"input_ids may be at most {longest} tokens long (max_length), got {got}")
         if chain is None:
             chain = Chain(step=self.step, examples=0 if examples is None else examples)
         places = torch.arange(input_ids.shape[1], device=input_ids.device)

@@ -16,17 +16,17 @@ from overt.models.graph_attention import GATConv, GATv2Conv
 
 
 class GAT(nn.Module):
-    """Dropout → attention → ELU → dropout → attention; a node's logits come out.
+    """Dropout → attention → ELU → dropout → attention; returns each node's logits.
 
     Args:
         features: width of the inputs.
         classes: width of the outputs.
         mechanisms: of both layers; see `GATConv`.
         width: of one head of the first layer.
-        heads: of the first layer, joined.
+        heads: of the first layer, concatenated.
         out_heads: of the second layer, averaged (8 on Pubmed).
         dropout: on both layers' inputs and weights.
-        scores: "gat", or "gatv2" as Brody et al. 2022 have them.
+        scores: "gat", or "gatv2" as in Brody et al. 2022.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class GAT(nn.Module):
         """Logits (nodes, classes).
 
         Args:
-            x: (nodes, features); a torch sparse COO tensor does the same, faster where most are zero.
+            x: (nodes, features); a torch sparse COO tensor gives the same, faster where most are zero.
             edge_index: (2, edges).
-            chain: of this forward pass; else that of the `with chain:` around it.
+            chain: of this forward pass; by default that of the `with chain:` around it.
         """
         x = self._dropped(x.coalesce() if x.is_sparse else x)  # (nodes, features)
         x = F.elu(self.first(x, edge_index, chain=chain))  # (nodes, heads · width)
@@ -65,7 +65,7 @@ class GAT(nn.Module):
     def _dropped(self, x: Tensor) -> Tensor:
         if not x.is_sparse:
             return F.dropout(x, self.dropout, self.training)
-        values = F.dropout(x.values(), self.dropout, self.training)  # a zero dropped is a zero kept
-        # The indices are x's own, and need no check.
+        values = F.dropout(x.values(), self.dropout, self.training)  # dropping a zero changes nothing
+        # The indices are those of x and need no check.
         with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
             return torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True)

@@ -1,4 +1,4 @@
-"""Encoder and decoder stacks that thread a chain through their layers."""
+"""Encoder and decoder stacks that pass a chain through their layers."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ class Encoder(_Stack):
         width: of the hidden states.
         heads: attention heads per layer.
         layers: number of blocks.
-        mechanisms: put into every attention.
+        mechanisms: added to every attention.
         hidden: width of the feed-forward layers, 4·width by default.
         dropout: on weights and on each block's two outputs.
-        activation: of the feed-forward layers: "gelu" (its tanh form, as in GPT-2), or "relu", which equation
-            6 of Evolving Attention has.
+        activation: of the feed-forward layers: "gelu" (its tanh form, as in GPT-2), or "relu", as in
+            equation 6 of Evolving Attention.
     """
 
     def __init__(
@@ -154,16 +154,16 @@ class Encoder(_Stack):
 class Decoder(_Stack):
     """A stack of causal blocks; with `cross=True` each also attends to an encoder's output.
 
-    It has no cache of keys and values, so it takes whole sequences, not rows in pieces.
+    It has no cache of keys and values, so it takes whole sequences, not rows fed in pieces.
 
     Args:
         width: of the hidden states.
         heads: attention heads per layer.
         layers: number of blocks.
-        mechanisms: put into every attention, self and cross.
+        mechanisms: added to every attention, self and cross.
         hidden: width of the feed-forward layers, 4·width by default.
         dropout: on weights and on each block's outputs.
-        cross: whether there is an encoder to attend to.
+        cross: whether each block also attends to an encoder's output.
         activation: of the feed-forward layers, as in `Encoder`.
     """
 

@@ -1,7 +1,7 @@
 """Bayesian Attention on the CPU: drawing weights, and the KL of any map, as operators around compiled loops.
 
 The definitions are `naive.log_noise` with `maps.softmax`, `maps.log_normalizer`, and `naive.map_kl`. Noise
-has the same words as `noise.uniform`, and is right to 1e-6 where the definition's logarithms are taken.
+uses the same words as `noise.uniform`, and is accurate to 1e-6 where the definition takes logarithms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overt.mechanisms import backend
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import reduce_kl
 from overt.mechanisms.bayesian.numbers import kl_numbers
-from overt.mechanisms.loops import bytes_of, loops, shared
+from overt.mechanisms.loops import bytes_of, loops, run_threaded
 from overt.mechanisms.maps import HIDDEN
 
 LOOPS = "bayesian._draw_numba"
@@ -34,7 +34,7 @@ def draw(
     wants_lse: bool,
     off: str | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """A draw of weights, and the logits' log-sum-exp where wanted; None where this form does not apply.
+    """A draw of weights, and the logits' log-sum-exp if `wants_lse`; None where this form does not apply.
 
     Args:
         logits: Φ, (batch, heads, query, key).
@@ -44,7 +44,7 @@ def draw(
         first_row: absolute position of the first query row.
         config: family and spread.
         wants_lse: whether to return `maps.log_normalizer` of the logits, (batch, heads, query).
-        off: why the definition is asked for, if it is.
+        off: the reason to use the definition, if any.
     """
     if backend.unfit(backend.LOOPS, logits, off=off) is not None:
         return None
@@ -77,7 +77,7 @@ def _draw(
         kernels.draw(start, stop, logits, seen, keys, numbers, first_row, weibull, spread, out, lse)
 
     parts = logits, seen, keys.contiguous(), examples & _WORD, weights, lse.view(-1)
-    shared(_count(logits), logits.numel(), run, *parts)
+    run_threaded(_count(logits), logits.numel(), run, *parts)
     return weights, lse
 
 
@@ -95,8 +95,8 @@ def _draw_backward(
     out = torch.empty_like(weights)
     logits = weights if logits is None else logits.contiguous()
     parts = logits, bytes_of(visible, weights), weights, lse.view(-1)
-    come = to_weights.contiguous(), to_lse.contiguous().view(-1)
-    shared(_count(weights), weights.numel(), kernels.draw_backward, *parts, *come, out)
+    gradients = to_weights.contiguous(), to_lse.contiguous().view(-1)
+    run_threaded(_count(weights), weights.numel(), kernels.draw_backward, *parts, *gradients, out)
     return out
 
 
@@ -117,7 +117,7 @@ def _draw_gradients(ctx: Any, to_weights: Tensor, to_lse: Tensor) -> tuple[Tenso
     logits, visible, weights, lse = ctx.saved_tensors
     nothing = (None,) * 7
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Where a gradient of gradients is wanted, operations are, that have one.
+        # Second-order gradients need plain operations, which are differentiable.
         out = weights * (to_weights - (weights * to_weights).sum(dim=-1, keepdim=True))
         if logits is not None:
             means = (logits.masked_fill(~visible, HIDDEN) - lse.unsqueeze(-1)).exp()
@@ -132,7 +132,7 @@ _draw.register_autograd(_draw_gradients, setup_context=_draw_setup)
 def weibull_kl(logits: Tensor, visible: Tensor, lse: Tensor, prior: Tensor, config: Bayesian) -> Tensor:
     """`naive.map_kl` of the Weibull family for any map in float32, given its log-sum-exp.
 
-    What belongs to a key is computed once per key, so that a cell takes one product.
+    Terms of a key are computed once per key, so that each cell takes one product.
 
     Args:
         logits: Φ, (batch, heads, query, key).
@@ -146,15 +146,15 @@ def weibull_kl(logits: Tensor, visible: Tensor, lse: Tensor, prior: Tensor, conf
     alpha = prior.exp()
     per_key = alpha * slope + torch.lgamma(1.0 + alpha) - prior + base
     shown = visible.expand(batch, -1, queries, keys)
-    known = shown.sum(dim=2)  # (batch, heads or 1, key): by how many queries a key is seen
-    some = shown.any(dim=-1)
+    seers = shown.sum(dim=2)  # (batch, heads or 1, key): how many queries see each key
+    sees_key = shown.any(dim=-1)
     probabilities = config.posterior == "probabilities"
     offset = lse if probabilities else torch.zeros_like(lse)
-    weighed = torch.ops.overt.weigh(logits, visible, alpha.expand(batch, heads, keys), offset)
+    weighted_sums = torch.ops.overt.weigh(logits, visible, alpha.expand(batch, heads, keys), offset)
     mass = torch.ones_like(lse) if probabilities else lse.exp()
-    rows = beta * mass.masked_fill(~some, 0.0) - weighed
-    total = rows.sum(dim=(1, 2)) + (per_key * known).expand(batch, heads, keys).sum(dim=(1, 2))
-    return reduce_kl(total, known.expand(batch, heads, keys).sum(dim=(1, 2)), config)
+    rows = beta * mass.masked_fill(~sees_key, 0.0) - weighted_sums
+    total = rows.sum(dim=(1, 2)) + (per_key * seers).expand(batch, heads, keys).sum(dim=(1, 2))
+    return reduce_kl(total, seers.expand(batch, heads, keys).sum(dim=(1, 2)), config)
 
 
 @torch.library.custom_op("overt::weigh", mutates_args=())
@@ -163,7 +163,7 @@ def _weigh(logits: Tensor, visible: Tensor, alpha: Tensor, offset: Tensor) -> Te
     kernels: Any = loops(LOOPS)
     logits, out = logits.contiguous(), _rows(logits, True)
     parts = logits, bytes_of(visible, logits), alpha.contiguous(), offset.contiguous(), out
-    shared(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh, *parts)
+    run_threaded(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh, *parts)
     return out
 
 
@@ -179,10 +179,10 @@ def _weigh_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     kernels: Any = loops(LOOPS)
     logits, alpha = logits.contiguous(), alpha.contiguous()
-    found = torch.empty_like(logits), torch.empty_like(alpha), _rows(logits, True)
-    parts = logits, bytes_of(visible, logits), alpha, offset.contiguous(), gradient.contiguous(), *found
-    shared(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh_backward, *parts)
-    return found
+    gradients = torch.empty_like(logits), torch.empty_like(alpha), _rows(logits, True)
+    parts = logits, bytes_of(visible, logits), alpha, offset.contiguous(), gradient.contiguous(), *gradients
+    run_threaded(logits.shape[0] * logits.shape[1], logits.numel(), kernels.weigh_backward, *parts)
+    return gradients
 
 
 @_weigh_backward.register_fake
@@ -201,10 +201,10 @@ def _weigh_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _weigh_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     logits, visible, alpha, offset = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        come = gradient.unsqueeze(-1)
+        per_cell = gradient.unsqueeze(-1)
         share = alpha.unsqueeze(-2).masked_fill(~visible, 0.0)
         shifted = (logits.masked_fill(~visible, 0.0) - offset.unsqueeze(-1)).masked_fill(~visible, 0.0)
-        return come * share, None, (come * shifted).sum(dim=-2), -gradient * share.sum(dim=-1)
+        return per_cell * share, None, (per_cell * shifted).sum(dim=-2), -gradient * share.sum(dim=-1)
     to_logits, to_alpha, to_offset = torch.ops.overt.weigh_backward(gradient, logits, visible, alpha, offset)
     return to_logits, None, to_alpha, to_offset
 
@@ -217,7 +217,7 @@ def _count(logits: Tensor) -> int:
     return batch * heads * queries
 
 
-def _rows(logits: Tensor, wanted: bool) -> Tensor:
-    """Room for a number per row, (batch, heads, query), or for none."""
+def _rows(logits: Tensor, filled: bool) -> Tensor:
+    """An empty tensor for one number per row, (batch, heads, query); without rows unless `filled`."""
     batch, heads, queries, _ = logits.shape
-    return logits.new_empty(batch, heads, queries if wanted else 0)
+    return logits.new_empty(batch, heads, queries if filled else 0)

@@ -1,9 +1,9 @@
 """Drawing weights as compiled loops on the CPU: noise, softmax and log-sum-exp of a map, row by row.
 
-`naive.log_noise` and `maps.softmax` are the definitions. The words are those of `noise.words`, bit for bit;
-logarithms and exponentials are polynomials, right to 3e-7 of their value, since the C library's come one by
-one and are most of the work. Where loops are shared among threads, `start` and `stop` count rows of maps,
-(example, head, query) in one number, and every row is one thread's.
+`naive.log_noise` and `maps.softmax` are the definitions. The words are those of `noise.words`, bit for bit.
+Logarithms and exponentials are polynomials with a relative error of at most 3e-7, since the C library
+computes them one by one, which would be most of the work. Where threads divide a loop among them, `start` and
+`stop` count rows of maps, with (example, head, query) as one number, and each row belongs to one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overt.mechanisms._compiled import compiled, compiled_loosely
 from overt.mechanisms.bayesian._kl_numba import _CENTRAL, _TAIL
 from overt.mechanisms.noise._philox_numba import _philox
 
-# A product and the sum it goes into are one instruction, in the order written.
+# A product and the sum that takes it are one instruction, in the order written.
 in_order = partial(compiled, fastmath={"contract"})
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _LOWEST = np.finfo(np.float32).min
@@ -25,8 +25,8 @@ _UNIT = np.float32(2.0**-23)
 _DROPPED, _BITS = np.uint64(9), np.int32(23)
 _SHUT = np.uint8(0)
 _SIGN, _REST = np.int32(31), np.int32(0x7FFFFFFF)
-# log(1 + f)/f on [√½ − 1, √2 − 1] and exp on [−½ log 2, ½ log 2], least squares at Chebyshev's nodes, the
-# lowest power first.
+# log(1 + f)/f on [√½ − 1, √2 − 1] and exp on [−½ log 2, ½ log 2]: least squares at Chebyshev nodes, lowest
+# power first.
 _LOG = tuple(
     map(
         np.float32,
@@ -51,12 +51,12 @@ _EXP = tuple(
 )
 _ROOT_HALF = np.float32(np.sqrt(0.5)).view(np.int32)
 _LOG_2 = np.float32(np.log(2.0))
-# log 2 in two parts, the first short enough that a whole number times it is exact.
+# log 2 in two parts, the first short enough that its product with a whole number is exact.
 _LOG_2_HIGH = np.float32(0.693359375)
 _LOG_2_LOW = np.float32(np.log(2.0) - 0.693359375)
 _PER_LOG_2 = np.float32(1.0 / np.log(2.0))
 _BIAS = np.int32(127)
-_SMALLEST = np.float32(-87.0)  # exponentials below it are zero here
+_SMALLEST = np.float32(-87.0)  # below it, exponentials are taken as zero
 
 
 @in_order
@@ -79,26 +79,26 @@ def _log(x: Any) -> Any:
 @in_order
 def _exp(x: Any) -> Any:
     """The exponential of a float32 that is not positive, or NaN."""
-    kept = _SMALLEST if x < _SMALLEST else x
-    power = np.floor(kept * _PER_LOG_2 + _HALF)
-    rest = (kept - power * _LOG_2_HIGH) - power * _LOG_2_LOW
+    clamped = _SMALLEST if x < _SMALLEST else x
+    power = np.floor(clamped * _PER_LOG_2 + _HALF)
+    rest = (clamped - power * _LOG_2_HIGH) - power * _LOG_2_LOW
     scale = np.int32((np.int32(power) + _BIAS) << _BITS).view(np.float32)
     value = _polynomial(_EXP, rest) * scale
     return _ZERO if x < _SMALLEST else value
 
 
 @in_order
-def _ordered(x: Any) -> Any:
-    """A float32 as an integer of the same order: the largest of integers is found four at a time."""
+def _order_key(x: Any) -> Any:
+    """A float32 as an integer of the same order: the maximum of integers is computed four at a time."""
     bits = np.float32(x).view(np.int32)
     return np.int32(bits ^ ((bits >> _SIGN) & _REST))
 
 
 @in_order
 def _largest(row: Any) -> Any:
-    top = _ordered(row[0])
+    top = _order_key(row[0])
     for j in range(row.shape[0]):
-        value = _ordered(row[j])
+        value = _order_key(row[j])
         top = value if value > top else top
     return np.int32(top ^ ((top >> _SIGN) & _REST)).view(np.float32)
 
@@ -123,7 +123,7 @@ def _dot(x: Any, y: Any) -> Any:
 def _noise_row(
     k0: Any, k1: Any, row: Any, head: Any, example: Any, weibull: bool, size: Any, out: Any
 ) -> None:
-    """Fill out, of a multiple of four columns, with `naive.log_noise`; `size` is 1/k or √2·σ."""
+    """Fill out (4, columns / 4) with `naive.log_noise`; `size` is 1/k or √2·σ."""
     blocks = out.shape[1]
     for n in range(blocks):
         w0, w1, w2, w3 = _philox(k0, k1, np.uint64(n), row, head, example)
@@ -159,11 +159,11 @@ def draw(
     weights: Any,
     lse: Any,
 ) -> None:
-    """Fill `weights` with a draw and, unless it has no rows, `lse` with `maps.log_normalizer` of the logits.
+    """Fill `weights` with a draw and, unless it is empty, `lse` with `maps.log_normalizer` of the logits.
 
     Args:
         start: first row.
-        stop: last row, and one.
+        stop: last row + 1.
         logits: (batch, heads, query, key).
         visible: (batch, heads or 1, query, key), bytes.
         keys: (batch, 2), of `noise.stream`.
@@ -172,7 +172,7 @@ def draw(
         weibull: the family; otherwise Lognormal.
         size: 1/k, or √2·σ.
         weights: like `logits`.
-        lse: (batch · heads · query,), or nothing.
+        lse: (batch · heads · query,), or empty.
     """
     _, heads, queries, columns = logits.shape
     groups = visible.shape[1]
@@ -225,25 +225,25 @@ def draw_backward(
     to_lse: Any,
     out: Any,
 ) -> None:
-    """Fill `out` with the gradient to the logits, of weights and, unless it has no rows, of lse."""
+    """Fill `out` with the gradient to the logits, from that to weights and, unless it is empty, to lse."""
     _, heads, queries, columns = logits.shape
     groups = visible.shape[1]
     for n in range(start, stop):
         b, h, i = n // (heads * queries), n // queries % heads, n % queries
-        drawn, come, to = weights[b, h, i], to_weights[b, h, i], out[b, h, i]
-        mean = _dot(drawn, come)
+        drawn, to_drawn, to_row = weights[b, h, i], to_weights[b, h, i], out[b, h, i]
+        mean = _dot(drawn, to_drawn)
         if lse.shape[0] == 0:
             for j in range(columns):
-                to[j] = drawn[j] * (come[j] - mean)
+                to_row[j] = drawn[j] * (to_drawn[j] - mean)
             continue
         row, seen, base, factor = logits[b, h, i], visible[b, h % groups, i], lse[n], to_lse[n]
         for j in range(columns):
-            value = drawn[j] * (come[j] - mean) + factor * _exp(row[j] - base)
-            to[j] = value if seen[j] != 0 else _ZERO
+            value = drawn[j] * (to_drawn[j] - mean) + factor * _exp(row[j] - base)
+            to_row[j] = value if seen[j] != 0 else _ZERO
 
 
 @compiled_loosely
-def _weighed(row: Any, seen: Any, alpha: Any, base: Any) -> Any:
+def _weighted_sum(row: Any, seen: Any, alpha: Any, base: Any) -> Any:
     total = _ZERO
     for j in range(row.shape[0]):
         value = alpha[j] * (row[j] - base)
@@ -252,7 +252,7 @@ def _weighed(row: Any, seen: Any, alpha: Any, base: Any) -> Any:
 
 
 @compiled_loosely
-def _shown(seen: Any, alpha: Any) -> Any:
+def _visible_sum(seen: Any, alpha: Any) -> Any:
     total = _ZERO
     for j in range(seen.shape[0]):
         total += alpha[j] if seen[j] != 0 else _ZERO
@@ -264,8 +264,8 @@ def weigh(start: int, stop: int, logits: Any, visible: Any, alpha: Any, lse: Any
     """Fill out with Σ_j α_j (Φ_ij − lse_i) over visible keys, for maps `start` to `stop`.
 
     Args:
-        start: first map, (example, head) in one number.
-        stop: last map, and one.
+        start: first map, with (example, head) as one number.
+        stop: last map + 1.
         logits: (batch, heads, query, key).
         visible: (batch, heads or 1, query, key), bytes.
         alpha: (batch, heads, key).
@@ -278,7 +278,7 @@ def weigh(start: int, stop: int, logits: Any, visible: Any, alpha: Any, lse: Any
         b, h = n // heads, n % heads
         for i in range(queries):
             seen = visible[b, h % groups, i]
-            out[b, h, i] = _weighed(logits[b, h, i], seen, alpha[b, h], lse[b, h, i])
+            out[b, h, i] = _weighted_sum(logits[b, h, i], seen, alpha[b, h], lse[b, h, i])
 
 
 @in_order
@@ -294,7 +294,7 @@ def weigh_backward(
     to_alpha: Any,
     to_lse: Any,
 ) -> None:
-    """Fill the gradients of `weigh`'s sums; `gradient` is like `lse`."""
+    """Fill the gradients of `weigh`'s sums; `gradient` is shaped like `lse`."""
     heads, queries, columns = logits.shape[1:]
     groups = visible.shape[1]
     for n in range(start, stop):
@@ -303,18 +303,18 @@ def weigh_backward(
         to_share[:] = _ZERO
         for i in range(queries):
             row, seen, to_row = logits[b, h, i], visible[b, h % groups, i], to_logits[b, h, i]
-            base, come = lse[b, h, i], gradient[b, h, i]
+            base, to_sum = lse[b, h, i], gradient[b, h, i]
             for j in range(columns):
-                value = come * (row[j] - base)
+                value = to_sum * (row[j] - base)
                 to_share[j] += value if seen[j] != 0 else _ZERO
-                value = come * share[j]
+                value = to_sum * share[j]
                 to_row[j] = value if seen[j] != 0 else _ZERO
-            to_lse[b, h, i] = -come * _shown(seen, share)
+            to_lse[b, h, i] = -to_sum * _visible_sum(seen, share)
 
 
 @in_order
 def log_and_exp(x: Any, logs: Any, exps: Any) -> None:
-    """Fill logs with log x and exps with exp −x: what the draws are made of, for a test."""
+    """Fill logs with log x and exps with exp −x: the functions that draws use, for a test."""
     for n in range(x.shape[0]):
         logs[n] = _log(x[n])
         exps[n] = _exp(-x[n])

@@ -1,6 +1,6 @@
-"""Sums of KL, and normal draws, as compiled loops on the CPU.
+"""Sums of the KL, and normal draws, as compiled loops on the CPU.
 
-A sum of KL comes with its gradients, which a backward pass only has to scale.
+A sum of the KL is computed with its gradients, which a backward pass need only scale.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from overt.mechanisms._compiled import compiled, compiled_loosely
 from overt.mechanisms.special import LOG_GAMMA
 
-BLOCK = 2**14  # cells that are summed up by themselves: sums do not depend on the number of threads
+BLOCK = 2**14  # cells per partial sum, so that sums do not depend on the number of threads
 _LOG_GAMMA = tuple(map(np.float32, LOG_GAMMA))
 _DIGAMMA = tuple(np.float32(place * value) for place, value in enumerate(LOG_GAMMA))[1:]
 
@@ -42,9 +42,9 @@ def weibull_total(
 
     Args:
         start: first block.
-        stop: last block, and one.
-        log_mean: the posterior's mean, its logarithm.
-        log_alpha: the prior's shape, its logarithm.
+        stop: last block + 1.
+        log_mean: logarithm of the posterior's mean.
+        log_alpha: logarithm of the prior's shape.
         mean: exp(log_mean).
         alpha: exp(log_alpha).
         numbers: of `numbers.kl_numbers`.
@@ -80,8 +80,8 @@ def lognormal_total(
 
     Args:
         start: first block.
-        stop: last block, and one.
-        log_mean: the posterior's mean, its logarithm.
+        stop: last block + 1.
+        log_mean: logarithm of the posterior's mean.
         prior_mu: the prior's mean.
         numbers: of `numbers.kl_numbers`.
         to_mean: filled with the gradient to log_mean.
@@ -100,7 +100,7 @@ def lognormal_total(
 
 
 # The inverse error function in single precision, x·p(w) with w = −log(1 − x²) (Giles 2010): powers of w − 2.5
-# below 5, of √w − 3 above, the highest first.
+# for w below 5, of √w − 3 above, highest power first.
 _CENTRAL = tuple(
     map(
         np.float32,

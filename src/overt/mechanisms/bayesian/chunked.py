@@ -8,7 +8,7 @@ from torch import Tensor
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.naive import reduce_kl, total_kl
 
-# Cells of a map whose KL is formed at once: bounds the forward pass's temporaries, not the result.
+# Cells of a map whose KL is computed at once: bounds the forward pass's temporaries, not the result.
 CELLS_AT_ONCE = 2**24
 
 
@@ -27,7 +27,7 @@ def chunked_kl(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     visible = visible.expand(logits.shape)
     batch, heads, queries, keys = logits.shape
-    # A compiler fuses the temporaries away by itself, and would unroll the loop anew for each length.
+    # A compiler fuses the temporaries away anyway, and would unroll the loop again for each length.
     if torch.compiler.is_compiling() or logits.numel() <= cells_at_once:
         total = total_kl(logits, visible, prior, config)
     else:

@@ -1,6 +1,6 @@
 """The KL of a plain dot-product map, given its rows' log-sum-exp, in memory linear in its length.
 
-The prior depends on keys alone, so sums over cells fall apart into sums over keys: with φ_ij = Φ_ij − lse_i
+The prior depends on keys alone, so sums over cells reduce to sums over keys: with φ_ij = Φ_ij − lse_i
 and Φ_ij = scale·q_i·k_j + b_j, for instance Σ_j α_j Φ_ij = scale·q_i·(Σ_j α_j k_j) + Σ_j α_j b_j. A causal
 mask turns sums over keys into prefix sums. This holds for scaled dot products, with at most a bias per key,
 under padding and causal masks; anything else needs `naive.map_kl`.
@@ -18,7 +18,7 @@ from overt.mechanisms.bayesian.naive import reduce_kl
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.special import EULER
 
-# Rows taken at once under a causal mask where squares of scores are needed.
+# Rows per block under a causal mask where squares of scores are needed.
 BLOCK = 128
 
 
@@ -26,7 +26,7 @@ def closed_kl(call: AttentionCall, log_normalizer: Tensor, prior: Tensor, config
     """KL of a map per example, (batch,): the value of `naive.map_kl` without the map.
 
     Args:
-        call: of which `is_dot` holds: queries, keys, masks in parts, at most a bias per key.
+        call: one whose `is_dot()` is True: queries, keys, masks in parts, at most a bias per key.
         log_normalizer: lse, (batch, heads, query), over visible keys.
         prior: (batch, key heads, key) or broadcasting to it; log α or the Lognormal mean.
         config: family, posterior and reduction.
@@ -58,7 +58,7 @@ def closed_kl(call: AttentionCall, log_normalizer: Tensor, prior: Tensor, config
         return (query * over_keys(values.unsqueeze(-1) * key)).sum(dim=-1)
 
     visible_keys = over_keys(torch.ones_like(prior))
-    sees = (visible_keys > 0).to(dtype)  # a number times booleans would be one of float32
+    sees = (visible_keys > 0).to(dtype)  # a number times booleans would be float32
     probabilities = config.posterior == "probabilities"
     if config.family == "weibull":
         alpha = prior.exp()
@@ -94,8 +94,8 @@ def _squared_scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     """Σ_j (q_i·k_j)² over the keys that query i sees, (batch, key heads, group, query).
 
     query is (batch, key heads, group, query, dim), key (batch, key heads, key, dim) with zeros at padding.
-    The sum over all keys of k·kᵀ is a dim × dim matrix; a causal mask takes queries in blocks and adds keys
-    to it block by block.
+    The sum over all keys of k·kᵀ is a dim × dim matrix; under a causal mask queries are taken in blocks, and
+    keys are added to it block by block.
     """
     if not causal:
         outer = key.mT @ key
@@ -110,7 +110,7 @@ def _squared_scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
         squares = scores.square().masked_fill(~inside, 0.0).sum(dim=-1)
         return squares + ((rows @ outer.unsqueeze(2)) * rows).sum(dim=-1)
 
-    if torch.compiler.is_compiling():  # a loop would be unrolled anew for each length
+    if torch.compiler.is_compiling():  # a loop would be unrolled again for each length
         return squares_of(query, key[:, :, shift:], outer)
     blocks = []
     for start in range(0, queries, BLOCK):

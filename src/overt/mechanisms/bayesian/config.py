@@ -13,7 +13,7 @@ from overt import _check
 from overt.mechanisms.mechanism import Mechanism
 
 Variant = Literal["WC", "WF", "LC", "LF", "NO KL"]
-# As `benchmarks/kl_weight.py` chose it (docs/bayesian.md).
+# As chosen by `benchmarks/kl_weight.py` (docs/bayesian.md).
 KL_WEIGHT = 0.003
 _VARIANTS: dict[str, tuple[str, str | None]] = {
     "WC": ("weibull", "contextual"),
@@ -28,26 +28,26 @@ _VARIANTS: dict[str, tuple[str, str | None]] = {
 class Bayesian(Mechanism):
     """Attention weights are random: normalised Weibull or Lognormal draws, with a prior that depends on keys.
 
-    The defaults are the paper's BAM-WC, but for the KL's weight: at the paper's, a pretrained model is ruined
-    (docs/bayesian.md). `Bayesian.paper` has the paper's variants, at full weight.
+    The defaults are the paper's BAM-WC, except for the weight of the KL: the paper's weight ruins a
+    pretrained model (docs/bayesian.md). `Bayesian.paper` makes the paper's variants, at full weight.
 
     Args:
         family: distribution of the unnormalised weights S, with mean exp(Φ).
         k: Weibull shape; the larger, the less noise.
         sigma: Lognormal spread of the posterior (σ₂ in appendix B).
-        prior: "contextual" learns a prior from the keys, "fixed" has one for all, None leaves out the KL.
+        prior: "contextual" learns a prior from the keys, "fixed" uses one for all keys, None omits the KL.
         prior_alpha: shape of the fixed Gamma prior.
         prior_beta: rate of the Gamma prior.
         prior_sigma: spread of the Lognormal prior (σ₁ in appendix B).
         prior_mu: mean of the fixed Lognormal prior.
         d_mid: hidden width of the contextual prior's network.
         rho: anneal the KL by λ(t) = sigmoid(rho·t); None means λ = 1.
-        kl_weight: multiplies λ(t). 1 is the paper's; the default is the only one of five above 0 that kept a
-            pretrained model within a point of plain attention on held-out rows (docs/bayesian.md). 0 reports
-            the KL without minimising it.
-        posterior: what exp(Φ) is in the KL. "probabilities" takes the softmax probabilities, as the
-            published results did; "scores" the exponentials of the raw scores, as the paper's text has it.
-            The weights are the same.
+        kl_weight: multiplies λ(t). The paper's value is 1; the default is the only one of five values above 0
+            that kept a pretrained model within a point of plain attention on held-out rows
+            (docs/bayesian.md). 0 reports the KL without minimising it.
+        posterior: what exp(Φ) is in the KL. "probabilities" uses the softmax probabilities, as the published
+            results did; "scores" uses the exponentials of the raw scores, as the paper's text says. The
+            weights are the same.
         kl_reduction: "mean" averages over a map's visible entries and heads; "sum" is the literal ELBO.
         preset: "official" follows the released code where it differs: the contextual Gamma prior is
             softmax·prior_beta, the contextual Lognormal mean is the log-softmax, and on edge lists the
@@ -91,25 +91,25 @@ class Bayesian(Mechanism):
 
         Args:
             variant: "WC", "WF", "LC" or "LF": Weibull or Lognormal, contextual or fixed prior; or "NO KL".
-            settings: further ones, such as the k, rho and prior_alpha that appendix B has for a task.
+            settings: further settings, such as the k, rho and prior_alpha that appendix B gives for a task.
         """
         _check.one_of("variant", variant, _VARIANTS)
         family, prior = _VARIANTS[variant]
         for name, fixed in (("family", family), ("prior", prior), ("kl_weight", 1.0)):
             if name in settings:
-                raise TypeError(f"Bayesian.paper({variant!r}) has {name}={fixed!r}, and takes no other")
+                raise TypeError(f"Bayesian.paper({variant!r}) sets {name}={fixed!r} and takes no other value")
         return cls(family=family, prior=prior, kl_weight=1.0, **settings)  # type: ignore[arg-type]
 
     @classmethod
     def from_file(cls, settings: Mapping[str, Any]) -> Bayesian:
-        """From settings in a file. The KL had full weight before it had a weight at all."""
+        """Make it from the settings in a file. Before `kl_weight` existed, the KL had full weight."""
         return cls(**{"kl_weight": 1.0, **settings})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"kl_weight": 1.0, **state})  # pickles, too, of before there was a weight
+        self.__dict__.update({"kl_weight": 1.0, **state})  # for pickles older than `kl_weight`, too
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
-        """kl_weight·λ(t), what the KL is multiplied by at training step t."""
+        """kl_weight·λ(t), the factor of the KL at training step t."""
         return self.kl_weight * self.annealing(step)
 
     def annealing(self, step: Tensor | None) -> Tensor | float:

@@ -1,4 +1,4 @@
-"""When weights are drawn, when the KL is wanted, and which noise falls where; on maps and on edges."""
+"""When weights are drawn, when the KL is computed, and how noise is addressed; on maps and on edges."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from overt.mechanisms.site import KINDS, Site
 
 
 def wants_kl(layer: nn.Module, config: Bayesian, chain: Chain) -> bool:
-    """Whether the KL is to be computed.
+    """Whether to compute the KL.
 
-    Not for rows in pieces, unless asked: the prior is over the keys known so far, another one at each step.
+    By default not for rows fed in pieces: the prior covers the keys known so far, so it differs at each step.
     """
-    asked = layer.training and not chain.keep if chain.wants_kl is None else chain.wants_kl
-    return asked and config.prior is not None
+    wants = layer.training and not chain.keep if chain.wants_kl is None else chain.wants_kl
+    return wants and config.prior is not None
 
 
 def draws_sample(layer: nn.Module, chain: Chain) -> bool:
-    """Whether weights are drawn (training, or a sample asked for) or are the mean."""
+    """Whether weights are drawn (in training, or for `Chain(sample=…)`) rather than the mean."""
     return layer.training or chain.sample is not None
 
 
 def noise_keys(site: Site, chain: Chain) -> Tensor:
-    """The noise's keys at a site: (2,), or (batch, 2) where each example has a sample number of its own."""
+    """The noise's keys at a site: (2,), or (batch, 2) where each example has its own sample number."""
     if chain.step is None:
         raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
     sample = chain.step.new_zeros(()) if chain.sample is None else chain.sample

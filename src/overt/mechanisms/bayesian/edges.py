@@ -24,15 +24,16 @@ from overt.mechanisms.bayesian.numbers import kl_numbers
 from overt.mechanisms.call import EdgeCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.edges import check_ends, edge_log_softmax, edge_softmax, loops_for
-from overt.mechanisms.loops import shared
+from overt.mechanisms.loops import run_threaded
 from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.operators import plain_gradients
 from overt.mechanisms.site import Site
 
 Total = Callable[[Tensor, Tensor, Bayesian], tuple[Tensor, Tensor, Tensor]]
 
 
 def total_kl(log_mean: Tensor, prior: Tensor, config: Bayesian, off: str | None = None) -> Tensor:
-    """Σ of `cell_kl` over all cells; `off` says why plain operations are asked for, if they are."""
+    """Σ of `cell_kl` over all cells; `off` is the reason to use plain operations, if any."""
     total = _total_cpu if loops_for(log_mean, "bayesian._kl_numba", off) is not None else None
     if total is None and backend.unfit(backend.EDGE_KERNELS, log_mean, off=off) is None:
         from overt.mechanisms.bayesian.kernels.edges import total_kl as total
@@ -53,23 +54,23 @@ def _total_cpu(log_mean: Tensor, prior: Tensor, config: Bayesian) -> tuple[Tenso
         parts, run = [log_mean, prior], kernels.lognormal_total
     sums = torch.empty(-(-log_mean.numel() // kernels.BLOCK), dtype=torch.float64)
     flat = [part.view(-1) for part in (*parts, numbers, to_mean, to_prior, sums)]
-    shared(sums.numel(), log_mean.numel(), run, *flat)
+    run_threaded(sums.numel(), log_mean.numel(), run, *flat)
     return sums.sum().to(log_mean.dtype), to_mean, to_prior
 
 
 def edge_noise(unit: Tensor, config: Bayesian, off: str | None = None) -> Tensor:
-    """`log_noise`; torch's inverse error function is slow on a CPU, and a compiled one takes its place."""
+    """`log_noise`, with a compiled inverse error function on a CPU, where torch's is slow."""
     kernels = loops_for(unit, "bayesian._kl_numba", off)
     if kernels is None or config.family == "weibull":
         return log_noise(unit, config)
     x = 2.0 * unit - 1.0
     w = torch.log1p(-x.square()).neg_()
-    shared(x.numel(), x.numel(), kernels.inverse_erf, x.view(-1), w.view(-1), w.view(-1))
+    run_threaded(x.numel(), x.numel(), kernels.inverse_erf, x.view(-1), w.view(-1), w.view(-1))
     return w.mul_(math.sqrt(2.0) * config.sigma)
 
 
 def _largest_alpha(config: Bayesian) -> float:
-    """How large the Gamma prior's α may be: the compiled sum knows log Γ(1 + α) on [0, 1]."""
+    """How large the Gamma prior's α may be: the compiled sum has log Γ(1 + α) only on [0, 1]."""
     if config.family == "lognormal":
         return 0.0
     if config.prior == "fixed":
@@ -78,7 +79,7 @@ def _largest_alpha(config: Bayesian) -> float:
 
 
 class _TotalKL(torch.autograd.Function):
-    """A sum of KL whose gradients are found on the way."""
+    """A sum of the KL whose gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, log_mean: Tensor, prior: Tensor, config: Bayesian, form: Total) -> Tensor:
@@ -90,21 +91,19 @@ class _TotalKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         log_mean, prior, to_mean, to_prior = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of gradients is wanted: operations that have one
+        if torch.is_grad_enabled():  # second-order gradients need plain operations
             total = cell_kl(log_mean, prior, ctx.config).sum()
-            wanted = [part for part in (log_mean, prior) if part.requires_grad]
-            found = iter(torch.autograd.grad(total, wanted, create_graph=True))
-            to_mean, to_prior = (
-                next(found) if part.requires_grad else zero
-                for part, zero in ((log_mean, to_mean), (prior, to_prior))
-            )
+            gradients = plain_gradients(total, (log_mean, prior))
+            to_mean = to_mean if gradients[0] is None else gradients[0]
+            to_prior = to_prior if gradients[1] is None else gradients[1]
         return gradient * to_mean, gradient * to_prior if ctx.needs_input_grad[1] else None, None, None
 
 
 class BayesianEdgeLayer(MechanismLayer):
     """From edge scores to edge weights: a draw or their mean; leaves the graph's KL in the chain.
 
-    A graph is one example. Noise follows an edge by its two ends, so the order of edges does not matter.
+    A graph is one example. An edge's noise is addressed by its two ends, so the order of edges does not
+    matter.
     """
 
     config: Bayesian
@@ -128,19 +127,19 @@ class BayesianEdgeLayer(MechanismLayer):
                     linear.bias.zero_()
 
     def weights(self, scores: Tensor, call: EdgeCall, chain: Chain) -> Tensor:  # type: ignore[override]
-        """Weights (edges, heads) of scores Φ, at least float32; those of edges into a node sum to one."""
+        """Weights (edges, heads) from scores Φ, at least float32; those of edges into a node sum to one."""
         site, edge_index, nodes, key = call.site, call.edge_index, call.nodes, call.key
         self._check(scores, edge_index, key, nodes)
         source, target = edge_index
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if wants_kl(self, self.config, chain):
-            # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
+            # The KL is a difference of large terms: computed in at least float32, even under autocast.
             with torch.autocast(scores.device.type, enabled=False):
                 kl = self._kl(scores, source, target, nodes, key, chain.switched_off)
             chain.add_loss(site, kl.unsqueeze(0), self.config)
         if draws_sample(self, chain):
             if chain.examples.dim() or (chain.sample is not None and chain.sample.dim()):
-                raise ValueError("a graph is one example: examples and sample must each be one number")
+                raise ValueError("examples and sample must each be one number: a graph is one example")
             keys = noise_keys(site, chain).to(scores.device)
             unit = noise.uniform_edges(
                 keys, scores.shape[1], target, source, int(chain.examples), chain.switched_off

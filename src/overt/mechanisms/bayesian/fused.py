@@ -1,7 +1,8 @@
 """Bayesian Attention without a query × key tensor, on a GPU; `naive` and `closed` have the definitions.
 
-One pass over scores makes outputs and the KL. The KL takes of a row's scores its log-sum-exp and a sum or two
-with the prior's parameter, and that holds for any scores under padding and causal masks, evolved ones too.
+One pass over scores computes outputs and the KL. From a row's scores, the KL needs the log-sum-exp and one or
+two sums with the prior's parameter. That holds for any scores under padding and causal masks, evolved ones
+included.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ def _forward(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence)
     from overt.mechanisms.kernels import attend_forward, prior
 
     keyed = prior.forward(inputs.key, masks, divergence)
-    done = attend_forward.forward(inputs, masks, noise, divergence, keyed)
-    keyed = done.kl.new_empty(0) if keyed is None else keyed
-    return done.out, divergence.total(done.kl), done.rows, keyed
+    attended = attend_forward.forward(inputs, masks, noise, divergence, keyed)
+    keyed = attended.kl.new_empty(0) if keyed is None else keyed
+    return attended.out, divergence.total(attended.kl), attended.rows, keyed
 
 
-def _backward(groups: Flat, results: Tensors, gradients: Maybe, wanted: Mapping[str, bool]) -> Gradients:
+def _backward(groups: Flat, results: Tensors, gradients: Maybe, needed: Mapping[str, bool]) -> Gradients:
     from overt.mechanisms.kernels import attend_backward, prior
 
-    del wanted
+    del needed
     inputs, masks, noise, divergence = groups
     (out, _, rows, keyed), (to_out, to_kl) = results, gradients
     to_out = torch.zeros_like(out) if to_out is None else to_out
@@ -62,8 +63,8 @@ def _shapes(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence) 
     return empty_heads_last(inputs.query), *empty_rows(inputs, masks, divergence)
 
 
-def _to_shapes(groups: Flat, wanted: Mapping[str, bool]) -> Gradients:
-    del wanted
+def _to_shapes(groups: Flat, needed: Mapping[str, bool]) -> Gradients:
+    del needed
     inputs, _, _, divergence = groups
     return empty_gradients(inputs, divergence)
 
@@ -82,7 +83,7 @@ bayesian = Operator(
 
 
 def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Chain) -> Tensor:
-    """Output (batch, heads, query, dim) of Bayesian Attention over plain products; the chain gets its KL."""
+    """Output (batch, heads, query, dim) of Bayesian Attention on plain products; leaves its KL in `chain`."""
     layer = cast(Drawer, layers["Bayesian"])
     flat = flat_of(call, layer.drawing(chain), chain)
     out, kl, *_ = bayesian(*flat)
@@ -93,17 +94,17 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
 
 @torch.no_grad()
 def draw(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Chain, samples: int) -> Tensor:
-    """Outputs of samples 0 … samples − 1, (samples, batch, heads, query, dim), without gradient.
+    """Outputs of samples 0 … samples − 1, (samples, batch, heads, query, dim), without gradients.
 
     Each tile of keys and values is read once for all samples.
     """
     from overt.mechanisms.kernels import attend_forward
 
-    numbered = copy(chain)
-    numbered.sample = torch.zeros((), dtype=torch.int64)  # the first of them, and so there is a draw
-    numbered.wants_kl = False
-    drawing = cast(Drawer, layers["Bayesian"]).drawing(numbered)
-    inputs, masks, noise, _ = flat_of(call, drawing, numbered)
+    sample_chain = copy(chain)
+    sample_chain.sample = torch.zeros((), dtype=torch.int64)  # the first sample; None would give the mean
+    sample_chain.wants_kl = False
+    drawing = cast(Drawer, layers["Bayesian"]).drawing(sample_chain)
+    inputs, masks, noise, _ = flat_of(call, drawing, sample_chain)
     out = attend_forward.forward(inputs, masks, noise, samples=samples).out
     return out if samples > 1 else out.unsqueeze(0)
 

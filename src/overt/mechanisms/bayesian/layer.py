@@ -24,8 +24,8 @@ from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.site import Site
 
 log = logging.getLogger("overt")
-# Of the fused form. Its weights are formed relative to the row's largest score before noise; stronger noise
-# would leave float16.
+# Limits of the fused form. It computes weights relative to the row's largest score before noise; stronger
+# noise would exceed the range of float16.
 LEAST_K, MOST_SIGMA = 1.0, 1.5
 MOST_MIDDLE = 32
 
@@ -44,9 +44,9 @@ class BayesianLayer(MechanismLayer):
         self.prior = ContextualPrior(site.head_dim, config.d_mid) if contextual else None
 
     def weights(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
-        """Weights, (batch, heads, query, key), at least float32, of logits Φ."""
+        """Weights, (batch, heads, query, key), at least float32, from logits Φ."""
         visible, off = call.visible(), chain.switched_off
-        wanted, lse, weights = wants_kl(self, self.config, chain), None, None
+        with_kl, lse, weights = wants_kl(self, self.config, chain), None, None
         if draws_sample(self, chain):
             keys = noise_keys(call.site, chain).to(logits.device)
             if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
@@ -55,24 +55,24 @@ class BayesianLayer(MechanismLayer):
                     f"{logits.shape[0]} examples, got {keys.shape[0]}"
                 )
             examples, row = examples_of(logits, chain), call.first_row
-            drawn = draw_cpu(logits, visible, keys, examples, row, self.config, wanted, off)
+            drawn = draw_cpu(logits, visible, keys, examples, row, self.config, with_kl, off)
             if drawn is None:
                 _, heads, rows, columns = logits.shape
                 unit = noise.uniform(keys, examples, heads, rows, columns, row, off)
                 weights = draw(logits, visible, unit, self.config)
             else:
                 weights, lse = drawn
-        if wanted:
+        if with_kl:
             kl = self._kl(logits, visible, call, lse, off)
             self.leave_kl(chain, call.site, kl)
         return softmax(logits, visible, call.filled) if weights is None else weights
 
     def idle(self, chain: Chain) -> bool:
-        """In evaluation, where neither a sample nor the KL is asked for."""
+        """True in evaluation, where neither a sample nor the KL is requested."""
         return not draws_sample(self, chain) and not wants_kl(self, self.config, chain)
 
     def drawing(self, chain: Chain) -> Drawing:
-        """What kernels are to draw in a pass, and the KL that they are to take."""
+        """What kernels should draw in a pass, and the KL that they should compute."""
         law, divergence = self._law, Divergence()
         if wants_kl(self, self.config, chain):
             divergence = law.divergence
@@ -84,13 +84,13 @@ class BayesianLayer(MechanismLayer):
         return Drawing(family, law.number, divergence, law.averaged)
 
     def leave_kl(self, chain: Chain, site: Site, kl: Tensor) -> None:
-        """Hand the KL of a pass per example, (batch,), to its chain."""
+        """Add the KL of a pass per example, (batch,), to its chain."""
         chain.add_loss(site, kl, self.config)
 
     def _kl(
         self, logits: Tensor, visible: Tensor, call: AttentionCall, lse: Tensor | None, off: str | None
     ) -> Tensor:
-        # The KL is a difference of large terms: always at least in float32, whatever autocast would do.
+        # The KL is a difference of large terms: computed in at least float32, even under autocast.
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             prior = prior_of(self.prior, call.keys_of_prior.to(logits.dtype), visible, self.config)
@@ -107,15 +107,15 @@ class BayesianLayer(MechanismLayer):
             return chunked_kl(logits, visible, heads, self.config)
 
     def unfit(self, call: AttentionCall) -> str | None:
-        """Why it is not for the kernels; None if it is."""
+        """Why the kernels cannot take it; None if they can."""
         config, prior, device = self.config, self.prior, call.query.device
         if prior is not None:
             if not type(prior.inner) is type(prior.outer) is nn.Linear or prior.inner.bias is None:
                 return "the prior's network has been wrapped or replaced"
             if prior.inner.weight.device != device or prior.outer.weight.device != device:
-                return f"the prior's weights lie on {prior.inner.weight.device}, queries on {device}"
+                return f"the prior's weights are on {prior.inner.weight.device}, queries on {device}"
             if call.prior_key is not None:
-                return "the prior reads other keys than the scores"
+                return "the prior reads different keys from the scores"
         if config.family == "weibull" and config.k < LEAST_K:
             return f"kernels take k from {LEAST_K}, got {config.k}"
         if config.family == "lognormal" and config.sigma > MOST_SIGMA:
@@ -130,8 +130,8 @@ class BayesianLayer(MechanismLayer):
         """Family, spread, prior and the KL's weight."""
         config = self.config
         shape = f"k={config.k:g}" if config.family == "weibull" else f"sigma={config.sigma:g}"
-        weighed = "no prior" if config.prior is None else f"{config.prior} prior, KL × {config.kl_weight:g}"
-        return {"Bayesian": f"{config.family} {shape}, {weighed}"}
+        prior = "no prior" if config.prior is None else f"{config.prior} prior, KL × {config.kl_weight:g}"
+        return {"Bayesian": f"{config.family} {shape}, {prior}"}
 
     def extra_repr(self) -> str:
         """Effective settings, for `print(model)`."""

@@ -1,9 +1,9 @@
-"""Bayesian Attention in plain operations, from scores to weights and KL: the definition, in one sitting.
+"""Bayesian Attention in plain operations, from scores to weights and KL: the complete definition.
 
 Everything is in log space. With E[S] = exp(Φ), normalised Weibull draws are softmax(Φ + log(−log(1−ε))/k) and
-normalised Lognormal ones softmax(Φ + σ·ε); the constants Γ(1 + 1/k) and σ²/2 cancel in the normalisation.
-Maps are (batch, heads, query, key); `visible` is boolean and broadcasts to them. `attention` puts the pieces
-together, and every faster form is held against them.
+normalised Lognormal draws softmax(Φ + σ·ε); the constants Γ(1 + 1/k) and σ²/2 cancel in the normalisation.
+Maps are (batch, heads, query, key); `visible` is boolean and broadcasts to them. `attention` combines the
+pieces, and every faster form is tested against them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from overt.mechanisms.special import EULER
 class ContextualPrior(nn.Module):
     """The key-dependent prior: Linear → ReLU → Linear → softmax over keys.
 
-    One network for all heads of a layer. The last Linear has no bias, which a softmax would not feel.
+    One network serves all heads of a layer. The last Linear has no bias, which a softmax would cancel.
     """
 
     def __init__(self, head_dim: int, d_mid: int) -> None:
@@ -38,13 +38,13 @@ class ContextualPrior(nn.Module):
 
 
 def prior_of(network: ContextualPrior | None, key: Tensor, visible: Tensor, config: Bayesian) -> Tensor:
-    """The prior's parameter, log α or the Lognormal mean: (batch, key heads, key), (1, 1, 1) of a fixed one.
+    """The prior's parameter, log α or the Lognormal mean: (batch, key heads, key), or (1, 1, 1) if fixed.
 
-    A key is padding if no query sees it; a causal mask hides none from all.
+    A key is padding if no query sees it; a causal mask hides no key from every query.
 
     Args:
         network: of the contextual prior; None for the fixed one.
-        key: (batch, key heads, key, dim), in the dtype that comes out.
+        key: (batch, key heads, key, dim), in the dtype of the result.
         visible: boolean, broadcasts to the map.
         config: family and prior.
     """
@@ -57,7 +57,7 @@ def prior_of(network: ContextualPrior | None, key: Tensor, visible: Tensor, conf
 
 
 def prior_parameter(log_psi: Tensor, config: Bayesian) -> Tensor:
-    """log Ψ, the contextual prior's log-softmax, as the prior's parameter: log α or the Lognormal mean."""
+    """The prior's parameter, log α or the Lognormal mean, from log Ψ, the contextual prior's log-softmax."""
     official = config.preset == "official"
     if config.family == "weibull":
         return log_psi + math.log(config.prior_beta) if official else log_psi
@@ -80,7 +80,7 @@ def log_noise(unit: Tensor, config: Bayesian) -> Tensor:
 
 
 def draw(logits: Tensor, visible: Tensor, unit: Tensor | None, config: Bayesian) -> Tensor:
-    """Normalised weights: drawn by uniform numbers on the open unit interval, or of the mean without any."""
+    """Normalised weights: drawn with uniform numbers on the open unit interval, or the mean without any."""
     return softmax(logits if unit is None else logits + log_noise(unit, config), visible)
 
 
@@ -90,7 +90,7 @@ def draw(logits: Tensor, visible: Tensor, unit: Tensor | None, config: Bayesian)
 def weibull_gamma_kl(log_mean: Tensor, k: float, log_alpha: Tensor, beta: float) -> Tensor:
     """KL(Weibull(k, λ) ‖ Gamma(α, β)) with λ = exp(log_mean)/Γ(1 + 1/k) (section 3.2).
 
-    log Γ(α) is taken as lgamma(1 + α) − log α: a prior weight that underflows to zero keeps its logarithm.
+    log Γ(α) is computed as lgamma(1 + α) − log α: a prior weight that underflows to zero keeps its logarithm.
     """
     log_lambda = log_mean - math.lgamma(1.0 + 1.0 / k)
     alpha = log_alpha.exp()
@@ -129,7 +129,7 @@ def total_kl(logits: Tensor, visible: Tensor, prior: Tensor, config: Bayesian) -
 
 
 def reduce_kl(total: Tensor, cells: Tensor, config: Bayesian) -> Tensor:
-    """Per example: the sum over cells, or their mean (zero where nothing is visible)."""
+    """Per example, the sum over cells or their mean (zero where nothing is visible)."""
     return total if config.kl_reduction == "sum" else total / cells.clamp(min=1)
 
 
@@ -153,7 +153,7 @@ def attention(
     Args:
         logits: Φ, (batch, heads, query, key).
         visible: boolean, broadcasts to `logits`.
-        key: (batch, key heads, key, dim), what the contextual prior looks at.
+        key: (batch, key heads, key, dim), read by the contextual prior.
         network: of the contextual prior; None for the fixed one.
         unit: uniform draws on the open unit interval, of the map's shape; None for the mean of the weights.
         config: the settings.

@@ -1,4 +1,4 @@
-"""What faster forms of the KL are made of, as numbers."""
+"""The constants that faster forms of the KL need, computed from the settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from overt.mechanisms.special import EULER
 
 
 def kl_numbers(config: Bayesian) -> tuple[float, float, float]:
-    """What the family's KL of a cell is made of beside the cell's own values, for compiled sums.
+    """The constants in the KL of a cell, for compiled sums.
 
-    Weibull: what α is multiplied by beside −log_mean, what every cell has, and the prior's rate. Lognormal:
-    σ²/2, 1 over the prior's spread, and what every cell has.
+    Weibull: the factor of α in addition to −log_mean, the constant term of every cell, and the prior's rate.
+    Lognormal: σ²/2, 1 over the prior's spread, and the constant term of every cell.
     """
     if config.family == "weibull":
         k, beta = config.k, config.prior_beta
@@ -26,7 +26,7 @@ def kl_numbers(config: Bayesian) -> tuple[float, float, float]:
 
 
 def law_of(config: Bayesian) -> Drawing:
-    """Settings as the numbers that kernels take, for a pass that draws weights and wants the KL.
+    """The settings as the numbers that kernels take, for a pass that draws weights and computes the KL.
 
     A key's part of the KL to a Gamma prior is α·slope + log Γ(1 + α) − log α + base.
     """

@@ -1,4 +1,4 @@
-"""Evolving Attention (Wang et al. 2021): maps that start from the previous layer's."""
+"""Evolving Attention (Wang et al. 2021): maps that start from the previous layer's map."""
 
 from overt.mechanisms.evolving.config import Evolving
 from overt.mechanisms.evolving.edges import EvolvingEdgeLayer

@@ -1,7 +1,7 @@
-"""Equation 4 on the CPU: one operator around compiled loops, with a backward pass of its own.
+"""Equation 4 on the CPU: one operator around compiled loops, with its own backward pass.
 
-It saves no image of a convolution, and computes no more than the map needs; torch's own gradient of a
-convolution over few channels takes ten times as long on some processors. `naive.evolve` is the definition.
+It saves no image of a convolution and computes only what the map needs; torch's gradient of a convolution
+over few channels takes ten times as long on some processors. `naive.evolve` is the definition.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from overt.mechanisms import backend
 from overt.mechanisms.evolving import naive
-from overt.mechanisms.loops import bytes_of, loops, shared
+from overt.mechanisms.loops import bytes_of, loops, run_threaded
+from overt.mechanisms.operators import plain_gradients
 from overt.mechanisms.site import Kind
 
 LOOPS = "evolving._evolve_numba"
-PARTS = 64  # sums of the weight's gradient that are taken by themselves, whatever the number of threads
+PARTS = 64  # partial sums of the weight's gradient, whatever the number of threads
 
 
 def evolve(
@@ -29,7 +30,7 @@ def evolve(
     kind: Kind,
     alpha: float,
     beta: float,
-    grown: Tensor | None = None,
+    ramp_factor: Tensor | None = None,
     off: str | None = None,
 ) -> Tensor | None:
     """`naive.evolve` with a previous map and a convolution; None where this form does not apply.
@@ -42,14 +43,14 @@ def evolve(
         kind: which windows.
         alpha: of equation 4.
         beta: of equation 4.
-        grown: what alpha and beta are multiplied by, one number.
-        off: why the definition is asked for, if it is.
+        ramp_factor: factor of alpha and beta, one number.
+        off: the reason to use the definition, if any.
     """
     if backend.unfit(backend.LOOPS, logits, previous, *convolution, off=off) is not None:
         return None
     naive.check_weight(convolution[0], logits)
     evolved: Tensor = torch.ops.overt.evolve(
-        logits, previous, visible, *convolution, kind, alpha, beta, grown
+        logits, previous, visible, *convolution, kind, alpha, beta, ramp_factor
     )[0]
     return evolved
 
@@ -64,20 +65,20 @@ def _evolve(
     kind: str,
     alpha: float,
     beta: float,
-    grown: Tensor | None,
+    ramp_factor: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Evolved logits, and where ReLU let a visible cell through, in bytes."""
+    """Evolved logits, and as bytes the visible cells that the ReLU passed."""
     kernels = _loops()
-    alphas, betas = _factor(alpha, grown), _factor(beta, grown)
+    alphas, betas = _factor(alpha, ramp_factor), _factor(beta, ramp_factor)
     logits, previous, seen = logits.contiguous(), previous.contiguous(), bytes_of(visible, logits)
     left, _, above, _ = naive.reach(cast(Kind, kind), weight.shape[-1])
     image = _image(logits, previous, seen, alphas, kind, weight.shape[-1])
     evolved, passed = torch.empty_like(logits), torch.empty_like(logits, dtype=torch.uint8)
 
-    def run(start: int, stop: int, image: Any, weight: Any, bias: Any, seen: Any, out: Any, let: Any) -> None:
-        kernels.convolve(start, stop, image, weight, bias, seen, betas, above, left, out, let)
+    def run(start: int, stop: int, image: Any, weight: Any, bias: Any, seen: Any, out: Any, ok: Any) -> None:
+        kernels.convolve(start, stop, image, weight, bias, seen, betas, above, left, out, ok)
 
-    # Small enough to copy: a storage that numpy has seen can no longer be resized, as FSDP does with weights.
+    # Small enough to copy: once numpy has seen a storage it cannot be resized, which FSDP does with weights.
     weight, bias = (x.clone(memory_format=torch.contiguous_format) for x in (weight, bias))
     _share(logits, run, image, weight, bias, seen, evolved, passed)
     return evolved, passed
@@ -99,19 +100,19 @@ def _evolve_backward(
     kind: str,
     alpha: float,
     beta: float,
-    grown: Tensor | None,
+    ramp_factor: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients to logits, previous, weight and bias."""
     kernels = _loops()
-    alphas, betas = _factor(alpha, grown), _factor(beta, grown)
+    alphas, betas = _factor(alpha, ramp_factor), _factor(beta, ramp_factor)
     logits, previous, seen = logits.contiguous(), previous.contiguous(), bytes_of(visible, logits)
     gradient, size = gradient.contiguous(), weight.shape[-1]
     left, right, above, below = naive.reach(cast(Kind, kind), size)
-    # Windows of the gradient reach the other way.
+    # Windows of the gradient extend in the opposite direction.
     back = _empty_image(logits, (right, left, below, above))
 
-    def relu(start: int, stop: int, come: Any, let: Any, out: Any) -> None:
-        kernels.through_relu(start, stop, come, let, betas, below, right, out)
+    def relu(start: int, stop: int, gradient: Any, passed: Any, out: Any) -> None:
+        kernels.through_relu(start, stop, gradient, passed, betas, below, right, out)
 
     _share(logits, relu, gradient, passed, back)
     to_logits, to_previous = torch.empty_like(logits), torch.empty_like(logits)
@@ -119,8 +120,8 @@ def _evolve_backward(
     def maps(start: int, stop: int, *arrays: Any) -> None:
         kernels.to_maps(start, stop, *arrays[:5], alphas, betas, *arrays[5:])
 
-    turned = weight.transpose(0, 1).flip(2, 3).contiguous()
-    _share(logits, maps, back, turned, gradient, previous, seen, to_logits, to_previous)
+    flipped = weight.transpose(0, 1).flip(2, 3).contiguous()
+    _share(logits, maps, back, flipped, gradient, previous, seen, to_logits, to_previous)
 
     image = _image(logits, previous, seen, alphas, kind, size)
     batch, heads, queries, keys = logits.shape
@@ -130,7 +131,7 @@ def _evolve_backward(
     def sums(start: int, stop: int, image: Any, back: Any, parts: Any) -> None:
         kernels.to_weight(start, stop, image, back, below, right, rows, (batch, heads, queries, keys), parts)
 
-    shared(parts.shape[0], logits.numel(), sums, image, back, parts)
+    run_threaded(parts.shape[0], logits.numel(), sums, image, back, parts)
     return to_logits, to_previous, parts.sum(dim=0), back.sum(dim=(0, 2, 3))
 
 
@@ -150,26 +151,25 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    logits, previous, visible, weight, bias, kind, alpha, beta, grown = inputs
+    logits, previous, visible, weight, bias, kind, alpha, beta, ramp_factor = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(logits, previous, visible, weight, bias, output[1], grown)
+    ctx.save_for_backward(logits, previous, visible, weight, bias, output[1], ramp_factor)
     ctx.numbers = kind, alpha, beta
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    logits, previous, visible, weight, bias, passed, grown = ctx.saved_tensors
+    logits, previous, visible, weight, bias, passed, ramp_factor = ctx.saved_tensors
     kind, alpha, beta = ctx.numbers
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Where a gradient of gradients is wanted, operations are, that have one.
-        factors = [number if grown is None else number * grown for number in (alpha, beta)]
-        wanted = [tensor for tensor in (logits, previous, weight, bias) if tensor.requires_grad]
+        # Second-order gradients need plain operations, which are differentiable.
+        factors = [number if ramp_factor is None else number * ramp_factor for number in (alpha, beta)]
         evolved = naive.evolve(logits, previous, (weight, bias), visible, kind, *factors)
-        found = iter(torch.autograd.grad(evolved, wanted, gradient, create_graph=True))
-        each = [next(found) if x.requires_grad else None for x in (logits, previous, weight, bias)]
-        return each[0], each[1], None, each[2], each[3], None, None, None, None
-    to_logits, to_previous, to_weight, to_bias = torch.ops.overt.evolve_backward(
-        gradient, passed, logits, previous, visible, weight, kind, alpha, beta, grown
-    )
+        gradients: Any = plain_gradients(evolved, (logits, previous, weight, bias), gradient)
+    else:
+        gradients = torch.ops.overt.evolve_backward(
+            gradient, passed, logits, previous, visible, weight, kind, alpha, beta, ramp_factor
+        )
+    to_logits, to_previous, to_weight, to_bias = gradients
     return to_logits, to_previous, None, to_weight, to_bias, None, None, None, None
 
 
@@ -180,12 +180,12 @@ def _loops() -> Any:
     return loops(LOOPS)
 
 
-def _factor(number: float, grown: Tensor | None) -> np.float32:
-    return np.float32(number if grown is None else number * float(grown))
+def _factor(number: float, ramp_factor: Tensor | None) -> np.float32:
+    return np.float32(number if ramp_factor is None else number * float(ramp_factor))
 
 
 def _empty_image(logits: Tensor, border: tuple[int, int, int, int]) -> Tensor:
-    """Room for a map, whose cells hold anything, in a border of zeros."""
+    """An uninitialised map in a border of zeros."""
     left, right, above, below = border
     batch, heads, queries, keys = logits.shape
     image = logits.new_empty(batch, heads, above + queries + below, left + keys + right)
@@ -198,7 +198,7 @@ def _empty_image(logits: Tensor, border: tuple[int, int, int, int]) -> Tensor:
 def _image(
     logits: Tensor, previous: Tensor, seen: Tensor, alpha: np.float32, kind: str, kernel_size: int
 ) -> Tensor:
-    """`naive.mix`'s result in a border of zeros, as its windows reach."""
+    """`naive.mix`'s result in a border of zeros as wide as its windows reach."""
     border = naive.reach(cast(Kind, kind), kernel_size)
     image, kernels = _empty_image(logits, border), _loops()
 
@@ -210,5 +210,5 @@ def _image(
 
 
 def _share(logits: Tensor, run: Any, *tensors: Tensor) -> None:
-    """Run a loop over rows of maps, (example, row) in one number."""
-    shared(logits.shape[0] * logits.shape[2], logits.numel(), run, *tensors)
+    """Run a loop over rows of maps, with (example, row) as one number."""
+    run_threaded(logits.shape[0] * logits.shape[2], logits.numel(), run, *tensors)

@@ -1,8 +1,8 @@
 """Equation 4 as compiled loops on the CPU, forward and backward; `naive.py` is the definition.
 
-Convolutions go row by row over images that carry their own border of zeros: an image is (batch, heads, rows,
-columns), its windows start at the row and column of the cell that comes out. Where loops are shared among
-threads, `start` and `stop` count rows of maps, (example, row) in one number; every cell is computed by one
+Convolutions run row by row over images that include a border of zeros: an image is (batch, heads, rows,
+columns), and a window starts at the row and column of its output cell. Where threads divide a loop among
+them, `start` and `stop` count rows of maps, with (example, row) as one number; every cell is computed by one
 thread, and sums are kept per (example, row), so that nothing depends on the number of threads.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from overt.mechanisms._compiled import compiled, compiled_loosely
 
-# A product and the sum it goes into are one instruction, in the order written.
+# A product and the sum that takes it are one instruction, in the order written.
 in_order = partial(compiled, fastmath={"contract"})
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _HIDDEN = np.float32(-np.inf)
@@ -50,7 +50,7 @@ def mix(
 
 @in_order
 def _four_outputs(image: Any, weight: Any, b: int, i: int, first: int, out: Any) -> None:
-    """Add to out (heads, columns) of four heads what their windows hold, at row i of example b."""
+    """Add the window sums of four heads to out (heads, columns), at row i of example b."""
     inputs, high, wide = weight.shape[1:]
     columns = out.shape[1]
     out0, out1, out2, out3 = out[first], out[first + 1], out[first + 2], out[first + 3]
@@ -118,11 +118,11 @@ def convolve(
     out: Any,
     passed: Any,
 ) -> None:
-    """Fill `out` with the second line of equation 4, `naive.refine`; `passed` says where ReLU let through.
+    """Fill `out` with the second line of equation 4, `naive.refine`, and `passed` with what the ReLU passed.
 
     Args:
         start: first row.
-        stop: last row, and one.
+        stop: last row + 1.
         image: `mix`'s result in its border.
         weight: (heads, heads, k, k).
         bias: (heads,).
@@ -143,12 +143,12 @@ def convolve(
         _windows(image, weight, b, i, lines)
         for h in range(heads):
             line, seen, inside = lines[h], visible[b, h % groups, i], image[b, h, top + i, left : left + keys]
-            to, let = out[b, h, i], passed[b, h, i]
+            out_row, passed_row = out[b, h, i], passed[b, h, i]
             for j in range(keys):
                 closed = line[j] <= _ZERO  # a NaN passes, as in torch
                 value = beta * (_ZERO if closed else line[j]) + (_ONE - beta) * inside[j]
-                to[j] = value if seen[j] != 0 else _HIDDEN
-                let[j] = _SHUT if closed else seen[j]
+                out_row[j] = value if seen[j] != 0 else _HIDDEN
+                passed_row[j] = _SHUT if closed else seen[j]
 
 
 @compiled
@@ -160,10 +160,11 @@ def through_relu(
     for row in range(start, stop):
         b, i = row // queries, row % queries
         for h in range(heads):
-            come, let, out = gradient[b, h, i], passed[b, h, i], image[b, h, top + i, left : left + keys]
+            to_row, passed_row = gradient[b, h, i], passed[b, h, i]
+            out = image[b, h, top + i, left : left + keys]
             for j in range(keys):
-                value = beta * come[j]
-                out[j] = value if let[j] != 0 else _ZERO
+                value = beta * to_row[j]
+                out[j] = value if passed_row[j] != 0 else _ZERO
 
 
 @compiled
@@ -171,7 +172,7 @@ def to_maps(
     start: int,
     stop: int,
     image: Any,
-    turned: Any,
+    flipped: Any,
     gradient: Any,
     previous: Any,
     visible: Any,
@@ -184,9 +185,9 @@ def to_maps(
 
     Args:
         start: first row.
-        stop: last row, and one.
+        stop: last row + 1.
         image: `through_relu`'s result in its border.
-        turned: (heads, heads, k, k), the weight with the axes of heads swapped and windows turned round.
+        flipped: (heads, heads, k, k), the weight with the axes of heads swapped and windows flipped.
         gradient: to the evolved logits.
         previous: evolved logits of the layer below.
         visible: as in `convolve`.
@@ -201,12 +202,12 @@ def to_maps(
     for row in range(start, stop):
         b, i = row // queries, row % queries
         lines[:] = _ZERO
-        _windows(image, turned, b, i, lines)
+        _windows(image, flipped, b, i, lines)
         for h in range(heads):
-            line, come, seen = lines[h], gradient[b, h, i], visible[b, h % groups, i]
+            line, to_row, seen = lines[h], gradient[b, h, i], visible[b, h % groups, i]
             past, to_now, to_past = previous[b, h, i], to_logits[b, h, i], to_previous[b, h, i]
             for j in range(keys):
-                value = line[j] + (_ONE - beta) * come[j]
+                value = line[j] + (_ONE - beta) * to_row[j]
                 value = value if seen[j] != 0 else _ZERO
                 fresh = past[j] == _HIDDEN
                 to_now[j] = value if fresh else (_ONE - alpha) * value
@@ -215,7 +216,7 @@ def to_maps(
 
 @compiled_loosely
 def _three_taps_of_four(g0: Any, g1: Any, g2: Any, g3: Any, row: Any, sums: Any) -> None:
-    """Add to sums (4, 3) the products of four rows with one, at three shifts."""
+    """Add the products of four rows with one row, at three shifts, to sums (4, 3)."""
     a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = _ZERO
     for j in range(g0.shape[0]):
         x0, x1, x2 = row[j], row[j + 1], row[j + 2]
@@ -269,12 +270,12 @@ def to_weight(
 
     Args:
         start: first part.
-        stop: last part, and one.
+        stop: last part + 1.
         image: `mix`'s result in its border.
         back: `through_relu`'s result in its border.
         top: rows of `back`'s border above.
         left: columns of `back`'s border to the left.
-        rows_of_part: (example, row) pairs that make a part.
+        rows_of_part: number of (example, row) pairs per part.
         shape: of the map.
         parts: filled.
     """

@@ -16,8 +16,8 @@ class Evolving(Mechanism):
 
     Equation 4: input = α·previous + (1 − α)·current; evolved = β·ReLU(conv(input)) + (1 − β)·input.
 
-    The ablations of the paper are values of these settings: `beta=0` (no convolution's part), `alpha=0` (no
-    skip), `kernel_size=1`, `kernel_size=5`; `Evolving.realformer()` is He et al. 2020.
+    The paper's ablations are settings: `beta=0` (no convolution), `alpha=0` (no skip), `kernel_size=1`,
+    `kernel_size=5`; `Evolving.realformer()` is He et al. 2020.
 
     Args:
         alpha: weight of the previous layer's evolved logits.
@@ -25,10 +25,10 @@ class Evolving(Mechanism):
         kernel_size: width and height of the convolution, odd.
         decoder_alpha: alpha in decoder self- and cross-attention. None means 0 in an encoder–decoder, where
             the paper found skips harmful (section 4.3), and `alpha` in a decoder-only model.
-        init: "dirac", the identity kernel with zero bias, hardly moves a pretrained model and trains from
-            the first step; "kaiming" is the choice of the released code.
+        init: "dirac", the identity kernel with zero bias, hardly changes a pretrained model and trains from
+            the first step; "kaiming" is what the released code uses.
         ramp_steps: raise alpha and beta linearly from 0 over this many steps.
-        skip: "mix" is equation 4; "add" adds the previous logits times alpha to the current ones and has no
+        skip: "mix" is equation 4; "add" adds alpha times the previous logits to the current ones, without a
             convolution (`realformer`).
     """
 
@@ -52,18 +52,18 @@ class Evolving(Mechanism):
         _check.one_of("skip", self.skip, ("mix", "add"))
         _check.whole("ramp_steps", self.ramp_steps, 0)
         if self.skip == "add" and self.beta != 0.0:
-            raise ValueError(f'beta must be 0 with skip="add", which has no convolution, got {self.beta}')
+            raise ValueError(f'beta must be 0 with skip="add", which has no convolution; got {self.beta}')
 
     @classmethod
     def realformer(cls, decoder_alpha: float | None = None) -> Evolving:
-        """RealFormer: the previous logits are added, unweighted, and there is no convolution.
+        """RealFormer: adds the previous logits, unweighted, without a convolution.
 
-        Not the same as `beta=0`, where previous and current logits are averaged.
+        Not the same as `beta=0`, which averages previous and current logits.
         """
         return cls(alpha=1.0, beta=0.0, decoder_alpha=decoder_alpha, skip="add")
 
     def alpha_at(self, site: Site) -> float:
-        """The alpha that holds at a site; see `decoder_alpha`."""
+        """The alpha in effect at a site; see `decoder_alpha`."""
         if site.kind == "encoder":
             return self.alpha
         if self.decoder_alpha is not None:

@@ -17,9 +17,9 @@ from overt.mechanisms.site import Site
 class EvolvingEdgeLayer(MechanismLayer):
     """A layer's edge scores start from those of the layer below: the first line of equation 4, per edge.
 
-    The convolution has no place here. Its window takes in the cells beside a cell, and on a graph neither
-    the rows nor the columns of the map have an order: which nodes were neighbours in the image would be an
-    accident of their numbering.
+    There is no convolution. Its window covers the cells around a cell, and on a graph neither the rows nor
+    the columns of the map have an order: which nodes were adjacent in the image would be an accident of their
+    numbering.
     """
 
     config: Evolving
@@ -30,17 +30,17 @@ class EvolvingEdgeLayer(MechanismLayer):
         if config.beta != 0.0:
             raise ValueError(
                 "beta must be 0 on graphs, where nodes have no order and a map no neighbouring cells to "
-                f"convolve: Evolving(beta=0) or Evolving.realformer() would do, got beta={config.beta}"
+                f"convolve: use Evolving(beta=0) or Evolving.realformer(), got beta={config.beta}"
             )
 
     def refine(self, scores: Tensor, call: EdgeCall, chain: Chain) -> Tensor:  # type: ignore[override]
-        """Evolved scores (edges, heads), left in the chain; the layer below must have had the same edges."""
+        """Evolved scores (edges, heads), left in the chain too; the layer below must have the same edges."""
         site, edge_index = call.site, call.edge_index
         previous = None if site.layer == 0 else chain.previous(site, self.name)
         if previous is not None:
             self._check(previous, scores, edge_index, chain, site)
-        grown = ramp(self.config, chain, self.training, scores.device)
-        alpha = self.config.alpha if grown is None else self.config.alpha * grown
+        ramp_factor = ramp(self.config, chain, self.training, scores.device)
+        alpha = self.config.alpha if ramp_factor is None else self.config.alpha * ramp_factor
         visible = torch.ones((), dtype=torch.bool, device=scores.device)
         evolved = mix(scores, previous, visible, alpha, add=self.config.skip == "add")
         chain.carry(site, self.name, evolved)
@@ -56,8 +56,8 @@ class EvolvingEdgeLayer(MechanismLayer):
         below = chain.edges.get((site.kind, site.layer - 1))
         if below is not None and not torch.equal(below, edge_index):
             raise ValueError(
-                f"Evolving needs the edges of the layer below, {below.shape[1]}, in their order, "
-                f"got {edge_index.shape[1]} other ones"
+                f"Evolving needs the {below.shape[1]} edges of the layer below in the same order, "
+                f"got {edge_index.shape[1]} different ones"
             )
 
     def extra_repr(self) -> str:

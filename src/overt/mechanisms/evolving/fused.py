@@ -1,8 +1,8 @@
-"""Evolving Attention near its memory's floor, on a GPU, with random weights over it if wanted.
+"""Evolving Attention in close to the least possible memory, on a GPU; optionally with random weights.
 
-`naive` has the definition. Of a layer only its evolved map is kept, which the layer above needs anyway, and a
-byte per four cells for the ReLU. The backward pass makes the mixed map again from the previous one, queries
-and keys, and writes over it.
+`naive` has the definition. A layer keeps only its evolved map, which the layer above needs anyway, and one
+byte per four cells for the ReLU. The backward pass recomputes the mixed map from the previous map, queries
+and keys, and overwrites it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HIDDEN, MIXED = float("-inf"), 0.0
 
 
 class Evolution(NamedTuple):
-    """What makes the map.
+    """The inputs of the evolved map, beyond queries and keys.
 
     Attributes:
         previous: the previous layer's evolved map; None starts a chain.
@@ -63,8 +63,8 @@ def _rows_whole(inputs: Inputs) -> Inputs:
     from overt.mechanisms.kernels.attend import rows_whole
 
     query, key = rows_whole(inputs.query), rows_whole(inputs.key)
-    alike = query is inputs.query and key is inputs.key
-    return inputs if alike else inputs._replace(query=query, key=key)
+    unchanged = query is inputs.query and key is inputs.key
+    return inputs if unchanged else inputs._replace(query=query, key=key)
 
 
 def _window(evolution: Evolution, noise: Noise) -> tuple[int, int, int, int]:
@@ -73,7 +73,7 @@ def _window(evolution: Evolution, noise: Noise) -> tuple[int, int, int, int]:
     return reach(KINDS[noise.kind], evolution.weight.shape[-1])
 
 
-def _mixed(inputs: Inputs, masks: Masks, evolution: Evolution, previous: Tensor | None) -> Tensor:
+def _mix(inputs: Inputs, masks: Masks, evolution: Evolution, previous: Tensor | None) -> Tensor:
     from overt.mechanisms.evolving import kernels
 
     hidden = HIDDEN if evolution.weight is None else MIXED
@@ -91,18 +91,18 @@ def _forward(
     inputs, (_, weight, shift, numbers, _) = _rows_whole(inputs), evolution
     keyed = prior.forward(inputs.key, masks, divergence)
     previous = None if evolution.previous is None else kernels.as_padded(evolution.previous)
-    evolved = _mixed(inputs, masks, evolution, previous)
+    evolved = _mix(inputs, masks, evolution, previous)
     bits = inputs.query.new_empty(0, dtype=torch.uint8)
     if weight is not None and shift is not None:
         evolved, bits = kernels.convolve(evolved, weight, shift, _window(evolution, noise), numbers, masks)
-    done = attend_forward.forward(inputs, masks, noise, divergence, keyed, evolved)
+    attended = attend_forward.forward(inputs, masks, noise, divergence, keyed, evolved)
     if masks.left:
-        attend_forward.attend_padding(inputs, masks, noise, done)
-    keyed = done.kl.new_empty(0) if keyed is None else keyed
-    return done.out, evolved, divergence.total(done.kl), bits, done.rows, keyed
+        attend_forward.attend_padding(inputs, masks, noise, attended)
+    keyed = attended.kl.new_empty(0) if keyed is None else keyed
+    return attended.out, evolved, divergence.total(attended.kl), bits, attended.rows, keyed
 
 
-def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mapping[str, bool]) -> Gradients:
+def _backward(groups: Groups, results: Tensors, gradients: Maybe, needed: Mapping[str, bool]) -> Gradients:
     from overt.mechanisms.evolving import kernels
     from overt.mechanisms.kernels import attend_backward, attend_map_backward, prior
 
@@ -116,24 +116,24 @@ def _backward(groups: Groups, results: Tensors, gradients: Maybe, wanted: Mappin
     to_value, to_parameter = attend_map_backward.map_backward(
         evolved, inputs.value, noise, divergence, keyed, out, rows, to_out, to_kl, to_evolved, gradient
     )
-    found: dict[str, Tensor | None] = {"value": to_value}
+    to_fields: dict[str, Tensor | None] = {"value": to_value}
     previous = None if evolution.previous is None else kernels.as_padded(evolution.previous)
     if weight is not None and shift is not None:
-        mixed, window = _mixed(inputs, masks, evolution, previous), _window(evolution, noise)
-        found["weight"], found["shift"] = kernels.convolve_to_weight(
+        mixed, window = _mix(inputs, masks, evolution, previous), _window(evolution, noise)
+        to_fields["weight"], to_fields["shift"] = kernels.convolve_to_weight(
             gradient, mixed, bits, weight, shift, window, numbers, masks
         )
-        # The mixed map is done with, and its memory takes the gradient.
+        # The mixed map is no longer needed: its memory takes the gradient.
         kernels.convolve_to_mixed(gradient, bits, weight, window, numbers, masks, mixed)
         gradient = mixed
     query, key, scale = inputs.query, inputs.key, inputs.scale
-    found["previous"], to_query, to_key = kernels.mix_backward(
-        gradient, previous, query, key, scale, numbers, masks, add, wanted["previous"]
+    to_fields["previous"], to_query, to_key = kernels.mix_backward(
+        gradient, previous, query, key, scale, numbers, masks, add, needed["previous"]
     )
     if masks.left:
         attend_backward.padding_backward(inputs, masks, noise, out, rows, to_out, to_query, to_key, to_value)
-    found["query"], found["key"] = to_query, to_key
-    return found | prior.backward(key, masks, divergence, keyed, query.shape, to_parameter, to_kl, to_key)
+    to_fields["query"], to_fields["key"] = to_query, to_key
+    return to_fields | prior.backward(key, masks, divergence, keyed, query.shape, to_parameter, to_kl, to_key)
 
 
 def _map_like(inputs: Inputs) -> Tensor:
@@ -154,13 +154,13 @@ def _shapes(
     return empty_heads_last(inputs.query), evolved, kl, bits, rows, keyed
 
 
-def _to_shapes(groups: Groups, wanted: Mapping[str, bool]) -> Gradients:
+def _to_shapes(groups: Groups, needed: Mapping[str, bool]) -> Gradients:
     inputs, _, _, divergence, evolution = groups
-    found = empty_gradients(inputs, divergence)
-    if evolution.previous is not None and wanted["previous"]:
-        found["previous"] = _map_like(inputs)
+    to_fields = empty_gradients(inputs, divergence)
+    if evolution.previous is not None and needed["previous"]:
+        to_fields["previous"] = _map_like(inputs)
     convolution = {"weight": evolution.weight, "shift": evolution.shift}
-    return found | {name: x.new_empty(x.shape) for name, x in convolution.items() if x is not None}
+    return to_fields | {name: x.new_empty(x.shape) for name, x in convolution.items() if x is not None}
 
 
 evolving = Operator(
@@ -180,18 +180,18 @@ _constants: dict[tuple[float, float, torch.device], Tensor] = {}
 
 
 def _constant(alpha: float, beta: float, device: torch.device) -> Tensor:
-    """α and β on a device, copied there once: a copy waits for the device."""
+    """α and β on a device, copied there only once: a copy waits for the device."""
     if torch.compiler.is_compiling():
         return torch.tensor([alpha, beta], dtype=torch.float32, device=device)
-    place = alpha, beta, device
-    if place not in _constants:
-        with torch.inference_mode(False):  # or no later training could keep it
-            _constants[place] = torch.tensor([alpha, beta], dtype=torch.float32, device=device)
-    return _constants[place]
+    key = alpha, beta, device
+    if key not in _constants:
+        with torch.inference_mode(False):  # else later training could not save it for backward
+            _constants[key] = torch.tensor([alpha, beta], dtype=torch.float32, device=device)
+    return _constants[key]
 
 
 def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Chain) -> Tensor:
-    """Output (batch, heads, query, dim) of Evolving, and of random weights over it.
+    """Output (batch, heads, query, dim) of Evolving, with or without random weights on top.
 
     Leaves map and KL in the chain.
     """
@@ -201,14 +201,14 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
     below = None if site.layer == 0 else chain.previous(site, layer.name)
     if below is not None and below.shape[0] != shape[0]:
         raise ValueError(
-            f"the previous map holds {below.shape[0]} examples, these queries {shape[0]}: "
-            "make a fresh Chain for each forward pass"
+            f"the previous map has {below.shape[0]} examples, these queries {shape[0]}: "
+            "make a new Chain for each forward pass"
         )
     continues = below is not None and below.shape == shape
     previous = below.to(device, call.query.dtype) if below is not None and continues else None
-    grown = ramp(config, chain, layer.training, device)
+    ramp_factor = ramp(config, chain, layer.training, device)
     numbers = _constant(layer.alpha, config.beta, device)
-    numbers = numbers if grown is None else numbers * grown
+    numbers = numbers if ramp_factor is None else numbers * ramp_factor
     weight, shift = (None, None) if previous is None else (layer.weight, layer.bias)
     flat = flat_of(call, Drawing() if drawer is None else drawer.drawing(chain), chain)
     out, evolved, kl, *_ = evolving(*flat, Evolution(previous, weight, shift, numbers, config.skip == "add"))

@@ -1,6 +1,6 @@
-"""Evolving Attention in plain operations: the definition that every faster form is held against.
+"""Evolving Attention in plain operations: the definition that every faster form is tested against.
 
-Maps are (batch, heads, query, key); hidden cells of an evolved map are −inf, so that a map carries its own
+Maps are (batch, heads, query, key); hidden cells of an evolved map are −inf, so that a map carries its
 visibility to the next layer.
 """
 
@@ -18,7 +18,7 @@ from overt.mechanisms.site import KINDS, Kind
 def reach(kind: Kind, kernel_size: int) -> tuple[int, int, int, int]:
     """How far a cell's window reaches: columns to the left and right, rows above and below.
 
-    A decoder's windows look only at rows above, so that no query reads a later one's map (section 3.5); in
+    A decoder's windows contain only rows above, so that no query reads a later query's map (section 3.5); in
     decoder self-attention they are shifted right as well, which leaves the paper's 6 visible cells of 9 on
     the diagonal.
     """
@@ -33,15 +33,15 @@ def reach(kind: Kind, kernel_size: int) -> tuple[int, int, int, int]:
     return half, half, whole, 0
 
 
-def continued(logits: Tensor, previous: Tensor | None) -> Tensor | None:
-    """The previous map if these logits continue its chain; None where another shape starts a new one."""
+def matching_previous(logits: Tensor, previous: Tensor | None) -> Tensor | None:
+    """The previous map if these logits continue its chain; None where another shape starts a new chain."""
     if previous is None or previous.shape == logits.shape:
         return previous
     check_map("previous", previous)
     if previous.shape[0] != logits.shape[0]:
         raise ValueError(
-            f"the previous map holds {previous.shape[0]} examples, these logits {logits.shape[0]}: "
-            "make a fresh Chain for each forward pass"
+            f"the previous map has {previous.shape[0]} examples, these logits {logits.shape[0]}: "
+            "make a new Chain for each forward pass"
         )
     return None
 
@@ -51,8 +51,8 @@ def mix(
 ) -> Tensor:
     """The first line of equation 4, with zeros in hidden cells.
 
-    A cell that was hidden in the previous map but is visible now takes the current logit unmixed, and so
-    does every cell when there is no previous map. `add` is RealFormer's sum.
+    A cell that was hidden in the previous map but is visible now takes the current logit unmixed, as does
+    every cell when there is no previous map. `add` is RealFormer's sum.
     """
     current = logits.masked_fill(~visible, 0.0)
     if previous is None:
@@ -73,11 +73,11 @@ def check_weight(weight: Tensor, mixed: Tensor) -> None:
 
 
 def convolve(mixed: Tensor, weight: Tensor, bias: Tensor, kind: Kind, kept: Tensor | None = None) -> Tensor:
-    """ReLU of one convolution over all heads jointly (section 3.3), windows as `reach` says.
+    """ReLU of one convolution over all heads jointly (section 3.3), with the windows of `reach`.
 
     Args:
         mixed: (batch, heads, query, key), zeros in hidden cells.
-        weight: (heads, heads, k, k), the first axis for the head that comes out.
+        weight: (heads, heads, k, k), the first axis for the output head.
         bias: (heads,).
         kind: which windows.
         kept: (batch, heads, ≤ k − 1, ≤ key), the rows of `mix`'s result just above these, where rows are fed
@@ -115,13 +115,13 @@ def evolve(
     kept: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
-    """Equation 4 up to the softmax: current logits and the previous evolved ones → evolved logits.
+    """Equation 4 up to the softmax: current logits and previous evolved logits → evolved logits.
 
-    Without a previous map, or when its shape is another, the chain starts: the current logits are used as
-    they are, with no convolution.
+    Without a previous map, or when its shape differs, a new chain starts: the current logits are used as they
+    are, without a convolution.
     """
     check_map("logits", logits)
     check_visible(visible, logits)
-    previous = continued(logits, previous)
+    previous = matching_previous(logits, previous)
     mixed = mix(logits, previous, visible, alpha, add)
     return refine(mixed, None if previous is None else convolution, visible, kind, beta, kept)

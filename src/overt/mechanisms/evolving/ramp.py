@@ -1,4 +1,4 @@
-"""How far alpha and beta have been raised."""
+"""The ramp of alpha and beta."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from overt.mechanisms.evolving.config import Evolving
 
 
 def ramp(config: Evolving, chain: Chain, training: bool, device: torch.device) -> Tensor | None:
-    """How far `ramp_steps` have raised alpha and beta, in [0, 1]; None for all the way."""
+    """The factor of alpha and beta on their ramp (`ramp_steps`), in [0, 1]; None where it is complete."""
     if config.ramp_steps == 0:
         return None
     if chain.step is None:
         if training:
             raise ValueError("ramp_steps needs the training step: pass chain=Chain(step=t)")
-        return None  # a model in use is past its ramp
+        return None  # outside training a model is past its ramp
     return torch.clamp(chain.step.to(device) / config.ramp_steps, max=1.0)

@@ -1,7 +1,7 @@
-"""The host's side of the attention passes: what they leave, how large tiles are, and what a launch is for.
+"""The host's side of the attention passes: their results, the sizes of tiles, and the forms of launches.
 
-`attend_forward` goes from scores to outputs, `attend_backward` back where scores are products of queries and
-keys, and `attend_map_backward` where they are an evolved map.
+`attend_forward` computes outputs from scores; `attend_backward` computes gradients where scores are products
+of queries and keys, and `attend_map_backward` where they are an evolved map.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NO_MASKS, NO_DIVERGENCE = Masks(), Divergence()
 
 
 class Attended(NamedTuple):
-    """What a forward pass leaves.
+    """The results of a forward pass.
 
     Attributes:
         out: (batch, heads, query, dim), or (samples, batch, heads, query, dim).
         rows: float32 (1 or 3, batch, heads, query): the drawn weights' log-sum-exp in units of log 2, up to a
             constant, +inf for queries that see no key; and for the KL log Σ exp Φ over visible keys, and the
-            derivative of the row's KL by it. Padded queries that attend plainly have the log-sum-exp of that.
+            derivative of the row's KL by it. Padded queries that attend plainly have their log-sum-exp.
         kl: float32 (batch, heads, blocks of rows), sums over each block's rows.
     """
 
@@ -35,14 +35,14 @@ class Attended(NamedTuple):
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """How tensor cores multiply float32: as exactly as torch is asked to."""
+    """How tensor cores multiply float32: with the precision set in torch."""
     if dtype != torch.float32:
         return "tf32"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def heads_last(like: Tensor, *shape: int) -> Tensor:
-    """An empty (batch, heads, sequence, dim) tensor whose memory has heads beside dim, as models want it."""
+    """An empty (batch, heads, sequence, dim) tensor with heads next to dim in memory, as models need it."""
     return torch.empty_strided(shape, heads_last_strides(shape), dtype=like.dtype, device=like.device)
 
 
@@ -55,7 +55,7 @@ def heads_last_strides(shape: Shape) -> Shape:
 
 
 def given_or(tensor: Tensor | None, spare: Tensor) -> Tensor:
-    """A pointer has to be given where none is used."""
+    """The tensor, or a spare one: a kernel needs a pointer even where it uses none."""
     return spare if tensor is None else tensor
 
 
@@ -70,12 +70,12 @@ def rows_whole(tensor: Tensor) -> Tensor:
 
 
 def address_of(noise: Noise, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Step, sample and examples, or something in their place."""
+    """Step, sample and examples, or a spare tensor in their place."""
     return given_or(noise.step, spare), given_or(noise.sample, spare), given_or(noise.examples, spare)
 
 
 def read_by_both(query: Tensor, masks: Masks, noise: Noise, keyed: Tensor | None) -> tuple[Tensor, ...]:
-    """What the passes over products read alike, forwards and backwards: `key_visible` and those after it."""
+    """What both the forward and the backward pass over products read: `key_visible` and what follows it."""
     return (
         bytes_of(masks.key_visible, query),
         bytes_of(masks.query_real, query),
@@ -86,7 +86,7 @@ def read_by_both(query: Tensor, masks: Masks, noise: Noise, keyed: Tensor | None
 
 
 class Tiles(NamedTuple):
-    """How a program is cut.
+    """The sizes of a program.
 
     Attributes:
         rows: queries of a tile.
@@ -121,7 +121,7 @@ _LARGE = {
 
 
 class Form(NamedTuple):
-    """What of a call, beside shapes, decides which kernel runs, and with which integers.
+    """What in a call, apart from shapes, decides which kernel runs, and with which integers.
 
     Attributes:
         dtype: of queries, keys and values.
@@ -131,10 +131,10 @@ class Form(NamedTuple):
         dropout: probability of dropping a weight.
         first_row: absolute position of the first query row.
         kl: family of the KL.
-        scores: whether the posterior's mean is of raw scores.
-        causal: whether the mask is.
-        key_mask: whether there is one of keys.
-        query_mask: whether there is one of queries.
+        scores: whether the posterior's mean is taken from raw scores.
+        causal: whether the mask is causal.
+        key_mask: whether there is a mask of keys.
+        query_mask: whether there is a mask of queries.
         padding: what is done for padded queries, ZEROS, PLAINLY or NOTHING_ELSE.
     """
 
@@ -160,7 +160,7 @@ class Form(NamedTuple):
         masks: Masks = NO_MASKS,
         padding: int = ZEROS,
     ) -> Form:
-        """That of a call."""
+        """The form of a call."""
         return cls(
             dtype,
             precision_of(dtype),
@@ -190,7 +190,7 @@ class Form(NamedTuple):
         return dict(zip(("STEP", "SAMPLE", "EXAMPLES"), self.sources, strict=True))
 
     def law(self) -> dict[str, Any]:
-        """Kernels' constants for what is drawn, and what the KL takes."""
+        """Kernels' constants for what is drawn, and for the KL."""
         return {
             "NOISE": self.noise,
             "KL": self.kl,
@@ -208,7 +208,7 @@ class Form(NamedTuple):
         }
 
     def sizes(self, width: int, tiles: Tiles) -> dict[str, Any]:
-        """Kernels' constants for the sizes of tiles, and for how exact numbers are."""
+        """Kernels' constants for the sizes of tiles, and for the precision of numbers."""
         return {
             "WIDTH": width,
             "BLOCK_WIDTH": power_of_two(width),

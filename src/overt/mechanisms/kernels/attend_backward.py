@@ -1,8 +1,8 @@
 """Gradients of the attention pass where scores are products of queries and keys.
 
-Two kernels: one goes over keys for each block of queries, the other over queries for each block of keys. Both
-form scores and noise again, tile by tile, from what the forward pass left of each row. Exponents are in units
-of log 2.
+Two kernels: one iterates over keys for each block of queries, the other over queries for each block of keys.
+Both recompute scores and noise, tile by tile, from what the forward pass saved of each row. Exponents are in
+units of log 2.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def attend_to_queries(
 ):  # fmt: skip
     """Gradient of one block of queries of one head of one example, over all the keys that they see.
 
-    Programs: (blocks of rows, heads, examples). It also leaves each row's `delta` for `attend_to_keys`.
-    Parameters that `attend_forward` has too are the same.
+    Programs: (blocks of rows, heads, examples). It also stores each row's `delta` for `attend_to_keys`.
+    Parameters shared with `attend_forward` have the same meaning.
 
-    Args beside tensors and strides:
+    Args other than tensors and strides:
         delta: float32 (batch, heads, query), Σ over dims of out · to_out.
         rows: `Attended.rows`.
         to_kl: float32 (batch,), gradient of the KL.
-        PADDING: as in the forward pass; with NOTHING_ELSE `to_query` keeps what it has for other queries.
+        PADDING: as in the forward pass; with NOTHING_ELSE `to_query` is unchanged for other queries.
         WHOLE: whether tiles cover keys exactly.
     """
     block = tl.program_id(0)
@@ -231,11 +231,11 @@ def attend_to_keys(
 ):  # fmt: skip
     """Gradients of one block of keys of one key head, of their values and of the prior's parameters.
 
-    Programs: (blocks of keys, key heads, examples); each goes over the queries of all heads of its group that
-    see the keys. Parameters that `attend_to_queries` has too are the same.
+    Programs: (blocks of keys, key heads, examples); each iterates over the queries of all heads of its group
+    that see the keys. Parameters shared with `attend_to_queries` have the same meaning.
 
-    Args beside tensors and strides:
-        to_value: like `to_key`, with the same strides.
+    Args other than tensors and strides:
+        to_value: shaped like `to_key`, with the same strides.
         to_parameter: float32 (batch, key heads, key), gradient of the prior's parameter.
         delta: from `attend_to_queries`.
         PADDING: as in the forward pass; with NOTHING_ELSE `to_key` and `to_value` are added to.
@@ -284,10 +284,10 @@ def attend_to_keys(
         drop_k0 = tl.load(drop_keys).to(tl.uint32)
         drop_k1 = tl.load(drop_keys + 1).to(tl.uint32)
 
-    # Transposed, so that weights and gradients go into the products as they are.
+    # Transposed, so that weights and gradients enter the products as they are.
     to_key_sum = tl.zeros((BLOCK_WIDTH, BLOCK_K), tl.float32)  # (width, block_k)
     to_value_sum = tl.zeros((BLOCK_WIDTH, BLOCK_K), tl.float32)  # (width, block_k)
-    # Summed over rows at the end, so that threads keep their own.
+    # Summed over rows at the end, so that each thread keeps its own part.
     to_parameter_sum = tl.zeros((BLOCK_Q, BLOCK_K), tl.float32)  # (block_q, block_k)
     begin, end = 0, queries
     if CAUSAL:
@@ -391,7 +391,7 @@ def _ready(
     form: Form, queried: Shape, valued: Shape,
     query: Shape, key: Shape, value: Shape, out: Shape, to_out: Shape,
 ) -> tuple[Ready, Ready]:  # fmt: skip
-    """Launches for shapes of query and value, and strides of query, key, value, out and its gradient."""
+    """The launches for shapes of query and value, and strides of query, key, value, out and its gradient."""
     (batch, heads, queries, width), (_, key_heads, keys, _) = queried, valued
     inputs = *form.integers(), *query[:3], *key[:3], *value[:3]
     to_query, to_key = heads_last_strides(queried), heads_last_strides(valued)
@@ -420,7 +420,7 @@ def _ready(
 
 
 class Gradients(NamedTuple):
-    """What the backward pass returns.
+    """The results of the backward pass.
 
     Attributes:
         query: gradient of the query, of its shape.
@@ -449,13 +449,13 @@ def backward(
     """Gradients of `attend_forward.forward` without a map.
 
     Args:
-        inputs: as they were given to it.
-        masks: as above.
-        noise: as above.
-        divergence: as above.
-        keyed: as above.
-        out: what it left.
-        rows: what it left.
+        inputs: as passed to `forward`.
+        masks: as passed to `forward`.
+        noise: as passed to `forward`.
+        divergence: as passed to `forward`.
+        keyed: as passed to `forward`.
+        out: from `forward`.
+        rows: from `forward`.
         to_out: gradient of `out`.
         to_kl: gradient of the KL, float32 (batch,).
     """
@@ -490,18 +490,18 @@ def padding_backward(
     to_key: Tensor,
     to_value: Tensor,
 ) -> None:
-    """Gradients of `attend_forward.attend_padding`, beside those of the pass over a map before it.
+    """Gradients of `attend_forward.attend_padding`, in addition to those of the pass over a map before it.
 
     Args:
-        inputs: as they were given to it.
-        masks: as above.
-        noise: as above.
-        out: what it left.
-        rows: what it left.
+        inputs: as passed to `attend_padding`.
+        masks: as passed to `attend_padding`.
+        noise: as passed to `attend_padding`.
+        out: from `attend_padding`.
+        rows: from `attend_padding`.
         to_out: gradient of `out`.
         to_query: gradient of the query, with heads last in memory; its rows of padded queries are written.
-        to_key: gradient of the key, like it, which is added to.
-        to_value: gradient of the value, like it, which is added to.
+        to_key: gradient of the key, in the same layout; the result is added to it.
+        to_value: gradient of the value, in the same layout; the result is added to it.
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
     to_out, plain = rows_whole(to_out), noise._replace(family=flat.NO_NOISE)

@@ -1,12 +1,12 @@
 """From scores to outputs in one pass: noise, softmax, dropout, values, and the row sums that the KL needs.
 
-Scores are products of queries and keys, formed tile by tile and never stored, or an evolved map, read tile by
-tile. The backward passes draw the noise again.
+Scores are products of queries and keys, computed tile by tile and never stored, or an evolved map, read tile
+by tile. The backward passes draw the noise again.
 
-Exponents are in units of log 2. The KL needs of a row's scores, with φ_ij = Φ_ij − lse_i and the prior's
-parameter a_j, only Σ_j a_j·Φ_ij for WEIBULL, Σ_j (Φ_ij − a_j)² and Σ_j (Φ_ij − a_j) for LOGNORMAL, over
-visible keys; the rest are sums over keys alone (`prior` makes them). So it comes out of the same pass,
-whatever made the scores.
+Exponents are in units of log 2. With φ_ij = Φ_ij − lse_i and the prior's parameter a_j, all that the KL needs
+from a row's scores is Σ_j a_j·Φ_ij for WEIBULL, and Σ_j (Φ_ij − a_j)² and Σ_j (Φ_ij − a_j) for LOGNORMAL,
+over visible keys; the rest are sums over keys alone (computed by `prior`). So the same pass computes it,
+whatever the origin of the scores.
 """
 
 from __future__ import annotations
@@ -80,27 +80,27 @@ def attend_forward(
     Programs: (blocks of rows × samples, heads, examples). In comments, block_q and block_k are rows and
     columns of a tile, and width is that of heads, both rounded up to powers of two.
 
-    Args beside tensors and strides:
+    Args other than tensors and strides:
         kl_parts: `Attended.kl`.
-        keyed: what `prior.forward` made of the keys.
+        keyed: what `prior.forward` computed from the keys.
         drop_keys: two words, the key of dropout's noise.
-        noise_factor: what the noise is multiplied by (`flat.Noise.factors`).
-        kept_gain: what weights gain that dropout keeps.
-        seeing: what the KL of each row that sees a key has.
+        noise_factor: factor of the noise (`flat.Noise.factors`).
+        kept_gain: factor of the weights that dropout keeps.
+        seeing: constant term of the KL of each row that sees a key.
         precision: 1/σ₁², of the Lognormal prior.
-        per_cell: what the KL is multiplied by.
+        per_cell: factor of the KL.
         drop_below: words below it drop their weight.
         group: heads that share a key head.
-        STEP, SAMPLE, EXAMPLES: where numbers of the noise's address come from.
-        SAMPLES: draws of each row; rows of a tile are then row × sample, the sample running fastest.
+        STEP, SAMPLE, EXAMPLES: where the numbers of the noise's address come from.
+        SAMPLES: number of draws of each row; rows of a tile are row × sample, the sample varying fastest.
         NOISE: family of the draw, NO_NOISE for the mean.
         KL: family of the KL, or NO_KL.
-        SCORES: whether the posterior's mean is of raw scores, without the log-sum-exp.
-        PADDING: what is done for padded queries: ZEROS, or PLAINLY, or that and NOTHING_ELSE. Then other
-            queries keep what `out` and `rows` have, and there is neither noise nor KL.
+        SCORES: whether the posterior's mean is taken from raw scores, without the log-sum-exp.
+        PADDING: what is done for padded queries: ZEROS, PLAINLY, or NOTHING_ELSE, which also attends plainly
+            but leaves other queries' `out` and `rows` unchanged, and has neither noise nor KL.
         WHOLE: whether tiles cover rows and keys exactly.
         MAP: whether scores are `maps`, with −inf in hidden cells, in place of products.
-        FAST: whether logarithms may be the hardware's.
+        FAST: whether the hardware's logarithms may be used.
     """
     block = tl.program_id(0)
     if CAUSAL:
@@ -248,7 +248,7 @@ def attend_forward(
         if NOISE == NO_NOISE:
             mass = drawn_mass
         mean_lse = (level + tl.log2(tl.where(mass == 0.0, 1.0, mass))) * LN2  # (block_q,)
-        # Sums over the keys that a row sees: of what the KL has per key, and of α (or 1).
+        # Sums over the keys that a row sees: of the KL's terms per key, and of α (or 1).
         key_maps = tl.num_programs(2).to(tl.int64) * (heads // group)
         key_sums = keyed + 2 * key_maps * keys + key_maps
         if CAUSAL:
@@ -289,7 +289,7 @@ def _ready(
     form: Form, samples: int, mapped: bool, queried: Shape, valued: Shape,
     query: Shape, key: Shape, value: Shape, maps: Shape,
 ) -> Ready:  # fmt: skip
-    """A launch for shapes of query and value, and strides of query, key, value and map."""
+    """The launch for shapes of query and value, and strides of query, key, value and map."""
     (batch, heads, queries, width), (_, key_heads, keys, _) = queried, valued
     tiles = form.tiles("forward, map" if mapped else "forward", width)
     out = heads_last_strides(queried if samples == 1 else (samples, *queried))
@@ -323,17 +323,18 @@ def forward(
     maps: Tensor | None = None,
     samples: int = 1,
 ) -> Attended:
-    """Attend. `maps`, an evolved map with −inf in hidden cells, takes the place of scores if given.
+    """Attend. `maps`, an evolved map with −inf in hidden cells, replaces the scores unless it is None.
 
     Args:
-        inputs: what attends; with `maps` key and scale are unused, and of the query only shape and dtype.
-        masks: which cells are visible; with `maps` only `query_real` and `causal` count.
+        inputs: the tensors; with `maps`, key and scale are unused, and only the query's shape and dtype are
+            used.
+        masks: which cells are visible; with `maps` only `query_real` and `causal` are used.
         noise: what is drawn.
         divergence: the KL.
-        keyed: what `prior.forward` made of the keys for it.
+        keyed: what `prior.forward` computed from the keys for it.
         maps: (batch, heads, query, key) or None.
-        samples: how many draws of each row, from 0 on; more than one reads each tile of keys and values once
-            for all.
+        samples: number of draws of each row, numbered from 0; with more than one, each tile of keys and
+            values is read once for all.
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
     source, shape = given_or(maps, query), query.shape
@@ -358,13 +359,13 @@ def forward(
 
 
 def attend_padding(inputs: Inputs, masks: Masks, noise: Noise, done: Attended) -> None:
-    """Attend plainly for padded queries, in place of the zeros that a pass over a map left them.
+    """Attend plainly for padded queries, in place of the zeros that a pass over a map wrote.
 
     Args:
-        inputs: what attends.
-        masks: which cells are visible, `query_real` among them.
-        noise: what was drawn, of which dropout counts.
-        done: what the pass left: padded queries' rows of `out`, and of the first of `rows`, are written.
+        inputs: the tensors.
+        masks: which cells are visible, including `query_real`.
+        noise: what was drawn; only dropout is used.
+        done: the pass's results; padded queries' rows of `out`, and of the first of `rows`, are overwritten.
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
     plain = noise._replace(family=flat.NO_NOISE)

@@ -1,8 +1,8 @@
 """Gradients of the attention pass where scores are an evolved map.
 
-One kernel forms each row's product of output and gradient, the other goes over rows for each block of keys.
-It forms weights and noise again from the map and from what the forward pass left of each row. Exponents are
-in units of log 2.
+One kernel computes each row's product of output and gradient, the other iterates over rows for each block of
+keys. It recomputes weights and noise from the map and from what the forward pass saved of each row. Exponents
+are in units of log 2.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def attend_to_map(
 ):  # fmt: skip
     """Gradients of one block of columns of the maps, and of their values and the prior's parameters.
 
-    Programs: (blocks of keys, key heads, examples); each goes over all rows of all heads of its group.
-    Parameters that `attend_backward.attend_to_keys` has too are the same.
+    Programs: (blocks of keys, key heads, examples); each iterates over all rows of all heads of its group.
+    Parameters shared with `attend_backward.attend_to_keys` have the same meaning.
 
-    Args beside tensors and strides:
+    Args other than tensors and strides:
         maps: −inf in hidden cells.
         to_next: gradient of the map from the layer above, where NEXT; added in visible cells.
-        to_maps: where the map's gradient goes, zero in hidden cells.
+        to_maps: where the map's gradient is written, zero in hidden cells.
         delta: from `row_products`.
         NEXT: whether there is `to_next`.
     """
@@ -216,7 +216,7 @@ def _ready(
     form: Form, has_next: bool, mapped: Shape, valued: Shape,
     maps: Shape, to_next: Shape, to_maps: Shape, value: Shape, out: Shape, to_out: Shape,
 ) -> tuple[Ready, Ready]:  # fmt: skip
-    """Launches for shapes of map and value, and strides of the rest."""
+    """The launches for shapes of map and value, and strides of the rest."""
     (batch, heads, queries, keys), (_, key_heads, _, width) = mapped, valued
     products = Ready(
         row_products,
@@ -255,17 +255,17 @@ def map_backward(
     """Gradients of `attend_forward.forward` with a map: of values, and of the prior's parameter.
 
     Args:
-        maps: as it was given to it.
-        value: as above.
-        noise: as above.
-        divergence: as above.
-        keyed: as above.
-        out: what it left.
-        rows: what it left.
+        maps: as passed to `forward`.
+        value: as passed to `forward`.
+        noise: as passed to `forward`.
+        divergence: as passed to `forward`.
+        keyed: as passed to `forward`.
+        out: from `forward`.
+        rows: from `forward`.
         to_out: gradient of `out`.
         to_kl: gradient of the KL, float32 (batch,).
-        to_next: the map's gradient from the layer above, which is added to it in visible cells.
-        to_maps: where the map's gradient goes.
+        to_next: the map's gradient from the layer above, added in visible cells.
+        to_maps: where the map's gradient is written.
     """
     value, to_out = rows_whole(value), rows_whole(to_out)
     later = maps if to_next is None else rows_whole(to_next)

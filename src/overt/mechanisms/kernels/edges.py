@@ -30,7 +30,7 @@ def edge_units(noise_key, rows, columns, out, cells, heads, example, BLOCK: tl.c
         example: its global number.
         BLOCK: cells of a program.
     """
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), as all below
+    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), like everything below
     inside = cell < cells
     edge, head = cell // heads, cell % heads
     row = tl.load(rows + edge, mask=inside, other=0)

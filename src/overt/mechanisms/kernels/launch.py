@@ -1,8 +1,8 @@
 """Launching Triton kernels at little cost to the host.
 
-Triton looks at each argument of each launch to find the kernel that was compiled for its kind, which for
-kernels of many arguments takes longer than they run. Here a launch is made ready once for its shapes, and
-keeps what was compiled for it.
+Triton inspects each argument of each launch to look up the compiled kernel, which for kernels with many
+arguments takes longer than running them. Here a launch is prepared once for its shapes, and keeps its
+compiled kernel.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import triton
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # decided when kernels are defined
-MOST = 4096  # launches that are kept ready, of each kernel
-# Of these versions it is known what a compiled kernel's own launcher takes, without the hooks of profilers.
+MOST = 4096  # prepared launches kept per kernel
+# For these versions the arguments of a compiled kernel's launcher, without profiler hooks, are known.
 _DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
 
 def blocks(count: int, size: int) -> int:
-    """How many blocks of a size cover a count."""
+    """The number of blocks of a size that cover a count."""
     return -(-count // size)
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is not below a number, and not below 16: a tile's least width."""
+    """The least power of two that is at least a number, and at least 16, the least width of a tile."""
     return max(16, 1 << (number - 1).bit_length())
 
 
 def helper(function: Any) -> Any:
-    """A function that kernels call. The interpreter sets itself up anew for each that is compiled."""
+    """A function that kernels call. The interpreter would set itself up again for each compiled function."""
     return function if INTERPRETED else triton.jit(function)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """A kernel is launched on the current device, which need not be the tensor's."""
+    """Makes the tensor's device current: a kernel is launched on the current device."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
 
 
 class Ready:
-    """A launch but for its tensors and the numbers that change from call to call.
+    """A prepared launch: all but its tensors and the numbers that change from call to call.
 
     A kernel's parameters are tensors, floats, integers, loose integers and constants, in this order. Loose
     integers change from call to call, fit 32 bits, and are declared `do_not_specialize`.
 
     Args:
-        kernel: Triton's.
+        kernel: the Triton kernel.
         grid: of programs.
-        integers: the kernel's.
-        constants: the kernel's, by name.
+        integers: the kernel's integers.
+        constants: the kernel's constants, by name.
         warps: of a program.
         stages: of its pipelines.
     """
@@ -111,6 +111,6 @@ class Ready:
         kernel, constants = self.kernel, self.constants
         if list(constants) != kernel.arg_names[-len(constants) :]:
             raise TypeError(f"{kernel.__name__} takes its constants in the order of its parameters")
-        floats = tuple([float(number) for number in floats])  # of integers, Triton looks at the values
+        floats = tuple([float(number) for number in floats])  # Triton would specialise on integer values
         options = {} if INTERPRETED else self.options
         return kernel[self.grid](*tensors, *floats, *self.integers, *loose, **constants, **options)

@@ -4,9 +4,9 @@ The words are those of the package `overt.mechanisms.noise`, bit for bit. A coun
 neighbouring columns, so the words of a tile are four tiles of a quarter of its columns. They are joined in
 one of two ways:
 
-- column by column (`in_order=True`), as the tile's columns lie in memory;
+- column by column (`in_order=True`), in the order of the tile's columns in memory;
 - side by side (`in_order=False`), for a tile whose columns are taken in the order of `column_order`. Each
-  thread's four words then stand where the tensor cores put its scores, and nothing moves between threads.
+  thread's four words are then where the tensor cores put its scores, and nothing moves between threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_NOISE, NO_KL = tl.constexpr(flat.NO_NOISE), tl.constexpr(flat.NO_KL)
 WEIBULL, LOGNORMAL = tl.constexpr(flat.WEIBULL), tl.constexpr(flat.LOGNORMAL)
 A_NUMBER, ONE_TENSOR = tl.constexpr(flat.A_NUMBER), tl.constexpr(flat.ONE_TENSOR)
 ONE_PER_EXAMPLE = tl.constexpr(flat.ONE_PER_EXAMPLE)
-# The parameters of `flat.Noise.loose`, which change from call to call: compiled code must not depend on them.
+# The parameters from `flat.Noise.loose` change from call to call: compiled code must not depend on them.
 LOOSE = ["seed_low", "seed_high", "step_number", "sample_number", "layer", "kind", "first_example"]
 
 LOG2E, LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
@@ -34,7 +34,7 @@ _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 @helper
 def column_order(columns, BLOCK_K: tl.constexpr, DRAWS: tl.constexpr):
-    """The order in which a tile takes its columns 0 … BLOCK_K − 1, for words side by side; plain without."""
+    """The order in which a tile takes its columns 0 … BLOCK_K − 1: for words side by side, or unchanged."""
     BLOCK_WORDS: tl.constexpr = BLOCK_K // 4
     if DRAWS:
         order = 4 * (columns % BLOCK_WORDS) + columns // BLOCK_WORDS
@@ -59,7 +59,7 @@ def word_tile(
         c3: number of the example.
         ROWS: of the tile.
         COLUMNS: of the tile.
-        IN_ORDER: whether the tile's columns lie one after the other, or in `column_order`.
+        IN_ORDER: whether the tile's columns are consecutive rather than in `column_order`.
     """
     w0, w1, w2, w3 = words(k0, k1, c0, c1, c2, c3)  # four times (rows, columns / 4)
     pairs = tl.join(tl.join(w0, w1), tl.join(w2, w3))  # (rows, columns / 4, 2, 2)
@@ -82,19 +82,19 @@ def _log2(x, FAST: tl.constexpr):
 
 @helper
 def log_noise(word, factor, FAMILY: tl.constexpr, FAST: tl.constexpr):
-    """What sampling adds to scores in units of log 2, up to a constant that the softmax does not feel.
+    """What sampling adds to scores in units of log 2, up to a constant that the softmax cancels.
 
     Args:
         word: uint32, of any shape.
-        factor: `flat.Noise.factors`' first.
+        factor: the first of `flat.Noise.factors`.
         FAMILY: WEIBULL or LOGNORMAL.
-        FAST: whether logarithms may be the hardware's.
+        FAST: whether the hardware's logarithms may be used.
     """
-    # 1 − u for `noise.open_unit`'s u, exactly: what the complement's bits are in [1, 2), less 1 − 2⁻²⁴.
+    # 1 − u for `noise.open_unit`'s u, exactly: the complement's bits as a number in [1, 2), minus 1 − 2⁻²⁴.
     rest = ((word >> 9) ^ 0x3FFFFFFF).to(tl.float32, bitcast=True) - _BELOW_ONE
     if FAMILY == WEIBULL:
         if FAST:
-            # The fast logarithm's absolute error is as large as the smallest units; −log(1 − u) is above u.
+            # The fast logarithm's absolute error is as large as the smallest u; −log(1 − u) is above u.
             bound = LOG2E - rest * LOG2E
             return libdevice.fast_log2f(tl.maximum(-libdevice.fast_log2f(rest), bound)) * factor
         else:
@@ -132,8 +132,8 @@ def stream_key(
     """`noise.stream`: the key of one call's noise, two words.
 
     Args:
-        step: pointer, where STEP is ONE_TENSOR; otherwise `step_number` counts.
-        sample: pointer, where SAMPLE is ONE_TENSOR or ONE_PER_EXAMPLE; otherwise `sample_number` counts.
+        step: pointer, where STEP is ONE_TENSOR; otherwise `step_number` is used.
+        sample: pointer, where SAMPLE is ONE_TENSOR or ONE_PER_EXAMPLE; otherwise `sample_number` is used.
         seed_low: low half of the seed.
         seed_high: its high half.
         step_number: training step.
@@ -144,7 +144,7 @@ def stream_key(
         place: (rows,), row × sample, where SAMPLES is more than 1; unused otherwise.
         STEP: where the step comes from.
         SAMPLE: where the sample comes from.
-        SAMPLES: how many samples a tile's rows have, from 0 on; the key is then (rows, 1).
+        SAMPLES: number of samples of a tile's rows, numbered from 0; if more than 1, the key is (rows, 1).
     """
     c0 = step_number.to(tl.uint32)
     if STEP == ONE_TENSOR:
@@ -165,7 +165,7 @@ def stream_key(
 
 @helper
 def example_number(examples, first_example, example, EXAMPLES: tl.constexpr):
-    """Global number of an example, from its place in the batch; EXAMPLES says where the numbers are."""
+    """Global number of an example, from its place in the batch; EXAMPLES is where the numbers come from."""
     if EXAMPLES == ONE_PER_EXAMPLE:
         return tl.load(examples + example).to(tl.uint32)
     elif EXAMPLES == ONE_TENSOR:

@@ -15,7 +15,7 @@ _ROUNDS = tl.constexpr(ROUNDS)
 @helper
 def words(k0, k1, c0, c1, c2, c3):
     """The four words of a counter (c0, c1, c2, c3) under a key (k0, k1), all uint32."""
-    # Counters broadcast: what depends on rows alone, or on columns alone, stays that small for two rounds.
+    # Counters broadcast: what depends only on rows, or only on columns, stays that small for two rounds.
     for _ in tl.static_range(_ROUNDS):
         p0 = c0.to(tl.uint64) * _M0
         p1 = c2.to(tl.uint64) * _M1

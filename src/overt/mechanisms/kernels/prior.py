@@ -1,16 +1,16 @@
-"""The prior of random weights, forwards and backwards, with the sums that the KL takes of keys.
+"""The prior of random weights, forwards and backwards, with the sums over keys that the KL needs.
 
-The prior's parameter is one for each key: fixed, or log ψ_j, the log-softmax over keys of a network
+The prior has one parameter for each key: fixed, or log ψ_j, the log-softmax over keys of a network
 Linear → ReLU → Linear. For each key j WEIBULL has α_j, and per key c_j = α_j·slope + log Γ(1 + α_j) − log α_j
 + base; LOGNORMAL has u_j = μ_j + σ²/2 and the constant base. `flat.Divergence` has these numbers.
 
-What `forward` makes of the keys is one float32 tensor, `keyed`, which holds one after the other:
+From the keys, `forward` computes one float32 tensor, `keyed`, which contains one after the other:
 
 - the parameter a, (batch, key heads, key): α or u, zero at hidden keys;
 - the network's scores, (batch, key heads, key);
 - their log-sum-exp, (batch, key heads);
-- sums over keys of what the KL has per key, (batch, key heads, key or 1): up to each key where causal;
-- sums over keys of α, or 1, likewise.
+- sums over keys of the KL's terms per key, (batch, key heads, key or 1): up to each key where causal;
+- sums over keys of α, or 1, of the same shape.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from overt.mechanisms.kernels.noise import LN2, LOG2E, WEIBULL
 from overt.mechanisms.kernels.tiles import HIDDEN, rows_at
 from overt.mechanisms.special import LOG_GAMMA
 
-_BLOCK_K = 128  # keys of a tile whose network is computed
+_BLOCK_K = 128  # keys of a tile for which the network is computed
 _AT_ONCE = 1024  # keys of a tile of numbers, at most
 _GAMMA, _TERMS = tl.constexpr(LOG_GAMMA), tl.constexpr(len(LOG_GAMMA))
 
 
 @helper
 def _log_gamma(alpha):
-    """log Γ(1 + α) and its derivative for α in [0, 1], from the highest power down."""
+    """log Γ(1 + α) and its derivative for α in [0, 1], highest power first."""
     x = alpha - 0.5
     value = x * 0.0
     slope = x * 0.0
@@ -57,7 +57,7 @@ def prior_parameters(
 ):  # fmt: skip
     """All of `keyed` for one key head of one example. Programs: (key heads, examples).
 
-    Args beside tensors and strides:
+    Args other than tensors and strides:
         inner: (middle, width), weights of the network's first layer.
         bias: (middle,), its bias.
         outer: (1, middle), weights of the second.
@@ -66,10 +66,10 @@ def prior_parameters(
         fixed: parameter of a fixed prior, log α or the Lognormal mean.
         slope, base, shift: `flat.Divergence`'s.
         MIDDLE: width between the network's layers.
-        BLOCK_K: keys of a tile whose network is computed.
+        BLOCK_K: keys of a tile for which the network is computed.
         KL: WEIBULL or LOGNORMAL.
         CONTEXTUAL: whether there is a network.
-        OFFICIAL: whether the Lognormal mean is log ψ, as in the released code, or ψ.
+        OFFICIAL: whether the Lognormal mean is log ψ, as in the released code, rather than ψ.
         BLOCK: keys of a tile of numbers.
     """
     head = tl.program_id(0)
@@ -115,7 +115,7 @@ def prior_parameters(
     if CAUSAL:
         second_sums = maps * keys
     for start in range(0, keys, BLOCK):
-        inside = start + across < keys  # (block,), as all below
+        inside = start + across < keys  # (block,), like everything below
         seen = inside
         if KEY_MASK:
             seen &= tl.load(key_visible + example * keys + start + across, mask=inside, other=0) != 0
@@ -165,7 +165,7 @@ def _to_log_psi(
     queries, keys, group,
     KL: tl.constexpr, OFFICIAL: tl.constexpr, KNOWN: tl.constexpr, SEERS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of log ψ_j, and ψ_j itself, for keys `column`; all of its shape."""
+    """Gradient of log ψ_j, and ψ_j, for keys `column`; both shaped like it."""
     sure = column < keys
     if KNOWN:
         sure &= tl.load(known + example * keys + column, mask=sure, other=0) != 0
@@ -200,17 +200,18 @@ def prior_to_network(
     KL: tl.constexpr, OFFICIAL: tl.constexpr, KNOWN: tl.constexpr, SEERS: tl.constexpr,
     CAUSAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys' part of the network's gradients, and what it adds to the keys' own.
+    """One block of keys' part of the network's gradients, and what the network adds to the keys' gradient.
 
-    Programs: (blocks of keys, key heads, examples). Parameters that `prior_parameters` has too are the same.
+    Programs: (blocks of keys, key heads, examples). Parameters shared with `prior_parameters` have the same
+    meaning.
 
-    Args beside tensors and strides:
+    Args other than tensors and strides:
         seers: how many real queries see each key, float32 (batch, key), where SEERS.
         to_parameter: gradient of the parameter a, float32 (batch, key heads, key).
         to_kl: float32 (batch,), gradient of the KL.
-        to_key: gradient of keys, which is added to.
+        to_key: gradient of keys; the result is added to it.
         partial: float32 (programs, middle · (width + 2)): gradients of inner, bias and outer.
-        per_cell: what the KL is multiplied by.
+        per_cell: factor of the KL.
         group: heads that share a key head.
     """
     head = tl.program_id(1)
@@ -265,7 +266,7 @@ def _forward_ready(
     keyed: Shape, key: Shape, middle: int, family: int, official: bool,
     known: bool, key_mask: bool, causal: bool,
 ) -> Ready:  # fmt: skip
-    """A launch for the shape and the strides of keys, and `middle` 0 for a fixed prior."""
+    """The launch for the shape and the strides of keys; `middle` is 0 for a fixed prior."""
     batch, key_heads, keys, width = keyed
     return Ready(
         prior_parameters,
@@ -285,7 +286,7 @@ def _forward_ready(
 
 
 def forward(key: Tensor, masks: Masks, divergence: Divergence) -> Tensor | None:
-    """What the KL takes of keys (`keyed`, see above); None where there is no KL.
+    """What the KL needs from keys (`keyed`, see above); None without a KL.
 
     Args:
         key: (batch, key heads, key, dim).
@@ -315,7 +316,7 @@ def _backward_ready(
     keyed: Shape, key: Shape, to_key: Shape, middle: int, queries: int, heads: int,
     family: int, official: bool, known: bool, seers: bool, causal: bool,
 ) -> Ready:  # fmt: skip
-    """A launch for the shape and the strides of keys, and the strides of their gradient."""
+    """The launch for the shape and the strides of keys, and the strides of their gradient."""
     batch, key_heads, keys, width = keyed
     return Ready(
         prior_to_network,
@@ -343,17 +344,17 @@ def backward(
     to_kl: Tensor | None,
     to_key: Tensor,
 ) -> dict[str, Tensor]:
-    """Gradients of the network, by name; adds what goes through it to the gradient of keys.
+    """Gradients of the network, by name; adds the part that passes through it to the gradient of keys.
 
     Args:
-        key: as it was given to `forward`.
-        masks: as above.
-        divergence: as above.
-        keyed: what it returned.
+        key: as passed to `forward`.
+        masks: as passed to `forward`.
+        divergence: as passed to `forward`.
+        keyed: from `forward`.
         queried: shape of the query, (batch, heads, query, dim).
         to_parameter: gradient of the prior's parameter, float32 (batch, key heads, key).
         to_kl: gradient of the KL, float32 (batch,).
-        to_key: gradient of keys, which is added to.
+        to_key: gradient of keys; the result is added to it.
     """
     inner, bias, outer = divergence.inner, divergence.bias, divergence.outer
     if inner is None or bias is None or outer is None or to_kl is None:

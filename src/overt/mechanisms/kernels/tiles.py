@@ -1,4 +1,4 @@
-"""What the attention passes do with tiles alike: addresses, visibility, and the gradient of scores."""
+"""What the attention passes share: addresses of tiles, visibility, and the gradient of scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overt.mechanisms.kernels.noise import LOG2E, NO_KL, NO_NOISE, WEIBULL
 
 HIDDEN = tl.constexpr(float("-inf"))  # score of a hidden cell
 NOWHERE = tl.constexpr(float("inf"))  # log-sum-exp of a row that sees no key
-_AT_ONCE = tl.constexpr(256)  # rows that `padded_span` looks at
+_AT_ONCE = tl.constexpr(256)  # rows that `padded_span` reads at once
 # What is done for padded queries.
 ZEROS, PLAINLY = tl.constexpr(flat.ZEROS), tl.constexpr(flat.PLAINLY)
 NOTHING_ELSE = tl.constexpr(flat.NOTHING_ELSE)
@@ -20,7 +20,7 @@ NOTHING_ELSE = tl.constexpr(flat.NOTHING_ELSE)
 def rows_at(base, example, head, rows, dims, batch_stride, head_stride, row_stride):
     """Addresses of rows of one head: (rows, width), from `rows` (rows,) and `dims` (width,).
 
-    Only places within a head are counted in 32 bits.
+    Only offsets within a head are computed in 32 bits.
     """
     return (
         base + example * batch_stride + head.to(tl.int64) * head_stride
@@ -30,13 +30,13 @@ def rows_at(base, example, head, rows, dims, batch_stride, head_stride, row_stri
 
 @helper
 def padded_rows(query_real, example, row, queries):
-    """Which of the rows are padding; of the shape of `row`."""
+    """Which of the rows are padding; shaped like `row`."""
     return tl.load(query_real + example * queries + row, mask=row < queries, other=1) == 0
 
 
 @helper
 def padded_span(query_real, example, queries):
-    """The first padded row, and the one after the last; where there is none, `queries` and 0."""
+    """The first padded row, and the one after the last; `queries` and 0 if there is none."""
     first, end = queries, 0
     for start in range(0, queries, _AT_ONCE):
         row = start + tl.arange(0, _AT_ONCE)  # (at once,)
@@ -48,16 +48,16 @@ def padded_span(query_real, example, queries):
 
 @helper
 def row_numbers(rows, head_start, row, row_inside, each, kl_gradient, KL: tl.constexpr):
-    """Of each row: log-sum-exp of the draw, log-sum-exp of the mean, and the latter's gradient; (block_q,).
+    """For each row: log-sum-exp of the draw, log-sum-exp of the mean, and the latter's gradient; (block_q,).
 
     Args:
         rows: `Attended.rows`.
-        head_start: place of this head's first row in each of them.
+        head_start: index of this head's first row in each of them.
         row: (block_q,).
-        row_inside: which of them exist, (block_q,).
-        each: how many numbers each of `rows` has.
+        row_inside: which rows exist, (block_q,).
+        each: number of entries in each of `rows`.
         kl_gradient: gradient of the KL of one cell.
-        KL: its family.
+        KL: family of the KL.
     """
     drawn_lse = tl.load(rows + head_start + row, mask=row_inside, other=NOWHERE)
     mean_lse, to_mean_lse = drawn_lse, drawn_lse
@@ -73,14 +73,14 @@ def score_gradient(
     raw, scale, weights, to_weights, delta, mean_lse, to_mean_lse, parameter, kl_gradient, precision, visible,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of Φ = scale · raw, and what the gradient of the prior's parameter is a multiple of.
+    """Gradient of Φ = scale · raw, and the gradient of the prior's parameter up to a factor.
 
-    Both are (block_q, block_k), and so are tiles; per row or column means broadcasting to that.
+    Both are (block_q, block_k), and so are tiles; "per row" or "per column" means broadcasting to that.
 
     Args:
         raw: scores before their scale, finite in hidden cells.
         scale: of the scores.
-        weights: as they were drawn, before dropout.
+        weights: as drawn, before dropout.
         to_weights: their gradients.
         delta: per row, Σ of weights · to_weights.
         mean_lse: per row, log-sum-exp of the mean.
@@ -88,10 +88,10 @@ def score_gradient(
         parameter: per column, the prior's.
         kl_gradient: gradient of the KL of one cell.
         precision: 1/σ₁², of the Lognormal prior.
-        visible: which cells are, for the KL.
+        visible: which cells are visible, for the KL.
         NOISE: family of the draw.
         KL: family of the KL.
-        SCORES: whether the posterior's mean is of raw scores, without the log-sum-exp.
+        SCORES: whether the posterior's mean is taken from raw scores, without the log-sum-exp.
         MASKED: whether any cell may be hidden.
     """
     to_scores = weights * (to_weights - delta)

@@ -1,14 +1,14 @@
-"""Noise that is a pure function of where it falls.
+"""Noise that is a pure function of its address.
 
-A draw depends on (seed, step, layer, sample, example, head, row, column) and on nothing else, so the same
-noise comes back under checkpointing, chunking, another batch size, a resumed run, `torch.compile` and
-another process, and no draw moves anybody else's generator.
+A draw depends on (seed, step, layer, sample, example, head, row, column) and on nothing else. The same noise
+is therefore drawn under checkpointing, chunking, another batch size, a resumed run, `torch.compile` and
+another process, and no draw advances any other random generator.
 
-The generator is Philox 4×32 (Salmon et al. 2011), seven rounds, the least that they found to pass
+The generator is Philox 4×32 (Salmon et al. 2011) with seven rounds, the fewest that they found to pass
 BigCrush. It is used twice: once per attention call, to turn (seed; step, layer, sample, kind) into a key,
 and then per cell, under that key, with the counter (column div 4, row, head, example); word column mod 4
-of the result belongs to the cell. `philox.py` has the definition; on a CPU the same integers come from a
-compiled loop (`_philox_numba.py`), bit for bit.
+of the result belongs to the cell. `philox.py` has the definition; on a CPU a compiled loop
+(`_philox_numba.py`) produces the same integers, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.backend import EDGE_KERNELS, unfit
-from overt.mechanisms.loops import loops, shared
+from overt.mechanisms.loops import loops, run_threaded
 from overt.mechanisms.noise.philox import MASK, ROUNDS, open_unit, words
 
 __all__ = ["MASK", "ROUNDS", "open_unit", "stream", "uniform", "uniform_edges", "words"]
@@ -31,8 +31,8 @@ def stream(
 ) -> Tensor:
     """The key of one attention call: two 32-bit words per sample, shape (*sample.shape, 2).
 
-    `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example; `off` says why
-    the definition is asked for, if it is.
+    `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example; `off` is the
+    reason to use the definition, if any.
     """
     form = _stream_cpu if sample.device.type == "cpu" and off is None else _stream_definition
     return form(seed, step, layer, sample, kind)
@@ -46,7 +46,7 @@ def _stream_definition(seed: Tensor, step: Tensor, layer: int, sample: Tensor, k
 
 @torch.library.custom_op("overt::stream", mutates_args=())
 def _stream_cpu(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
-    # Operators of their own, here and below, so that a compiled loop is one opaque call to torch.compile.
+    # A custom operator, here and below, so that a compiled loop is one opaque call to torch.compile.
     kernels = compiled_kernels()
     if kernels is None:
         return _stream_definition(seed, step, layer, sample, kind)
@@ -72,7 +72,7 @@ def _stream_vmap(
 ) -> tuple[Tensor, int]:
     del info
     if in_dims[0] is not None or in_dims[1] is not None or in_dims[3] is None:
-        raise ValueError("vmap may run over sample and examples; seed and step are one for all")
+        raise ValueError("vmap may run over sample and examples only: seed and step must be shared")
     return torch.ops.overt.stream(seed, step, layer, sample.movedim(in_dims[3], 0), kind), 0
 
 
@@ -127,7 +127,7 @@ def _uniform_vmap(
     columns: int,
     first_row: int,
 ) -> tuple[Tensor, int]:
-    # vmap folds its axis into the example axis: a draw knows its example only by its number.
+    # vmap's axis is folded into the example axis: a draw depends on its example only through its number.
     size: int = info.batch_size  # type: ignore[attr-defined]
     folded = []
     for tensor, dim in zip((keys, examples), in_dims[:2], strict=True):
@@ -163,7 +163,7 @@ def uniform(
         rows: number of query rows, counted from `first_row`.
         columns: number of key columns, counted from 0.
         first_row: absolute position of the first query row.
-        off: why the definition is asked for, if it is.
+        off: the reason to use the definition, if any.
     """
     keys = keys.expand(examples.shape[0], 2)
     form = _uniform_cpu if examples.device.type == "cpu" and off is None else _uniform_definition
@@ -175,20 +175,20 @@ def uniform_edges(
 ) -> Tensor:
     """The same draws on an edge list: (edges, heads), edge e holding cell (rows[e], columns[e]).
 
-    An edge's draw depends on its two ends, not on its place in the list. `off` says why the definition is
-    asked for, if it is.
+    An edge's draw depends on its two ends, not on its position in the list. `off` is the reason to use the
+    definition, if any.
     """
     if rows.device.type == "cpu":
         form: Any = _edges_cpu if off is None else _edges_definition
     else:
         kernels = gpu_kernels(keys.new_empty(0, dtype=torch.float32), off)
         form = _edges_definition if kernels is None else kernels.uniform_edges
-    drawn: Tensor = form(keys, heads, rows, columns, example)
-    return drawn
+    draws: Tensor = form(keys, heads, rows, columns, example)
+    return draws
 
 
 def gpu_kernels(values: Tensor, off: str | None = None) -> ModuleType | None:
-    """The kernels of the noise on edges where they apply (`backend.unfit`), else None."""
+    """The kernels for noise on edges where they apply (`backend.unfit`), else None."""
     if unfit(EDGE_KERNELS, values, off=off) is not None:
         return None
     from overt.mechanisms.kernels import edges
@@ -222,7 +222,7 @@ def _edges_cpu(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example:
     def fill(start: int, stop: int, rows: Any, columns: Any, out: Any) -> None:
         kernels.fill_edges(start, stop, key, example, rows, columns, out)
 
-    shared(rows.shape[0], out.numel(), fill, rows.contiguous(), columns.contiguous(), out)
+    run_threaded(rows.shape[0], out.numel(), fill, rows.contiguous(), columns.contiguous(), out)
     return out
 
 

@@ -1,6 +1,6 @@
 """Philox 4×32 (Salmon et al. 2011), seven rounds: 32-bit words, a pure function of a key and a counter.
 
-The definition. Compiled loops (`_philox_numba`) and GPU kernels make the same integers, bit for bit.
+This is the definition. Compiled loops (`_philox_numba`) and GPU kernels produce the same integers exactly.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low 32-bit halves of x·multiplier, x holding 32-bit words as int64.
+    """High and low 32-bit halves of x·multiplier, where x holds 32-bit words as int64.
 
-    In halves of 16 bits, since the full product would overflow int64.
+    Computed in halves of 16 bits, since the full product would overflow int64.
     """
     upper = x * (multiplier >> 16)
     lower = x * (multiplier & 0xFFFF)

@@ -13,7 +13,7 @@ from overt.mechanisms.mechanism import Mechanism
 class Synthesizer(Mechanism):
     """Synthesised logits mixed with the dot product (Tay et al. 2020), a baseline of EA's Table 3.
 
-    The two maps are mixed with learned weights that sum to one, starting equal.
+    The two maps are mixed with learned weights that sum to one and start out equal.
 
     Args:
         form: "random" learns one map per head that ignores the input; "dense" predicts a query's row of the

@@ -36,8 +36,8 @@ class SynthesizerLayer(MechanismLayer):
                 f"got {first_row + queries} queries and {keys} keys"
             )
         if self.config.form == "random":
-            made = self.map[:, first_row : first_row + queries, :keys]
+            synthetic = self.map[:, first_row : first_row + queries, :keys]
         else:
-            made = torch.relu(query @ self.inner + self.inner_bias) @ self.outer[..., :keys]
+            synthetic = torch.relu(query @ self.inner + self.inner_bias) @ self.outer[..., :keys]
         share = torch.softmax(self.balance, dim=0)
-        return share[0] * logits + share[1] * made.to(logits.dtype)
+        return share[0] * logits + share[1] * synthetic.to(logits.dtype)

@@ -25,19 +25,19 @@ def weibull_kl(
 ):  # fmt: skip
     """Sum of BLOCK cells' KL(Weibull ‖ Gamma), and the gradients of log mean and log α.
 
-    Args beside tensors:
+    Args other than tensors:
         sums: one for each program.
-        gamma: TERMS coefficients of log Γ(1 + x), the lowest power first.
-        slope, base, beta: `naive.kl_numbers`.
-        cells: how many there are.
+        gamma: TERMS coefficients of log Γ(1 + x), lowest power first.
+        slope, base, beta: `numbers.kl_numbers`.
+        cells: number of cells.
     """
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), as all below
+    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), like everything below
     inside = cell < cells
     mean = tl.load(log_mean + cell, mask=inside, other=0.0)
     prior = tl.load(log_alpha + cell, mask=inside, other=0.0)
     alpha = tl.exp(prior)
     x = alpha - 0.5
-    # log Γ(1 + α) and its derivative together, from the highest power down
+    # log Γ(1 + α) and its derivative together, highest power first
     value = tl.zeros((BLOCK,), tl.float32)
     derivative = tl.zeros((BLOCK,), tl.float32)
     for place in tl.static_range(TERMS):
@@ -58,12 +58,12 @@ def lognormal_kl(
 ):  # fmt: skip
     """Sum of BLOCK cells' KL of two Lognormals, and the gradients of log mean and the prior's mean.
 
-    Args beside tensors:
+    Args other than tensors:
         sums: one for each program.
-        half, precision, base: `naive.kl_numbers`.
-        cells: how many there are.
+        half, precision, base: `numbers.kl_numbers`.
+        cells: number of cells.
     """
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), as all below
+    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (block,), like everything below
     inside = cell < cells
     mean = tl.load(log_mean + cell, mask=inside, other=0.0)
     prior = tl.load(prior_mu + cell, mask=inside, other=0.0)

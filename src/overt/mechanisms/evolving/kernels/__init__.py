@@ -1,7 +1,7 @@
 """Evolving Attention's maps as GPU kernels, forwards and backwards; `evolving.naive` has the definition.
 
-`maps` says how a map lies in memory, `mixing` forms the mixed map, `convolving` convolves it, and `weights`
-makes the gradients of the convolution's weights. Importing this package imports triton.
+`maps` defines the memory layout of a map, `mixing` computes the mixed map, `convolving` convolves it, and
+`weights` computes the gradients of the convolution's weights. Importing this package imports triton.
 """
 
 from overt.mechanisms.evolving.kernels.convolving import convolvable, convolve, convolve_to_mixed

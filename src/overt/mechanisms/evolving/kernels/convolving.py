@@ -1,9 +1,9 @@
 """The convolution of a mixed map over all heads, and the gradient of that map.
 
-Both are one walk: the gradient is a convolution of the evolved map's gradient with the window turned round. A
+Both are the same loop: the gradient is a convolution of the evolved map's gradient with the flipped window. A
 program walks down rows: each row is loaded once and multiplied into the sums of all the output rows whose
-windows hold it. `words` says how rows are cut; half precision has a faster way for up to 16 heads and windows
-of up to 3, `runs`.
+windows contain it. `words` defines how rows are divided; in half precision `runs` is faster, for up to 16
+heads and windows of up to 3.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from overt.mechanisms.kernels.attend import Shape, precision_of
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 
 _PAIRS = 4  # of a run
-_ENOUGH = 400  # programs of several warps that keep it busy
+_ENOUGH = 400  # programs of several warps that keep a GPU busy
 
 
 def convolvable(heads: int, kernel_size: int, dtype: torch.dtype) -> str | None:
-    """Why these kernels do not do a convolution; None if they do."""
+    """Why these kernels cannot compute a convolution; None if they can."""
     if kernel_size not in (1, 3, 5):
         return f"the kernels convolve with kernel_size 1, 3 or 5, got {kernel_size}"
     if dtype not in TYPES:
         return f"the kernels convolve maps of float32, float16 or bfloat16, got {dtype}"
-    # float32 takes three products for each; with more heads its sums do not fit in registers
+    # float32 takes three products where others take one; with more heads its sums do not fit in registers
     most = 32 if dtype != torch.float32 or kernel_size == 1 else 16
     if heads > most:
         return (
@@ -91,20 +91,20 @@ def convolve_words(
 ):  # fmt: skip
     """A strip of ROWS rows and BLOCK_WORDS words, all heads: `convolve`, or the same backwards.
 
-    Programs: examples × strips × blocks of words, the last running fastest. In comments, heads and words are
+    Programs: examples × strips × blocks of words, the last varying fastest. In comments, heads and words are
     HEADS and BLOCK_WORDS.
 
-    Args beside tensors:
+    Args other than tensors:
         source_map: the mixed map; backwards, the evolved map's gradient.
         weight: (heads, heads, SIZE, SIZE).
         bias: (heads,); backwards unused.
         numbers: float32 (α, β).
-        bits: where the ReLU let through, (batch, heads, query, words); backwards read.
+        bits: where the ReLU passed values, (batch, heads, query, words); backwards read.
         row_length: columns of a map's rows in memory.
         strips: of rows.
         blocks: of words.
         SIZE: of the window.
-        LEFT, RIGHT, BELOW: how far it reaches; backwards, turned round.
+        LEFT, RIGHT, BELOW: how far it reaches; backwards, flipped.
         WIDE: whether cells have 4 bytes.
         EXACT: whether rows have no padding.
         HEADS: `heads`, rounded up to a power of two.
@@ -123,8 +123,8 @@ def convolve_words(
     real = head < heads  # (heads, 1)
     beta = tl.load(numbers + 1)
     rest = 1.0 - beta
-    # Words are counted plainly one after the other, or threads would be dealt out along heads, far apart.
-    step_down = row_length if WIDE else row_words  # from row to row, in what is loaded at once
+    # Words are numbered consecutively, or threads would be distributed along heads, far apart.
+    step_down = row_length if WIDE else row_words  # from row to row, in units of one load
     head_rows = head.to(tl.int64) * queries  # (heads, 1)
     source = as_words(source_map, WIDE) + example * heads * queries * step_down + head_rows * step_down
     out = as_words(out, WIDE)
@@ -148,7 +148,7 @@ def convolve_words(
         hidden = -float("inf")
     rows = tl.minimum(ROWS, queries - first_row)
     steps, blank = rows + SIZE - 1, 0
-    if CAUSAL:  # a strip that is hidden as a whole is only filled
+    if CAUSAL:  # an entirely hidden strip is only filled
         gone = 4 * first_word > first_row + rows - 1 + keys - queries
         steps, blank = tl.where(gone, 0, steps), tl.where(gone, rows, 0)
     line0 = taps_of(weight, heads, 0, SIZE, BACKWARD, DTYPE, HEADS)
@@ -159,7 +159,7 @@ def convolve_words(
         line3 = taps_of(weight, heads, 3, SIZE, BACKWARD, DTYPE, HEADS)
         line4 = taps_of(weight, heads, 4, SIZE, BACKWARD, DTYPE, HEADS)
     nothing = _zeros(HEADS, BLOCK_WORDS, tl.float32)
-    # what the rows so far add to the output rows still open, the next to close last
+    # what the rows so far add to the unfinished output rows, the next to finish last
     sums1, sums2, sums3, sums4 = nothing, nothing, nothing, nothing
     identity = (to_head == from_head).to(DTYPE)  # (heads, heads)
     codes = word
@@ -171,7 +171,7 @@ def convolve_words(
             source, row, inside & (row >= 0) & (row < queries), word, words, codes, keys, row_length,
             LEFT, RIGHT, DTYPE, WIDE, BACKWARD, EXACT,
         )  # (heads, words) each  # fmt: skip
-        if BACKWARD:  # the next row's, ahead of time
+        if BACKWARD:  # prefetch the next row's
             codes = codes_of(
                 bits, row + 1, inside & (row >= -1) & (row + 1 < queries), word, words, row_words
             )
@@ -191,13 +191,13 @@ def convolve_words(
         ready = inside & (step >= SIZE - 1)
         if BELOW == 0:
             kept = now
-        else:  # loaded again: it is still in the cache, and to keep it would cost registers
+        else:  # loaded again: it is still in the cache, and keeping it would cost registers
             kept, _ = columns_of(
                 source, row, inside & (step >= SIZE - 1), word, codes, keys, row_length,
                 0, 0, 4, DTYPE, WIDE, False, True,
             )  # fmt: skip
         x0, x1, x2, x3 = kept  # the source's own cells, (heads, words) each
-        if not WIDE:  # a product with the identity brings the tiles to where the sums are, exactly
+        if not WIDE:  # a product with the identity moves the tiles to where the sums are, exactly
             x0, x1 = tl.dot(identity, x0), tl.dot(identity, x1)
             x2, x3 = tl.dot(identity, x2), tl.dot(identity, x3)
         show0, show1, show2, show3 = see0, see1, see2, see3
@@ -237,7 +237,7 @@ def _ready(
     shape: Shape, dtype: torch.dtype, size: int, reach: Reach,
     masks: tuple[bool, bool, bool], backward: bool, precision: str,
 ) -> Ready:  # fmt: skip
-    """A launch for the shape of a map."""
+    """The launch for the shape of a map."""
     batch, heads, queries, keys = shape
     padded_heads, length = power_of_two(heads), row_length(keys)
     left, right, above, below = reach
@@ -306,14 +306,14 @@ def convolve(
 
     Args:
         mixed: a padded map, zeros in hidden cells.
-        weight: (heads, heads, k, k), the first axis for the head that comes out.
+        weight: (heads, heads, k, k), the first axis for the output head.
         bias: (heads,).
-        reach: as `naive.reach` gives it.
+        reach: as returned by `naive.reach`.
         numbers: float32 (α, β) on the device.
         seen: which cells are visible.
 
     Returns:
-        The evolved map, padded, −inf in hidden cells; and where its ReLU let through, for the way back:
+        The evolved map, padded, −inf in hidden cells; and for the backward pass where the ReLU passed values:
         (batch, heads, query, row length / 4) bytes, bit p for column 4 j + p, unspecified in hidden cells.
     """
     batch, heads, queries, keys = mixed.shape
@@ -334,15 +334,15 @@ def convolve_to_mixed(
     seen: Visibility,
     to_mixed: Tensor,
 ) -> None:
-    """Gradient of `convolve`'s mixed map, zeros in hidden cells, into the padded map `to_mixed`.
+    """Write the gradient of `convolve`'s mixed map, zeros in hidden cells, to the padded map `to_mixed`.
 
     Args:
         gradient: of the evolved map, a padded map, zeros in hidden cells.
-        bits: what `convolve` gave.
-        weight: as it was given to `convolve`, and so the others.
-        reach: as above.
-        numbers: as above.
-        seen: as above.
-        to_mixed: where it goes.
+        bits: from `convolve`.
+        weight: as passed to `convolve`.
+        reach: as passed to `convolve`.
+        numbers: as passed to `convolve`.
+        seen: as passed to `convolve`.
+        to_mixed: where the gradient is written.
     """
     _walk(gradient, to_mixed, bits, weight, weight, reach, numbers, seen, backward=True)

@@ -1,8 +1,8 @@
-"""How a map lies in memory, how it is cut into strips, and what kernels are told about its masks.
+"""How a map is laid out in memory, how it is divided into strips, and how masks are passed to kernels.
 
-A map here is a view [..., :keys] of storage (batch, heads, query, row length), the row length a multiple of
-16, so that every row starts aligned. What lies in the padding columns is unspecified, and no kernel relies on
-it.
+A map here is a view [..., :keys] of storage (batch, heads, query, row length), where the row length is a
+multiple of 16, so that every row starts aligned. The contents of padding columns are unspecified, and no
+kernel relies on them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from overt.mechanisms.flat import Visibility
 from overt.mechanisms.kernels.attend import bytes_of
 from overt.mechanisms.kernels.launch import blocks
 
-ALIGNED = 16  # cells at a multiple of which a map's rows start
+ALIGNED = 16  # a map's rows start at multiples of this many cells
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-WARPS_AT_ONCE = 8 * 132  # programs of one warp that a large GPU runs at a time
+WARPS_AT_ONCE = 8 * 132  # programs of one warp that a large GPU runs at once
 Reach = tuple[int, int, int, int]  # of windows: columns to the left and right, rows above and below
 
 
@@ -36,11 +36,11 @@ def padded(
 
 
 def is_padded(map: Tensor) -> bool:
-    """Whether a map lies in memory as `padded` lays it out, from an aligned address on."""
+    """Whether a map has the memory layout of `padded` and starts at an aligned address."""
     batch, heads, queries, keys = map.shape
     length = row_length(keys)
     strides = heads * queries * length, queries * length, length, 1
-    # the stride of an axis of length 1 says nothing
+    # the stride of an axis of length 1 has no meaning
     if map.stride() != strides and not all(
         n == 1 or a == b for n, a, b in zip(map.shape, map.stride(), strides, strict=True)
     ):
@@ -55,12 +55,12 @@ def as_padded(map: Tensor) -> Tensor:
         return map
     batch, heads, queries, keys = map.shape
     copy = padded(batch, heads, queries, keys, map.dtype, map.device)
-    whole(copy)[..., keys:] = 0  # for the interpreter, which warns of odd bits as it converts them
+    whole(copy)[..., keys:] = 0  # for the interpreter, which warns when it converts uninitialised bits
     return copy.copy_(map)
 
 
 def whole(map: Tensor) -> Tensor:
-    """A padded map with its padding columns."""
+    """A padded map including its padding columns."""
     batch, heads, queries, keys = map.shape
     length = row_length(keys)
     return map.as_strided(
@@ -69,22 +69,22 @@ def whole(map: Tensor) -> Tensor:
 
 
 def strips_of(rows: int, strips: int) -> tuple[int, int]:
-    """Rows of a strip, and strips, where so many strips are wished for."""
+    """Rows per strip, and the number of strips, close to the number requested."""
     strips = max(1, min(strips, blocks(rows, 8)))
     each = blocks(rows, strips)
     return each, blocks(rows, each)
 
 
 def mask_bytes(seen: Visibility, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """The two masks as bytes; a kernel wants a pointer for each."""
+    """The two masks as bytes; a kernel needs a pointer for each."""
     return bytes_of(seen.key_visible, spare), bytes_of(seen.query_real, spare)
 
 
 def which_masks(seen: Visibility) -> tuple[bool, bool, bool]:
-    """Whether there is a mask of keys, one of queries, and a causal one."""
+    """Whether there is a mask of keys, a mask of queries, and a causal mask."""
     return seen.key_visible is not None, seen.query_real is not None, seen.causal
 
 
 def mask_constants(which: tuple[bool, bool, bool]) -> dict[str, bool]:
-    """The same as kernels' constants."""
+    """The result of `which_masks` as constants of kernels."""
     return dict(zip(("KEY_MASK", "QUERY_MASK", "CAUSAL"), which, strict=True))

@@ -1,6 +1,6 @@
-"""The mixed map, of products of queries and keys and of the previous map, and its gradients.
+"""The mixed map, from products of queries and keys and the previous map, and its gradients.
 
-Products are never held. The gradient of the previous map is written over that of the mixed one.
+Products are never stored. The gradient of the previous map overwrites that of the mixed map.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def mix_forward(
 ):  # fmt: skip
     """One tile of the mixed map of one head of one example.
 
-    Programs: examples × heads × tiles of rows × tiles of columns, the last running fastest.
+    Programs: examples × heads × tiles of rows × tiles of columns, the last varying fastest.
 
-    Args beside tensors and strides:
-        previous: the padded map before, −inf in cells that were hidden, where HAS_PREVIOUS.
-        mixed: the padded map that is made.
+    Args other than tensors and strides:
+        previous: the previous layer's padded map, −inf in cells that were hidden, where HAS_PREVIOUS.
+        mixed: the padded map to fill.
         numbers: float32 (α, β).
         scale: of the products.
         hidden: what hidden cells hold.
@@ -64,7 +64,7 @@ def mix_forward(
         row_length: columns of a padded map's rows.
         tiles_q: tiles of rows.
         tiles_k: tiles of columns.
-        ADD: whether the previous map is added, or averaged with.
+        ADD: whether the previous map is added rather than averaged with the products.
     """
     program = tl.program_id(0)
     first_row = program // tiles_k % tiles_q * BLOCK_Q
@@ -75,7 +75,7 @@ def mix_forward(
     column = first_column + tl.arange(0, BLOCK_K)  # (block_k,)
     dim = tl.arange(0, BLOCK_WIDTH)  # (width,)
     row_inside, column_inside = row < queries, column < keys
-    if CAUSAL:  # nothing is read for a tile that is hidden as a whole
+    if CAUSAL:  # nothing is read for an entirely hidden tile
         live = first_column <= first_row + BLOCK_Q - 1 + keys - queries
         row_inside, column_inside = row_inside & live, column_inside & live
     q = tl.load(
@@ -113,7 +113,7 @@ def _mix_ready(
     queried: Shape, keyed: Shape, query: Shape, key: Shape,
     has_previous: bool, add: bool, masks: tuple[bool, bool, bool], precision: str,
 ) -> Ready:  # fmt: skip
-    """A launch for shapes and strides of query and key."""
+    """The launch for shapes and strides of query and key."""
     (batch, heads, queries, width), (_, key_heads, keys, _) = queried, keyed
     block_q, block_k = 64, 64
     tiles = blocks(queries, block_q), blocks(keys, block_k)
@@ -145,13 +145,13 @@ def mix(
     add: bool,
     hidden: float,
 ) -> Tensor:
-    """`naive.mix` of the logits scale · query · keyᵀ, which are never held.
+    """`naive.mix` of the logits scale · query · keyᵀ, which are never stored.
 
     Args:
         query: (batch, heads, query, width), last stride 1.
-        key: (batch, key heads, key, width), last stride 1; each head is shared by heads / key heads queries'.
+        key: (batch, key heads, key, width), last stride 1; heads / key heads query heads share each key head.
         scale: factor of the logits.
-        previous: the padded map before; None starts a chain.
+        previous: the previous layer's padded map; None starts a chain.
         seen: which cells are visible.
         numbers: float32 (α, β) on the device.
         add: RealFormer's sum.
@@ -175,7 +175,7 @@ def mix(
 
 @helper
 def _to_current(gradient, previous, cell, inside, seen, alpha, HAS_PREVIOUS: tl.constexpr, ADD: tl.constexpr):
-    """Of one tile of the mixed map: gradients of the products and of the previous map, (block_q, block_k)."""
+    """Gradients of one tile's products and of its part of the previous map, (block_q, block_k)."""
     to_mixed = tl.load(gradient + cell, mask=inside, other=0.0).to(tl.float32)
     to_mixed = tl.where(seen, to_mixed, 0.0)
     to_products, to_previous = to_mixed, to_mixed
@@ -199,8 +199,8 @@ def mix_to_key(
 ):  # fmt: skip
     """Gradient of one block of keys of one key head, over the rows of all heads of its group.
 
-    Programs: examples × key heads × tiles of columns, the last running fastest. `gradient` is the mixed
-    map's; parameters that `mix_forward` has too are the same.
+    Programs: examples × key heads × tiles of columns, the last varying fastest. `gradient` is that of the
+    mixed map; parameters shared with `mix_forward` have the same meaning.
     """
     program = tl.program_id(0)
     first_column = program % tiles_k * BLOCK_K
@@ -249,10 +249,11 @@ def mix_to_query(
     KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one block of queries of one head, and of the previous map's rows, where WRITE.
+    """Gradient of one block of queries of one head, and with WRITE of the previous map's rows.
 
-    Programs: examples × heads × tiles of rows, the last running fastest. `gradient` is the mixed map's, and
-    with WRITE becomes the previous map's; parameters that `mix_forward` has too are the same.
+    Programs: examples × heads × tiles of rows, the last varying fastest. `gradient` is that of the mixed map,
+    and with WRITE becomes that of the previous map; parameters shared with `mix_forward` have the same
+    meaning.
     """
     program = tl.program_id(0)
     first_row = program % tiles_q * BLOCK_Q
@@ -282,7 +283,7 @@ def mix_to_query(
             mask=(column < keys)[:, None] & (dim < width)[None, :], other=0.0,
         )  # (block_k, width)  # fmt: skip
         total = tl.dot(to_products.to(k.dtype), k, total, input_precision=PRECISION)
-        if WRITE:  # over the gradient just read, which no other program reads
+        if WRITE:  # overwrites the gradient just read, which no other program reads
             tl.store(gradient + cell, to_previous.to(gradient.dtype.element_ty), mask=inside)
     if WRITE and CAUSAL:
         for tile in range(tiles, tiles_k):
@@ -349,18 +350,18 @@ def mix_backward(
     """Gradients of `mix`.
 
     Args:
-        gradient: of `mix`'s result, a padded map. Written over: it is where the previous map's gradient goes.
-        previous: as it was given to `mix`, and so the others.
-        query: as above.
-        key: as above.
-        scale: as above.
-        numbers: as above.
-        seen: as above.
-        add: as above.
-        needs_previous: whether the previous map's gradient is wanted.
+        gradient: of `mix`'s result, a padded map. Overwritten with the previous map's gradient.
+        previous: as passed to `mix`.
+        query: as passed to `mix`.
+        key: as passed to `mix`.
+        scale: as passed to `mix`.
+        numbers: as passed to `mix`.
+        seen: as passed to `mix`.
+        add: as passed to `mix`.
+        needs_previous: whether the previous map's gradient is needed.
 
     Returns:
-        Gradients of the previous map (None unless it is wanted and there was one), query and key.
+        Gradients of the previous map (None unless it is needed and there was one), query and key.
     """
     queried, keyed = query.shape, key.shape
     to_query, to_key = heads_last(query, *queried), heads_last(key, *keyed)

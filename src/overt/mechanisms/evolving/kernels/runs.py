@@ -1,14 +1,14 @@
-"""The convolution over maps of 2-byte columns, with nothing moved between a warp's lanes.
+"""The convolution over maps of 2-byte columns, with no data moved between a warp's lanes.
 
-A *pair* is two columns of a row, 4 bytes; a *run* is a few pairs side by side, and a lane has whole runs.
-Which column stands where in a product of tensor cores is free: columns are counted across runs, so that what
-a lane loads is what its part of the product takes. A shift by a column is then another choice among a lane's
-pairs, or a pair made of two halves, and of the neighbouring runs a lane loads the edges only. A program is
-one warp. It walks down rows, and loads the next row before it multiplies this one.
+A *pair* is two columns of a row, 4 bytes; a *run* is a few adjacent pairs, and a lane has whole runs. The
+order of columns in a product of tensor cores is free: columns are numbered across runs, so that a lane loads
+exactly what its part of the product needs. A shift by one column is then a different choice among a lane's
+pairs, or a pair made of two halves, and a lane loads only the edges of neighbouring runs. A program is one
+warp. It walks down rows, and loads the next row before it multiplies this one.
 
-There is a product (heads × heads)(heads × runs) for each column of a run. Of its second operand a lane has
-four heads of one run, of its result two heads of two runs, and rows are loaded and stored like that: loaded
-tiles are (4, runs, 4), lanes along heads × runs × heads of a lane; stored ones (runs / 2, 8, 2, 2), lanes
+There is a product (heads × heads)(heads × runs) for each column of a run. A lane has four heads of one run of
+its second operand, and two heads of two runs of its result; rows are loaded and stored accordingly: loaded
+tiles are (4, runs, 4), lanes along heads × runs × heads of a lane; stored tiles (runs / 2, 8, 2, 2), lanes
 along runs × lanes along heads × two heads × two runs.
 """
 
@@ -20,13 +20,13 @@ import triton.language as tl
 from overt.mechanisms.evolving.kernels.taps import taps_of
 from overt.mechanisms.kernels.launch import helper
 
-RUNS = 8  # side by side in a program
+RUNS = 8  # adjacent runs in a program
 _RUNS = tl.constexpr(RUNS)
 
 
 @helper
 def _run_of(at, inside, PAIRS: tl.constexpr):
-    """PAIRS tiles of pairs side by side, each of the shape of `at`, a tile of addresses of 3 or 4 axes."""
+    """PAIRS adjacent tiles of pairs, each of the shape of `at`, a tile of addresses of 3 or 4 axes."""
     pair = tl.arange(0, PAIRS)
     if len(at.shape) == 3:
         at_each = at[:, :, :, None] + pair[None, None, None, :]
@@ -74,7 +74,7 @@ def _operand(pair, HIGH: tl.constexpr, DTYPE: tl.constexpr):
 
 @helper
 def _passing(pair, bits):
-    """A pair where its two bits, the lowest, let it through."""
+    """A pair, with zeros for columns whose bit, among the lowest two, is off."""
     return pair & ((((bits & 3) * 0x8001) & 0x10001) * 0xFFFF)
 
 
@@ -83,22 +83,22 @@ def _fetch(
     source, bits, row, queries, run, runs, row_length,
     PAIRS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """A row as it lies in memory: the pair before runs, their pairs, the pair after; (4, runs, 4) each.
+    """A row as stored in memory: the pair before runs, their pairs, the pair after; (4, runs, 4) each.
 
-    And backwards, in a byte each, the bits of the words (4 columns) before, at and after.
+    Backwards also the bits of the words (4 columns) before, at and after, in a byte each.
 
     Args:
         source: addresses of runs in row 0, in pairs.
         bits: addresses of the first bits of each head, in groups of four bytes.
         row: which row; nothing is read outside the map.
         queries: rows of the map.
-        run: number of each run in its row.
-        runs: how many a row has.
+        run: index of each run in its row.
+        runs: number of runs in a row.
         row_length: columns of a row in memory.
         PAIRS: of a run.
-        LEFT: columns before that are needed.
-        RIGHT: columns after that are needed.
-        BACKWARD: whether bits are.
+        LEFT: number of columns needed before.
+        RIGHT: number of columns needed after.
+        BACKWARD: whether bits are needed.
     """
     there = (row >= 0) & (row < queries)
     at = source + row * (row_length // 2)
@@ -111,7 +111,7 @@ def _fetch(
         after = tl.load(at + PAIRS, mask=there & (run + 1 < runs), other=0)
     codes = (run * 0).to(tl.uint32)
     if BACKWARD:
-        first = run * (PAIRS // 2) + 3  # the byte before, counted from four bytes before the row on
+        first = run * (PAIRS // 2) + 3  # the byte before, counted from four bytes before the row
         at_codes = bits + row * (row_length // 16) + (first // 4 - 1)
         low = tl.load(at_codes, mask=inside & (first >= 4), other=0)
         high = tl.load(at_codes + 1, mask=there & (first // 4 < row_length // 16), other=0)
@@ -129,7 +129,7 @@ def _operands(
 ):  # fmt: skip
     """Columns −LEFT … 2 PAIRS + RIGHT − 1 of runs, each an operand (16 heads, runs).
 
-    The first four arguments are what `_fetch` returned; `column` is the first of each run, (4, runs, 4).
+    The first four arguments are the results of `_fetch`; `column` is the first of each run, (4, runs, 4).
     """
     out = ()
     if LEFT > 0:
@@ -165,7 +165,7 @@ def _add_taps(taps, columns, sums, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """Sums of a run's columns, (16 heads, runs) each, with one line of taps' products added."""
     for across in tl.static_range(SIZE):
         new = ()
-        for column in tl.static_range(COLUMNS):  # one after the other, these do not wait for each other
+        for column in tl.static_range(COLUMNS):  # these are independent, so none waits for the one before
             new = new + (tl.dot(taps[across], columns[column + across], sums[column]),)  # type: ignore[assignment]
         sums = new
     return sums
@@ -173,13 +173,13 @@ def _add_taps(taps, columns, sums, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 
 @helper
 def _as_stored(tile):
-    """A tile (16 heads, runs) as lanes have it, (runs / 2, 8, 2, 2)."""
+    """A tile (16 heads, runs) as lanes hold it, (runs / 2, 8, 2, 2)."""
     return tl.permute(tl.reshape(tile, (2, 8, _RUNS // 2, 2)), (2, 1, 0, 3))
 
 
 @helper
 def _store_run(at, columns, inside, PAIRS: tl.constexpr):
-    """Tiles of columns (runs / 2, 8, 2, 2) side by side, from a tile of addresses of the same shape on."""
+    """Store adjacent tiles of columns (runs / 2, 8, 2, 2), starting at a tile of addresses of that shape."""
     if PAIRS == 2:
         every = tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3]))
     else:
@@ -201,20 +201,20 @@ def convolve_runs(
 ):  # fmt: skip
     """A strip of rows and 8 runs, up to 16 heads: `convolve`, or the same backwards.
 
-    Programs: examples × strips × blocks of runs, the last running fastest.
+    Programs: examples × strips × blocks of runs, the last varying fastest.
 
-    Args beside tensors:
+    Args other than tensors:
         source_map: the mixed map; backwards, the evolved map's gradient.
         weight: (heads, heads, SIZE, SIZE).
         bias: (heads,); backwards unused.
         numbers: float32 (α, β).
-        bits: where the ReLU let through, a byte for 4 columns; backwards read.
+        bits: where the ReLU passed values, a byte for 4 columns; backwards read.
         row_length: columns of a map's rows in memory.
         rows: of a strip.
         strips: of rows.
         blocks: of runs.
         SIZE: of the window, 1 or 3.
-        LEFT, RIGHT, BELOW: how far it reaches; backwards, turned round.
+        LEFT, RIGHT, BELOW: how far it reaches; backwards, flipped.
         EXACT: whether rows have no padding.
         PAIRS: of a run, 2 or 4.
     """
@@ -248,7 +248,7 @@ def convolve_runs(
         first_run + 2 * tl.arange(0, _RUNS // 2)[:, None, None, None] + tl.arange(0, 2)[None, None, None, :]
     )
     to_head = to_head + 0 * to_run  # (runs / 2, 8, 2, 2)
-    to_run = to_run + 0 * to_head  # (runs / 2, 8, 2, 2), as all below that are stored
+    to_run = to_run + 0 * to_head  # (runs / 2, 8, 2, 2), like everything below that is stored
     inside = (to_head < heads) & (to_run < runs)
     to = to_head.to(tl.int64) * queries * (row_length // 2) + to_run * PAIRS
     bits_to = bits + (to_head.to(tl.int64) * queries * runs + to_run)
@@ -268,7 +268,7 @@ def convolve_runs(
         offset = tl.load(bias + to_head, mask=to_head < heads, other=0.0).to(tl.float32)
     rows = tl.minimum(rows, queries - first_row)
     steps, blank = rows + SIZE - 1, 0
-    if CAUSAL:  # a strip that is hidden as a whole is only filled
+    if CAUSAL:  # an entirely hidden strip is only filled
         gone = COLUMNS * first_run > first_row + rows - 1 + keys - queries
         steps, blank = tl.where(gone, 0, steps), tl.where(gone, rows, 0)
     line0 = taps_of(weight, heads, 0, SIZE, BACKWARD, DTYPE, 16)
@@ -276,7 +276,7 @@ def convolve_runs(
         line1 = taps_of(weight, heads, 1, SIZE, BACKWARD, DTYPE, 16)
         line2 = taps_of(weight, heads, 2, SIZE, BACKWARD, DTYPE, 16)
     nothing = (tl.full((16, _RUNS), 0, tl.float32),) * COLUMNS
-    # what the rows so far add to the output rows still open, the next to close last
+    # what the rows so far add to the unfinished output rows, the next to finish last
     sums1, sums2 = nothing, nothing
     before, here, after, codes = _fetch(
         source, codes_at, first_row - ABOVE, queries, run, runs, row_length, PAIRS, LEFT, RIGHT, BACKWARD
@@ -286,7 +286,7 @@ def convolve_runs(
         columns = _operands(
             before, here, after, codes, column, keys, PAIRS, LEFT, RIGHT, BACKWARD, EXACT, DTYPE
         )  # (16 heads, runs) each
-        # the next row's, ahead of time
+        # prefetch the next row's
         before, here, after, codes = _fetch(
             source, codes_at, row + 1, queries, run, runs, row_length, PAIRS, LEFT, RIGHT, BACKWARD
         )

@@ -1,8 +1,8 @@
-"""Gradients of the convolution's weights over maps of 2-byte columns, with nothing moved between lanes.
+"""Gradients of the convolution's weights over maps of 2-byte columns, with no data moved between lanes.
 
-Columns go by pairs and runs, as in `runs`; a run has 8 pairs here. For each tap there is a product (heads ×
-columns)(columns × heads), and of either operand a lane has two heads of one run. Tiles of pairs are (runs,
-heads), that is (4, 16).
+Columns are grouped into pairs and runs, as in `runs`; here a run has 8 pairs. For each tap there is a product
+(heads × columns)(columns × heads), and a lane has two heads of one run of either operand. Tiles of pairs are
+(runs, heads), that is (4, 16).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _between(a, b):
 
 @helper
 def _passing(pairs, codes):
-    """Eight pairs where bits let them through; `codes` has those of a word of 4 columns in each byte."""
+    """Eight pairs, with zeros where bits are off; each byte of `codes` has those of a word of 4 columns."""
     out = ()
     for p in tl.static_range(8):
         two = (codes >> (8 * (p // 2) + 2 * (p % 2))) & 3
@@ -66,7 +66,7 @@ def _passing(pairs, codes):
 
 @helper
 def _within(pairs, column, keys, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT pairs, from the run's FIRST on, with zeros for columns from `keys` on."""
+    """COUNT pairs, starting at the run's pair FIRST, with zeros for columns from `keys` on."""
     out = ()
     for p in tl.static_range(COUNT):
         at = column + 2 * (FIRST + p)
@@ -76,13 +76,13 @@ def _within(pairs, column, keys, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 @helper
 def _codes_at(bits, row, queries, inside, row_length):
-    """Bits of a row's runs, none outside the map."""
+    """Bits of a row's runs, zero outside the map."""
     return tl.load(bits + row * (row_length // 16), mask=inside & (row >= 0) & (row < queries), other=0)
 
 
 @helper
 def _row_in(row, queries):
-    """The row itself if the map has it, otherwise the nearest."""
+    """The row itself if the map has it, otherwise the nearest row."""
     return tl.minimum(tl.maximum(row, 0), queries - 1)
 
 
@@ -122,7 +122,7 @@ def _rights(pairs, FIRST: tl.constexpr, DTYPE: tl.constexpr):
 
 @helper
 def _windows(pairs, SIZE: tl.constexpr, START: tl.constexpr, DTYPE: tl.constexpr):
-    """The second operands of a line's taps, two for each, from column START of `pairs` on."""
+    """The second operands of a line's taps, two for each, starting at column START of `pairs`."""
     out = ()
     for across in tl.static_range(SIZE):
         out = out + _rights(pairs, across + START, DTYPE)
@@ -153,16 +153,16 @@ def weights_by_runs(
     Programs: (examples × strips × blocks of 4 runs, groups of lines, pieces of the matrices): a program has
     16 heads × 16 heads of the HEADS × HEADS.
 
-    Args beside tensors:
+    Args other than tensors:
         gradient: of the evolved map.
-        bits: where the ReLU let through, a byte for 4 columns.
+        bits: where the ReLU passed values, a byte for 4 columns.
         partial: float32 (strips of all examples, groups, LINES · SIZE + 1, HEADS, HEADS), the bias's last.
         row_length: columns of a map's rows in memory.
         rows: of a strip.
         strips: of rows.
         blocks: of runs.
         SIZE: of the window, which reaches LEFT, RIGHT and ABOVE.
-        LINES: 1, or SIZE where that is up to 3.
+        LINES: 1, or SIZE if it is at most 3.
         EXACT: whether rows have no padding.
         HEADS: `heads`, rounded up to a power of two.
     """
@@ -178,7 +178,7 @@ def weights_by_runs(
     to_head = tl.minimum(16 * to_piece + head, heads - 1).to(tl.int64)  # (1, heads)
     from_head = tl.minimum(16 * from_piece + head, heads - 1).to(tl.int64)  # (1, heads)
     wanted_run = first_run + tl.arange(0, 4)[:, None]  # (runs, 1)
-    run = tl.minimum(wanted_run, row_length // 16 - 1)  # (runs, 1), one that is there
+    run = tl.minimum(wanted_run, row_length // 16 - 1)  # (runs, 1), runs that exist
     column = 16 * run  # (runs, 1), the first of each
     inside = (16 * to_piece + head < heads) & (wanted_run < row_length // 16)  # (runs, heads)
     source = mixed.to(tl.pointer_type(tl.int32)) + (
@@ -200,10 +200,10 @@ def weights_by_runs(
         first_row = tl.maximum(first_row, 16 * first_run - LEFT - (keys - queries))
     zero = tl.full((16, 16), 0, tl.float32)
     sums0, sums1, sums2 = (zero,) * SIZE, (zero,) * SIZE, (zero,) * SIZE
-    bias_sum = tl.full((16, 8), 0, tl.float32)  # all columns alike
+    bias_sum = tl.full((16, 8), 0, tl.float32)  # all columns the same
     ones = tl.full((32, 8), 1.0, DTYPE)
     if LINES > 1:
-        # gradients of the rows one and two before, which meet the next row in the lines below
+        # gradients of the previous two rows, which are multiplied with the next row in the lines below
         row = first_row + ABOVE - 1
         gradient1 = _passing(
             _pairs(back, _row_in(row, queries), row_length),
@@ -229,7 +229,7 @@ def weights_by_runs(
                 sides[:BEFORE] + _within(here, column, keys, 0, 8)
                 + _within(sides[BEFORE:], column, keys, 8, AFTER)
             )  # fmt: skip
-        # the next row's, ahead of time
+        # prefetch the next row's
         row = y + 1 + ABOVE - line
         codes = _codes_at(bits, row, queries, inside, row_length)
         raw_gradient = _pairs(back, _row_in(row, queries), row_length)
@@ -260,7 +260,7 @@ def weights_by_runs(
         if LINES > 1:
             tl.store(to + (SIZE + across) * HEADS * HEADS, sums1[across])
             tl.store(to + (2 * SIZE + across) * HEADS * HEADS, sums2[across])
-    to_column = tl.arange(0, 8)[None, :]  # of the bias's only the first column is read
+    to_column = tl.arange(0, 8)[None, :]  # only the first column of the bias's matrix is read
     tl.store(
         partial + ((place + LINES * SIZE) * HEADS + to_row) * HEADS + to_column,
         bias_sum, mask=(from_piece == 0) & (to_column == 0),

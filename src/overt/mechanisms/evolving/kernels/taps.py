@@ -1,4 +1,4 @@
-"""The convolution's weights as kernels multiply with them: one matrix (heads × heads) for each tap."""
+"""The convolution's weights as used by kernels: one matrix (heads × heads) for each tap."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def taps_of(
     """One line of taps: SIZE matrices (HEADS, HEADS), zero beyond the heads.
 
     Args:
-        weight: (heads, heads, SIZE, SIZE), the first axis for the head that comes out.
-        heads: how many there are.
+        weight: (heads, heads, SIZE, SIZE), the first axis for the output head.
+        heads: number of heads.
         line: which row of the window.
         SIZE: of the window.
-        BACKWARD: whether window and matrices are turned round, for the way back.
+        BACKWARD: whether the window is flipped and matrices transposed, for the backward pass.
         DTYPE: of the matrices.
         HEADS: `heads`, rounded up to a power of two.
     """

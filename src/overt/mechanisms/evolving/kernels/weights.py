@@ -1,6 +1,6 @@
 """Gradients of the convolution's weights and bias: sums over strips of rows, which are then added up.
 
-Float32 goes by words of columns (`words`), half precision by runs (`runs_weights`).
+Float32 uses words of columns (`words`), half precision runs (`runs_weights`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from overt.mechanisms.kernels.attend import Shape, precision_of
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 
 _COLUMNS = 64  # of a strip
-_WORDS = 16  # of a strip, as many columns
-_CELLS = 32  # of a matrix that a program adds up
+_WORDS = 16  # of a strip, the same number of columns
+_CELLS = 32  # cells of a matrix that a program sums
 
 
 @helper
@@ -55,12 +55,12 @@ def weights_by_words(
 ):  # fmt: skip
     """One strip's part of a line of taps' gradients, and of the bias's, without the factor β, in float32.
 
-    Programs: (examples × strips × blocks of words, lines of taps), the last of a product running fastest. In
+    Programs: (examples × strips × blocks of words, lines of taps), the last of a product varying fastest. In
     comments, heads and words are HEADS and BLOCK_WORDS.
 
-    Args beside tensors:
+    Args other than tensors:
         gradient: of the evolved map.
-        bits: where the ReLU let through, (batch, heads, query, words).
+        bits: where the ReLU passed values, (batch, heads, query, words).
         partial: float32 (strips of all examples, lines, SIZE + 1, HEADS, HEADS), the bias's after the taps'.
         row_length: columns of a map's rows in memory.
         rows: of a strip.
@@ -89,13 +89,13 @@ def weights_by_words(
     zero = tl.full((HEADS, HEADS), 0, tl.float32)
     sums = (zero,) * SIZE
     ones = tl.full((BLOCK_WORDS, HEADS), 1.0, DTYPE)
-    bias_sum = zero  # (heads, heads), all columns alike
+    bias_sum = zero  # (heads, heads), all columns the same
     for row in range(first_row, end):
         _, tiles = windows_of(
             source, row, live & (row < queries), word, words, word, keys, row_length,
             LEFT, RIGHT, DTYPE, True, False, EXACT,
         )  # (heads, words) each  # fmt: skip
-        to_row = row + ABOVE - line  # the row whose gradient meets this one in the line
+        to_row = row + ABOVE - line  # the row whose gradient is multiplied with this row in the line
         counts = live & (to_row >= 0) & (to_row < queries)
         codes = tl.load(bits + to_row * (row_length // 4) + word, mask=counts, other=0).to(tl.int32) << 8
         _, gradients = windows_of(
@@ -122,7 +122,7 @@ def add_up(
 
     Programs: (taps and the bias, blocks of cells).
 
-    Args beside tensors:
+    Args other than tensors:
         partial: float32 (parts, groups, LINES · SIZE + 1, HEADS, HEADS).
         numbers: float32 (α, β).
         parts: strips of all examples.
@@ -130,7 +130,7 @@ def add_up(
         above: rows that the window reaches up.
         SIZE: of the window.
         LINES: of taps in a group.
-        PARTS: that are read at once.
+        PARTS: number of parts read at once.
     """
     tap = tl.program_id(0)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)  # (cells,)
@@ -156,12 +156,12 @@ def add_up(
 def _ready(
     shape: Shape, dtype: torch.dtype, size: int, reach: Reach, causal: bool, precision: str
 ) -> tuple[Shape, Ready, Ready]:
-    """For the shape of a map: the shape of the partial sums, who makes them, and who adds them up."""
+    """For the shape of a map, the shape of partial sums and the launches that compute and add them up."""
     batch, heads, queries, keys = shape
     padded_heads, length = power_of_two(heads), row_length(keys)
     left, right, above, _ = reach
     wide = dtype == torch.float32
-    lines = size if size <= 3 and not wide else 1  # whose gradients one program makes
+    lines = size if size <= 3 and not wide else 1  # whose gradients one program computes
     count = blocks(length, _COLUMNS)
     pieces = (padded_heads // 16) ** 2
     rows, strips = strips_of(queries, WARPS_AT_ONCE // (batch * count * pieces))
@@ -204,13 +204,13 @@ def convolve_to_weight(
 
     Args:
         gradient: of the evolved map, a padded map, zeros in hidden cells.
-        mixed: as it was given to `convolve`, and so the others.
-        bits: what `convolve` gave.
-        weight: as above.
-        bias: as above.
-        reach: as above.
-        numbers: as above.
-        seen: as above.
+        mixed: as passed to `convolve`.
+        bits: from `convolve`.
+        weight: as passed to `convolve`.
+        bias: as passed to `convolve`.
+        reach: as passed to `convolve`.
+        numbers: as passed to `convolve`.
+        seen: as passed to `convolve`.
     """
     shape, make, add = _ready(
         mixed.shape, mixed.dtype, weight.shape[-1], reach, seen.causal, precision_of(mixed.dtype)

@@ -1,12 +1,12 @@
 """Rows of maps as tiles of columns, for convolutions of any number of heads and any precision.
 
-The convolution over all heads is a matrix product (heads × heads) for each tap. Its operand for the tap one
-column to the side would be a misaligned load; so columns are taken apart by phase instead. A *word* is four
-columns of a row, one aligned load; its columns are four tiles (heads, words), and a shift by a column is
-another choice among the tiles of a word and its neighbours'.
+The convolution over all heads is a matrix product (heads × heads) for each tap. Its operand for a tap one
+column to the side would be a misaligned load, so columns are separated by phase instead. A *word* is four
+columns of a row, one aligned load; its columns are four tiles (heads, words), and a shift by one column is a
+different choice among the tiles of a word and its neighbours.
 
 Columns of two bytes are loaded a word at a time, as one 64-bit integer; columns of four bytes (WIDE) one by
-one. *Bits* say where the ReLU let through: a byte for each word, bit p for its column p.
+one. *Bits* mark where the ReLU passed values: a byte for each word, bit p for its column p.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _column(word, PHASE: tl.constexpr, DTYPE: tl.constexpr):
 
 @helper
 def _spread(bits):
-    """Four bits as a word that has ones in the columns whose bits are on."""
+    """Four bits as a word with all ones in the columns whose bits are on."""
     wide = bits.to(tl.int64)
     low = (wide & 1) | ((wide & 2) << 15) | ((wide & 4) << 30) | ((wide & 8) << 45)
     return (low << 16) - low
@@ -45,12 +45,12 @@ def codes_of(bits, row, inside, word, words, row_words):
     """Bits of the words before, at and after `word` in a row, in a byte each: int32 (heads, words).
 
     Args:
-        bits: pointers to each head's first, (heads, 1).
+        bits: pointers to each head's first byte, (heads, 1).
         row: which row.
         inside: which words exist, (heads, words).
         word: number of each word in its row, (1, words).
-        words: how many words of a row hold a key.
-        row_words: how many words a row has.
+        words: number of words of a row that contain a key.
+        row_words: number of words of a row.
     """
     at = bits + row * row_words + word
     before = tl.load(at - 1, mask=inside & (word > 0), other=0).to(tl.int32)
@@ -65,10 +65,10 @@ def columns_of(
     SHIFT: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Columns START … END − 1 of the words SHIFT beside `word` in a row, each a tile (heads, words).
+    """Columns START … END − 1 of the words at offset SHIFT from `word` in a row, each a tile (heads, words).
 
-    Returns them as they are, and as they count: a column counts as zero outside the map and, where MASKED,
-    where its bit is off.
+    Returns them as stored, and as used: a column is zero outside the map and, where MASKED, where its bit is
+    off.
 
     Args:
         source: pointers to each head's first cell, or first word (`as_words`), (heads, 1).
@@ -82,9 +82,9 @@ def columns_of(
         START: first column.
         END: last column + 1.
         DTYPE: of cells.
-        WIDE: whether those have 4 bytes.
-        MASKED: whether bits count.
-        EXACT: whether no column lies outside the map.
+        WIDE: whether cells have 4 bytes.
+        MASKED: whether bits are applied.
+        EXACT: whether no column is outside the map.
     """
     plain = ()
     counted = ()
@@ -116,10 +116,10 @@ def windows_of(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DTYPE: tl.constexpr,
     WIDE: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Words of a row as they are (4 tiles), and as they count with LEFT columns before and RIGHT after.
+    """Words of a row as stored (4 tiles), and as used, with LEFT columns before and RIGHT after.
 
-    `inside` says whether the row (or which of its words) counts at all, and `words` how many words of a row
-    hold a key; the others are those of `columns_of`.
+    `inside` is whether the row (or which of its words) is used at all, and `words` the number of words of a
+    row that contain a key; the other arguments are those of `columns_of`.
     """
     plain, tiles = columns_of(
         source, row, inside, word, codes, keys, row_length, 0, 0, 4, DTYPE, WIDE, MASKED, EXACT
