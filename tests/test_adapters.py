@@ -244,7 +244,7 @@ def test_the_card_tells_how_to_load_and_what_peft_cannot(tmp_path: Path) -> None
 
 def test_the_inside_of_a_peft_model_is_refused() -> None:
     model = wrap(make(), "attach after")
-    with pytest.raises(ValueError, match=r"is inside of a PEFT model.*overt.attach\(peft_model, …\)"):
+    with pytest.raises(ValueError, match=r"is inside a PEFT model.*overt.attach\(peft_model, …\)"):
         overt.attach(model.get_base_model(), *MECHANISMS)
     attach(model)
 

@@ -65,7 +65,7 @@ def test_where_selects_layers_and_the_chain_starts_at_the_first() -> None:
         ("middle", "where must be one of 'encoder', 'decoder', 'cross'; got 'middle'"),
         ("cross", "where names 'cross', but this model has only encoder attention"),
         ({"encoder": [3]}, "where names layer 3 of encoder, which has layers 0 to 2"),
-        ({"encoder": [0, 2]}, "where must choose neighbouring layers, a chain has no gaps; got [0, 2]"),
+        ({"encoder": [0, 2]}, "where must choose consecutive layers (a chain has no gaps), got [0, 2]"),
         ({"encoder": []}, "where selects nothing"),
         ([], "where selects nothing; this model has encoder"),
     ],
@@ -86,9 +86,9 @@ def test_wrong_calls_are_named() -> None:
         overt.attach(BERT.make(), overt.Evolving(), overt.Evolving())
     with pytest.raises(TypeError, match="must be Bayesian"):
         overt.attach(BERT.make(), "evolving")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"nothing is attached to this BertFor.*: overt.attach"):
+    with pytest.raises(ValueError, match=r"nothing is attached to this BertFor.*: call overt.attach"):
         overt.detach(BERT.make())
-    with pytest.raises(ValueError, match="no KL to be had"):
+    with pytest.raises(ValueError, match="no KL available"):
         overt.kl(attached(BERT, overt.Bayesian()))
 
 
@@ -237,7 +237,7 @@ def test_what_joins_the_loss_is_lambda_times_kl_in_training_only() -> None:
     torch.testing.assert_close(as_tuple[0], task + overt.penalty(model), atol=1e-3, rtol=1e-3)
     model.eval()
     torch.testing.assert_close(model(**inputs).loss, task)
-    with pytest.raises(ValueError, match="no penalty to be had"):
+    with pytest.raises(ValueError, match="no penalty available"):
         overt.penalty(model)
 
 
