@@ -252,7 +252,7 @@ def test_a_loss_of_ones_own_is_warned_of_unless_the_penalty_was_asked_for() -> N
     model = attached(BERT, overt.Bayesian()).train()
     inputs = inputs_of(BERT)
     model(**inputs)
-    with pytest.warns(UserWarning, match=r"joined no loss.*overt\.penalty"):
+    with pytest.warns(UserWarning, match=r"was not added to a loss.*overt\.penalty"):
         model(**inputs)
     overt.penalty(model)
     model(**inputs)  # it was asked for: no warning, which would be an error here
@@ -263,7 +263,7 @@ def test_an_evaluation_between_training_steps_does_not_hide_the_warning() -> Non
     inputs = inputs_of(BERT)
     model.train()(**inputs)
     model.eval()(**inputs)
-    with pytest.warns(UserWarning, match="joined no loss"):
+    with pytest.warns(UserWarning, match="was not added to a loss"):
         model.train()(**inputs)
 
 
@@ -635,14 +635,14 @@ def test_a_mask_function_nobody_knows_is_looked_at_each_time() -> None:
 
     either = masking_utils.or_masks(masking_utils.causal_mask_function, ahead)
     sliding = masking_utils.sliding_window_causal_mask_function(3)
-    made = {}
+    origins = {}
     for name, function in {"either": either, "sliding": sliding, "plain": None}.items():
         mask = masks.mask(2, 5, 5, mask_function=function)
         assert mask is not None
-        made[name] = masks.made_of(mask)
-    assert made["either"] == (None, False, None)
-    assert made["sliding"] == ("causal", False, None)
-    assert made["plain"] == ("causal", True, None)
+        origins[name] = masks.origin_of(mask)
+    assert origins["either"] == (None, False, None)
+    assert origins["sliding"] == ("causal", False, None)
+    assert origins["plain"] == ("causal", True, None)
 
 
 def test_an_encoder_with_a_causal_mask_is_refused() -> None:

@@ -19,7 +19,7 @@ from overt.attaching.find import AttentionSite, find, undispatched
 from overt.attaching.refusals import check_type
 from overt.attaching.saving import Saving
 from overt.attaching.settings import Uploading
-from overt.attaching.state import AttachedState, attached_states, joining
+from overt.attaching.state import AttachedState, attached_states, average_by_labels
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
@@ -193,7 +193,7 @@ def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
         )
     if labels is None and last.joined is not None:
         return last.joined
-    value = joining(last.penalties, labels, last.total)
+    value = average_by_labels(last.penalties, labels, last.total)
     if value is None:
         raise ValueError(
             "the Trainer counts labels over several batches: pass yours, overt.penalty(model, labels)"
@@ -292,7 +292,9 @@ def the_state(model: nn.Module) -> AttachedState:
     """The state of an attached model; an error if nothing is attached."""
     state = state_in(model)
     if state is None:
-        raise ValueError(f"nothing is attached to this {type(model).__name__}: call overt.attach(model, …) first")
+        raise ValueError(
+            f"nothing is attached to this {type(model).__name__}: call overt.attach(model, …) first"
+        )
     return state
 
 
