@@ -302,9 +302,9 @@ def explanation(measurements: Measurements) -> list[str]:
         f"`{measurements['command']}`. {measurements['device']}, torch {measurements['torch']}, "
         f"triton {measurements['triton']}, transformers {measurements['transformers']}; bfloat16, forward + "
         f"backward. {runs_of(measurements)}Each attention is warmed up for 25 ms, then repeated for "
-        f"{measurements['rep']} ms, at least once: medians, 10th to 90th percentile. Training steps take turns: medians, minimum to maximum. The host is shared, and times "
-        "below about 2 ms are to a large part the host's: such times, and training steps, differ from run to "
-        "run by a tenth and more.",
+        f"{measurements['rep']} ms, at least once: medians, 10th to 90th percentile. Training steps take "
+        "turns: medians, minimum to maximum. The host is shared, and times below about 2 ms are to a large "
+        "part the host's: such times, and training steps, differ from run to run by a tenth and more.",
         "",
         "Two ratios. **× plain** is the cost relative to attention without any mechanism: sdpa with the "
         "backend that torch chooses here, named in its row. **Gain over the fastest baseline** is how many "
