@@ -382,7 +382,7 @@ def _reads_earlier_rows(part: AttachedAttention) -> bool:
 def _device(module: nn.Module) -> torch.device:
     """Where a module computes: the device of its weights, or the one that accelerate moves them to."""
     if torch.get_default_device().type == "meta":
-        # The model is being loaded, on the meta device; some families create weights elsewhere all the same.
+        # The model is being loaded on the meta device, though some families create weights elsewhere.
         return torch.get_default_device()
     for part in module.modules():
         place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)

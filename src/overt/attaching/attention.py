@@ -234,8 +234,8 @@ class AttachedAttention(nn.Module):
         if self.shared:
             if again:
                 raise RuntimeError(
-                    f"{self.path} is shared by several layers, which gradient checkpointing cannot tell "
-                    "apart, nor whatever else runs one of them again"
+                    f"{self.path} is shared by several layers: it does not support gradient checkpointing, "
+                    "or anything else that runs a layer again"
                 )
             call = current.calls.get((self.chain_name, self.kind), 0)
             current.calls[self.chain_name, self.kind] = call + 1

@@ -219,7 +219,7 @@ def first_example(seen: Tensor, batch: int) -> Tensor:
 
 
 class _ThreadPasses(threading.local):
-    """The passes running in a thread, innermost last; compilers see the current thread's list, too."""
+    """The passes running in a thread, innermost last; compilers also see the current thread's list."""
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []

@@ -155,8 +155,8 @@ class AttachedState(nn.Module):
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Weak references belong to one model; a copy sets its own in its next forward pass. Neither copies
-        # nor files can hold the threads' autograd graphs, or locks.
+        # Weak references belong to one model; a copy sets its own in its next forward pass. The threads'
+        # autograd graphs, and locks, cannot be copied or saved.
         return {**self.__dict__, "model": None, "here": None, "trainings": None, "turns": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class AttachedState(nn.Module):
         current = pass_in(kwargs, self.token)
         if current is None:
             raise RuntimeError(
-                f"the pass of this {type(module).__name__} is gone; was it called re-entrantly?"
+                f"the forward pass of this {type(module).__name__} was lost: was it called re-entrantly?"
             )
         pop(current)
         if output is None:  # the forward failed

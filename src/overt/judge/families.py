@@ -23,7 +23,7 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1 or p.size == 0:
         raise ValueError(f"p_values must be a sequence of one number or more, got shape {p.shape}")
-    if not ((p >= 0.0) & (p <= 1.0)).all():  # NaN, too
+    if not ((p >= 0.0) & (p <= 1.0)).all():  # also catches NaN
         raise ValueError(f"p_values must lie in [0, 1], got {p[~((p >= 0.0) & (p <= 1.0))][0]}")
     order = np.argsort(p, kind="stable")
     raised = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
