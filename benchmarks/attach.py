@@ -1,8 +1,8 @@
 """Cost of attached mechanisms, all forms in one run.
 
-Training steps of a BERT-base-sized model, and evaluations of one of MiniLM's size. Ratios are over the same
-model plain, with sdpa as torch chooses it, which is what transformers gives by default; eager attention is a
-row of its own.
+Training steps of a BERT-base-sized model, and evaluations of a MiniLM-sized one. The baseline of all ratios
+is the same plain model with sdpa, as torch chooses its backend, which is transformers' default; eager
+attention has a row too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "Bayesian": [overt.Bayesian()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
-RIVAL, EAGER = "plain, sdpa", "plain, eager"
+BASELINE, EAGER = "plain, sdpa", "plain, eager"
 SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}  # MiniLM's
 
 
@@ -66,31 +66,31 @@ def step(model: Any, inputs: dict[str, torch.Tensor], bfloat16: bool) -> None:
         torch.cuda.synchronize()
 
 
-def peak_mebibytes(form: str, given: argparse.Namespace) -> float:
-    """Memory of a step above what the model holds: of the device, or of a process of its own on a CPU."""
-    if given.device == "cuda":
+def peak_mebibytes(form: str, options: argparse.Namespace) -> float:
+    """Peak memory of a step beyond the model's: of the device, or on a CPU of a separate process."""
+    if options.device == "cuda":
         model, inputs = (
-            build(form, "cuda", num_hidden_layers=given.layers),
-            batch_of(given.batch, given.length, "cuda"),
+            build(form, "cuda", num_hidden_layers=options.layers),
+            batch_of(options.batch, options.length, "cuda"),
         )
-        step(model, inputs, given.bfloat16)
+        step(model, inputs, options.bfloat16)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        step(model, inputs, given.bfloat16)
+        step(model, inputs, options.bfloat16)
         return (torch.cuda.max_memory_allocated() - held) / 2**20
     command = [sys.executable, __file__, "--peak", form, *sys.argv[1:]]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def peak_of_this_process(form: str, given: argparse.Namespace) -> float:
+def peak_of_this_process(form: str, options: argparse.Namespace) -> float:
     model, inputs = (
-        build(form, "cpu", num_hidden_layers=given.layers),
-        batch_of(given.batch, given.length, "cpu"),
+        build(form, "cpu", num_hidden_layers=options.layers),
+        batch_of(options.batch, options.length, "cpu"),
     )
-    model(**batch_of(1, 8, "cpu")).loss.backward()  # gradients are held before the measured step
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten (Linux)
+    model(**batch_of(1, 8, "cpu")).loss.backward()  # so that gradients are allocated before the measured step
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (Linux)
     held = memory_kibibytes("VmRSS")
-    with torch.autocast("cpu", torch.bfloat16, enabled=given.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
         loss = model(**inputs).loss
     loss.backward()
     return (memory_kibibytes("VmHWM") - held) / 1024
@@ -113,7 +113,7 @@ def evaluate(model: Any, inputs: dict[str, torch.Tensor], bfloat16: bool) -> Non
 def timed(
     models: dict[str, Any], inputs: dict[str, torch.Tensor], run: Any, repeats: int, bfloat16: bool
 ) -> dict[str, list[float]]:
-    """Milliseconds of each form. Forms take turns, and the first turn warms up."""
+    """Milliseconds of each form. Forms take turns; the first turn is a warm-up."""
     seen: dict[str, list[float]] = {form: [] for form in models}
     for turn in range(repeats + 1):
         for form, model in models.items():
@@ -125,17 +125,23 @@ def timed(
 
 
 def show(title: str, seen: dict[str, list[float]], peaks: dict[str, float] | None) -> None:
-    """One table: medians, their ratios over plain attention of either kind, spreads, and memory."""
+    """Print one table: medians, their ratios to both plain attentions, ranges, and memory."""
     times = {form: statistics.median(values) for form, values in seen.items()}
     table = Table(title=title, title_justify="left")
-    columns = ["", "ms", f"× {RIVAL}", f"× {EAGER}", "spread"]
-    for column in [*columns, *(() if peaks is None else ("peak MiB", f"× {RIVAL} "))]:
+    columns = ["", "ms", f"× {BASELINE}", f"× {EAGER}", "spread"]
+    for column in [*columns, *(() if peaks is None else ("peak MiB", f"× {BASELINE} "))]:
         table.add_column(column, justify="left" if column == "" else "right")
     for form, value in times.items():
         spread = f"{min(seen[form]):.0f}–{max(seen[form]):.0f}"
-        cells = [form, f"{value:.1f}", f"{value / times[RIVAL]:.2f}", f"{value / times[EAGER]:.2f}", spread]
+        cells = [
+            form,
+            f"{value:.1f}",
+            f"{value / times[BASELINE]:.2f}",
+            f"{value / times[EAGER]:.2f}",
+            spread,
+        ]
         if peaks is not None:
-            cells += [f"{peaks[form]:.0f}", f"{peaks[form] / peaks[RIVAL]:.2f}"]
+            cells += [f"{peaks[form]:.0f}", f"{peaks[form] / peaks[BASELINE]:.2f}"]
         table.add_row(*cells)
     Console(width=120).print(table)
 
@@ -148,28 +154,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--bfloat16", action="store_true")
-    parser.add_argument("--only", choices=("training", "evaluation"), help="one of the two tables")
+    parser.add_argument("--only", choices=("training", "evaluation"), help="only one of the two tables")
     parser.add_argument("--peak", choices=list(FORMS), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.peak is not None:
-        print(peak_of_this_process(given.peak, given))
+    options = parser.parse_args()
+    if options.peak is not None:
+        print(peak_of_this_process(options.peak, options))
         return
 
-    where = torch.cuda.get_device_name() if given.device == "cuda" else f"{torch.get_num_threads()} threads"
-    kind = "bfloat16 autocast" if given.bfloat16 else "float32"
-    print(f"torch {torch.__version__}, {where}, {platform.machine()}; medians of {given.repeats}, padded")
-    if given.only != "evaluation":
-        peaks = {form: peak_mebibytes(form, given) for form in FORMS}
-        models = {form: build(form, given.device, num_hidden_layers=given.layers) for form in FORMS}
-        inputs = batch_of(given.batch, given.length, given.device)
-        seen = timed(models, inputs, step, given.repeats, given.bfloat16)
-        size = f"BERT-base size × {given.layers} layers, batch {given.batch} × {given.length}, {kind}"
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
+    kind = "bfloat16 autocast" if options.bfloat16 else "float32"
+    print(f"torch {torch.__version__}, {where}, {platform.machine()}; medians of {options.repeats}, padded")
+    if options.only != "evaluation":
+        peaks = {form: peak_mebibytes(form, options) for form in FORMS}
+        models = {form: build(form, options.device, num_hidden_layers=options.layers) for form in FORMS}
+        inputs = batch_of(options.batch, options.length, options.device)
+        seen = timed(models, inputs, step, options.repeats, options.bfloat16)
+        size = f"BERT-base size × {options.layers} layers, batch {options.batch} × {options.length}, {kind}"
         show(f"Forward + backward, {size}", seen, peaks)
-    if given.only != "training":
-        models = {form: build(form, given.device, **SMALL).eval() for form in FORMS}
-        inputs = batch_of(4, 256, given.device)
-        seen = timed(models, inputs, evaluate, 3 * given.repeats, given.bfloat16)
-        show(f"Evaluation, MiniLM's size, batch 4 × 256, {kind}; no KL, which nobody asked for", seen, None)
+    if options.only != "training":
+        models = {form: build(form, options.device, **SMALL).eval() for form in FORMS}
+        inputs = batch_of(4, 256, options.device)
+        seen = timed(models, inputs, evaluate, 3 * options.repeats, options.bfloat16)
+        show(f"Evaluation, MiniLM's size, batch 4 × 256, {kind}; without the KL", seen, None)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What limits attention flow from CLS: for each layer, the share of words whose flow is a first-layer number.
 
-Two cuts are looked at, of levels with their residual: the word's own column of the first level (at most 1),
-and CLS's own column, Σ_q (1 − A_q[CLS, CLS]) + A₁[CLS, word]. Where a word's flow equals the first, nothing
-else has a say in it; where it equals the second, its order among such words is that of the first layer's row.
+It compares the flow with two cuts, of levels with their residual: the word's own column of the first level
+(at most 1), and CLS's own column, Σ_q (1 − A_q[CLS, CLS]) + A₁[CLS, word]. If a word's flow equals the first,
+nothing else affects it; if it equals the second, such words are ranked by the first layer's row.
 
-A Hugging Face encoder, on SST-2's dev sentences or those of the package:
+A Hugging Face encoder, on SST-2's dev sentences or those in the package:
 
     python benchmarks/flow_limits.py --model PATH [--data DIR]
 
@@ -32,15 +32,15 @@ from overt.recipes.flow_measure import classifier_batches
 NEAR = 1e-9
 
 
-def of_model(path: str, data: Path | None, count: int) -> Iterator[overt.Trace]:
-    """Traces of SST-2's dev sentences, or of those that come with the package."""
+def traces_of_model(path: str, data: Path | None, count: int) -> Iterator[overt.Trace]:
+    """Traces of SST-2's dev sentences, or of the package's own sentences."""
     _, rows, what = sst2.load_rows(data, seed=0)
     print(f"{path}, {min(count, len(rows))} sentences of {what}")
     yield overt.trace(open_model(path), [sentence for sentence, _ in rows[:count]])
 
 
-def of_run(folder: Path, data: Path | None, count: int) -> Iterator[overt.Trace]:
-    """Traces of test sentences through a model that `overt reproduce flow-table-1` left."""
+def traces_of_run(folder: Path, data: Path | None, count: int) -> Iterator[overt.Trace]:
+    """Traces of test sentences through a model that `overt reproduce flow-table-1` trained."""
     corpus = linzen.load(data)
     model = flow_tables.trained(folder, corpus)
     print(f"{folder.parent.name}, {folder.name}, {min(count, len(corpus.test))} test sentences")
@@ -50,18 +50,18 @@ def of_run(folder: Path, data: Path | None, count: int) -> Iterator[overt.Trace]
 
 
 def shares(trace: overt.Trace) -> Iterator[tuple[int, int, int, int]]:
-    """Layer, words limited by their own column, words limited by CLS's, and all words, CLS left out."""
+    """Layer, words limited by their own column, words limited by CLS's, and all words except CLS."""
     flows = trace.flow(queries=0)[:, :, 0]
     for example in range(len(trace)):
         real = trace.mask[example]
         levels = [_level(cells[example][real][:, real]) for cells in trace.maps]
         own_column = levels[0].sum(dim=0).clamp(max=1.0)
-        kept = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64)
         for layer, level in enumerate(levels):
-            kept = kept + (1.0 - level[0, 0] if layer else 0.0)
+            total = total + (1.0 - level[0, 0] if layer else 0.0)
             flow = flows[example, layer][real][1:]
             by_word = (flow - own_column[1:]).abs() < NEAR
-            by_cls = (flow - (kept + levels[0][0])[1:]).abs() < NEAR
+            by_cls = (flow - (total + levels[0][0])[1:]).abs() < NEAR
             yield layer, int(by_word.sum()), int(by_cls.sum()), len(flow)
 
 
@@ -77,13 +77,13 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", help="a Hugging Face encoder: a folder, or a name on the hub")
     what.add_argument("--run", type=Path, help="folder of a model that flow-table-1 trained")
-    parser.add_argument("--data", type=Path, help="folder with data sets; else OVERT_DATA")
+    parser.add_argument("--data", type=Path, help="folder with data sets; default: OVERT_DATA")
     parser.add_argument("--sentences", type=int, default=256)
-    given = parser.parse_args()
+    options = parser.parse_args()
     source = (
-        of_model(given.model, given.data, given.sentences)
-        if given.model
-        else of_run(given.run, given.data, given.sentences)
+        traces_of_model(options.model, options.data, options.sentences)
+        if options.model
+        else traces_of_run(options.run, options.data, options.sentences)
     )
     totals: dict[int, list[int]] = {}
     for trace in source:

@@ -1,12 +1,12 @@
-"""Fused kernels on a GPU against named rivals; writes results/gpu.md and results/gpu.json.
+"""Fused kernels on a GPU against baselines; writes results/gpu.md and results/gpu.json.
 
-Times are of forward and backward passes in bfloat16, medians. "device" is the time of the same work replayed
-as a CUDA graph, or the sum of its kernels' times for rivals: the host's share is not in it. Memory is the
-peak above inputs and incoming gradients. Rivals (`gpu_rivals.py`) are checked against the kernels before they
-are timed; one that fails in any way is left out, and the report says why.
+Times are medians of forward and backward passes in bfloat16. "device" is the time of the same work replayed
+as a CUDA graph, or for baselines the sum of its kernels' times: it excludes the host's share. Memory is the
+peak above inputs and incoming gradients. Baselines (`gpu_rivals.py`) are checked against the kernels before
+they are timed; a baseline that fails in any way is left out, and the report says why.
 
-Each table is a part, measured in one process. Parts that gpu.json has from the same device, versions and code
-are kept; those with rows that there was no time for are measured again whole.
+Each table is a part, measured in one process. Parts in gpu.json from the same device, versions and code are
+kept; parts with rows that were skipped for lack of time are measured again in full.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from gpu_rivals import Way
 Run = Callable[[], object]
 
 ROOT = Path(__file__).parent.parent
-WARMING = 180.0  # seconds after which compiling beforehand is given up
+WARMING = 180.0  # seconds after which compiling in advance is stopped
 LOSS_TOLERANCE = 0.15  # of a model's first loss, under dropout
 
 
 @dataclass(frozen=True)
 class Part:
-    """A table: one attention, or without a shape a model's training step.
+    """A table: one attention, or, without a shape, a model's training step.
 
-    `expected` are seconds on an H200 with everything to be compiled, of which the profiler's are a share.
+    `expected` is the number of seconds on an H200 if everything must be compiled, including profiling.
     """
 
     shape: Shape | None
@@ -84,15 +84,15 @@ PARTS = {
     "attention-2048-padded": Part((4, 16, 2048, 64), True, 110.0),
     "attention-8192": Part((1, 16, 8192, 64), False, 85.0),
 }
-PROFILING = 9.0  # seconds for a part at the end
-WARM = 0.4  # of a part's expected time where everything is compiled beforehand
+PROFILING = 9.0  # seconds per part, at the end
+WARM = 0.4  # share of a part's expected time if everything was compiled in advance
 
 
 # --- Measuring ---
 
 
 def timed(run: Run, rep: int = 100) -> list[float]:
-    """Milliseconds: the median, the first and the last tenth."""
+    """Milliseconds: the median, the 10th and the 90th percentile."""
     return [float(ms) for ms in do_bench(run, warmup=25, rep=rep, quantiles=[0.5, 0.1, 0.9])]
 
 
@@ -101,7 +101,7 @@ def milliseconds(run: Run) -> float:
 
 
 def replayed(run: Run) -> Run:
-    """The same work as a CUDA graph."""
+    """The same work, recorded as a CUDA graph."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -115,7 +115,7 @@ def replayed(run: Run) -> Run:
 
 
 def profiled(run: Run, repeats: int = 5) -> tuple[float, list[str]]:
-    """The sum of the kernels' own times, in milliseconds, and their names."""
+    """The sum of the kernels' times, in milliseconds, and their names."""
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -165,7 +165,7 @@ def _exponentials(out, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]  # 
 
 
 def ceilings() -> dict[str, float]:
-    """Bytes, products and special functions per second, as measured here."""
+    """Bytes, floating-point operations and special functions per second, as measured here."""
     source = torch.randn(2**28, device=DEVICE, dtype=DTYPE)
     to = torch.empty_like(source)
     copied = milliseconds(lambda: to.copy_(source))
@@ -186,15 +186,15 @@ def ceilings() -> dict[str, float]:
 
 @dataclass
 class Session:
-    """What a run found so far, and what is still to be profiled, which slows the host down ever after."""
+    """A run's measurements so far, and what remains to be profiled, which slows the host down for good."""
 
-    found: Measurements
-    given: argparse.Namespace
+    measurements: Measurements
+    options: argparse.Namespace
     date: str
     code: str
     until: float
-    way: Way = "narrow"  # of those of `gpu_rivals.plain_lse`, the first that compiles
-    rows: dict[str, list[Row]] = field(default_factory=dict)  # of the part that is being measured
+    way: Way = "narrow"  # the first way of `gpu_rivals.plain_lse` that compiles
+    rows: dict[str, list[Row]] = field(default_factory=dict)  # of the part being measured
     later: dict[str, list[tuple[Row, Run]]] = field(default_factory=dict)
     models: list[Trained] = field(default_factory=list)
     ceilings: dict[str, float] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Session:
 
     @property
     def compiles(self) -> bool:
-        return not self.given.no_compiled
+        return not self.options.no_compiled
 
     def leave_out(self, where: str, form: str, reason: str) -> None:
         print(f"LEFT OUT, {where}: {form}: {reason}", flush=True)
@@ -217,7 +217,7 @@ class Session:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[list[tuple[Row, Run]]]:
-        """A part of the run: whatever fails in it, the rest goes on, and the report is written."""
+        """A part of the run: if it fails, the others still run, and the report is written."""
         start, self.rows, self.missing = time.monotonic(), {}, 0
         later: list[tuple[Row, Run]] = []
         try:
@@ -225,53 +225,58 @@ class Session:
         except Exception as error:
             traceback.print_exc()
             self.missing += 1
-            self.leave_out(PARTS[name].where, "the rest of it", told(error))
+            self.leave_out(PARTS[name].where, "the rest of it", error_line(error))
         free()
         note = {
             "date": self.date,
             "code": self.code,
-            "settings": settings_of(name, self.given),
+            "settings": settings_of(name, self.options),
             "ceilings": self.ceilings,
             "seconds": time.monotonic() - start,
             "missing": self.missing,
             "profiled": not later,
         }
-        if put(self.found, name, self.rows, note):
-            # Rows were copied: what is found later is to be written into those of the report.
+        if put(self.measurements, name, self.rows, note):
+            # Rows were copied: later results must be written into the report's rows.
             rows = {
                 row["form"]: row
-                for row in self.found["attention"] + self.found["model"]
+                for row in self.measurements["attention"] + self.measurements["model"]
                 if row["part"] == name
             }
             self.later[name] = [(rows[row["form"]], run) for row, run in later]
-        self.found["way"] = self.way
+        self.measurements["way"] = self.way
         print(f"--- {name}: {note['seconds']:.0f} s", flush=True)
-        report(self.found, self.given.out, show=False)
+        report(self.measurements, self.options.out, show=False)
 
 
-def settings_of(name: str, given: argparse.Namespace) -> Note:
-    """What else than code decides what a part measures."""
-    settings: Note = {"compiles": not given.no_compiled, "quick": given.quick}
+def settings_of(name: str, options: argparse.Namespace) -> Note:
+    """The settings, besides code, that determine what a part measures."""
+    settings: Note = {"compiles": not options.no_compiled, "quick": options.quick}
     if PARTS[name].shape is not None:
-        return {**settings, "rep": given.rep}
-    model = {"batch": given.batch, "length": given.length, "layers": given.layers, "repeats": given.repeats}
+        return {**settings, "rep": options.rep}
+    model = {
+        "batch": options.batch,
+        "length": options.length,
+        "layers": options.layers,
+        "repeats": options.repeats,
+    }
     return {**settings, **model}
 
 
 def code_of() -> str:
-    """Of what is measured: kernels, what calls them, and rivals."""
+    """Hash of the code that is measured: kernels, their callers, and baselines."""
     files = [*(ROOT / "src/overt/mechanisms").rglob("*.py"), *(ROOT / "benchmarks").glob("gpu_*.py")]
     files = [file for file in files if file.name != "gpu_report.py"]
     parts = [f"{file.relative_to(ROOT)}\n{file.read_text()}" for file in sorted(files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def told(error: BaseException) -> str:
-    """An error and what caused it, a line of each."""
+def error_line(error: BaseException) -> str:
+    """The first lines of an error and of its cause."""
     lines, cause = [], error.__cause__
-    for one in (error,) if cause is None else (error, cause):
-        first = (str(one).strip().splitlines() or [""])[0]
-        lines.append(f"{type(one).__name__}: {first[:300]}")
+    for exception in (error,) if cause is None else (error, cause):
+        first = (str(exception).strip().splitlines() or [""])[0]
+        lines.append(f"{type(exception).__name__}: {first[:300]}")
     return "; from ".join(lines)
 
 
@@ -301,12 +306,12 @@ def measure_form(
     }
     row["difference"] = check(case, form, references)
     row["peak_mib"] = peak_mebibytes(form.run)
-    row["ms"], row["low_ms"], row["high_ms"] = timed(form.run, session.given.rep)
+    row["ms"], row["low_ms"], row["high_ms"] = timed(form.run, session.options.rep)
     if form.kind != "rival":
         try:
-            row["device_ms"] = timed(replayed(form.run), session.given.rep)[0]
+            row["device_ms"] = timed(replayed(form.run), session.options.rep)[0]
         except Exception as error:
-            print(f"{form.title} is not replayed: {error}", flush=True)
+            print(f"{form.title} cannot be replayed: {error}", flush=True)
     if row["device_ms"] is None or form.name == AS_CHOSEN:
         later.append((row, form.run))
     row["seconds"] = time.monotonic() - start
@@ -316,7 +321,7 @@ def measure_form(
 def measure_attention(session: Session, part: Part, later: list[tuple[Row, Run]]) -> None:
     assert part.shape is not None
     case, references = Case(part.shape, part.padded, session.way), dict[str, dict[str, Tensor]]()
-    groups = groups_of(part.shape, part.padded, session.given.quick)
+    groups = groups_of(part.shape, part.padded, session.options.quick)
     for first in (form for group in groups for form in forms_of(case, group, session.compiles)):
         form: Form | None = first
         while form is not None:
@@ -327,8 +332,8 @@ def measure_attention(session: Session, part: Part, later: list[tuple[Row, Run]]
             except Exception as error:
                 if not isinstance(error, MismatchError | torch.OutOfMemoryError):
                     traceback.print_exc(limit=-1)
-                again = "" if form.instead is None else "another way is tried; "
-                session.leave_out(part.where, form.title, again + told(error))
+                again = "" if form.instead is None else "trying another way; "
+                session.leave_out(part.where, form.title, again + error_line(error))
                 form = form.instead
                 free()
                 continue
@@ -346,9 +351,9 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def batch_of(given: argparse.Namespace, padded: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tokens, labels, and where tokens are real."""
-    batch, length = given.batch, given.length
+def batch_of(options: argparse.Namespace, padded: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, labels, and a mask that is False at padding."""
+    batch, length = options.batch, options.length
     torch.manual_seed(0)
     ids = torch.randint(5, 30000, (batch, length), device=DEVICE)
     labels = torch.arange(batch, device=DEVICE) % 2
@@ -361,7 +366,7 @@ def batch_of(given: argparse.Namespace, padded: bool) -> tuple[Tensor, Tensor, T
 def first_steps(
     form: Trained, data: tuple[Tensor, Tensor, Tensor | None], losses: dict[str, float]
 ) -> tuple[Callable[[], Tensor], float, float]:
-    """A model's training step, its first loss, held against that of ours, and peak memory."""
+    """A model's training step, its first loss, compared with ours, and peak memory."""
     step = step_of(form, *data)
     loss = float(step())
     if form.kind == "ours":
@@ -374,10 +379,15 @@ def first_steps(
 
 
 def measure_model(session: Session, part: Part, later: list[tuple[Row, Run]]) -> None:
-    """All forms take turns, so that what else the host does falls on all of them."""
-    given, data, where, padded = session.given, batch_of(session.given, part.padded), part.where, part.padded
+    """Forms take turns, so that other load on the host affects all of them."""
+    options, data, where, padded = (
+        session.options,
+        batch_of(session.options, part.padded),
+        part.where,
+        part.padded,
+    )
     if not session.models:
-        base = base_model(given.layers)
+        base = base_model(options.layers)
         for group in GROUPS:
             session.models += trained_forms(base, group, session.compiles, session.way)
     steps: dict[str, Callable[[], Tensor]] = {}
@@ -386,25 +396,27 @@ def measure_model(session: Session, part: Part, later: list[tuple[Row, Run]]) ->
     for form in session.models:
         if form.kind == "rival" and session.late(where, form.title):
             continue
-        start, begun = time.monotonic(), None
-        while begun is None:
+        start, result = time.monotonic(), None
+        while result is None:
             try:
-                begun = first_steps(form, data, losses)
+                result = first_steps(form, data, losses)
             except Exception as error:
                 if not isinstance(error, MismatchError | torch.OutOfMemoryError):
                     traceback.print_exc(limit=-1)
                 more = form.carried is not None and form.carried.other_way()
-                session.leave_out(where, form.title, ("another way is tried; " if more else "") + told(error))
+                session.leave_out(
+                    where, form.title, ("trying another way; " if more else "") + error_line(error)
+                )
                 form.model.zero_grad(set_to_none=True)
                 free()
                 if not more:
                     break
-        if begun is None:
+        if result is None:
             continue
-        step, loss, peak = begun
+        step, loss, peak = result
         steps[form.title] = step
         rows[form.title] = {
-            "shape": [given.batch, given.length],
+            "shape": [options.batch, options.length],
             "padded": padded,
             "group": form.group,
             "form": form.title,
@@ -419,9 +431,9 @@ def measure_model(session: Session, part: Part, later: list[tuple[Row, Run]]) ->
         print(rows[form.title], flush=True)
         free()
     seen: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(given.repeats):
+    for turn in range(options.repeats):
         for name, step in steps.items():
-            if turn >= 5 and seen[name][-1] > 100.0:  # slow ones, which are also steady, get fewer turns
+            if turn >= 5 and seen[name][-1] > 100.0:  # slow forms, whose times vary less, get fewer turns
                 continue
             synchronize()
             start = time.perf_counter()
@@ -439,15 +451,15 @@ def measure_model(session: Session, part: Part, later: list[tuple[Row, Run]]) ->
 
 
 def profile_later(session: Session) -> None:
-    """Device times of rivals and sdpa's backends. At the end: a profiler slows the host down ever after."""
+    """Device times of baselines, and sdpa's backends; last, since profiling slows the host down for good."""
     for name, later in session.later.items():
         start = time.monotonic()
         for row, run in later:
             try:
                 total, kernels = profiled(run)
             except Exception as error:
-                left = {"where": "profiling", "form": row["form"], "reason": told(error), "part": name}
-                session.found["left_out"].append(left)
+                left = {"where": "profiling", "form": row["form"], "reason": error_line(error), "part": name}
+                session.measurements["left_out"].append(left)
                 continue
             if row["device_ms"] is None:
                 row["device_ms"] = total
@@ -458,77 +470,77 @@ def profile_later(session: Session) -> None:
                     row["kernels"] = [
                         name for name in kernels if "sdpa" in name or "fmha" in name or "flash" in name
                     ]
-        session.found["parts"][name]["profiled"] = True
-        session.found["parts"][name]["profiling_seconds"] = time.monotonic() - start
-        report(session.found, session.given.out, show=False)
+        session.measurements["parts"][name]["profiled"] = True
+        session.measurements["parts"][name]["profiling_seconds"] = time.monotonic() - start
+        report(session.measurements, session.options.out, show=False)
         print(f"--- profiling {name}: {time.monotonic() - start:.0f} s", flush=True)
 
 
-# --- Compiling beforehand ---
+# --- Compiling in advance ---
 
 
-def jobs_of(names: list[str], given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Parts and groups, those of parts that are measured first before others."""
+def jobs_of(names: list[str], options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Parts and their groups, in the order in which parts are measured."""
     jobs = []
     for name in names:
         part = PARTS[name]
-        groups = GROUPS if part.shape is None else groups_of(part.shape, part.padded, given.quick)
+        groups = GROUPS if part.shape is None else groups_of(part.shape, part.padded, options.quick)
         jobs += [(name, group) for group in groups if group != "plain"]
     return jobs
 
 
-def compile_job(name: str, group: str, given: argparse.Namespace) -> None:
-    """Run once what is compiled, so that the compilers' caches on disk have it."""
-    part, way = PARTS[name], given.way
+def compile_job(name: str, group: str, options: argparse.Namespace) -> None:
+    """Run compiled forms once, to fill the compilers' caches on disk."""
+    part, way = PARTS[name], options.way
     if part.shape is not None:
         case = Case(part.shape, part.padded, way)
-        for first in forms_of(case, group, not given.no_compiled):
+        for first in forms_of(case, group, not options.no_compiled):
             form: Form | None = first if first.compiles else None
             while form is not None:
                 try:
                     for quiet in (True, False):
                         outputs_and_gradients(case, form, quiet)
                     break
-                except Exception as error:  # it is told again where it is measured
-                    print(f"compiling {name}, {form.title}: {told(error)}", flush=True)
+                except Exception as error:  # reported again when it is measured
+                    print(f"compiling {name}, {form.title}: {error_line(error)}", flush=True)
                     form = form.instead
             free()
         return
-    data = batch_of(given, part.padded)
-    for trained in trained_forms(base_model(2), group, not given.no_compiled, way):
+    data = batch_of(options, part.padded)
+    for trained in trained_forms(base_model(2), group, not options.no_compiled, way):
         more = trained.compiles
         while more:
             try:
                 step_of(trained, *data)()
                 break
             except Exception as error:
-                print(f"compiling {name}, {trained.title}: {told(error)}", flush=True)
+                print(f"compiling {name}, {trained.title}: {error_line(error)}", flush=True)
                 more = trained.carried is not None and trained.carried.other_way()
         free()
 
 
-def compile_share(given: argparse.Namespace) -> None:
-    """A process's share of all jobs: number and count are in `--share`."""
-    number, count = (int(x) for x in given.share.split("/"))
-    for name, group in jobs_of(given.parts, given)[number::count]:
+def compile_share(options: argparse.Namespace) -> None:
+    """Run a process's share of all jobs, `--share NUMBER/COUNT`."""
+    number, count = (int(x) for x in options.share.split("/"))
+    for name, group in jobs_of(options.parts, options)[number::count]:
         start = time.monotonic()
         try:
-            compile_job(name, group, given)
+            compile_job(name, group, options)
         except Exception as error:
-            print(f"compiling {name}, {group}: {told(error)}", flush=True)
+            print(f"compiling {name}, {group}: {error_line(error)}", flush=True)
         free()
         print(f"compiled {name}, {group}: {time.monotonic() - start:.0f} s", flush=True)
 
 
 def compile_all(names: list[str], session: Session) -> None:
-    """Fill the compilers' caches by several processes at once; what they do not reach is compiled later."""
-    given, start = session.given, time.monotonic()
-    count = min(given.processes, len(jobs_of(names, given)))
+    """Fill the compilers' caches with several processes at once; the rest is compiled later."""
+    options, start = session.options, time.monotonic()
+    count = min(options.processes, len(jobs_of(names, options)))
     if count < 2:
         return
     command = [sys.executable, __file__, "--parts", ",".join(names), "--way", session.way]
-    command += ["--batch", str(given.batch), "--length", str(given.length)]
-    command += ["--no-compiled"] * given.no_compiled + ["--quick"] * given.quick
+    command += ["--batch", str(options.batch), "--length", str(options.length)]
+    command += ["--no-compiled"] * options.no_compiled + ["--quick"] * options.quick
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
     children = [
         subprocess.Popen([*command, "--share", f"{number}/{count}"], env=environment)
@@ -544,7 +556,7 @@ def compile_all(names: list[str], session: Session) -> None:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-    print(f"--- compiling by {count} processes: {time.monotonic() - start:.0f} s", flush=True)
+    print(f"--- compiling in {count} processes: {time.monotonic() - start:.0f} s", flush=True)
 
 
 # --- The command ---
@@ -553,55 +565,60 @@ def compile_all(names: list[str], session: Session) -> None:
 def names_of(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+        raise argparse.ArgumentTypeError(f"no such part: {', '.join(unknown)}; parts are {', '.join(PARTS)}")
     return names
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=names_of, default=list(PARTS), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--fresh", action="store_true", help="measure parts again that need not be")
-    parser.add_argument("--resume", action="store_true", help="keep parts even if the code changed since")
-    parser.add_argument("--no-compiled", action="store_true", help="leave out rivals that are compiled")
+    parser.add_argument("--fresh", action="store_true", help="measure all parts again, even complete ones")
+    parser.add_argument("--resume", action="store_true", help="keep parts even if the code has changed")
+    parser.add_argument("--no-compiled", action="store_true", help="skip compiled baselines")
     parser.add_argument("--quick", action="store_true", help="few forms and repeats, 2 layers")
     parser.add_argument("--batch", type=int, default=16, help="of the whole model")
     parser.add_argument("--length", type=int, default=512, help="of the whole model")
     parser.add_argument("--layers", type=int, default=12, help="of the whole model")
     parser.add_argument("--repeats", type=int, default=30, help="steps of the whole model")
-    parser.add_argument("--rep", type=int, default=100, help="milliseconds that a form is repeated for")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for parts and rivals that fit in")
+    parser.add_argument("--rep", type=int, default=100, help="milliseconds for which a form is repeated")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="time limit; parts and baselines that do not fit are skipped",
+    )
     parser.add_argument(
         "--processes",
         type=int,
         default=max(1, min(8, (os.cpu_count() or 1) // 2)),
-        help="that compile beforehand, all at once; 1 for none",
+        help="parallel processes for compiling in advance; 1 for none",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--way", default="narrow", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.quick:
-        given.rep, given.repeats, given.layers = 20, 5, 2
-    return given
+    options = parser.parse_args()
+    if options.quick:
+        options.rep, options.repeats, options.layers = 20, 5, 2
+    return options
 
 
 def measure(session: Session, names: list[str]) -> None:
-    """Parts that there is time for; the first one in any case."""
-    found, given = session.found, session.given
-    ready = session.until  # of all that is measured, before rivals are profiled
-    found["ceilings"] = session.ceilings = ceilings()
+    """Measure the parts that fit into the time limit; the first part in any case."""
+    measurements, options = session.measurements, session.options
+    deadline = session.until  # for everything measured before profiling
+    measurements["ceilings"] = session.ceilings = ceilings()
     free()
     compile_all(names, session)
-    share = WARM if given.processes > 1 else 1.0
+    share = WARM if options.processes > 1 else 1.0
     for name in names:
         part = PARTS[name]
-        before = found["parts"].get(name)
-        if name != names[0] and time.monotonic() + share * part.expected > ready:
-            print(f"--- {name}: no time for it, run again", flush=True)
-            if before is None and not any(row.get("part") == name for row in found["left_out"]):
+        before = measurements["parts"].get(name)
+        if name != names[0] and time.monotonic() + share * part.expected > deadline:
+            print(f"--- {name}: no time left; run the command again", flush=True)
+            if before is None and not any(row.get("part") == name for row in measurements["left_out"]):
                 reason = "the time for this run was up (--minutes)"
                 row = {"where": part.where, "form": "all of it", "reason": reason, "part": name}
-                found["left_out"].append(row)
+                measurements["left_out"].append(row)
             continue
         with session.part(name) as later:
             (measure_model if part.shape is None else measure_attention)(session, part, later)
@@ -609,16 +626,16 @@ def measure(session: Session, names: list[str]) -> None:
 
 
 def main() -> None:
-    given = arguments()
+    options = arguments()
     if not torch.cuda.is_available():
-        raise SystemExit("bench-gpu needs a CUDA device: torch sees none")
+        raise SystemExit("bench-gpu needs a CUDA device; torch finds none")
     import transformers
 
     torch._dynamo.config.recompile_limit = 64  # one function is compiled for many shapes
-    # How fast a compiled kernel's variants are is to be found out here, not by processes that share the GPU.
+    # A compiled kernel's variants must be timed here, not by processes that share the GPU.
     torch._inductor.config.autotune_local_cache = False
-    if given.share is not None:
-        compile_share(given)
+    if options.share is not None:
+        compile_share(options)
         return
     start, code = time.monotonic(), code_of()
     new: Measurements = {
@@ -628,8 +645,8 @@ def main() -> None:
         "triton": triton.__version__,
         "transformers": transformers.__version__,
         "overt": overt.__version__,
-        "rep": given.rep,
-        "layers": given.layers,
+        "rep": options.rep,
+        "layers": options.layers,
         "way": "narrow",
         "ceilings": {},
         "parts": {},
@@ -637,24 +654,25 @@ def main() -> None:
         "model": [],
         "left_out": [],
     }
-    found = resumed(kept_before(given.out), new)
-    wanted = {name: settings_of(name, given) for name in given.parts}
-    chosen = to_measure(found, wanted, None if given.resume else code, given.fresh)
+    measurements = resumed(kept_before(options.out), new)
+    settings = {name: settings_of(name, options) for name in options.parts}
+    chosen = to_measure(measurements, settings, None if options.resume else code, options.fresh)
     print(
-        f"kept: {[name for name in found['parts'] if name not in chosen]}; to measure: {chosen}", flush=True
+        f"kept: {[name for name in measurements['parts'] if name not in chosen]}; to measure: {chosen}",
+        flush=True,
     )
     date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    until = start + 60.0 * given.minutes - PROFILING * len(chosen)
-    session = Session(found, given, date, code, until, found["way"])
+    until = start + 60.0 * options.minutes - PROFILING * len(chosen)
+    session = Session(measurements, options, date, code, until, measurements["way"])
     try:
         if chosen:
             measure(session, list(chosen))
     finally:
-        found["seconds"] = time.monotonic() - start
-        report(found, given.out)
-    print(f"{found['seconds']:.0f} s; {len(found['left_out'])} left out", flush=True)
-    if again := to_measure(found, wanted, None if given.resume else code):
-        print(f"run again for {', '.join(again)}", flush=True)
+        measurements["seconds"] = time.monotonic() - start
+        report(measurements, options.out)
+    print(f"{measurements['seconds']:.0f} s; {len(measurements['left_out'])} left out", flush=True)
+    if again := to_measure(measurements, settings, None if options.resume else code):
+        print(f"run the command again for {', '.join(again)}", flush=True)
 
 
 if __name__ == "__main__":

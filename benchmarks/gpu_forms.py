@@ -1,4 +1,4 @@
-"""One attention in many forms, ours and rivals', for `gpu.py`, and checks that they agree."""
+"""One attention in many forms, ours and baselines, for `gpu.py`, and checks that they agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask
 
-import gpu_rivals as rivals
+import gpu_rivals as baselines
 import overt
 from overt.mechanisms.bayesian import fused as fused_bayesian
 from overt.mechanisms.bayesian.layer import BayesianLayer
@@ -25,14 +25,14 @@ from overt.mechanisms.seen import Seen
 
 Shape = tuple[int, int, int, int]
 Outputs = tuple[Tensor, ...]
-Kind = Literal["plain", "ours", "rival"]
+Kind = Literal["plain", "ours", "rival"]  # "rival", a baseline, is the name in results/gpu.json
 
-SHORT = 512  # up to this length our definition is compiled, too
-LONGEST_MAP = 2048  # of Evolving, which keeps maps, and of checks by dense maps
+SHORT = 512  # up to this length our definition is compiled too
+LONGEST_MAP = 2048  # of Evolving, which stores maps, and of checks against dense maps
 DEVICE, DTYPE = "cuda", torch.bfloat16
-# Relative norms of differences between a rival and the kernels, both of half precision.
+# Relative norms of differences between a baseline and the kernels, both in half precision.
 TOLERANCE, KL_TOLERANCE = 5e-2, 5e-3
-# Outputs hardly feel what a convolution adds to a row, and its gradients are sums that nearly cancel.
+# What a convolution adds to a row hardly affects outputs, and its gradients are sums that nearly cancel.
 CANCELLING = {f"gradient of out for {name}": 0.5 for name in ("convolution", "its bias")}
 NOISE_TOLERANCE = 5e-2  # of the noise's variance
 AS_CHOSEN, PINNED = "sdpa, as torch chooses", "sdpa, FlashAttention-2"
@@ -44,26 +44,26 @@ FLEX, MASKED = "FlexAttention, compiled", "sdpa with noise as its mask, compiled
 
 
 def lengths_of(batch: int, length: int) -> Tensor:
-    """Lengths of a padded batch, evenly drawn between half and the whole."""
+    """Lengths of a padded batch, drawn uniformly between half the length and all of it."""
     return torch.randint(length // 2, length + 1, (batch,), generator=torch.Generator().manual_seed(0))
 
 
 class Case:
-    """Inputs of one shape, padded or not, and incoming gradients; `way` as in `rivals.plain_lse`."""
+    """Inputs of one shape, padded or not, and incoming gradients; `way` as in `baselines.plain_lse`."""
 
-    def __init__(self, shape: Shape, padded: bool, way: rivals.Way = "narrow") -> None:
+    def __init__(self, shape: Shape, padded: bool, way: baselines.Way = "narrow") -> None:
         self.shape, self.padded, self.way = shape, padded, way
         batch, _, length, _ = shape
         torch.manual_seed(0)
         q, k, v, self.to_out = (torch.randn(*shape, device=DEVICE, dtype=DTYPE) for _ in range(4))
-        v = v - v.mean(dim=-2, keepdim=True)  # about zero, up to rounding
+        v = v - v.mean(dim=-2, keepdim=True)  # centred at zero, up to rounding
         self.real: Tensor | None = None
         self.blocks: BlockMask | None = None
         self.seen = Seen()
         if padded:
             places = torch.arange(length, device=DEVICE)
             self.real = places < lengths_of(batch, length).to(DEVICE).unsqueeze(1)
-            self.blocks = rivals.padding_blocks(self.real)
+            self.blocks = baselines.padding_blocks(self.real)
             self.seen = Seen(self.real, self.real)
             self.to_out = self.to_out * self.real[:, None, :, None]
         self.q, self.k, self.v = (x.requires_grad_() for x in (q, k, v))
@@ -71,10 +71,10 @@ class Case:
         self.step = torch.tensor(3, device=DEVICE)
         self.seed = torch.tensor(12345, dtype=torch.int32, device=DEVICE)
         self.spreads = {
-            "weibull": torch.tensor(1.0 / rivals.K, device=DEVICE),
-            "lognormal": torch.tensor(rivals.SIGMA, device=DEVICE),
+            "weibull": torch.tensor(1.0 / baselines.K, device=DEVICE),
+            "lognormal": torch.tensor(baselines.SIGMA, device=DEVICE),
         }
-        self.quiet = torch.tensor(1e-6, device=DEVICE)  # of noise that is as good as off
+        self.quiet = torch.tensor(1e-6, device=DEVICE)  # practically no noise
         self.layers = {
             "Bayesian": overt.Bayesian(),
             "Bayesian without KL": overt.Bayesian(prior=None),
@@ -83,7 +83,7 @@ class Case:
 
     @cached_property
     def maps(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Previous map of ours, −inf in hidden cells; that of rivals, zero there; gradient of the next."""
+        """Our previous map, −inf in hidden cells; the baselines', zero there; gradient of the next map."""
         batch, heads, length, _ = self.shape
         previous, to_next = (
             torch.randn(batch, heads, length, length, device=DEVICE, dtype=DTYPE) for _ in range(2)
@@ -92,7 +92,7 @@ class Case:
         if (pairs := self.pairs) is None:
             return previous.requires_grad_(), previous, to_next
         zeros, to_next = previous.masked_fill(~pairs, 0.0), to_next.masked_fill(~pairs, 0.0)
-        hidden = previous.masked_fill(~pairs, rivals.HIDDEN)
+        hidden = previous.masked_fill(~pairs, baselines.HIDDEN)
         return hidden.requires_grad_(), zeros.requires_grad_(), to_next
 
     @property
@@ -123,12 +123,12 @@ class Case:
     def spread(self, quiet: bool, family: str = "weibull") -> Tensor:
         return self.quiet if quiet else self.spreads[family]
 
-    def visible(self, name: str, found: Tensor) -> Tensor:
-        """An output without what padding left in it."""
+    def visible(self, name: str, output: Tensor) -> Tensor:
+        """An output with zeros at padding."""
         if self.real is None or name == "kl":
-            return found
+            return output
         hidden = ~self.real[:, None, :, None] if self.pairs is None or name == "out" else ~self.pairs
-        return found.masked_fill(hidden, 0.0)
+        return output.masked_fill(hidden, 0.0)
 
 
 # --- The forms ---
@@ -136,12 +136,12 @@ class Case:
 
 @dataclass
 class Named:
-    """What is timed.
+    """Something that is timed.
 
     Attributes:
-        group: what it computes; those of a group compute the same.
-        name: how.
-        kind: ours, a rival, or attention without any mechanism.
+        group: what it computes; all forms of a group compute the same.
+        name: how it computes it.
+        kind: ours, a baseline ("rival"), or attention without any mechanism ("plain").
     """
 
     group: str
@@ -150,7 +150,7 @@ class Named:
 
     @property
     def compiles(self) -> bool:
-        """Whether something is compiled, which takes long the first time."""
+        """Whether anything is compiled, which takes long the first time."""
         return self.kind == "ours" or self.name.endswith("compiled")
 
     @property
@@ -163,23 +163,23 @@ class Form(Named):
     """One way to compute something, and how to check it.
 
     Attributes:
-        forward: whether noise is to be off → outputs.
-        trained: what gradients are of.
-        given: gradients of outputs.
-        outputs: their names.
-        checked: whether it is held against ours.
+        forward: computes the outputs; its argument turns noise off.
+        trained: the tensors whose gradients are computed.
+        incoming: gradients of the outputs.
+        outputs: names of the outputs.
+        checked: whether it is compared with ours.
         twin: dense operations that draw the same numbers.
-        way: of those of `rivals.plain_lse`.
-        instead: what to try where it fails.
+        way: one of the ways of `baselines.plain_lse`.
+        instead: the form to try if this one fails.
     """
 
     forward: Callable[[bool], Outputs]
     trained: list[Tensor]
-    given: list[Tensor]
+    incoming: list[Tensor]
     outputs: tuple[str, ...] = ("out",)
     checked: bool = True
     twin: Form | None = None
-    way: rivals.Way | None = None
+    way: baselines.Way | None = None
     instead: Form | None = None
 
     def gradients_of(self, output: str) -> list[str]:
@@ -191,18 +191,18 @@ class Form(Named):
         return [f"gradient of {output} for {name}" for name in names[: len(self.trained)]]
 
     def run(self) -> None:
-        torch.autograd.grad(self.forward(False), self.trained, self.given)
+        torch.autograd.grad(self.forward(False), self.trained, self.incoming)
 
 
 def set_training(quiet: bool, *layers: BayesianLayer) -> None:
-    """Ours has no noise in evaluation."""
+    """Switch our noise on or off: there is none in evaluation mode."""
     for layer in layers:
         if layer.training == quiet:
             layer.train(not quiet)
 
 
 def compiled(form: Callable[..., Outputs], whole: bool = True) -> Callable[..., Outputs]:
-    """Compiled for each shape anew, and unless `whole` is False as one graph or not at all."""
+    """Compiled anew for each shape; as a single compiled graph or not at all, unless `whole` is False."""
     return torch.compile(form, dynamic=False, fullgraph=whole)
 
 
@@ -226,15 +226,15 @@ def bayesian_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
     q, k, v, real, length = case.q, case.k, case.v, case.real, case.shape[2]
     layer = case.layer(group)
     family, network = layer.config.family, layer.prior
-    inputs, given = [q, k, v], [case.to_out]
+    inputs, incoming = [q, k, v], [case.to_out]
     outputs: tuple[str, ...] = ("out",)
     prior = None
     if network is not None:
-        prior = rivals.Prior(network.inner.weight, network.inner.bias, network.outer.weight)
-        inputs, given, outputs = [*inputs, *prior], [*given, case.ones], ("out", "kl")
+        prior = baselines.Prior(network.inner.weight, network.inner.bias, network.outer.weight)
+        inputs, incoming, outputs = [*inputs, *prior], [*incoming, case.ones], ("out", "kl")
 
     def form(name: str, kind: Kind, forward: Any, **more: Any) -> Form:
-        return Form(group, name, kind, forward, inputs, given, outputs, **more)
+        return Form(group, name, kind, forward, inputs, incoming, outputs, **more)
 
     def chain() -> overt.Chain:
         return overt.Chain(step=case.step, kl=prior is not None)
@@ -259,14 +259,14 @@ def bayesian_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
         return lambda quiet: run(q, k, v, case.spread(quiet, family), prior, real, family)
 
     yield form(FUSED, "ours", fused)
-    yield form(TEN_LINES, "rival", ten_lines(rivals.bayesian))
+    yield form(TEN_LINES, "rival", ten_lines(baselines.bayesian))
     if group == "Bayesian" and length <= LONGEST_MAP:
         yield form(DEFINITION, "rival", defined)
     if not compiles:
         return
     few = case.padded or length > LONGEST_MAP
     if not (few and group != "Bayesian"):
-        yield form(f"{TEN_LINES}, compiled", "rival", ten_lines(compiled(rivals.bayesian)))
+        yield form(f"{TEN_LINES}, compiled", "rival", ten_lines(compiled(baselines.bayesian)))
     if group == "Bayesian" and not case.padded and length <= SHORT:
         define = compiled(definition, whole=False)
 
@@ -277,26 +277,26 @@ def bayesian_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
         yield form(f"{DEFINITION}, compiled", "rival", defined_compiled, checked=False)
     if family == "lognormal":
         return
-    flex, masked = compiled(rivals.flexed), compiled(rivals.masked_sdpa)
+    flex, masked = compiled(baselines.flexed), compiled(baselines.masked_sdpa)
 
-    def flexed(way: rivals.Way, instead: Form | None) -> Form:
+    def flexed(way: baselines.Way, instead: Form | None) -> Form:
         def forward(quiet: bool) -> Outputs:
             return flex(q, k, v, case.spread(quiet), case.seed, prior, real, case.blocks, way)
 
         def dense(quiet: bool) -> Outputs:
-            return rivals.dense_hashed(q, k, v, case.spread(quiet), case.seed, real)
+            return baselines.dense_hashed(q, k, v, case.spread(quiet), case.seed, real)
 
         twin = Form(group, "dense", "rival", dense, [q, k, v], [case.to_out])
         fits = length <= LONGEST_MAP
         return form(FLEX, "rival", forward, twin=twin if fits else None, way=way, instead=instead)
 
-    def masking(way: rivals.Way, instead: Form | None) -> Form:
+    def masking(way: baselines.Way, instead: Form | None) -> Form:
         def forward(quiet: bool) -> Outputs:
             return masked(q, k, v, case.spread(quiet), prior, real, case.blocks, way)
 
         return form(MASKED, "rival", forward, way=way, instead=instead)
 
-    ways = rivals.WAYS[rivals.WAYS.index(case.way) :] if prior is not None else rivals.WAYS[:1]
+    ways = baselines.WAYS[baselines.WAYS.index(case.way) :] if prior is not None else baselines.WAYS[:1]
     for make in (flexed, masking):
         chosen: Form | None = None
         for way in reversed(ways):
@@ -311,22 +311,22 @@ def evolving_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
     random = case.layer("Bayesian", 1) if group == "both" else None
     mine, theirs, to_next = case.maps
     weights = list(layer.parameters())
-    given, parameters = [case.to_out, to_next], list[Tensor](weights)
+    incoming, parameters = [case.to_out, to_next], list[Tensor](weights)
     outputs: tuple[str, ...] = ("out", "map")
     layers: dict[str, Any] = {"Evolving": layer}
     more: tuple[Any, ...] = ()
     if random is not None:
         assert random.prior is not None
         prior = random.prior
-        more = (rivals.Prior(prior.inner.weight, prior.inner.bias, prior.outer.weight),)
+        more = (baselines.Prior(prior.inner.weight, prior.inner.bias, prior.outer.weight),)
         layers["Bayesian"] = random
         parameters += more[0]
-        given, outputs = [*given, case.ones], ("out", "map", "kl")
+        incoming, outputs = [*incoming, case.ones], ("out", "map", "kl")
 
     def form(name: str, kind: Kind, forward: Any, **options: Any) -> Form:
         previous = theirs if name.startswith(TEN_LINES) else mine
         trained = [q, k, v, previous, *parameters]
-        return Form(group, name, kind, forward, trained, given, outputs, **options)
+        return Form(group, name, kind, forward, trained, incoming, outputs, **options)
 
     def chain_of(previous: Tensor) -> overt.Chain:
         chain = overt.Chain(step=case.step, kl=random is not None)
@@ -359,7 +359,7 @@ def evolving_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
 
         return forward
 
-    rule = rivals.evolving if random is None else rivals.both
+    rule = baselines.evolving if random is None else baselines.both
     yield form(FUSED, "ours", fused)
     yield form(TEN_LINES, "rival", ten_lines(rule))
     if random is None:
@@ -373,7 +373,7 @@ def evolving_forms(case: Case, group: str, compiles: bool) -> Iterator[Form]:
 
 
 def groups_of(shape: Shape, padded: bool, quick: bool = False) -> list[str]:
-    """What is measured at a shape; `quick` leaves out variants of Bayesian."""
+    """The groups measured at a shape; `quick` skips variants of Bayesian."""
     groups = ["plain", "Bayesian"]
     if not quick:
         groups += ["Bayesian without KL"] if padded else ["Bayesian without KL", "Bayesian, lognormal"]
@@ -387,85 +387,86 @@ def forms_of(case: Case, group: str, compiles: bool) -> Iterator[Form]:
     return (bayesian_forms if group in case.layers else evolving_forms)(case, group, compiles)
 
 
-# --- Checks: a rival that computes something else is no rival ---
+# --- Checks: a baseline must compute the same as ours ---
 
 
 class MismatchError(Exception):
-    """A rival and ours differ."""
+    """A baseline's results differ from ours."""
 
 
 def outputs_and_gradients(case: Case, form: Form, quiet: bool) -> dict[str, Tensor]:
-    """Outputs by name, and gradients of each output alone."""
-    found: dict[str, Tensor] = {}
+    """Outputs by name, and the gradients of each output separately."""
+    tensors: dict[str, Tensor] = {}
     for place, name in enumerate(form.outputs):
         results = form.forward(quiet)
-        found[name] = case.visible(name, results[place].detach())
-        given = [x if at == place else torch.zeros_like(x) for at, x in enumerate(form.given)]
-        gradients = torch.autograd.grad(results, form.trained, given)
-        found |= dict(zip(form.gradients_of(name), gradients, strict=True))
-    return found
+        tensors[name] = case.visible(name, results[place].detach())
+        incoming = [x if at == place else torch.zeros_like(x) for at, x in enumerate(form.incoming)]
+        gradients = torch.autograd.grad(results, form.trained, incoming)
+        tensors |= dict(zip(form.gradients_of(name), gradients, strict=True))
+    return tensors
 
 
 def difference(got: Tensor, want: Tensor) -> float:
-    """Relative norm of the difference; absolute where nothing is wanted."""
+    """Relative norm of the difference; absolute if the expected tensor is zero."""
     norm = float(torch.linalg.vector_norm(want.float()))
     return float(torch.linalg.vector_norm(got.float() - want.float())) / (norm if norm > 0.0 else 1.0)
 
 
 def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    """The largest difference; raises where one is too large."""
+    """The largest difference; raises an error if one is too large."""
     worst = 0.0
     for name, value in want.items():
-        found = difference(got[name], value)
+        error = difference(got[name], value)
         allowed = KL_TOLERANCE if name == "kl" else CANCELLING.get(name, TOLERANCE)
-        if not found <= allowed:
-            raise MismatchError(f"{name} differs by {found:.3g}, allowed {allowed:g}")
-        worst = worst if name in CANCELLING else max(worst, found)
+        if not error <= allowed:
+            raise MismatchError(f"{name} differs by {error:.3g}, allowed {allowed:g}")
+        worst = worst if name in CANCELLING else max(worst, error)
     return worst
 
 
 def check_noise(case: Case, form: Form) -> None:
-    """Queries of zero make weights of pure noise, and the output's variance that of the noise.
+    """Check the variance of a form's noise.
 
-    Outputs vary around the mean of values, which is not zero, as values are rounded.
+    With queries of zero, weights are pure noise, and the output's variance is that of the noise. Outputs vary
+    around the mean of the values, which is not exactly zero, since values are rounded.
     """
     with torch.no_grad():
-        kept = case.q.detach().clone()
+        before = case.q.detach().clone()
         case.q.zero_()
     try:
         out = form.forward(False)[0].detach().float()
     finally:
         with torch.no_grad():
-            case.q.copy_(kept)
+            case.q.copy_(before)
     if "lognormal" in form.group:
-        relative = math.exp(rivals.SIGMA**2) - 1.0
+        relative = math.exp(baselines.SIGMA**2) - 1.0
     else:
-        relative = math.gamma(1.0 + 2.0 / rivals.K) / math.gamma(1.0 + 1.0 / rivals.K) ** 2 - 1.0
+        relative = math.gamma(1.0 + 2.0 / baselines.K) / math.gamma(1.0 + 1.0 / baselines.K) ** 2 - 1.0
     values = case.v.detach().float()
     centre = values.mean(dim=-2, keepdim=True)
-    wanted = relative * float((values - centre).square().mean()) / case.shape[2]
-    found = float((out - centre).square().mean())
-    if not abs(found / wanted - 1.0) <= NOISE_TOLERANCE:
-        raise MismatchError(f"the variance of its noise is {found / wanted:.3f} times what it should be")
+    expected = relative * float((values - centre).square().mean()) / case.shape[2]
+    ratio = float((out - centre).square().mean()) / expected
+    if not abs(ratio - 1.0) <= NOISE_TOLERANCE:
+        raise MismatchError(f"the variance of its noise is {ratio:.3f} times what it should be")
 
 
 def check(case: Case, form: Form, references: dict[str, dict[str, Tensor]]) -> float | None:
-    """Hold a form against ours: outputs and gradients without noise, and the noise; largest difference."""
+    """Compare a form with ours: outputs and gradients without noise, and the noise; largest difference."""
     if form.kind == "plain" or not form.checked:
         return None
     if form.group.startswith("Bayesian") and not case.padded:
         check_noise(case, form)
     if form.kind == "ours":
-        references.clear()  # of the group before
+        references.clear()  # those of the previous group
         references[form.group] = outputs_and_gradients(case, form, quiet=True)
         return None
     if form.group not in references:
-        raise MismatchError("ours failed, and there is nothing to hold it against")
+        raise MismatchError("ours failed, so there is nothing to compare with")
     worst = compare(outputs_and_gradients(case, form, quiet=True), references[form.group])
     if form.twin is not None:
         got = form.forward(False)
-        given = [case.to_out, *(torch.zeros_like(x) for x in form.given[1:])]
-        gradients = torch.autograd.grad(got, form.trained, given)[:3]
+        incoming = [case.to_out, *(torch.zeros_like(x) for x in form.incoming[1:])]
+        gradients = torch.autograd.grad(got, form.trained, incoming)[:3]
         mine = {"out": case.visible("out", got[0].detach())}
         mine |= dict(zip(form.gradients_of("out"), gradients, strict=False))
         worst = max(worst, compare(mine, outputs_and_gradients(case, form.twin, quiet=False)))

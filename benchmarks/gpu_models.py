@@ -1,4 +1,4 @@
-"""A BERT with one of many forms of attention in it, ours and rivals', for `gpu.py`: its training step."""
+"""Training steps, for `gpu.py`, of a BERT with one of many forms of attention, ours and baselines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gpu_forms as forms
-import gpu_rivals as rivals
+import gpu_rivals as baselines
 import overt
 from gpu_forms import AS_CHOSEN, DEFINITION, FLEX, FUSED, MASKED, TEN_LINES, Kind, Named, compiled
 
@@ -21,7 +21,7 @@ def base_model(layers: int) -> Any:
 
     torch.manual_seed(0)
     make: Any = BertForSequenceClassification
-    # No dropout of weights, which FlexAttention has not; that of hidden states stays.
+    # No dropout of attention weights, which FlexAttention lacks; hidden states have dropout.
     settings: dict[str, Any] = {
         "attn_implementation": "sdpa",
         "attention_probs_dropout_prob": 0.0,
@@ -32,10 +32,10 @@ def base_model(layers: int) -> Any:
 
 @dataclass
 class Trained(Named):
-    """A BERT with one of the forms of attention in it."""
+    """A BERT with one of the forms of attention."""
 
     model: Any
-    carried: rivals.Carried | None = None
+    carried: baselines.Carried | None = None
     naive: bool = False
     optimizer: Any = None
 
@@ -43,8 +43,8 @@ class Trained(Named):
 GROUPS = ("plain", "Bayesian", "Evolving", "both")
 
 
-def trained_forms(base: Any, group: str, compiles: bool, way: rivals.Way) -> Iterator[Trained]:
-    """A group's models by what computes their attention; `way` as in `rivals.plain_lse`."""
+def trained_forms(base: Any, group: str, compiles: bool, way: baselines.Way) -> Iterator[Trained]:
+    """A group's models, one per form of attention; `way` as in `baselines.plain_lse`."""
     if group == "plain":
         yield Trained("plain", AS_CHOSEN, "plain", copy.deepcopy(base))
         return
@@ -60,40 +60,40 @@ def trained_forms(base: Any, group: str, compiles: bool, way: rivals.Way) -> Ite
         yield Trained(group, DEFINITION if naive else FUSED, kind, model, naive=naive)
     for number, (name, rule) in enumerate(rules_of(group, compiles).items()):
         model = copy.deepcopy(base)
-        chosen = f"rival_{group}_{number}".lower()
+        attention = f"baseline_{group}_{number}".lower()
         prior, convolution = group != "Evolving", group != "Bayesian"
-        carried = rivals.install(model, chosen, rule, prior, convolution)
+        carried = baselines.install(model, attention, rule, prior, convolution)
         carried.way = way if name in (FLEX, MASKED) else None
         yield Trained(group, name, "rival", model, carried)
 
 
-def rules_of(group: str, compiles: bool) -> dict[str, rivals.Attend]:
-    """The rivals' attentions by name."""
+def rules_of(group: str, compiles: bool) -> dict[str, baselines.Attend]:
+    """The baselines' attentions by name."""
     if group == "Bayesian":
-        rules = {TEN_LINES: rivals.bayesian_rule(rivals.bayesian)}
+        rules = {TEN_LINES: baselines.bayesian_rule(baselines.bayesian)}
         if compiles:
             rules |= {
-                f"{TEN_LINES}, compiled": rivals.bayesian_rule(compiled(rivals.bayesian)),
-                FLEX: rivals.bayesian_rule(compiled(rivals.flexed), hashes=True),
-                MASKED: rivals.bayesian_rule(compiled(rivals.masked_sdpa)),
+                f"{TEN_LINES}, compiled": baselines.bayesian_rule(compiled(baselines.bayesian)),
+                FLEX: baselines.bayesian_rule(compiled(baselines.flexed), hashes=True),
+                MASKED: baselines.bayesian_rule(compiled(baselines.masked_sdpa)),
             }
         return rules
-    rule, random = (rivals.evolving, False) if group == "Evolving" else (rivals.both, True)
-    rules = {TEN_LINES: rivals.evolving_rule(rule, random)}
+    rule, random = (baselines.evolving, False) if group == "Evolving" else (baselines.both, True)
+    rules = {TEN_LINES: baselines.evolving_rule(rule, random)}
     if compiles:
-        rules[f"{TEN_LINES}, compiled"] = rivals.evolving_rule(compiled(rule), random)
+        rules[f"{TEN_LINES}, compiled"] = baselines.evolving_rule(compiled(rule), random)
     return rules
 
 
 def step_of(form: Trained, ids: Tensor, labels: Tensor, real: Tensor | None) -> Callable[[], Tensor]:
-    """A training step under autocast: forward, backward, AdamW; gives the loss."""
+    """A training step under autocast: forward, backward, AdamW; it returns the loss."""
     carried, weight = form.carried, overt.Bayesian().loss_weight(None)
     more: dict[str, Tensor] = {} if real is None else {"attention_mask": real.long()}
     if carried is not None:
         carried.real = real
         carried.blocks = None
         if real is not None and form.name in (FLEX, MASKED):
-            carried.blocks = rivals.padding_blocks(real)
+            carried.blocks = baselines.padding_blocks(real)
     if form.optimizer is None:
         form.optimizer = torch.optim.AdamW(form.model.parameters(), lr=1e-7, fused=forms.DEVICE == "cuda")
 
@@ -109,8 +109,8 @@ def step_of(form: Trained, ids: Tensor, labels: Tensor, real: Tensor | None) -> 
         form.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def plainly() -> Tensor:
+    def naive_step() -> Tensor:
         with overt.naive():
             return step()
 
-    return plainly if form.naive else step
+    return naive_step if form.naive else step

@@ -1,4 +1,4 @@
-"""Bayesian and Evolving Attention as one would write them without overt: what `gpu.py` races against.
+"""Bayesian and Evolving Attention as one would write them without overt: the baselines of `gpu.py`.
 
 They draw from the same distributions as overt's defaults (Weibull, k = 10, contextual prior, KL averaged over
 visible cells), but not the same numbers. Queries, keys and values are (batch, heads, length, width); `real`
@@ -30,7 +30,7 @@ WAYS: tuple[Way, ...] = ("narrow", "wide", "keys")  # of `plain_lse`, the cheape
 
 
 class Prior(NamedTuple):
-    """Linear → ReLU → Linear, one for all heads: weight, bias, and a weight again."""
+    """Linear → ReLU → Linear, shared by all heads: first weight and bias, second weight."""
 
     inner: Tensor
     bias: Tensor
@@ -62,10 +62,10 @@ def drawn(scores: Tensor, v: Tensor, spread: Tensor, family: str = "weibull") ->
 
 
 def per_key(log_psi: Tensor, real: Tensor | None) -> Tensor:
-    """What the Weibull family's KL has of keys alone, (batch, heads, key), zero at padding."""
+    """The terms of the Weibull family's KL that depend only on keys, (batch, heads, key), zero at padding."""
     psi = log_psi.exp()
-    found = psi * SLOPE + torch.lgamma(1.0 + psi) - log_psi + BASE
-    return found if real is None else found.masked_fill(~real[:, None], 0.0)
+    terms = psi * SLOPE + torch.lgamma(1.0 + psi) - log_psi + BASE
+    return terms if real is None else terms.masked_fill(~real[:, None], 0.0)
 
 
 def dense_kl(scores: Tensor, log_psi: Tensor, real: Tensor | None, family: str = "weibull") -> Tensor:
@@ -95,7 +95,7 @@ def bayesian(
     real: Tensor | None = None,
     family: str = "weibull",
 ) -> tuple[Tensor, ...]:
-    """Output, and the KL per example with a prior."""
+    """Output, and with a prior the KL per example."""
     scores = scores_of(q, k).float()
     if real is not None:
         scores = scores.masked_fill(~real[:, None, None], HIDDEN)
@@ -106,7 +106,7 @@ def bayesian(
 def evolved(
     q: Tensor, k: Tensor, previous: Tensor | None, weight: Tensor, bias: Tensor, real: Tensor | None
 ) -> Tensor:
-    """The evolved map; hidden cells hold anything, and are zero where a convolution reads them."""
+    """The evolved map; hidden cells are arbitrary, and are set to zero before the convolution."""
     scores = scores_of(q, k)
     if previous is None:
         return scores
@@ -177,7 +177,7 @@ def closed_kl(q: Tensor, k: Tensor, lse: Tensor, prior: Prior, real: Tensor | No
 
 
 def unit_of(seed: Tensor, place: Tensor) -> Tensor:
-    """Uniform on the open unit interval, from a seed and the number of a cell, both int32 (products wrap)."""
+    """Uniform on the open unit interval, from a seed and a cell's number, both int32 (products wrap)."""
     x = place + seed * -1640531527
     x = (x ^ ((x >> 16) & 0xFFFF)) * 2146121005
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
@@ -188,7 +188,7 @@ def unit_of(seed: Tensor, place: Tensor) -> Tensor:
 def hashed_noise(
     seed: Tensor, spread: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, heads: int, length: int
 ) -> Tensor:
-    """Weibull noise of a cell, up to a constant: of base 2, whose logarithms are the faster ones."""
+    """Weibull noise of a cell, up to a constant; in base 2, whose logarithms are faster."""
     unit = unit_of(seed, ((b * heads + h) * length + i) * length + j)
     return torch.log2(-torch.log2(unit)) * (spread * math.log(2.0))
 
@@ -207,7 +207,7 @@ def hashed_map(shape: tuple[int, ...], seed: Tensor, spread: Tensor) -> Tensor:
 def dense_hashed(
     q: Tensor, k: Tensor, v: Tensor, spread: Tensor, seed: Tensor, real: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """What `flexed` draws, number for number, by dense operations: for checks."""
+    """Dense operations that draw exactly the same numbers as `flexed`, for checks."""
     scores = scores_of(q, k).float() + hashed_map(tuple(q.shape), seed, spread)
     if real is not None:
         scores = scores.masked_fill(~real[:, None, None], HIDDEN)
@@ -218,18 +218,18 @@ def plain_lse(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask | None, way: Wa
     """log-sum-exp of scores without noise, with its gradients.
 
     FlexAttention needs values for it, and torch 2.11 compiles no backward pass if the output has no gradient.
-    "narrow" gives it few columns of values and the output a gradient of zero, "wide" all columns. "keys" has
-    keys for values: the output, Σⱼ pᵢⱼ kⱼ, times the scale is the gradient for a query, and that of its
-    product with the query for these values is the gradient for keys.
+    "narrow" passes a few columns of the values, "wide" all of them; the output gets a gradient of zero.
+    "keys" passes keys as values: the output, Σⱼ pᵢⱼ kⱼ, times the scale is the gradient for a query, and the
+    gradient of its product with the query for these values is the gradient for keys.
     """
-    ask = AuxRequest(lse=True)
+    request = AuxRequest(lse=True)
     if way == "keys":
-        out, aux = flex_attention(q.detach(), k.detach(), k, block_mask=blocks, return_aux=ask)
+        out, aux = flex_attention(q.detach(), k.detach(), k, block_mask=blocks, return_aux=request)
         assert aux.lse is not None
         slope = (q.float() * out.float()).sum(dim=-1) * float(q.shape[-1] ** -0.5)
         return aux.lse.detach() + (slope - slope.detach())
     few = v.detach() if way == "wide" else v[..., :16].detach()
-    out, aux = flex_attention(q, k, few, block_mask=blocks, return_aux=ask)
+    out, aux = flex_attention(q, k, few, block_mask=blocks, return_aux=request)
     assert aux.lse is not None
     return aux.lse + 0.0 * out.sum(dim=-1)
 
@@ -267,7 +267,7 @@ def masked_sdpa(
     blocks: BlockMask | None = None,
     way: Way = "narrow",
 ) -> tuple[Tensor, ...]:
-    """sdpa with dense noise as its mask; the log-sum-exp for the KL is FlexAttention's."""
+    """sdpa with dense noise as its mask; the log-sum-exp for the KL comes from FlexAttention."""
     batch, heads, length, _ = q.shape
     unit = torch.rand(batch, heads, length, length, device=q.device)
     noise = torch.log(-torch.log1p(-unit)) * spread
@@ -290,11 +290,11 @@ def padding_blocks(real: Tensor) -> BlockMask:
     return create_block_mask(inside, batch, None, length, length, device=str(real.device))
 
 
-# --- In a BERT of transformers, as an attention function registered there ---
+# --- In a transformers BERT, as a registered attention function ---
 
 
 class Carried:
-    """What attentions of one model hand to each other and to the training step."""
+    """What the attentions of a model pass to each other and to the training step."""
 
     def __init__(self) -> None:
         self.kl: list[Tensor] = []
@@ -302,10 +302,10 @@ class Carried:
         self.real: Tensor | None = None
         self.blocks: BlockMask | None = None
         self.spread: Tensor | None = None
-        self.way: Way | None = None  # of forms that have several
+        self.way: Way | None = None  # for forms with several ways
 
     def other_way(self) -> bool:
-        """Go on to the next way, if there is one."""
+        """Switch to the next way, if there is one."""
         if self.way is None or self.way == WAYS[-1]:
             return False
         self.way = WAYS[WAYS.index(self.way) + 1]
@@ -359,7 +359,7 @@ def evolving_rule(form: Callable[..., tuple[Tensor, ...]], random: bool = False)
 
 
 def install(model: Any, name: str, attend: Attend, prior: bool, convolution: bool) -> Carried:
-    """Give each attention of a BERT its parameters, and the model `attend` as its attention function."""
+    """Add parameters to each attention of a BERT, and make `attend` the model's attention function."""
     from transformers import AttentionInterface
 
     carried = Carried()
@@ -380,7 +380,7 @@ def install(model: Any, name: str, attend: Attend, prior: bool, convolution: boo
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **_: object
     ) -> tuple[Tensor, None]:
-        del attention_mask  # none comes, since no mask function has this name; `carried.real` has the padding
+        del attention_mask  # None, since no mask function has this name; `carried.real` has the padding
         with torch.autocast(query.device.type, enabled=False):
             out = attend(module, query, key, value, carried)
         return out.transpose(1, 2).contiguous(), None

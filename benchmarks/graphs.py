@@ -1,7 +1,7 @@
 """Time and memory of a training step of a two-layer graph attention network, against PyG's `GATConv`.
 
-`--data DIR` takes Cora from there; without it, a generated graph of Cora's size stands in. The large graph is
-generated: a million edges between nodes drawn at random.
+`--data DIR` reads Cora from there; without it, a generated graph of Cora's size is used. The large graph is
+generated: a million edges between randomly drawn nodes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from overt.data import planetoid
 from overt.models.gat import GAT
 from overt.recipes.bam_graphs import SETTINGS
 
-RIVAL = "PyG GATConv"
+BASELINE = "PyG GATConv"
 OURS = "no mechanism"
-FORMS: dict[str, list[overt.Bayesian] | None] = {RIVAL: None, OURS: []} | {
+FORMS: dict[str, list[overt.Bayesian] | None] = {BASELINE: None, OURS: []} | {
     f"BAM {row}": [bayesian] for row, bayesian in SETTINGS["cora"].rows.items() if bayesian is not None
 }
 CASES = ("cora", "cora, sparse features", "1M edges")
@@ -39,7 +39,7 @@ CLASSES = 7
 
 
 class PyG(nn.Module):
-    """The same network out of PyG's own layers."""
+    """The same network built from PyG's layers."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class PyG(nn.Module):
         return out
 
 
-def mixing_of(case: str, data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def graph_of(case: str, data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Features, edges and classes."""
     generator = torch.Generator().manual_seed(0)
     if case == "1M edges":
@@ -72,8 +72,8 @@ def mixing_of(case: str, data: Path | None, device: str) -> tuple[Tensor, Tensor
         edges = torch.randint(2708, (2, 10_556), generator=generator)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            found = planetoid.load("cora", data, Path(folder))
-        x, edges = found.x, found.edge_index
+            cora = planetoid.load("cora", data, Path(folder))
+        x, edges = cora.x, cora.edge_index
     if case == "cora, sparse features":
         x = x.to_sparse().coalesce()
     y = torch.randint(CLASSES, (x.shape[0],), generator=generator)
@@ -97,10 +97,10 @@ def step(model: nn.Module, graph: tuple[Tensor, Tensor, Tensor], number: int) ->
         torch.cuda.synchronize()
 
 
-def peak_mebibytes(form: str, case: str, given: argparse.Namespace) -> float:
-    """Memory of a step above what data and model hold: of the device, or of a process of its own on a CPU."""
-    if given.device == "cuda":
-        graph = mixing_of(case, given.data, "cuda")
+def peak_mebibytes(form: str, case: str, options: argparse.Namespace) -> float:
+    """Peak memory of a step beyond data and model: of the device, or on a CPU of a separate process."""
+    if options.device == "cuda":
+        graph = graph_of(case, options.data, "cuda")
         model = build(form, graph[0].shape[1], "cuda")
         step(model, graph, 0)
         torch.cuda.reset_peak_memory_stats()
@@ -111,12 +111,12 @@ def peak_mebibytes(form: str, case: str, given: argparse.Namespace) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def peak_of_this_process(form: str, case: str, given: argparse.Namespace) -> float:
-    graph = mixing_of(case, given.data, "cpu")
+def peak_of_this_process(form: str, case: str, options: argparse.Namespace) -> float:
+    graph = graph_of(case, options.data, "cpu")
     model = build(form, graph[0].shape[1], "cpu")
     few = graph[0].to_dense()[:100], graph[1][:, :1000] % 100, graph[2][:100]
-    step(model, few, 0)  # what is compiled or loaded at the first step is there before the measured one
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten (Linux)
+    step(model, few, 0)  # so that nothing is compiled or loaded in the measured step
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (Linux)
     held = memory_kibibytes("VmRSS")
     step(model, graph, 1)
     return (memory_kibibytes("VmHWM") - held) / 1024
@@ -127,41 +127,41 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with Planetoid's raw files")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--case", choices=CASES, help="one case alone")
+    parser.add_argument("--case", choices=CASES, help="only this case")
     parser.add_argument("--peak", choices=list(FORMS), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.peak is not None:
-        print(peak_of_this_process(given.peak, given.case, given))
+    options = parser.parse_args()
+    if options.peak is not None:
+        print(peak_of_this_process(options.peak, options.case, options))
         return
 
     console = Console(width=110)
-    where = torch.cuda.get_device_name() if given.device == "cuda" else f"{torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
     console.print(
         f"torch {torch.__version__}, torch_geometric {torch_geometric.__version__}, {where}, "
-        f"{platform.machine()}; medians of {given.repeats}"
+        f"{platform.machine()}; medians of {options.repeats}"
     )
-    for case in [given.case] if given.case else CASES:
-        if given.device == "cuda" and case == "cora, sparse features":
-            continue  # a device multiplies zeros faster than it looks for them
-        peaks = {form: peak_mebibytes(form, case, given) for form in FORMS}
-        graph = mixing_of(case, given.data, given.device)
-        models = {form: build(form, graph[0].shape[1], given.device) for form in FORMS}
+    for case in [options.case] if options.case else CASES:
+        if options.device == "cuda" and case == "cora, sparse features":
+            continue  # a GPU multiplies zeros faster than it skips them
+        peaks = {form: peak_mebibytes(form, case, options) for form in FORMS}
+        graph = graph_of(case, options.data, options.device)
+        models = {form: build(form, graph[0].shape[1], options.device) for form in FORMS}
         seen: dict[str, list[float]] = {form: [] for form in FORMS}
-        for turn in range(given.repeats + 1):  # forms take turns, and the first turn warms up
+        for turn in range(options.repeats + 1):  # forms take turns; the first turn is a warm-up
             for form, model in models.items():
                 start = time.perf_counter()
                 step(model, graph, turn)
                 if turn > 0:
                     seen[form].append(1000 * (time.perf_counter() - start))
         times = {form: statistics.median(values) for form, values in seen.items()}
-        name = case if given.data or "cora" not in case else case.replace("cora", "generated, Cora's size")
+        name = case if options.data or "cora" not in case else case.replace("cora", "generated, Cora's size")
         title = f"Training step, {name}: {graph[0].shape[0]:,} nodes, {graph[1].shape[1]:,} edges"
         table = Table(title=title, title_justify="left")
-        for column in ("", "ms", f"× {RIVAL}", "spread", "peak MiB", f"× {RIVAL} "):
+        for column in ("", "ms", f"× {BASELINE}", "spread", "peak MiB", f"× {BASELINE} "):
             table.add_column(column, justify="left" if column == "" else "right")
         for form, value in times.items():
             spread = f"{min(seen[form]):.1f}–{max(seen[form]):.1f}"
-            ratios = f"{value / times[RIVAL]:.2f}", f"{peaks[form] / peaks[RIVAL]:.2f}"
+            ratios = f"{value / times[BASELINE]:.2f}", f"{peaks[form] / peaks[BASELINE]:.2f}"
             table.add_row(form, f"{value:.1f}", ratios[0], spread, f"{peaks[form]:.0f}", ratios[1])
         console.print(table)
 

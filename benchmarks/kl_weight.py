@@ -1,13 +1,14 @@
-"""How much of the KL a pretrained model bears: fine-tunes one with `Bayesian` at several weights of it.
+"""How much weight of the KL a pretrained model tolerates: fine-tunes one with `Bayesian` at several weights.
 
 Two stages, on CoLA, MRPC and SST-2. The first holds out a tenth of the training rows and chooses: the largest
 weight above 0 whose mean paired difference from plain attention is at least −1 point on every task, and under
 which no seed's predictions are all of one class; if none passes, the smallest. The second trains plain
-attention, no KL, the chosen weight and weight 1 on other seeds, and reports on the development rows; it does
-not choose again. Runs go side by side; each is kept as soon as it is done, so that an interrupted benchmark
-goes on where it was. Writes results/kl_weight.json and results/kl_weight.md.
+attention, no KL, the chosen weight and weight 1 with other seeds, and reports on the development rows; it
+does not choose again. Runs are parallel; each is saved as soon as it finishes, so that an interrupted
+benchmark resumes where it stopped. Writes results/kl_weight.json and results/kl_weight.md.
 
-`--gradients` measures instead what the KL's gradient weighs against the task's, by length, before training.
+`--gradients` measures instead the size of the KL's gradient relative to the task's, by length, before
+training.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PLAIN, OFFICIAL = "plain", "official, "
 
 
 class Job(NamedTuple):
-    """One training. `form` is "plain", a weight of the KL, or "official, " and a weight."""
+    """One training run. `form` is "plain", a weight of the KL, or "official, " and a weight."""
 
     stage: str
     task: str
@@ -54,7 +55,7 @@ class Job(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a job finds things."""
+    """The model, data, device and steps of all jobs."""
 
     model: str
     data: Path
@@ -63,7 +64,7 @@ class Place(NamedTuple):
 
 
 def mechanism_of(form: str) -> overt.Bayesian | None:
-    """What a form attaches; today's defaults but for the weight."""
+    """The mechanism that a form attaches; current defaults except for the weight."""
     if form == PLAIN:
         return None
     if form.startswith(OFFICIAL):
@@ -77,7 +78,7 @@ def rows_of(data: Path, task: str) -> tuple[list[Row], list[Row]]:
 
 
 def parts_of(data: Path, job: Job) -> tuple[list[Row], list[Row]]:
-    """Rows to learn from and to judge by. A tenth is held out to choose by, another for each seed."""
+    """Training and evaluation rows. For choosing, a tenth is held out, a different one for each seed."""
     train, dev = rows_of(data, job.task)
     if job.stage == "report":
         return train, dev
@@ -87,7 +88,7 @@ def parts_of(data: Path, job: Job) -> tuple[list[Row], list[Row]]:
     return rows[held:], rows[:held]
 
 
-def encoded(rows: list[Row], tokenizer: Any) -> list[dict[str, Any]]:
+def encode(rows: list[Row], tokenizer: Any) -> list[dict[str, Any]]:
     texts = [list(column) for column in zip(*(row.texts for row in rows), strict=True)]
     codes = tokenizer(*texts, truncation=True, max_length=LONGEST)
     return [
@@ -97,7 +98,7 @@ def encoded(rows: list[Row], tokenizer: Any) -> list[dict[str, Any]]:
 
 
 def run(job: Job, place: Place) -> dict[str, Any]:
-    """Fine-tune and judge one form."""
+    """Fine-tune and evaluate one form."""
     import transformers
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
     from transformers.trainer_callback import PrinterCallback
@@ -138,12 +139,12 @@ def run(job: Job, place: Place) -> dict[str, Any]:
         model,
         arguments,
         data_collator=collator,
-        train_dataset=encoded(train, tokenizer),
+        train_dataset=encode(train, tokenizer),
         callbacks=[overt.LossLog()],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    row = {**job._asdict(), **judged(model.eval(), encoded(test, tokenizer), collator, job.task)}
+    row = {**job._asdict(), **evaluate(model.eval(), encode(test, tokenizer), collator, job.task)}
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     row["train_task"] = logs[-1].get("task_loss", logs[-1]["loss"])
     row["train_kl"] = logs[-1].get("kl")
@@ -152,8 +153,8 @@ def run(job: Job, place: Place) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def judged(model: Any, test: list[dict[str, Any]], collator: Any, task: str) -> dict[str, Any]:
-    """The score in points of 100, whether all predictions are alike, the KL, spreads and maps' entropy."""
+def evaluate(model: Any, test: list[dict[str, Any]], collator: Any, task: str) -> dict[str, Any]:
+    """The score in points of 100, whether all predictions are equal, the KL, spreads and maps' entropy."""
     random = hasattr(model, "overt_state")
     test = sorted(test, key=lambda row: len(row["input_ids"]))
     predicted: list[int] = []
@@ -170,11 +171,11 @@ def judged(model: Any, test: list[dict[str, Any]], collator: Any, task: str) -> 
         predicted += output.logits.argmax(dim=-1).tolist()
     labels = [row["labels"] for row in test]
     score = accuracy if TASKS[task].metric == "accuracy" else matthews
-    some = test[:: max(1, len(test) // SAMPLED)][:SAMPLED]
+    sampled = test[:: max(1, len(test) // SAMPLED)][:SAMPLED]
     if not random:
         model.set_attn_implementation("eager")
     entropies, spreads, shared = [], [], []
-    for batch in batches(some, collator, model.device):
+    for batch in batches(sampled, collator, model.device):
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         maps = model(**inputs, output_attentions=True).attentions
         entropies.append(flatness(torch.stack(maps), inputs["attention_mask"]))
@@ -201,7 +202,7 @@ def accuracy(labels: list[int], predicted: list[int]) -> float:
 
 
 def matthews(labels: list[int], predicted: list[int]) -> float:
-    """Correlation of two columns of 0 and 1; 0 where one is constant."""
+    """Correlation of two columns of 0 and 1; 0 if one is constant."""
     if len(set(labels)) < 2 or len(set(predicted)) < 2:
         return 0.0
     return statistics.correlation(labels, predicted)
@@ -216,21 +217,21 @@ def batches(
 
 
 def flatness(maps: Tensor, mask: Tensor) -> Tensor:
-    """Entropy of attention rows over that of uniform ones, per example: mean over layers, heads, queries.
+    """Entropy of attention rows relative to uniform rows, per example: mean over layers, heads, queries.
 
     maps is (layers, batch, heads, query, key), mask (batch, key), 1 at tokens.
     """
     entropy = torch.special.entr(maps.double()).sum(dim=-1).mean(dim=(0, 2))  # (batch, query)
     lengths = mask.sum(dim=-1)
-    found: Tensor = (entropy * mask).sum(dim=-1) / lengths / lengths.double().log()
-    return found
+    relative: Tensor = (entropy * mask).sum(dim=-1) / lengths / lengths.double().log()
+    return relative
 
 
 # --- Both stages ---
 
 
 def jobs_of(stage: str, tasks: list[str], chosen: float | None) -> list[Job]:
-    """Trainings of a stage, longest first."""
+    """The training runs of a stage, longest first."""
     if stage == "choose":
         forms, seeds = [PLAIN, *(f"{weight:g}" for weight in WEIGHTS)], list(CHOOSING)
     else:
@@ -244,7 +245,7 @@ def jobs_of(stage: str, tasks: list[str], chosen: float | None) -> list[Job]:
     return [Job(stage, task, form, seed) for task in order for seed in seeds for form in forms]
 
 
-def of(rows: list[dict[str, Any]], stage: str, task: str, form: str) -> dict[int, dict[str, Any]]:
+def runs_of(rows: list[dict[str, Any]], stage: str, task: str, form: str) -> dict[int, dict[str, Any]]:
     """Runs by seed."""
     return {
         row["seed"]: row for row in rows if (row["stage"], row["task"], row["form"]) == (stage, task, form)
@@ -252,15 +253,17 @@ def of(rows: list[dict[str, Any]], stage: str, task: str, form: str) -> dict[int
 
 
 def differences(rows: list[dict[str, Any]], stage: str, task: str, form: str) -> list[float]:
-    """Score less that of plain attention, by seed."""
-    ours, plain = of(rows, stage, task, form), of(rows, stage, task, PLAIN)
+    """Score minus that of plain attention, by seed."""
+    ours, plain = runs_of(rows, stage, task, form), runs_of(rows, stage, task, PLAIN)
     return [ours[seed]["score"] - plain[seed]["score"] for seed in sorted(ours) if seed in plain]
 
 
 def passes(rows: list[dict[str, Any]], tasks: list[str], form: str) -> bool:
-    """Whether a weight does no harm by the rule, on every task."""
+    """Whether a weight passes the rule on every task."""
     gained = [statistics.fmean(differences(rows, "choose", task, form)) for task in tasks]
-    collapsed = any(row["collapsed"] for task in tasks for row in of(rows, "choose", task, form).values())
+    collapsed = any(
+        row["collapsed"] for task in tasks for row in runs_of(rows, "choose", task, form).values()
+    )
     return not collapsed and min(gained) >= ALLOWED
 
 
@@ -273,19 +276,19 @@ def choose(rows: list[dict[str, Any]], tasks: list[str]) -> tuple[float, bool]:
 def work(job: Job, place: Place) -> dict[str, Any]:
     try:
         return run(job, place)
-    except torch.OutOfMemoryError as error:  # too many side by side: it is tried again the next time
+    except torch.OutOfMemoryError as error:  # too many in parallel: the next run tries again
         return {**job._asdict(), "error": str(error)[:200]}
 
 
-def measure(jobs: list[Job], place: Place, found: dict[str, Any], out: Path, processes: int) -> None:
-    """Run what is not done yet, side by side, and keep each as it comes."""
-    done = {Job(row["stage"], row["task"], row["form"], row["seed"]) for row in found["runs"]}
+def measure(jobs: list[Job], place: Place, results: dict[str, Any], out: Path, processes: int) -> None:
+    """Run the remaining jobs in parallel, and save each result as it arrives."""
+    done = {Job(row["stage"], row["task"], row["form"], row["seed"]) for row in results["runs"]}
     todo = [job for job in jobs if job not in done]
     if not todo:
         return
-    found["hardware"] = hardware(place.device)
-    found["versions"] = versions()
-    print(f"{len(todo)} trainings of {len(jobs)} to go, {processes} side by side", flush=True)
+    results["hardware"] = hardware(place.device)
+    results["versions"] = versions()
+    print(f"{len(todo)} of {len(jobs)} training runs to go, {processes} in parallel", flush=True)
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(processes, len(todo))) as pool:
@@ -296,10 +299,10 @@ def measure(jobs: list[Job], place: Place, found: dict[str, Any], out: Path, pro
             if "error" in row:
                 print(f"{name}: {row['error']}", flush=True)
                 continue
-            found["runs"].append(row)
-            write_whole(out / "kl_weight.json", json.dumps(found, indent=1) + "\n")
-            told = " (all one class)" if row["collapsed"] else ""
-            print(f"{name}: {row['score']:.1f}{told}; {left:.0f} s to go", flush=True)
+            results["runs"].append(row)
+            write_whole(out / "kl_weight.json", json.dumps(results, indent=1) + "\n")
+            remark = " (all one class)" if row["collapsed"] else ""
+            print(f"{name}: {row['score']:.1f}{remark}; {left:.0f} s to go", flush=True)
 
 
 # --- The report ---
@@ -310,7 +313,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def interval(gained: list[float]) -> str:
-    """The mean of paired differences, and Student's 95 % interval of it."""
+    """The mean of paired differences, with Student's 95 % interval."""
     from scipy import stats
 
     mean = statistics.fmean(gained)
@@ -332,14 +335,14 @@ def table(rows: list[dict[str, Any]], stage: str, task: str, forms: list[str]) -
         "flatness",
     ]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    zero = of(rows, stage, task, "0")
+    zero = runs_of(rows, stage, task, "0")
 
     def mean(runs: dict[int, dict[str, Any]], name: str) -> float | None:
         values = [row[name] for row in runs.values() if row[name] is not None]
         return statistics.fmean(values) if values else None
 
     for form in forms:
-        runs = of(rows, stage, task, form)
+        runs = runs_of(rows, stage, task, form)
         if not runs:
             continue
         scores = [row["score"] for row in runs.values()]
@@ -361,20 +364,20 @@ def table(rows: list[dict[str, Any]], stage: str, task: str, forms: list[str]) -
     return lines
 
 
-def report(found: dict[str, Any], tasks: list[str], out: Path) -> None:
-    rows = found["runs"]
+def report(results: dict[str, Any], tasks: list[str], out: Path) -> None:
+    rows = results["runs"]
     chosen, passed = choose(rows, tasks)
     how = "the largest that passes" if passed else "none passes; the smallest that was measured"
     lines = [
         "# The weight of the KL",
         "",
-        f"`python benchmarks/kl_weight.py --model PATH --data DIR`. {found['hardware']}; "
-        + ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        f"`python benchmarks/kl_weight.py --model PATH --data DIR`. {results['hardware']}; "
+        + ", ".join(f"{name} {version}" for name, version in results["versions"].items())
         + ".",
         "",
-        f"The model is {found['model']}, fine-tuned whole in float32: AdamW, learning rate "
+        f"The model is {results['model']}, fine-tuned whole in float32: AdamW, learning rate "
         f"{LEARNING_RATE:g} after a warm-up of {WARMUP:.0%} and falling to 0, batches of {BATCH}, "
-        + ", ".join(f"{task} {found['steps'][task]} steps" for task in tasks)
+        + ", ".join(f"{task} {results['steps'][task]} steps" for task in tasks)
         + f". Everything of `Bayesian` but its `kl_weight` is at its default; {OFFICIAL.rstrip(', ')} is "
         '`preset="official"`. Scores are points: 100 × Matthews\' correlation for CoLA, accuracy in % for '
         "the others; ± is the standard deviation of the seeds, and intervals are Student's over seeds, one "
@@ -389,11 +392,11 @@ def report(found: dict[str, Any], tasks: list[str], out: Path) -> None:
     ]
     weights = [PLAIN, *(f"{weight:g}" for weight in WEIGHTS)]
     for task in tasks:
-        held = next(iter(of(rows, "choose", task, PLAIN).values()))["rows"]
+        held = next(iter(runs_of(rows, "choose", task, PLAIN).values()))["rows"]
         lines += ["", f"## {task}: {held} rows of train held out", "", *table(rows, "choose", task, weights)]
     reported = [PLAIN, *(f"{weight:g}" for weight in dict.fromkeys((0.0, chosen, 1.0)))]
     for task in tasks:
-        runs = of(rows, "report", task, PLAIN)
+        runs = runs_of(rows, "report", task, PLAIN)
         if runs:
             size = next(iter(runs.values()))["rows"]
             lines += ["", f"## {task}: the {size} rows of dev, seeds {', '.join(map(str, REPORTING))}", ""]
@@ -402,11 +405,11 @@ def report(found: dict[str, Any], tasks: list[str], out: Path) -> None:
     print("\n".join(lines))
 
 
-# --- What the gradients weigh ---
+# --- Sizes of the gradients ---
 
 
 def gradients(place: Place, out: Path) -> None:
-    """Norms of the task's and the KL's gradients in queries' and keys' weights, by length, untrained."""
+    """Norms of the task's and the KL's gradients for query and key weights, by length, before training."""
     import transformers
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -434,8 +437,8 @@ def gradients(place: Place, out: Path) -> None:
             loss = model(**batch, labels=torch.arange(16) % 2).loss
             penalty = overt.penalty(model)
             parts = [loss - penalty, penalty]
-            found = [torch.autograd.grad(part, of_scores, retain_graph=True) for part in parts]
-            norms.append([torch.cat([g.flatten() for g in one]).norm().item() for one in found])
+            tensors = [torch.autograd.grad(part, of_scores, retain_graph=True) for part in parts]
+            norms.append([torch.cat([g.flatten() for g in part]).norm().item() for part in tensors])
         task, kl = (statistics.median(values) for values in zip(*norms, strict=True))
         default = overt.Bayesian().kl_weight
         cells = [str(length), f"{task:.3f}", f"{kl:.3f}", f"{kl / task:.2f}", f"{default * kl / task:.4f}"]
@@ -449,49 +452,49 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a folder, or a name on the hub")
-    parser.add_argument("--name", help="what the report calls it; by default the folder's name")
+    parser.add_argument("--name", help="the model's name in the report; default: the folder's name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds GLUE's folders")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--processes", type=int, default=4, help="trainings side by side")
+    parser.add_argument("--processes", type=int, default=4, help="parallel training runs")
     parser.add_argument("--stage", choices=("both", "choose", "report"), default="both")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, with commas")
-    parser.add_argument("--steps", type=int, help="of every training, for a try")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas")
+    parser.add_argument("--steps", type=int, help="steps of every training run, for trial runs")
     parser.add_argument("--gradients", action="store_true", help="measure gradients instead")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        check_model(given.model)
-        tasks = given.tasks.split(",")
+        check_model(options.model)
+        tasks = options.tasks.split(",")
         for task in tasks:
-            rows_of(given.data, task)
-        torch_device(given.device)
+            rows_of(options.data, task)
+        torch_device(options.device)
     except (OSError, ValueError) as error:
         raise SystemExit(f"kl_weight: {error}") from None
-    steps = STEPS if given.steps is None else dict.fromkeys(STEPS, given.steps)
-    place = Place(given.model, given.data, given.device, steps)
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.gradients:
-        gradients(place, given.out)
+    steps = STEPS if options.steps is None else dict.fromkeys(STEPS, options.steps)
+    place = Place(options.model, options.data, options.device, steps)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.gradients:
+        gradients(place, options.out)
         return
-    file = given.out / "kl_weight.json"
+    file = options.out / "kl_weight.json"
     settings = {
-        "model": given.name or Path(given.model).name,
+        "model": options.name or Path(options.model).name,
         "steps": steps,
         "batch": BATCH,
         "learning_rate": LEARNING_RATE,
     }
-    found = json.loads(file.read_text()) if file.exists() else {**settings, "runs": []}
+    results = json.loads(file.read_text()) if file.exists() else {**settings, "runs": []}
     for name, value in settings.items():
-        if found.get(name) != value:
+        if results.get(name) != value:
             raise SystemExit(
-                f"kl_weight: {file} was measured with {name} {found.get(name)}: choose another --out"
+                f"kl_weight: {file} was measured with {name} {results.get(name)}: choose another --out"
             )
-    if given.stage != "report":
-        measure(jobs_of("choose", tasks, None), place, found, given.out, given.processes)
-    chosen, _ = choose(found["runs"], tasks)
-    if given.stage != "choose":
-        measure(jobs_of("report", tasks, chosen), place, found, given.out, given.processes)
-    report(found, tasks, given.out)
+    if options.stage != "report":
+        measure(jobs_of("choose", tasks, None), place, results, options.out, options.processes)
+    chosen, _ = choose(results["runs"], tasks)
+    if options.stage != "choose":
+        measure(jobs_of("report", tasks, chosen), place, results, options.out, options.processes)
+    report(results, tasks, options.out)
 
 
 if __name__ == "__main__":

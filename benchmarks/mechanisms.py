@@ -1,4 +1,4 @@
-"""Time the mechanisms against named rivals, all in one run; every figure is a ratio beside its rival."""
+"""Time the mechanisms against baselines, all in one run; every time comes with its ratio to a baseline."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "Bayesian": [overt.Bayesian()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
-# What a mechanism may cost on a CPU, × the plain step that multiplies, takes a softmax and multiplies.
+# The highest allowed cost of a mechanism on a CPU, relative to the plain step: product, softmax, product.
 LIMITS = {"Evolving": 1.25, "Bayesian": 1.4}
 
 
 def milliseconds(*runs: Callable[[], object]) -> list[list[float]]:
-    """Times of each run; runs take turns, so that a disturbance falls on all of them."""
+    """Times of each run; runs take turns, so that disturbances affect all of them."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -50,17 +50,17 @@ def table_of(
     title: str,
     names: list[str],
     times: list[list[float]],
-    rival: int = 0,
+    baseline: int = 0,
     limits: dict[str, float] | None = None,
 ) -> Table:
-    """Median times, and the median of each turn's ratio to the rival, with its quartiles."""
+    """Median times, and the median over turns of the ratio to the baseline, with its quartiles."""
     limits = limits or {}
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for column in ("ms", f"× {names[rival]}", "quartiles", *(["at most"] if limits else [])):
+    for column in ("ms", f"× {names[baseline]}", "quartiles", *(["at most"] if limits else [])):
         table.add_column(column, justify="right")
     for name, seen in zip(names, times, strict=True):
-        ratios = [mine / other for mine, other in zip(seen, times[rival], strict=True)]
+        ratios = [mine / other for mine, other in zip(seen, times[baseline], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         cells = [f"{statistics.median(seen):.1f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}"]
         table.add_row(name, *cells, *([f"{limits[name]:.2f}" if name in limits else ""] if limits else []))
@@ -90,7 +90,7 @@ def torch_encoder(width: int, heads: int, layers: int, x: Tensor) -> Callable[[]
 
 
 def attached_step(form: str) -> Callable[[], object]:
-    """A training step of a Hugging Face BERT, eager, with mechanisms attached, on sentences of any length."""
+    """A training step of a Hugging Face BERT, eager, with mechanisms attached, on a padded batch."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
@@ -128,7 +128,9 @@ def import_seconds() -> tuple[float, float]:
 def main() -> None:
     console = Console()
     versions = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}"
-    console.print(f"{versions}; forward + backward unless said, medians of {REPEATS} turns, float32")
+    console.print(
+        f"{versions}; forward + backward unless stated otherwise, medians of {REPEATS} turns, float32"
+    )
 
     x = torch.randn(BATCH, LENGTH, WIDTH)
     size = f"{LAYERS} layers × {HEADS} heads × {WIDTH}, batch {BATCH} × {LENGTH}"
@@ -137,7 +139,7 @@ def main() -> None:
     runs += [training_step(model, x) for model in models]
     names = ["nn.TransformerEncoder", *FORMS]
     title = f"Training step of overt.Encoder, {size}"
-    console.print(table_of(title, names, milliseconds(*runs), rival=1, limits=LIMITS))
+    console.print(table_of(title, names, milliseconds(*runs), baseline=1, limits=LIMITS))
 
     times = milliseconds(*(attached_step(form) for form in FORMS))
     title = f"Training step of a Hugging Face BERT, eager, {size}"

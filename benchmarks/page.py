@@ -1,11 +1,11 @@
-"""What a page of a BERT-base-sized trace weighs and how soon it opens, beside JSON of every weight.
+"""Size and opening time of the page of a BERT-base-sized trace, against JSON of every weight.
 
     python benchmarks/page.py --model FOLDER   # a BERT-like encoder, such as all-MiniLM-L6-v2
-    python benchmarks/page.py                  # random weights alone
+    python benchmarks/page.py                  # random weights only
 
-The model's maps at 512 tokens are repeated to 12 layers of 12 heads. Random weights are those of a new
-BERT-base: their maps are nearly even, the worst case for keeping few weights. The rival is what BertViz puts
-into its pages: every weight as JSON, here measured on one layer and taken twelve times.
+The model's maps at 512 tokens are repeated to 12 layers of 12 heads. Random weights are those of an untrained
+BERT-base: their maps are nearly uniform, the worst case for storing few weights. The baseline is what BertViz
+puts into its pages: every weight as JSON, here measured on one layer and multiplied by twelve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def words() -> str:
-    """Prose of some length: this project's own documents."""
+    """A long text: this project's documentation."""
     return "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -93,16 +93,16 @@ def opening(path: Path, view: str, times: int = 5) -> float | None:
 
 def measure(name: str, trace: overt.Trace, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
-    made = overt.page(trace, title=name)
+    page = overt.page(trace, title=name)
     path = folder / f"{name.replace(' ', '-')}.html"
-    made.save(path)
+    page.save(path)
     seconds = time.perf_counter() - start
-    kept = [block["kept"] for block in made.index["traces"][0]["fields"]["heads"]]
+    stored = [block["kept"] for block in page.index["traces"][0]["fields"]["heads"]]
     return {
         "maps": name,
         "page MB": path.stat().st_size / 1e6,
         "JSON MB": json_bytes(trace) / 1e6,
-        "kept %": 100.0 * sum(kept) / (LAYERS * HEADS * TOKENS**2),
+        "kept %": 100.0 * sum(stored) / (LAYERS * HEADS * TOKENS**2),
         "made in s": seconds,
         "opens in s": opening(path, "graph"),
         "all heads in s": opening(path, "heads"),
@@ -114,11 +114,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="folder of a BERT-like encoder")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        if given.model:
-            rows.append(measure("real weights", real(given.model), Path(folder)))
+        if options.model:
+            rows.append(measure("real weights", real(options.model), Path(folder)))
         rows.append(measure("random weights", random(), Path(folder)))
     print(
         f"{LAYERS} layers × {HEADS} heads × {TOKENS} tokens; {platform.machine()}, torch {torch.__version__}"

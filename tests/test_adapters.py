@@ -138,7 +138,7 @@ def test_the_path_of_the_base_is_found_where_peft_wrote_it(tmp_path: Path) -> No
     model.save_pretrained(tmp_path / "adapter")
     assert torch.equal(logits(overt.load(tmp_path / "adapter")), logits(model))
     wrapped("attach after").save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="does not say what it belongs on: give base="):
+    with pytest.raises(ValueError, match="does not name its base model: give base="):
         overt.load(tmp_path / "other")
 
 
@@ -213,7 +213,7 @@ def test_wrapping_warns_of_mechanisms_that_it_freezes(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)  # nothing trained yet
     train(model)
     with pytest.raises(
-        ValueError, match=r"PEFT froze them.*modules_to_save=\['overt'\].*requires_grad_\(True\)"
+        ValueError, match=r"PEFT froze the mechanisms.*modules_to_save=\['overt'\].*requires_grad_\(True\)"
     ):
         model.save_pretrained(tmp_path)
     assert torch.equal(logits(overt.load(tmp_path, base=make())), logits(model)), "all was written"
@@ -244,14 +244,14 @@ def test_the_card_tells_how_to_load_and_what_peft_cannot(tmp_path: Path) -> None
 
 def test_the_inside_of_a_peft_model_is_refused() -> None:
     model = wrap(make(), "attach after")
-    with pytest.raises(ValueError, match=r"is inside of a PEFT model.*overt.attach\(peft_model, …\)"):
+    with pytest.raises(ValueError, match=r"is inside a PEFT model.*overt.attach\(peft_model, …\)"):
         overt.attach(model.get_base_model(), *MECHANISMS)
     attach(model)
 
 
 def test_other_mechanisms_than_those_of_the_base_are_named(tmp_path: Path) -> None:
     wrapped("attach after").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"was trained with .*Bayesian.* and the base has .*alpha=0.2"):
+    with pytest.raises(ValueError, match=r"was trained with .*Bayesian.* but the base has .*alpha=0.2"):
         overt.load(tmp_path, base=overt.attach(make(), overt.Evolving(alpha=0.2)))
 
 
@@ -266,11 +266,11 @@ def test_a_missing_file_is_named(lost: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("overt.json", '{"format": 1', "overt.json is damaged or cut short"),
-        ("overt.json", "[]", "overt.json must be settings by name, got list"),
-        ("overt.json", '{"format": 1, "seed": 0, "step": -5}', "overt.json has a step that is none: -5"),
-        ("overt.json", '{"format": 1, "seed": "x", "step": 0}', "overt.json has a seed that is none: 'x'"),
-        ("overt.safetensors", "cut", "overt.safetensors is damaged or cut short"),
+        ("overt.json", '{"format": 1', "overt.json is damaged or truncated"),
+        ("overt.json", "[]", "overt.json must be a JSON object, got list"),
+        ("overt.json", '{"format": 1, "seed": 0, "step": -5}', "step in .*json must be .* 0, got -5"),
+        ("overt.json", '{"format": 1, "seed": "x", "step": 0}', "seed in .*json must be .*, got 'x'"),
+        ("overt.safetensors", "cut", "overt.safetensors is damaged or truncated"),
     ],
 )
 def test_a_damaged_file_is_named(file: str, text: str, message: str, tmp_path: Path) -> None:

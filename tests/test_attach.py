@@ -65,7 +65,7 @@ def test_where_selects_layers_and_the_chain_starts_at_the_first() -> None:
         ("middle", "where must be one of 'encoder', 'decoder', 'cross'; got 'middle'"),
         ("cross", "where names 'cross', but this model has only encoder attention"),
         ({"encoder": [3]}, "where names layer 3 of encoder, which has layers 0 to 2"),
-        ({"encoder": [0, 2]}, "where must choose neighbouring layers, a chain has no gaps; got [0, 2]"),
+        ({"encoder": [0, 2]}, "where must choose consecutive layers (a chain has no gaps), got [0, 2]"),
         ({"encoder": []}, "where selects nothing"),
         ([], "where selects nothing; this model has encoder"),
     ],
@@ -86,9 +86,9 @@ def test_wrong_calls_are_named() -> None:
         overt.attach(BERT.make(), overt.Evolving(), overt.Evolving())
     with pytest.raises(TypeError, match="must be Bayesian"):
         overt.attach(BERT.make(), "evolving")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"nothing is attached to this BertFor.*: overt.attach"):
+    with pytest.raises(ValueError, match=r"nothing is attached to this BertFor.*: call overt.attach"):
         overt.detach(BERT.make())
-    with pytest.raises(ValueError, match="no KL to be had"):
+    with pytest.raises(ValueError, match="no KL available"):
         overt.kl(attached(BERT, overt.Bayesian()))
 
 
@@ -237,7 +237,7 @@ def test_what_joins_the_loss_is_lambda_times_kl_in_training_only() -> None:
     torch.testing.assert_close(as_tuple[0], task + overt.penalty(model), atol=1e-3, rtol=1e-3)
     model.eval()
     torch.testing.assert_close(model(**inputs).loss, task)
-    with pytest.raises(ValueError, match="no penalty to be had"):
+    with pytest.raises(ValueError, match="no penalty available"):
         overt.penalty(model)
 
 
@@ -252,7 +252,7 @@ def test_a_loss_of_ones_own_is_warned_of_unless_the_penalty_was_asked_for() -> N
     model = attached(BERT, overt.Bayesian()).train()
     inputs = inputs_of(BERT)
     model(**inputs)
-    with pytest.warns(UserWarning, match=r"joined no loss.*overt\.penalty"):
+    with pytest.warns(UserWarning, match=r"was not added to a loss.*overt\.penalty"):
         model(**inputs)
     overt.penalty(model)
     model(**inputs)  # it was asked for: no warning, which would be an error here
@@ -263,7 +263,7 @@ def test_an_evaluation_between_training_steps_does_not_hide_the_warning() -> Non
     inputs = inputs_of(BERT)
     model.train()(**inputs)
     model.eval()(**inputs)
-    with pytest.warns(UserWarning, match="joined no loss"):
+    with pytest.warns(UserWarning, match="was not added to a loss"):
         model.train()(**inputs)
 
 
@@ -635,14 +635,14 @@ def test_a_mask_function_nobody_knows_is_looked_at_each_time() -> None:
 
     either = masking_utils.or_masks(masking_utils.causal_mask_function, ahead)
     sliding = masking_utils.sliding_window_causal_mask_function(3)
-    made = {}
+    origins = {}
     for name, function in {"either": either, "sliding": sliding, "plain": None}.items():
         mask = masks.mask(2, 5, 5, mask_function=function)
         assert mask is not None
-        made[name] = masks.made_of(mask)
-    assert made["either"] == (None, False, None)
-    assert made["sliding"] == ("causal", False, None)
-    assert made["plain"] == ("causal", True, None)
+        origins[name] = masks.origin_of(mask)
+    assert origins["either"] == (None, False, None)
+    assert origins["sliding"] == ("causal", False, None)
+    assert origins["plain"] == ("causal", True, None)
 
 
 def test_an_encoder_with_a_causal_mask_is_refused() -> None:

@@ -288,17 +288,20 @@ def test_keys_that_do_not_add_up_are_refused() -> None:
 
 
 def test_the_kl_of_images_joins_however_many_images_texts_have() -> None:
-    from overt.attaching.state import joining
+    from overt.attaching.state import average_by_labels
 
     labels = torch.tensor([[1, 2, -100], [4, 5, 6]])
     texts, images = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0, 9.0])
     # Without the Trainer's count: means, by labels and alike.
-    found = joining((texts, images), labels, None)
+    found = average_by_labels((texts, images), labels, None)
     assert found is not None
     assert found.item() == pytest.approx((1.0 * 2 + 3.0 * 3) / 5 + 5.0)
     # Two batches of one step, counted over both, add up to the mean of both by their labels.
     others = torch.tensor([[7, -100, -100], [8, 9, 1]])
-    parts = [joining((texts, images), labels, 9), joining((texts, images[:2]), others, 9)]
+    parts = [
+        average_by_labels((texts, images), labels, 9),
+        average_by_labels((texts, images[:2]), others, 9),
+    ]
     assert all(part is not None for part in parts)
     want = (1.0 * 2 + 3.0 * 3 + 1.0 * 1 + 3.0 * 3) / 9 + (5.0 * 5 + (2.0 * 1 + 4.0 * 3)) / 9
     assert sum(part.item() for part in parts if part is not None) == pytest.approx(want)
@@ -315,7 +318,7 @@ def test_the_kl_of_a_vision_language_model_joins_with_three_images_for_two_texts
     ids = torch.cat([more, ids], dim=1)
     overt.attach(model.train(), overt.Bayesian(kl_weight=1.0))
     count = torch.tensor(ids[:, 1:].numel())
-    for _ in range(2):  # what joined no loss would be told at the second
+    for _ in range(2):  # a KL that was not added to a loss would be reported at the second
         loss = model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

@@ -246,14 +246,18 @@ def test_t5_keeps_what_it_learned_under_another_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"cls": transformers.GPT2Model}, ValueError, "GPT2Model is no model of type bert"),
+        ({"cls": transformers.GPT2Model}, ValueError, "GPT2Model is not a model of type bert"),
         ({"cls": transformers.AutoModel}, TypeError, "cls must be a model class"),
-        ({"vocab_size": 61}, ValueError, "do not fit 1 tensors, such as .*word_embeddings"),
-        ({"max_position_embeddings": 65}, ValueError, "do not fit 1 tensors, such as .*position_embeddings"),
+        ({"vocab_size": 61}, ValueError, "1 tensors are missing .* such as .*word_embeddings"),
+        (
+            {"max_position_embeddings": 65},
+            ValueError,
+            "1 tensors are missing .* such as .*position_embeddings",
+        ),
         (
             {"num_hidden_layers": 4},
             ValueError,
-            r"lack or do not fit \d+ tensors, such as bert.encoder.layer.3",
+            r"\d+ tensors are missing .* or do not fit, such as bert.encoder.layer.3",
         ),
         ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
     ],
@@ -277,7 +281,7 @@ def test_another_head_excuses_no_other_missing_tensor(saved: Path, lost: str) ->
     kept = {key: value for key, value in tensors.items() if key not in gone}
     save_file(kept, saved / "model.safetensors", metadata={"format": "pt"})
     for cls in (transformers.BertForTokenClassification, transformers.BertModel):
-        with pytest.raises(ValueError, match=rf"lack or do not fit {len(gone)} tensors, such as .*{lost}"):
+        with pytest.raises(ValueError, match=rf"{len(gone)} tensors are missing .* such as .*{lost}"):
             overt.load(saved, cls=cls)
 
 
@@ -365,22 +369,22 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=str(tmp_path)):
         overt.load(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         overt.load(tmp_path / "file")
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         overt.load(tmp_path / "nowhere")
 
 
 def test_truncated_weights_are_named(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         overt.load(saved)
 
 
 def test_garbage_for_weights_is_named(saved: Path) -> None:
     (saved / "model.safetensors").write_bytes(b"\x00" * 500)
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         overt.load(saved)
 
 
@@ -390,7 +394,7 @@ def test_missing_mechanisms_are_named(saved: Path) -> None:
     kept = {key: value for key, value in tensors.items() if ".evolving." not in key}
     assert len(kept) < len(tensors)
     save_file(kept, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack .* 2 tensors, such as bert.*overt.map.evolving"):
+    with pytest.raises(ValueError, match=r"2 tensors are missing .* such as bert.*overt.map.evolving"):
         overt.load(saved)
 
 
@@ -400,7 +404,7 @@ def test_any_missing_tensor_is_named(saved: Path, missing: str) -> None:
     tensors = load_file(saved / "model.safetensors")
     del tensors[missing]
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"lack .* 1 tensors, such as {missing}"):
+    with pytest.raises(ValueError, match=f"1 tensors are missing .* such as {missing}"):
         overt.load(saved)
 
 
@@ -410,7 +414,7 @@ def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
     config = json.loads(path.read_text())
     config["architectures"] = [name]
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=f"{name}.* is no model"):
+    with pytest.raises(ValueError, match=f"{name}.* is not a model"):
         overt.load(saved)
 
 
@@ -428,7 +432,7 @@ def test_a_wrong_architecture_is_named(saved: Path, name: str) -> None:
         ({"mechanisms": []}, "config.json .* cannot be attached: nothing to attach"),
         (
             {"mechanisms": [{"name": "Bayesian"}]},
-            "tensors of mechanisms that its config.json does not tell of",
+            "tensors of mechanisms that its config.json does not mention",
         ),
     ],
 )
@@ -445,7 +449,7 @@ def test_a_wrong_config_is_named(saved: Path, change: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "config.json must be settings by name, got list"),
+        ("[1]", "config.json must be a JSON object, got list"),
         ('{"model_type": "overt", "overt": []}', "does not describe an attached model"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_loss_that_the_model_does_not_make_is_warned_of(way: str, tmp_path: Pa
         compute_loss_func=own if way == "compute_loss_func" else None,
     )
     with pytest.warns(
-        UserWarning, match=r"joined no loss: .*label smoothing.*overt\.penalty\(model, labels\)"
+        UserWarning, match=r"was not added to a loss: .*label smoothing.*overt\.penalty\(model, labels\)"
     ):
         trainer.train()
 
@@ -174,7 +174,7 @@ def test_without_labels_a_share_of_the_trainers_count_is_not_guessed() -> None:
     row = Rows(language=False)[0]
     inputs = {key: row[key].unsqueeze(0) for key in ("input_ids", "attention_mask")}
     model(**inputs, num_items_in_batch=torch.tensor(4))
-    with pytest.raises(ValueError, match=r"overt\.penalty\(model, labels\) needs them"):
+    with pytest.raises(ValueError, match=r"over several batches: .*overt\.penalty\(model, labels\)"):
         overt.penalty(model)
     assert overt.penalty(model, row["labels"].unsqueeze(0)).item() > 0.0
 

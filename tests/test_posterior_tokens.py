@@ -283,8 +283,8 @@ def test_what_cannot_be_generated_is_refused() -> None:
         overt.posterior(llama, {"inputs_embeds": torch.randn(1, 4, 32)}, generate=2)
     with pytest.raises(ValueError, match="generate must be a whole number of at least 1, got 0"):
         overt.posterior(llama, prompts(BY_NAME["Llama"]), generate=0)
-    with pytest.raises(ValueError, match="writes text, which BertForSequenceClassification does not"):
+    with pytest.raises(ValueError, match="generates text, got BertForSequenceClassification"):
         overt.posterior(bert, inputs_of(BY_NAME["BERT"]), generate=2)
     whisper = attached(BY_NAME["Whisper"], overt.Bayesian())
-    with pytest.raises(ValueError, match="WhisperForConditionalGeneration has a generate of its own"):
+    with pytest.raises(ValueError, match="WhisperForConditionalGeneration has its own generate"):
         overt.posterior(whisper, {"input_features": torch.randn(1, 8, 40)}, generate=2)

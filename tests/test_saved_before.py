@@ -358,5 +358,5 @@ def test_fewer_places_than_were_saved_are_an_error(tmp_path: Path) -> None:
     folder = tmp_path / T5
     shutil.copytree(FOLDER / "models" / T5, folder)
     changed_config(lambda block: block.update(where={"encoder": [1, 2]}))(folder)
-    with pytest.raises(ValueError, match=r"tensors of mechanisms that its config.json does not tell of"):
+    with pytest.raises(ValueError, match=r"tensors of mechanisms that its config.json does not mention"):
         overt.load(folder)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically: completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def check_folder(name: str, path: str | Path) -> Path:
-    """The path, if a file can stand there: its folder exists, and it is none itself."""
+    """The path, if a file can be written there: its folder exists, and it is not a folder itself."""
     path = Path(path)
     if path.is_dir() or not path.name:
         raise IsADirectoryError(f"{name} {path} is a folder: give the name of a file in it")
@@ -20,7 +20,7 @@ def check_folder(name: str, path: str | Path) -> Path:
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """A path to write to, with the same ending; its file takes the place of `path` when all went well."""
+    """A temporary path to write to, with the same suffix; its file replaces `path` if all goes well."""
     path = Path(path)
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
@@ -34,6 +34,6 @@ def written_whole(path: str | Path) -> Iterator[Path]:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file completely or not at all."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Training and evaluation mode of a model's modules, changed for a while and restored."""
+"""Change the training or evaluation mode of a model's modules temporarily."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from torch import nn
 
 
-def in_other_mode(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """The modules that are not in the mode wanted of them: True for training, False for evaluation."""
-    return [module for module in model.modules() if module.training != wanted(module)]
+def in_other_mode(model: nn.Module, trains: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """The modules whose mode differs from `trains`: True for training, False for evaluation."""
+    return [module for module in model.modules() if module.training != trains(module)]
 
 
 @contextmanager
 def switched(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Switches the mode of each of these modules, and back at the end."""
+    """Switch the mode of each of these modules, and back at the end."""
     try:
         for module in modules:
             module.training = not module.training
@@ -27,6 +27,6 @@ def switched(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each module's own mode is restored at the end."""
+    """Switch to evaluation mode; each module's mode is restored at the end."""
     with switched(in_other_mode(model, lambda _: False)):
         yield

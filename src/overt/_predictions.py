@@ -15,7 +15,7 @@ class Summary(NamedTuple):
 
     Attributes:
         mean: (…, classes).
-        spread: standard deviation, divided by the number of samples, (…, classes).
+        spread: standard deviation (divided by the number of samples), (…, classes).
         entropy: of the mean, (…).
         expected_entropy: mean entropy of the samples, (…).
         mutual_information: entropy − expected_entropy, (…).
@@ -29,7 +29,7 @@ class Summary(NamedTuple):
 
 
 def link_of(config: Any, classes: int) -> Link:
-    """How a model with this config turns logits of so many classes into probabilities."""
+    """How a model with this config turns logits of this many classes into probabilities."""
     problem = getattr(config, "problem_type", None)
     if classes == 1 or problem == "regression":
         return "identity"
@@ -46,11 +46,11 @@ def linked(logits: Tensor, link: Link) -> Tensor:
 def entropy(distribution: Tensor) -> Tensor:
     """Entropy over the last axis, in nats, with 0·log 0 = 0."""
     total: Tensor = torch.special.entr(distribution).sum(dim=-1)
-    return total + 0.0  # a certain class would have −0.0
+    return total + 0.0  # turns −0.0, the entropy of a certain class, into 0.0
 
 
 def mutual_information(total: Tensor, expected: Tensor) -> Tensor:
-    """Entropy of the mean minus mean entropy, which is negative only by rounding."""
+    """Entropy of the mean minus mean entropy; negative values, which rounding may cause, become 0."""
     return (total - expected).clamp(min=0.0)
 
 

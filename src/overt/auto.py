@@ -1,6 +1,6 @@
 """`import overt.auto`: transformers' Auto classes and pipelines load attached models.
 
-One line in a script that knows nothing else of Overt:
+One line in a script that does not use Overt otherwise:
 
 ```python
 import overt.auto
@@ -8,8 +8,8 @@ import overt.auto
 model = AutoModelForSequenceClassification.from_pretrained("folder")  # with its mechanisms
 ```
 
-What comes back is what `overt.load` gives. Tokenizers, image processors and the like are those of the base's
-type. Nothing is executed that a folder brings along.
+The result is the same as that of `overt.load`. Tokenizers, image processors and the like are those of the
+base's type. No code from the folder is executed.
 """
 
 from __future__ import annotations
@@ -29,40 +29,42 @@ __all__ = ["AttachedConfig"]
 
 
 class AttachedConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
-    """Stands for all attached models' configs: makes one of the base's own type."""
+    """The config type of all attached models; creates a config of the base's own type."""
 
     model_type = MODEL_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The config that a `config.json` describes, as its base's class has it."""
+        """The config that a `config.json` describes, of a subclass of its base's config class."""
         del cls
         block = settings_in(config_dict)
         if block is None:
-            raise ValueError("config.json does not describe an attached model: there is no block of overt's")
+            raise ValueError(
+                "config.json does not describe an attached model: it has no block of overt's settings"
+            )
         kind = block.get("base_model_type")
         if kind not in CONFIG_MAPPING:
             raise ValueError(f"config.json does not describe an attached model: its base is of type {kind!r}")
         block.setdefault("architecture", (config_dict.get("architectures") or [None])[0])
         plain = {key: value for key, value in config_dict.items() if key not in (BLOCK, "architectures")}
-        made = _config_class(kind).from_dict({**plain, "model_type": kind}, **kwargs)
-        config = made[0] if isinstance(made, tuple) else made
-        # No architectures: a pipeline whose loading fails would try that class, which leaves mechanisms out.
+        result = _config_class(kind).from_dict({**plain, "model_type": kind}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        # No architectures: a pipeline that fails to load would try that class, which drops the mechanisms.
         setattr(config, BLOCK, block)
-        return made
+        return result
 
 
-class _Attached:
-    """Mixed into a type's config: it remembers the mechanisms, and is written with them."""
+class _ConfigMixin:
+    """Mixed into a type's config class; its configs hold the mechanisms' settings and save them."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "model_type": MODEL_TYPE}  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
-        return _unpickled, (type(self).model_type, self.__dict__)  # type: ignore[attr-defined]
+        return _unpickle_config, (type(self).model_type, self.__dict__)  # type: ignore[attr-defined]
 
 
-def _unpickled(kind: str, state: dict[str, Any]) -> Any:
+def _unpickle_config(kind: str, state: dict[str, Any]) -> Any:
     config: Any = object.__new__(_config_class(kind))
     config.__dict__.update(state)
     return config
@@ -70,30 +72,30 @@ def _unpickled(kind: str, state: dict[str, Any]) -> Any:
 
 @cache
 def _config_class(kind: str) -> Any:
-    """The config class of attached models of a type, which each Auto class knows beside the type's own.
+    """The config class of attached models of a type, registered with each Auto class that knows the type.
 
-    It has the name of the type's own, by which transformers finds tokenizers and processors.
+    It has the same name as the type's own class, by which transformers finds tokenizers and processors.
     """
     plain = CONFIG_MAPPING[kind]
-    made = type(plain.__name__, (_Attached, plain), {"__module__": __name__, "model_type": kind})
+    config_class = type(plain.__name__, (_ConfigMixin, plain), {"__module__": __name__, "model_type": kind})
     for auto in vars(modeling_auto).values():
         models: Any = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        found = None if models is None else models.get(plain, None)
-        if found is not None:
-            several = isinstance(found, list | tuple)
-            ours = tuple(_model_class(one) for one in (found if several else [found]))
-            models.register(made, ours if several else ours[0], exist_ok=True)
-    return made
+        registered = None if models is None else models.get(plain, None)
+        if registered is not None:
+            several = isinstance(registered, list | tuple)
+            classes = tuple(_model_class(cls) for cls in (registered if several else [registered]))
+            models.register(config_class, classes if several else classes[0], exist_ok=True)
+    return config_class
 
 
 @cache
 def _model_class(plain: Any) -> Any:
-    """What Auto classes make a model with: the class itself, attached to."""
+    """The class that Auto classes build attached models with: loads `plain`, with its mechanisms."""
 
     def from_pretrained(cls: Any, /, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         del cls
         if args:
-            raise TypeError(f"arguments of {plain.__name__} must be named, got {args!r}")
+            raise TypeError(f"arguments of {plain.__name__} must be passed by keyword, got {args!r}")
         return load(path, cls=plain, config=plain_config(config), **kwargs)
 
     def from_config(cls: Any, /, config: Any, **kwargs: Any) -> Any:
@@ -107,9 +109,9 @@ def _model_class(plain: Any) -> Any:
 
 
 def plain_config(config: Any) -> Any:
-    """A copy of an attached model's config as its base's type has it, which is what models hold."""
+    """A copy of an attached model's config, of the base's own class, which is what models hold."""
     config = copy.deepcopy(config)
-    if isinstance(config, _Attached):
+    if isinstance(config, _ConfigMixin):
         config.__class__ = type(config).__mro__[2]
         config.__dict__.pop(BLOCK, None)
     return config

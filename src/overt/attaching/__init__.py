@@ -1,4 +1,4 @@
-"""Mechanisms in Hugging Face models: attach, detach, describe, save, load, and posterior samples."""
+"""Mechanisms in Hugging Face models: attach, detach, describe, save, load, and draw posterior samples."""
 
 from overt.attaching.api import attach, describe, detach, kl, losses, penalty, with_kl
 from overt.attaching.loading import load

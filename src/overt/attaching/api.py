@@ -1,4 +1,4 @@
-"""Attach mechanisms to a Hugging Face model, take them off again, and ask what is there."""
+"""Attach mechanisms to a Hugging Face model, detach them, and query what is attached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from overt.attaching.find import AttentionSite, find, undispatched
 from overt.attaching.refusals import check_type
 from overt.attaching.saving import Saving
 from overt.attaching.settings import Uploading
-from overt.attaching.state import AttachedState, attached_states, joining
+from overt.attaching.state import AttachedState, attached_states, average_by_labels
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
@@ -33,18 +33,18 @@ Where = str | Iterable[str] | Mapping[str, Iterable[int] | None] | None
 def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: int = 0) -> nn.Module:
     """Put mechanisms into the attentions of a Hugging Face model, in place.
 
-    Any encoder, decoder or encoder–decoder that dispatches its attention through transformers' attention
-    interface will do; others are refused by name. In training the KL of `Bayesian` joins the model's loss by
-    itself.
+    Works with any encoder, decoder or encoder–decoder that dispatches its attention through transformers'
+    attention interface; other models are refused by name. In training the KL of `Bayesian` is added to the
+    model's loss automatically.
 
     Args:
         model: a `PreTrainedModel`, or a PEFT model around one.
-        mechanisms: `Evolving(…)`, `Bayesian(…)` or any other that is registered, at most one of a kind.
-        where: which attentions. None is all of them; "encoder", "decoder" (its self-attention) or "cross", or
-            a list of these; or a mapping from those names to layer numbers (None for all), such as
-            `{"encoder": [4, 5], "cross": None}`. Negative numbers count from the last layer. A chain of maps
-            starts at the first layer chosen.
-        seed: key of the noise.
+        mechanisms: `Evolving(…)`, `Bayesian(…)` or any other registered mechanism, at most one of each kind.
+        where: which attentions. None selects all; "encoder", "decoder" (its self-attention), "cross" or a
+            list of these selects by kind; a mapping from kinds to layer numbers (None for all), such as
+            `{"encoder": [4, 5], "cross": None}`, selects layers. Negative numbers count from the last layer.
+            A chain of maps starts at the first selected layer.
+        seed: random seed of the noise.
 
     Returns:
         The model, for convenience.
@@ -57,40 +57,41 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
     where = _plain_where(where)
-    found = find(base)
-    chosen = choose(found, where)
-    pair = any(one.kind == "encoder" for one in found) and any(one.kind == "cross" for one in found)
+    sites = find(base)
+    chosen = choose(sites, where)
+    pair = {"encoder", "cross"} <= {site.kind for site in sites}
     pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
-    reads_rows = functools.partial(_reads_rows, found, chosen, mechanisms, pair)
-    check_type(base, [(one.kind, one.module) for one in found if one.path in chosen], reads_rows)
+    reads_rows = functools.partial(_reads_rows, sites, chosen, mechanisms, pair)
+    check_type(base, [(site.kind, site.module) for site in sites if site.path in chosen], reads_rows)
 
     token = uuid.uuid4().hex
     state = AttachedState(token, mechanisms, where, seed)
-    chains = {name: number for number, name in enumerate(dict.fromkeys(one.chain for one in found))}
+    chains = {name: number for number, name in enumerate(dict.fromkeys(site.chain for site in sites))}
     parts: list[tuple[AttentionSite, AttachedAttention]] = []
-    for one in found:
-        layer, here = chosen.get(one.path, (0, ()))
-        part = AttachedAttention(one, chains[one.chain], mechanisms if here else (), layer, token, pair)
-        parts.append((one, part.to(device=_device(one.module), dtype=_dtype(base, one.module))))
-    _set_implementation(base, found, state)
-    decoding = {one.stack for one in found if one.kind == "decoder"}
-    keeping = decoding & {one.stack for one, part in parts if _reads_earlier_rows(part)}
-    for one, part in parts:
-        one.module.add_module("overt", part.train(one.module.training))
-        part.keeps = one.stack in keeping and one.kind != "encoder"
+    for site in sites:
+        selected, layer = mechanisms if site.path in chosen else (), chosen.get(site.path, 0)
+        part = AttachedAttention(site, chains[site.chain], selected, layer, token, pair)
+        parts.append((site, part.to(device=_device(site.module), dtype=_dtype(base, site.module))))
+    _set_implementation(base, sites, state)
+    decoders = {site.stack for site in sites if site.kind == "decoder"}
+    keeping = decoders & {site.stack for site, part in parts if _reads_earlier_rows(part)}
+    for site, part in parts:
+        site.module.add_module("overt", part.train(site.module.training))
+        part.keeps = site.stack in keeping and site.kind != "encoder"
     state.keeping = keeping
-    for one, part in parts:
-        if one.kind == "decoder":
-            state.counting.setdefault(one.stack, part.layer_of_cache)
+    for site, part in parts:
+        if site.kind == "decoder":
+            state.counting.setdefault(site.stack, part.layer_of_cache)
     layers = [layer for _, part in parts if part.map is not None for layer in part.map.layers]
     state.adds = {layer.adds for layer in layers if layer.adds is not None}
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
     state.model, state.watched = weakref.ref(base), list(base.parameters())
-    _hook(base, {one.stack for one in found}, state)
+    _hook(base, {site.stack for site in sites}, state)
     saving = Saving(base)
     base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))
-    # generate() would compile each step for a static cache on a GPU, whose kept rows change with each.
+    # On a GPU, generate() would compile the step for a static cache; the number of stored map rows changes
+    # from step to step.
     base.__dict__["_valid_auto_compile_criteria"] = _never
     for wrapper in peft_models(model):
         adopt(wrapper)
@@ -98,7 +99,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take off what `attach` put on: parameters, hooks and settings, so that the model is as it was."""
+    """Undo `attach`: remove its parameters, hooks and settings, and leave the model as it was before."""
     state = the_state(base_of(model))
     owner = next(module for module in model.modules() if module._modules.get("overt_state") is state)
     for handle in state.hooks:
@@ -116,9 +117,9 @@ def detach(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def with_kl(model: nn.Module) -> Iterator[None]:
-    """Evaluation passes of the model that begin in this thread inside compute the KL, too.
+    """Also compute the KL in evaluation passes that this thread starts inside the context.
 
-    In training it is always there; an evaluation leaves it out, which is quicker.
+    Training passes always compute it; evaluation passes skip it by default, which is faster.
 
     ```python
     with torch.no_grad(), overt.with_kl(model.eval()):
@@ -137,8 +138,8 @@ def with_kl(model: nn.Module) -> Iterator[None]:
 def kl(model: nn.Module) -> Tensor:
     """KL of this thread's last forward pass, unweighted: sum over layers, mean over the batch.
 
-    What other mechanisms than `Bayesian` add to the loss is counted in. An evaluation computes it inside
-    `with overt.with_kl(model):` alone.
+    It includes whatever mechanisms other than `Bayesian` add to the loss. Evaluation passes compute it only
+    inside `with overt.with_kl(model):`.
     """
     state = the_state(model)
     state.unjoined = False
@@ -147,12 +148,12 @@ def kl(model: nn.Module) -> Tensor:
         return last.kl()
     if not state.adds:
         raise ValueError(
-            "no KL to be had: nothing is attached that adds to the loss, such as a Bayesian with a prior"
+            "no KL available: nothing is attached that adds to the loss, such as a Bayesian with a prior"
         )
     if last.training is None:
-        raise ValueError("no KL to be had: this thread has run no forward pass of the model yet")
+        raise ValueError("no KL available: this thread has run no forward pass of the model yet")
     raise ValueError(
-        "no KL to be had: the last forward was an evaluation, which leaves it out (run it inside "
+        "no KL available: the last forward pass was an evaluation, which skips it (run it inside "
         "`with overt.with_kl(model):`), or used a cache"
     )
 
@@ -160,45 +161,48 @@ def kl(model: nn.Module) -> Tensor:
 def losses(model: nn.Module) -> Losses:
     """Task loss, KL and the KL's weight of this thread's last forward pass: `.task`, `.kl`, `.weight`.
 
-    They are cut off from the graph, for logs; `overt.LossLog` puts them into the Trainer's.
+    They are detached, for logging; `overt.LossLog` adds them to the Trainer's logs.
     """
-    made = getattr(model, "overt_losses", None)
-    if isinstance(made, Losses):  # a model of overt's own
-        return made
+    losses = getattr(model, "overt_losses", None)
+    if isinstance(losses, Losses):  # one of overt's own models
+        return losses
     last = the_state(model).here.last
     if last.training is None:
-        raise ValueError("no losses to be had: this thread has run no forward pass of the model yet")
+        raise ValueError("no losses available: this thread has run no forward pass of the model yet")
     return last.losses()
 
 
 def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
-    """kl_weight·λ(t)·KL of this thread's last training forward pass, as it joins the loss.
+    """kl_weight·λ(t)·KL of this thread's last training forward pass, as it is added to the loss.
 
-    For a loss of your own.
+    For custom losses.
 
     Args:
         model: after a forward pass in training mode.
-        labels: those that your loss sees, when the model does not: examples weigh by their number of labels.
-            The Trainer's `compute_loss_func` needs them, since it divides by the labels of all accumulated
-            batches. Of a causal model they are the shifted ones.
+        labels: the labels of your loss, if the model does not see them: examples are weighted by their number
+            of labels. The Trainer's `compute_loss_func` needs them, since it divides by the labels of all
+            accumulated batches. For a causal model, pass the shifted labels.
     """
     state = the_state(model)
     state.unjoined = False
     last = state.here.last
     if not last.penalties:
         raise ValueError(
-            "no penalty to be had: the last forward was not in training, or nothing attached adds to the loss"
+            "no penalty available: the last forward pass was not in training mode, or nothing attached adds "
+            "to the loss"
         )
     if labels is None and last.joined is not None:
         return last.joined
-    value = joining(last.penalties, labels, last.total)
+    value = average_by_labels(last.penalties, labels, last.total)
     if value is None:
-        raise ValueError("the Trainer counts labels over batches: overt.penalty(model, labels) needs them")
+        raise ValueError(
+            "the Trainer counts labels over several batches: pass yours, overt.penalty(model, labels)"
+        )
     return value
 
 
 def describe(model: nn.Module) -> None:
-    """Print what is attached where: what each mechanism says of itself, and the number of parameters."""
+    """Print what is attached where, with each mechanism's description and the number of parameters."""
     base = base_of(model)
     state = the_state(base)
     print(f"{type(base).__name__} ({base.config.model_type}), step {int(state.step)}")
@@ -207,20 +211,20 @@ def describe(model: nn.Module) -> None:
     parts: list[tuple[str, AttachedAttention]] = []
     for path, module in base.named_modules():
         part = module._modules.get("overt")
-        part = getattr(part, "original_module", part)  # PEFT keeps what it trains in a wrapper
+        part = getattr(part, "original_module", part)  # PEFT wraps the modules it trains
         if isinstance(part, AttachedAttention):
             parts.append((path, part))
-    said = [_said(part) for _, part in parts]
-    columns = list(dict.fromkeys(column for one in said for column in one))
+    descriptions = [_describe_part(part) for _, part in parts]
+    columns = list(dict.fromkeys(column for description in descriptions for column in description))
     rows = [("attention", "kind", "layer", "heads", *columns, "parameters")]
     total = 0
-    for (path, part), shown in zip(parts, said, strict=True):
+    for (path, part), description in zip(parts, descriptions, strict=True):
         count = sum(parameter.numel() for parameter in part.parameters())
         total += count
         layer = "–" if part.map is None else str(part.site.layer)
         if part.shared:
             layer = f"0–{part.layers - 1}"
-        cells = [shown.get(column, "–") for column in columns]
+        cells = [description.get(column, "–") for column in columns]
         rows.append((path, part.site.kind, layer, str(part.site.heads), *cells, f"{count:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -233,14 +237,14 @@ def describe(model: nn.Module) -> None:
             print(f"  {path} ({type(module).__name__}) is not dispatched, and stays plain")
 
 
-def _said(part: AttachedAttention) -> dict[str, str]:
-    """What an attention's mechanisms say of themselves: column → text."""
+def _describe_part(part: AttachedAttention) -> dict[str, str]:
+    """The descriptions of an attention's mechanisms: column → text."""
     layers = [] if part.map is None else part.map.layers
     return {column: str(text) for layer in layers for column, text in layer.describe().items()}
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model itself, out of PEFT, DDP and compiled wrappers."""
+    """The Hugging Face model inside PEFT, DDP and compiled wrappers."""
     from transformers import PreTrainedModel
 
     inner = model
@@ -257,72 +261,74 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 
 
 def state_in(base: nn.Module) -> AttachedState | None:
-    """What is attached to a model, or None."""
+    """The state of an attached model; None if nothing is attached."""
     return next((module for module in base.modules() if isinstance(module, AttachedState)), None)
 
 
 def _refuse_attached(model: nn.Module, base: PreTrainedModel) -> None:
-    """Refuse a model that has mechanisms already, in itself or in a part, or as a part of another."""
-    taken = {path: module for path, module in base.named_modules() if "overt_state" in module._modules}
-    if "" in taken:
-        raise ValueError("the model already has mechanisms attached: overt.detach(model) takes them off")
-    for path, part in taken.items():
+    """Refuse a model that is attached already, that contains an attached model, or that is part of one."""
+    attached = {path: module for path, module in base.named_modules() if "overt_state" in module._modules}
+    if "" in attached:
+        raise ValueError("the model already has mechanisms attached: overt.detach(model) removes them")
+    for path, part in attached.items():
         raise ValueError(
             f"a part of the model, {path} ({type(part).__name__}), already has mechanisms attached: "
-            "overt.detach(model) takes them off"
+            "overt.detach(model) removes them"
         )
     if any("overt" in module._modules for module in base.modules()):
         raise ValueError(
-            f"this {type(base).__name__} is a part of a model that has mechanisms attached: give that model "
-            "to overt.detach first"
+            f"this {type(base).__name__} is a part of a model that has mechanisms attached: call "
+            "overt.detach on that model first"
         )
     inside = any(hasattr(module, "base_layer") for module in base.modules()) and hasattr(base, "peft_config")
     if inside and not peft_models(model) and not getattr(base, "_hf_peft_config_loaded", False):
         raise ValueError(
-            f"this {type(base).__name__} is inside of a PEFT model, which would not save the mechanisms: "
-            "attach to that, overt.attach(peft_model, …)"
+            f"this {type(base).__name__} is inside a PEFT model, which would not save the mechanisms: "
+            "attach to the PEFT model, overt.attach(peft_model, …)"
         )
 
 
 def the_state(model: nn.Module) -> AttachedState:
-    """What is attached to a model, or an error."""
+    """The state of an attached model; an error if nothing is attached."""
     state = state_in(model)
     if state is None:
-        raise ValueError(f"nothing is attached to this {type(model).__name__}: overt.attach(model, …) first")
+        raise ValueError(
+            f"nothing is attached to this {type(model).__name__}: call overt.attach(model, …) first"
+        )
     return state
 
 
-def choose(found: list[AttentionSite], where: Where) -> dict[str, tuple[int, bool]]:
-    """The attentions that `where` selects: path → (its layer in the chain, True)."""
-    kinds = sorted({one.kind for one in found}, key=KINDS.index)
-    wanted: dict[str, list[int] | None]
+def choose(sites: list[AttentionSite], where: Where) -> dict[str, int]:
+    """The attentions that `where` selects: path → place in its chain."""
+    kinds = sorted({site.kind for site in sites}, key=KINDS.index)
+    layers_by_kind: dict[str, list[int] | None]
     if where is None:
-        wanted = dict.fromkeys(kinds)
+        layers_by_kind = dict.fromkeys(kinds)
     elif isinstance(where, str):
-        wanted = {where: None}
+        layers_by_kind = {where: None}
     elif isinstance(where, Mapping):
-        wanted = {kind: None if layers is None else list(layers) for kind, layers in where.items()}
+        layers_by_kind = {kind: None if layers is None else list(layers) for kind, layers in where.items()}
     else:
-        wanted = dict.fromkeys(where)
-    if not wanted:
+        layers_by_kind = dict.fromkeys(where)
+    if not layers_by_kind:
         raise ValueError(f"where selects nothing; this model has {', '.join(kinds)}")
-    for kind in wanted:
+    for kind in layers_by_kind:
         _check.one_of("where", kind, KINDS)
         if kind not in kinds:
             raise ValueError(f"where names {kind!r}, but this model has only {', '.join(kinds)} attention")
-    chosen: dict[str, tuple[int, bool]] = {}
-    for kind, layers in wanted.items():
-        for chain in dict.fromkeys(one.chain for one in found if one.kind == kind):
-            members = [one for one in found if one.kind == kind and one.chain == chain]
+    chosen: dict[str, int] = {}
+    for kind, layers in layers_by_kind.items():
+        for chain in dict.fromkeys(site.chain for site in sites if site.kind == kind):
+            members = [site for site in sites if site.kind == kind and site.chain == chain]
             if layers is None:
-                chosen.update({one.path: (number, True) for number, one in enumerate(members)})
+                chosen.update({site.path: place for place, site in enumerate(members)})
                 continue
             if members[0].shared:
                 raise ValueError(f"where cannot choose layers of {kind}: they share one module")
             numbers = sorted({_layer(kind, layer, len(members)) for layer in layers})
             if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
-                raise ValueError(f"where must choose neighbouring layers, a chain has no gaps; got {numbers}")
-            chosen.update({members[number].path: (place, True) for place, number in enumerate(numbers)})
+                raise ValueError(f"where must choose consecutive layers (a chain has no gaps), got {numbers}")
+            chosen.update({members[number].path: place for place, number in enumerate(numbers)})
     if not chosen:
         raise ValueError(f"where selects nothing, got {where!r}")
     return chosen
@@ -335,22 +341,22 @@ def _layer(kind: str, layer: object, count: int) -> int:
 
 
 def _reads_rows(
-    found: list[AttentionSite],
-    chosen: dict[str, tuple[int, bool]],
+    sites: list[AttentionSite],
+    chosen: dict[str, int],
     mechanisms: tuple[Mechanism, ...],
     pair: bool,
 ) -> bool:
-    """Whether a row of a map would depend on others, as the last layers' would."""
-    last = {one.kind: (one, chosen[one.path][0]) for one in found if one.path in chosen}
+    """Whether a row of a map would depend on other rows; decided by the last layer of each kind."""
+    last = {site.kind: (site, chosen[site.path]) for site in sites if site.path in chosen}
     with torch.device("meta"):
         parts = [
-            AttachedAttention(one, 0, mechanisms, max(1, layer), "", pair) for one, layer in last.values()
+            AttachedAttention(site, 0, mechanisms, max(1, layer), "", pair) for site, layer in last.values()
         ]
     return any(part.map is not None and part.map.reads_rows for part in parts)
 
 
 def _plain_where(where: Where) -> Any:
-    """`where` as it is written into a config file."""
+    """`where` in the form that is written to a config file."""
     if where is None or isinstance(where, str):
         return where
     try:
@@ -359,7 +365,7 @@ def _plain_where(where: Where) -> Any:
         return list(where)
     except TypeError:
         raise TypeError(
-            f"where must be None, a kind, a list of kinds, or lists of layers by kind, got {where!r}"
+            f"where must be None, a kind, a list of kinds, or a mapping of kinds to layers, got {where!r}"
         ) from None
 
 
@@ -369,14 +375,14 @@ def _never(*args: object, **kwargs: object) -> bool:
 
 
 def _reads_earlier_rows(part: AttachedAttention) -> bool:
-    """Whether a decoder's rows read rows above them, which a cache must keep."""
+    """Whether a decoder's map rows read earlier rows, which must then be stored with the cache."""
     return part.map is not None and part.kind != "encoder" and part.map.earlier_rows > 0
 
 
 def _device(module: nn.Module) -> torch.device:
-    """Where a module computes: where its weights are, or where accelerate brings offloaded ones."""
+    """Where a module computes: the device of its weights, or the one that accelerate moves them to."""
     if torch.get_default_device().type == "meta":
-        # A model that is being loaded, and what is made meanwhile; some families make weights elsewhere.
+        # The model is being loaded on the meta device, though some families create weights elsewhere.
         return torch.get_default_device()
     for part in module.modules():
         place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
@@ -390,30 +396,33 @@ def _dtype(base: PreTrainedModel, module: nn.Module) -> torch.dtype:
     return next(floating, base.dtype)
 
 
-def _set_implementation(base: PreTrainedModel, found: list[AttentionSite], state: AttachedState) -> None:
+def _set_implementation(base: PreTrainedModel, sites: list[AttentionSite], state: AttachedState) -> None:
     from transformers import PreTrainedModel
 
     configs = [module.config for module in base.modules() if isinstance(module, PreTrainedModel)]
-    configs += [config for one in found if (config := getattr(one.module, "config", None)) is not None]
+    configs += [config for site in sites if (config := getattr(site.module, "config", None)) is not None]
     unique = {id(config): config for config in configs}
     state.implementations = [(config, config._attn_implementation) for config in unique.values()]
     base.set_attn_implementation(NAME)
-    for one in found:
-        config = getattr(one.module, "config", None)
+    for site in sites:
+        config = getattr(site.module, "config", None)
         if config is not None and config._attn_implementation != NAME:
             config._attn_implementation_internal = NAME
 
 
 def restore_implementations(state: AttachedState) -> None:
-    """Give configs their attention implementations back, unless another attached model shares them."""
-    mine, state.implementations = state.implementations, []
-    for config, implementation in mine:
+    """Restore the attention implementations of a model's configs, unless an attached model shares them."""
+    originals, state.implementations = state.implementations, []
+    for config, implementation in originals:
         others = [
-            other for other in attached_states() if any(one is config for one, _ in other.implementations)
+            other
+            for other in attached_states()
+            if any(shared is config for shared, _ in other.implementations)
         ]
         for other in others:
             other.implementations = [
-                (one, implementation if one is config else was) for one, was in other.implementations
+                (shared, implementation if shared is config else before)
+                for shared, before in other.implementations
             ]
         if not others:
             config._attn_implementation_internal = implementation

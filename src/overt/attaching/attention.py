@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from overt.attaching.find import AttentionSite, eager_of
 from overt.attaching.mask_origin import MaskOrigin, Pattern
-from overt.attaching.masks import made_of
 from overt.attaching.masks import mask as make_mask
+from overt.attaching.masks import origin_of
 from overt.attaching.passes import KEYWORD, Pass, pass_in
 from overt.attaching.plain import logits_of, mix_values, split_mask
 from overt.mechanisms.attention_map import AttentionMap, rows_left_alone
@@ -25,7 +25,7 @@ from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 NAME = "overt"
-# Keywords of attention calls that say nothing about what to compute, or what the mask says already.
+# Keyword arguments of attention calls that do not change the result, or that the mask already covers.
 HARMLESS = {
     KEYWORD,
     "is_causal",
@@ -48,15 +48,15 @@ HARMLESS = {
 
 
 class AttachedAttention(nn.Module):
-    """What `attach` puts into an attention, under the name `overt`: its mechanisms and its place."""
+    """The submodule `overt` that `attach` adds to an attention: its mechanisms and its place in the model."""
 
-    left_alone: Literal["sdpa", "eager"] = "sdpa"  # whose rows of padding the model had before
+    left_alone: Literal["sdpa", "eager"] = "sdpa"  # how the plain model fills rows of padding
     layer_of_cache: int = 0
-    chunked: bool = False  # whether its mask may keep chunks of tokens apart
+    chunked: bool = False  # whether its mask may separate chunks of tokens
 
     def __init__(
         self,
-        found: AttentionSite,
+        site: AttentionSite,
         chain: int,
         mechanisms: tuple[Mechanism, ...],
         layer: int,
@@ -64,21 +64,20 @@ class AttachedAttention(nn.Module):
         pair: bool,
     ) -> None:
         super().__init__()
-        self.path, self.stack, self.kind = found.path, found.stack, found.kind
-        self.shared, self.layers, self.token = found.shared, found.layers, token
-        self.chain_name, self.chain_number = found.chain, chain
-        self.layer_list = found.chain.split("#")[
-            0
-        ]  # where cross-attention finds its self-attention's padding
-        index = getattr(found.module, "layer_idx", None)
+        self.path, self.stack, self.kind = site.path, site.stack, site.kind
+        self.shared, self.layers, self.token = site.shared, site.layers, token
+        self.chain_name, self.chain_number = site.chain, chain
+        # Cross-attention looks up the padding of its self-attention under this name.
+        self.layer_list = site.chain.split("#")[0]
+        index = getattr(site.module, "layer_idx", None)
         self.layer_of_cache = index if isinstance(index, int) else 0
-        config = getattr(found.module, "config", None)
+        config = getattr(site.module, "config", None)
         self.chunked = getattr(config, "attention_chunk_size", None) is not None
         self.keeps = False  # whether its stack decodes with convolutions, which read earlier rows
         # A module that several layers share needs a convolution, whichever layer calls it first.
-        place = max(layer, 1) if found.shared else layer
-        self.left_alone = "eager" if found.eager else "sdpa"
-        self.site = Site(found.heads, found.head_dim, found.kind, place, found.key_heads, pair)
+        place = max(layer, 1) if site.shared else layer
+        self.left_alone = "eager" if site.eager else "sdpa"
+        self.site = Site(site.heads, site.head_dim, site.kind, place, site.key_heads, pair)
         self.map = AttentionMap(mechanisms, self.site) if mechanisms else None
 
     def extra_repr(self) -> str:
@@ -99,7 +98,7 @@ class AttachedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend: output (batch, query, heads, dim), and the map used, before dropout.
 
-        There is no map where fused kernels ran, which make none.
+        The map is None where fused kernels ran, which do not compute it.
 
         Args:
             query: (batch, heads, query, dim).
@@ -107,10 +106,10 @@ class AttachedAttention(nn.Module):
             value: like `key`.
             mask: additive or boolean, (batch or 1, heads or 1, query or 1, key).
             current: the pass that this call belongs to.
-            scaling: of the scores.
-            dropout: on the weights, in training.
+            scaling: factor of the scores.
+            dropout: dropout rate of the weights, in training.
             position_bias: added to the logits; broadcasts to them.
-            softcap: limit of the scores, softly.
+            softcap: soft limit of the scores.
         """
         call = AttentionCall(
             self._site_of_this_call(query, key, current),
@@ -118,14 +117,14 @@ class AttachedAttention(nn.Module):
             key,
             value,
             scaling,
-            seen=Seen(),  # said here: compilers do not follow a default
+            seen=Seen(),  # explicit: compilers do not follow the default
             logits=None if softcap is None else logits_of(query, key, scaling, softcap, None),
             bias=position_bias,
             dropout=dropout if self.training else 0.0,
             scale_products=True,
-            # As adding the mask would, which is float32 under autocast.
+            # The type that adding the mask gives; masks are float32 under autocast.
             dtype=mask.dtype if mask is not None and mask.is_floating_point() else None,
-            # Beside a bias sdpa's mask is additive, too: a row without a key is the mean of all values.
+            # With a bias, sdpa's mask is additive too: a row without a key is the mean of all values.
             left_alone="biased"
             if position_bias is not None and self.left_alone == "sdpa"
             else self.left_alone,
@@ -133,19 +132,19 @@ class AttachedAttention(nn.Module):
         if self.map is None:
             weights = self._plain(call, mask, current)
         else:
-            made = _made(mask, current)
+            origin = _origin(mask, current)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
-            known = self._in_parts(call, made, current)
-            call = self._by_mask(call, mask, current, made) if known is None else known
-            fused = self.map.attend(call, chain, self._hindrance(call, known is not None, current))
+            simple = self._with_simple_mask(call, origin, current)
+            call = self._with_any_mask(call, mask, current, origin) if simple is None else simple
+            fused = self.map.attend(call, chain, self._hindrance(call, simple is not None, current))
             if fused is not None:
                 return fused.transpose(1, 2).contiguous(), None
-            self._check_mask(call, mask, made, current)
-            chain.first_row(call.site, *call.shape[2:])  # counts rows where they are kept
+            self._check_mask(call, mask, origin, current)
+            chain.first_row(call.site, *call.shape[2:])  # counts rows if they are stored
             weights = self.map(call, chain)
         keys, total = key.shape[-2], weights.shape[-1]
         if total != keys:
-            # Back to the cache's columns: a sliding one has dropped the first, a static one has more.
+            # Back to the cache's columns: a sliding cache has dropped the first, a static one has more.
             weights = F.pad(weights[..., max(total - keys, 0) :], (0, max(keys - total, 0)))
         weights = weights.to(query.dtype)
         return mix_values(F.dropout(weights, dropout, self.training), value), weights
@@ -154,66 +153,69 @@ class AttachedAttention(nn.Module):
         return "eager" if self.left_alone == "eager" else "biased"
 
     def _plain(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> Tensor:
-        """Weights where nothing is attached; cross-attention beside it may want to know the padding."""
-        queries, keys, made = call.query.shape[-2], call.key.shape[-2], _made(mask, current)
+        """Weights where nothing is attached; notes the padding, which cross-attention may need."""
+        queries, keys, origin = call.query.shape[-2], call.key.shape[-2], _origin(mask, current)
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
-            visible, call = _masked(call, mask, made)
+            visible, call = _apply_mask(call, mask, origin)
         if self.kind != "cross" and keys >= queries:
             past = current.past.get(self.stack, 0)
             total = min(keys, past + queries) if self.kind == "decoder" else keys
-            self._real_queries(visible, mask, queries, total, current, made)
+            self._real_queries(visible, mask, queries, total, current, origin)
         call, logits = replace(call, mask=visible), call.scores()
         weights, alone = softmax(logits, visible), rows_left_alone(call, logits, visible)
         return weights if alone is None else alone(weights)
 
-    def _in_parts(self, call: AttentionCall, made: MaskOrigin | None, current: Pass) -> AttentionCall | None:
-        """The call where its mask is known to be padding and causality, of whole sequences; else None."""
+    def _with_simple_mask(
+        self, call: AttentionCall, origin: MaskOrigin | None, current: Pass
+    ) -> AttentionCall | None:
+        """The call if its mask is known to be padding and causality over whole sequences; else None."""
         (batch, _, queries, _), keys = call.query.shape, call.key.shape[-2]
         past = current.past.get(self.stack, 0)
-        if made is None or not made.simple or (self.kind == "decoder") != (made.pattern == "causal"):
+        if origin is None or not origin.simple or (self.kind == "decoder") != (origin.pattern == "causal"):
             return None
-        if made.keys is not None and made.keys.shape != (batch, keys):
+        if origin.keys is not None and origin.keys.shape != (batch, keys):
             return None
         if self.kind == "decoder" and (past or keys != queries):
             return None
-        real = current.real.get(self.layer_list) if self.kind == "cross" else made.keys
-        causal = made.pattern == "causal"
-        seen = current.visible(made.keys, real, causal, batch, queries, keys, call.query.device)
+        real = current.real.get(self.layer_list) if self.kind == "cross" else origin.keys
+        causal = origin.pattern == "causal"
+        seen = current.visible(origin.keys, real, causal, batch, queries, keys, call.query.device)
         current.real[self.layer_list] = real
         return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
 
-    def _by_mask(
-        self, call: AttentionCall, mask: Tensor | None, current: Pass, made: MaskOrigin | None
+    def _with_any_mask(
+        self, call: AttentionCall, mask: Tensor | None, current: Pass, origin: MaskOrigin | None
     ) -> AttentionCall:
-        """The call under any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
+        """The call with any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
         queries, keys = call.query.shape[-2], call.key.shape[-2]
         past = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
         total = past + queries if self.kind == "decoder" else keys
         if total != keys and not current.may_hold(self.stack, self.layer_of_cache, keys, total):
             raise ValueError(
                 f"{self.path} attends over {keys} keys after {past} cached tokens, with {queries} queries: "
-                "they do not add up, so its map cannot be told apart from its cache's room"
+                "they do not add up, so which keys belong to its map is unknown"
             )
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
-            visible, call = _masked(call, mask, made)
+            visible, call = _apply_mask(call, mask, origin)
         if total != keys:
-            logits, visible = _absolute(call.scores(), visible, total)
+            logits, visible = _whole_sequence(call.scores(), visible, total)
             call = call.with_logits(logits)
-        real = self._real_queries(visible, mask, queries, total, current, made)
+        real = self._real_queries(visible, mask, queries, total, current, origin)
         return replace(call, mask=visible, seen=Seen(None, real), first_row=past)
 
-    def _hindrance(self, call: AttentionCall, in_parts: bool, current: Pass) -> str | None:
-        """What stands against a fused form, beside what is in the call."""
+    def _hindrance(self, call: AttentionCall, simple_mask: bool, current: Pass) -> str | None:
+        """What rules out fused kernels, apart from what the call itself holds."""
         if current.weights:
             return "weights are wanted (output_attentions)"
-        if in_parts:
+        if simple_mask:
             return None
         pieces = self.kind == "decoder" and (call.first_row or call.key.shape[-2] != call.query.shape[-2])
         return "rows come in pieces" if pieces else "masks are more than padding and causality"
 
     def _site_of_this_call(self, query: Tensor, key: Tensor, current: Pass) -> Site:
+        """The mechanisms' site, with the layer of this call; refuses calls that do not fit it."""
         batch, heads, queries, width = query.shape
         site = self.site
         current.batch = batch
@@ -232,8 +234,8 @@ class AttachedAttention(nn.Module):
         if self.shared:
             if again:
                 raise RuntimeError(
-                    f"{self.path} is shared by several layers, which gradient checkpointing cannot tell "
-                    "apart, nor whatever else runs one of them again"
+                    f"{self.path} is shared by several layers: it does not support gradient checkpointing, "
+                    "or anything else that runs a layer again"
                 )
             call = current.calls.get((self.chain_name, self.kind), 0)
             current.calls[self.chain_name, self.kind] = call + 1
@@ -260,20 +262,20 @@ class AttachedAttention(nn.Module):
         queries: int,
         total: int,
         current: Pass,
-        made: MaskOrigin | None,
+        origin: MaskOrigin | None,
     ) -> Tensor | None:
-        """Which queries are no padding, boolean (batch, query): masks hide keys only; None where all are.
+        """Which queries are not padding, boolean (batch, query); None if none is padding.
 
-        A query of self-attention is padding if its own key is hidden from every query; cross-attention has
-        the queries of the self-attention before it.
+        Masks hide only keys. A query of self-attention is padding if its own key is hidden from every query;
+        cross-attention has the same queries as the self-attention before it.
         """
         batch = visible.shape[0]
         if self.kind == "cross":
             real = current.real.get(self.layer_list)
         elif mask is None:
             real = None
-        elif made is not None and made.keys is not None and made.keys.shape[-1] == total:
-            real = made.keys[:, total - queries :].to(visible.device)
+        elif origin is not None and origin.keys is not None and origin.keys.shape[-1] == total:
+            real = origin.keys[:, total - queries :].to(visible.device)
         else:
             shown = visible.any(dim=-2).any(dim=1)
             real = shown.expand(batch, total)[:, total - queries :]
@@ -281,18 +283,18 @@ class AttachedAttention(nn.Module):
         return real
 
     def _check_mask(
-        self, call: AttentionCall, mask: Tensor | None, made: MaskOrigin | None, current: Pass
+        self, call: AttentionCall, mask: Tensor | None, origin: MaskOrigin | None, current: Pass
     ) -> None:
-        """Refuse a mask that does not fit what the attention was taken for, before it does harm.
+        """Refuse a mask that does not fit the attention's kind.
 
-        What is known of its making is taken at its word; of other masks the values are looked at.
+        If it is known how the mask was built, that decides; otherwise its values are checked.
         """
         _, _, queries, total = call.shape
         if self.kind == "cross" or queries == 1:
             return
         compiling = torch.compiler.is_compiling()
-        if made is not None and made.pattern is not None:
-            if complaint := self._complaint(made.pattern):
+        if origin is not None and origin.pattern is not None:
+            if complaint := self._complaint(origin.pattern):
                 raise ValueError(f"{self.path}{complaint}")
             return
         if compiling and mask is not None:
@@ -301,8 +303,9 @@ class AttachedAttention(nn.Module):
             current.looked_at.append((mask, self.kind))
         shown = call.shown()
         square = shown.expand(*shown.shape[:-2], queries, total)
-        # What a compiler cannot tell of a mask's making, as windows, it cannot tell from what is odd in rows.
-        rows = not compiling or made is None
+        # Under a compiler, the pattern of a mask built here is unknown if it has windows, for example. Its
+        # values do not tell it from one that separates tokens: rows are not checked.
+        rows = not compiling or origin is None
         for complaint, wrong in self._complaints(square, call.seen.query_real, rows):
             if compiling:
                 torch._assert_async(~wrong, f"{self.path}{complaint}")
@@ -310,7 +313,7 @@ class AttachedAttention(nn.Module):
                 raise ValueError(f"{self.path}{complaint}")
 
     def _complaint(self, pattern: Pattern) -> str | None:
-        """What is wrong with a mask of a pattern, to be said behind the attention's path."""
+        """What is wrong with a mask of this pattern, if anything; follows the attention's path in errors."""
         if pattern == "packed":
             return (
                 ": packed sequences are not supported, windows and priors would reach across "
@@ -326,15 +329,15 @@ class AttachedAttention(nn.Module):
         return None
 
     def _complaints(self, square: Tensor, real: Tensor | None, rows: bool) -> Iterator[tuple[str, Tensor]]:
-        """What may be wrong with a mask (…, query, key), and whether it is, by its values."""
+        """What may be wrong with a mask (…, query, key), and whether its values show that it is."""
         queries, total = square.shape[-2:]
-        own = square.diagonal(total - queries, dim1=-2, dim2=-1)
-        packed = own.new_zeros(())
+        diagonal = square.diagonal(total - queries, dim1=-2, dim2=-1)
+        packed = diagonal.new_zeros(())
         if total == queries and not self.chunked:
             before = square.diagonal(-1, dim1=-2, dim2=-1)
-            packed = (own[..., 1:] & own[..., :-1] & ~before).any()
+            packed = (diagonal[..., 1:] & diagonal[..., :-1] & ~before).any()
         ahead = (square & ~causal(queries, total, square.device)).any()
-        several = (own.sum(dim=-1) > 1).any()  # one token sees itself, whatever the mask
+        several = (diagonal.sum(dim=-1) > 1).any()  # a single token sees itself under any mask
         if rows and self.map is not None and self.map.reads_rows:
             yield from self._complaints_of_rows(square, real, ahead & ~packed)
         patterns: dict[Pattern, Tensor] = {
@@ -349,7 +352,7 @@ class AttachedAttention(nn.Module):
     def _complaints_of_rows(
         self, square: Tensor, real: Tensor | None, bidirectional: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
-        """Of masks that keep tokens apart, where rows of a map would read each other."""
+        """The same for masks that separate tokens, where rows of a map would read each other."""
         assert self.map is not None
         seeing = square.new_ones(()) if real is None else real[:, None, :, None].to(square.device)
         names = " and ".join(sorted(layer.name for layer in self.map.layers if layer.reads_rows))
@@ -360,34 +363,35 @@ class AttachedAttention(nn.Module):
         offset = square.shape[-1] - square.shape[-2]
         itself = (~square.diagonal(offset, dim1=-2, dim2=-1).unsqueeze(-1) & seeing).any()
         if self.kind == "encoder":
-            some = (square.any(dim=-2, keepdim=True) & ~square & seeing).any()
-            yield f": its mask is neither full nor causal{end}", some & bidirectional
+            partial = (square.any(dim=-2, keepdim=True) & ~square & seeing).any()
+            yield f": its mask is neither full nor causal{end}", partial & bidirectional
             itself = itself & ~bidirectional
         yield f": its mask hides tokens from themselves{end}", itself
 
 
-def _made(mask: Tensor | None, current: Pass) -> MaskOrigin | None:
-    return MaskOrigin("bidirectional", True, None) if mask is None else made_of(mask, current)
+def _origin(mask: Tensor | None, current: Pass) -> MaskOrigin | None:
+    return MaskOrigin("bidirectional", True, None) if mask is None else origin_of(mask, current)
 
 
-def _masked(call: AttentionCall, mask: Tensor, made: MaskOrigin | None) -> tuple[Tensor, AttentionCall]:
-    """What a mask shows, and the call with what it adds.
+def _apply_mask(call: AttentionCall, mask: Tensor, origin: MaskOrigin | None) -> tuple[Tensor, AttentionCall]:
+    """Which cells a mask shows, and the call with the finite bias that it adds.
 
-    Of an additive mask that is not ours sdpa makes no boolean one either: a row without a key is uniform.
+    An additive mask that was not built here stays additive under sdpa: a row without a key is uniform.
     """
     visible, bias = split_mask(mask[..., : call.key.shape[-2]])
     if bias is None:
         return visible, call
-    if made is None and (torch.compiler.is_compiling() or mask._base is None or made_of(mask._base) is None):
+    unknown = torch.compiler.is_compiling() or mask._base is None or origin_of(mask._base) is None
+    if origin is None and unknown:
         call = replace(call, left_alone="eager" if call.left_alone == "eager" else "biased")
     return visible, replace(call, bias=bias if call.bias is None else call.bias + bias)
 
 
-def _absolute(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Columns of the whole sequence, so that rows of maps line up whatever a cache keeps.
+def _whole_sequence(logits: Tensor, visible: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Logits and visibility with a column for each token so far, so that rows of maps line up.
 
-    A static cache has room for keys to come, which are cut off; a sliding one has dropped the first keys,
-    whose columns come back hidden.
+    A static cache has room for future keys, which is cut off; a sliding cache has dropped the first keys,
+    whose columns are restored as hidden.
     """
     keys = logits.shape[-1]
     if keys == total:
@@ -415,18 +419,20 @@ def attention(
     if here is None:  # a plain model that shares its config with an attached one
         eager = eager_of(module)
         if eager is None:
-            raise RuntimeError(f"nothing is attached to this {type(module).__name__}: overt.attach does that")
-        more = {"position_bias": position_bias, "softcap": softcap, **kwargs}
-        given = {name: value for name, value in more.items() if value is not None}
+            raise RuntimeError(
+                f"nothing is attached to this {type(module).__name__}: call overt.attach on its model"
+            )
+        optional = {"position_bias": position_bias, "softcap": softcap, **kwargs}
+        optional = {name: value for name, value in optional.items() if value is not None}
         plain: tuple[Tensor, Tensor] = eager(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **optional
         )
         return plain
     current = pass_in(kwargs, here.token)
     if current is None:
         raise RuntimeError(
-            f"{here.path} ran outside of a forward pass of its model; call the model, not its layers "
-            "(gradient checkpointing of a family that drops keyword arguments ends here too)"
+            f"{here.path} ran outside a forward pass of its model; call the model, not its layers "
+            "(gradient checkpointing fails this way in a family that drops keyword arguments)"
         )
     for name, argument in kwargs.items():
         if argument is not None and name not in HARMLESS and name not in current.passed:
@@ -443,7 +449,7 @@ def attention(
 
 
 def register() -> None:
-    """Make the attention and its masks known to transformers; again does no harm."""
+    """Register the attention and its masks with transformers; may be called again."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

@@ -1,8 +1,8 @@
-"""Where a Hugging Face model attends: found from the model itself, not from a list of families.
+"""Find a Hugging Face model's attentions from the model itself, not from a list of families.
 
-An attention is a module whose code dispatches through transformers' `ALL_ATTENTION_FUNCTIONS`. What the
-family's own eager function computes is compared with ours on random numbers before anything is attached, so
-that a family with a sink, a bias or a mask of its own is refused rather than quietly changed.
+An attention is a module whose code dispatches through transformers' `ALL_ATTENTION_FUNCTIONS`. Before
+anything is attached, the output of the family's eager function is compared with ours on random numbers, so
+that a family with its own sink, bias or mask is refused rather than silently changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from overt.mechanisms.site import Kind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Arguments of a family's eager attention that ours honours; any other argument is something it would ignore.
+# Arguments of a family's eager attention that ours honours; it would ignore any other.
 HONOURED = {
     "module",
     "query",
@@ -48,17 +48,17 @@ class AttentionSite:
 
     Attributes:
         path: its name in the model.
-        module: the attention itself.
-        stack: path of the nearest model around it, which is handed the pass.
-        chain: path of the list of layers it is in; its maps evolve along that list.
+        module: the attention module.
+        stack: path of the innermost model that contains it; the pass is handed to that model.
+        chain: path of the list of layers that it is in; its maps evolve along that list.
         kind: "encoder", "decoder" or "cross".
         layer: place among the attentions of its kind in the chain.
         heads: number of query heads.
         key_heads: number of key heads.
         head_dim: width of a head's queries and keys.
         shared: whether several layers call this one module (ALBERT).
-        layers: how many attentions of its kind the chain has, counting each call.
-        eager: whether the model attended by its family's own function, not by torch's.
+        layers: number of attentions of its kind in the chain, counting each call.
+        eager: whether the plain model uses its family's eager attention rather than torch's.
     """
 
     path: str
@@ -76,7 +76,7 @@ class AttentionSite:
 
 
 def name_of(model: nn.Module) -> str:
-    """How errors call a model: its class and family."""
+    """A model's name in error messages: its class and family."""
     family = getattr(getattr(model, "config", None), "model_type", None)
     return f"{type(model).__name__} ({family})" if family else type(model).__name__
 
@@ -87,7 +87,7 @@ def refuse(model: nn.Module, reason: str) -> ValueError:
 
 
 def find(model: PreTrainedModel) -> list[AttentionSite]:
-    """Every dispatched attention of a model, in order; or an error that names the family and the reason."""
+    """Every dispatched attention of a model, in order; errors name the family and the reason."""
     from transformers import PreTrainedModel
 
     places = dispatched(model)
@@ -105,7 +105,7 @@ def find(model: PreTrainedModel) -> list[AttentionSite]:
                 "attention interface, though other attentions of the model are",
             )
     models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
-    found = []
+    sites = []
     for path, module, stack, chain, kind in places:
         if not models[stack]._can_set_attn_implementation():
             raise refuse(
@@ -114,14 +114,14 @@ def find(model: PreTrainedModel) -> list[AttentionSite]:
         heads, key_heads, head_dim = _shape(model, path, module)
         check_eager(model, module, heads)
         eager = getattr(getattr(module, "config", model.config), "_attn_implementation", None) == "eager"
-        found.append(
+        sites.append(
             AttentionSite(path, module, stack, chain, kind, 0, heads, key_heads, head_dim, eager=eager)
         )
-    return _numbered(model, found)
+    return _number_layers(model, sites)
 
 
 class Dispatched(NamedTuple):
-    """An attention that transformers dispatches: names and kind as in `AttentionSite`."""
+    """An attention that transformers dispatches; fields as in `AttentionSite`."""
 
     path: str
     module: nn.Module
@@ -131,17 +131,17 @@ class Dispatched(NamedTuple):
 
 
 def dispatched(model: PreTrainedModel) -> list[Dispatched]:
-    """Every attention of a model that transformers dispatches, in order; none where it dispatches none."""
+    """Every attention of a model that transformers dispatches, in order; may be empty."""
     from transformers import PreTrainedModel
 
     models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
-    out = []
+    attentions = []
     for path, module in model.named_modules():
         if _dispatches(module):
             stack = max((p for p in models if _inside(path, p)), key=len)
             chain = re.split(r"\.\d+(?:\.|$)", path)[0]
-            out.append(Dispatched(path, module, stack, chain, _kind(path, module, models[stack])))
-    return out
+            attentions.append(Dispatched(path, module, stack, chain, _kind(path, module, models[stack])))
+    return attentions
 
 
 def _inside(path: str, ancestor: str) -> bool:
@@ -160,7 +160,7 @@ def _dispatches(module: nn.Module) -> bool:
 
 
 def undispatched(model: nn.Module, dispatched: list[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Attentions of a model, by their classes' names, beside the dispatched ones, which are given by path."""
+    """Attentions of a model, recognised by class name, other than the dispatched ones (given by path)."""
     for path, module in model.named_modules():
         if "attention" not in type(module).__name__.lower() or next(module.parameters(), None) is None:
             continue
@@ -175,9 +175,9 @@ def _kind(path: str, module: nn.Module, stack: nn.Module) -> Kind:
     if getattr(module, "is_causal", False):
         return "decoder"
     if PICTURES.search(path) and not hasattr(module, "is_decoder"):
-        return "encoder"  # in a model that makes a causal mask for its text
-    # CLIP's text tower makes a causal mask for attentions that do not call themselves causal, and so does
-    # NLLB-MoE's decoder beside one for what it reads of the encoder.
+        return "encoder"  # in a model that builds a causal mask for its text
+    # CLIP's text tower builds a causal mask for attentions that are not marked causal. NLLB-MoE's decoder
+    # does too, and also builds a mask for its cross-attention.
     masks = _names(type(stack).forward)
     if getattr(module, "is_decoder", None) is True and masks & CAUSAL_MASKS:
         return "decoder"
@@ -199,51 +199,51 @@ def _shape(model: nn.Module, path: str, module: nn.Module) -> tuple[int, int, in
 
     heads = look("num_heads", "num_attention_heads", "n_heads", "n_head")
     if heads is None:
-        raise refuse(model, f"the number of heads of {path} ({type(module).__name__}) is not to be found")
+        raise refuse(model, f"the number of heads of {path} ({type(module).__name__}) cannot be determined")
     groups = getattr(module, "num_key_value_groups", None)
     key_heads = heads // groups if isinstance(groups, int) else look("num_key_value_heads") or heads
     head_dim = look("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
     if head_dim is None:
         width = look("embed_dim", "dim", "hidden_size", "d_model")
         if width is None:
-            raise refuse(model, f"the head width of {path} ({type(module).__name__}) is not to be found")
+            raise refuse(model, f"the head width of {path} ({type(module).__name__}) cannot be determined")
         head_dim = width // heads
     return heads, min(key_heads, heads), head_dim
 
 
-def _numbered(model: PreTrainedModel, found: list[AttentionSite]) -> list[AttentionSite]:
-    """Places in the chains; a chain restarts where the number of heads changes."""
+def _number_layers(model: PreTrainedModel, sites: list[AttentionSite]) -> list[AttentionSite]:
+    """The sites with their places in the chains; a chain restarts where the number of heads changes."""
     groups: dict[tuple[str, str], list[AttentionSite]] = defaultdict(list)
-    for one in found:
-        groups[one.chain, one.kind].append(one)
+    for site in sites:
+        groups[site.chain, site.kind].append(site)
     placed: dict[str, AttentionSite] = {}
     for (chain, _), members in groups.items():
         layers = _layers(model, members[0], chain)
         shared = layers is not None
         count = layers if layers is not None else len(members)
-        for layer, (one, part) in enumerate(zip(members, _parts(members), strict=True)):
+        for layer, (site, part) in enumerate(zip(members, _parts(members), strict=True)):
             first = next(i for i, other in enumerate(_parts(members)) if other == part)
             name = chain if part == 0 else f"{chain}#{part}"
             place = layer if shared else layer - first
-            placed[one.path] = replace(one, chain=name, layer=place, shared=shared, layers=count)
-    return [placed[one.path] for one in found]
+            placed[site.path] = replace(site, chain=name, layer=place, shared=shared, layers=count)
+    return [placed[site.path] for site in sites]
 
 
 def _parts(members: list[AttentionSite]) -> list[int]:
-    """A number for each member that goes up where the heads change."""
+    """A number for each member, which increases where the number of heads changes."""
     part, parts = 0, []
-    for before, one in zip([members[0], *members], members, strict=False):
-        part += before.heads != one.heads
+    for before, site in zip([members[0], *members], members, strict=False):
+        part += before.heads != site.heads
         parts.append(part)
     return parts
 
 
-def _layers(model: PreTrainedModel, one: AttentionSite, chain: str) -> int | None:
-    """How many calls run through a chain whose layers share modules, as `num_hidden_groups` says; else None.
+def _layers(model: PreTrainedModel, site: AttentionSite, chain: str) -> int | None:
+    """Number of calls in a chain whose layers share modules (it has `num_hidden_groups`); else None.
 
-    Another family whose layers share modules would run one twice in a pass, which is an error there.
+    Any other family whose layers share modules would run a module twice in a pass, which is an error then.
     """
-    config = getattr(one.module, "config", model.config)
+    config = getattr(site.module, "config", model.config)
     groups, layers = getattr(config, "num_hidden_groups", None), getattr(config, "num_hidden_layers", None)
     if not isinstance(groups, int) or not isinstance(layers, int) or groups >= layers:
         return None
@@ -253,7 +253,7 @@ def _layers(model: PreTrainedModel, one: AttentionSite, chain: str) -> int | Non
 
 
 def eager_of(module: nn.Module) -> Callable[..., Any] | None:
-    """The eager attention of the family that a module belongs to."""
+    """The eager attention function of a module's family."""
     eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
     return eager if callable(eager) else None
 
@@ -262,21 +262,21 @@ _probed: set[tuple[type, int, int, bool]] = set()
 
 
 def check_eager(model: nn.Module, module: nn.Module, heads: int) -> None:
-    """Refuse a family whose own attention is not a softmax of scaled scores, softcap, bias and mask."""
+    """Refuse a family whose attention is not a softmax of scaled scores, softcap, bias and mask."""
     eager = eager_of(module)
-    who = type(module).__name__
+    name = type(module).__name__
     if eager is None:
-        raise refuse(model, f"{who} has no eager attention to compare with")
-    listed = inspect.signature(eager).parameters.values()
-    arguments = {parameter.name for parameter in listed if parameter.kind is not parameter.VAR_KEYWORD}
+        raise refuse(model, f"{name} has no eager attention to compare with")
+    parameters = inspect.signature(eager).parameters.values()
+    arguments = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
     if unknown := sorted(arguments - HONOURED):
-        raise refuse(model, f"the attention of {who} takes {', '.join(unknown)}, which is not honoured")
+        raise refuse(model, f"the attention of {name} takes {', '.join(unknown)}, which is not honoured")
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     if any(tensor.is_meta for tensor in tensors) or torch.get_default_device().type == "meta":
-        return  # being loaded, or offloaded: there are no numbers to compare yet
+        return  # being loaded or offloaded: there are no numbers to compare yet
     device = tensors[0].device if tensors else torch.device("cpu")
     groups = getattr(module, "num_key_value_groups", 1)
-    # A family's attention is one function; what may differ between its modules are a few of their attributes.
+    # A family has one attention function; its modules may differ in these attributes only.
     signature = (type(module), heads, groups, getattr(module, "sinks", None) is not None)
     if signature in _probed:
         return
@@ -284,12 +284,12 @@ def check_eager(model: nn.Module, module: nn.Module, heads: int) -> None:
         try:
             same = _agrees(eager, module, heads, heads // groups, device, extra)
         except Exception as error:
-            raise refuse(model, f"the attention of {who} could not be compared: {error}") from error
+            raise refuse(model, f"the attention of {name} could not be compared: {error}") from error
         if not same:
-            given = f" with {', '.join(extra)}" if extra else ""
+            options = f" with {', '.join(extra)}" if extra else ""
             raise refuse(
                 model,
-                f"the attention of {who}{given} is not a softmax of scaled scores and mask "
+                f"the attention of {name}{options} is not a softmax of scaled scores and mask "
                 "(it has a sink, perhaps, or a bias of its own)",
             )
     _probed.add(signature)

@@ -1,4 +1,4 @@
-"""Load an attached model that was saved."""
+"""Load a saved attached model."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ def load(
     base: Any = None,
     **overrides: Any,
 ) -> Any:
-    """Load what `save_pretrained` of an attached model wrote, mechanisms, step count and all.
+    """Load what `save_pretrained` of an attached model wrote, including mechanisms and step count.
 
-    With `cls` or overrides of the config, such as `num_labels`, a head may be made anew; transformers' report
-    lists what is. The mechanisms, the layers that hold them and the input embeddings must be in the files.
+    With `cls` or overrides of the config, such as `num_labels`, a head may be newly initialised;
+    transformers' loading report lists its tensors. The mechanisms, the layers that hold them and the input
+    embeddings must be in the files.
 
     Args:
-        path: a folder, or a repository on the hub; or those of an adapter that a PEFT model saved.
-        cls: the model's class, if it is to be another than the one that was saved (with another head, or
-            without), or is none of transformers' own.
-        base: for an adapter: the model that it belongs on, plain or attached to, or that model's path. By
-            default what PEFT wrote down.
-        overrides: as for `from_pretrained`: what the config has goes there, such as `num_labels` or a dropout
-            rate; the rest are arguments of its own, such as `device_map` or `dtype`. Of an adapter they go
-            to its base, if that is a path; `is_trainable=True` lets adapter and mechanisms train on.
+        path: a folder or a repository on the hub, of a model or of an adapter that a PEFT model saved.
+        cls: the model's class, if it differs from the saved one (another head, or no head) or is not a class
+            of transformers.
+        base: for an adapter: its base model, plain or attached, or the base model's path. Defaults to the
+            path that PEFT recorded.
+        overrides: as for `from_pretrained`. Settings of the config, such as `num_labels` or a dropout rate,
+            go to the config; the rest are arguments of `from_pretrained`, such as `device_map` or `dtype`.
+            For an adapter they go to its base, if that is a path; `is_trainable=True` makes adapter and
+            mechanisms trainable.
 
     Returns:
         The model in evaluation mode; a `PeftModel` for an adapter.
     """
     name = os.fspath(path)
     if not os.path.isdir(name) and (os.path.exists(name) or name.startswith((".", os.sep))):
-        raise FileNotFoundError(f"{name} is no folder: give the one that save_pretrained wrote")
+        raise FileNotFoundError(f"{name} is not a folder: give the one that save_pretrained wrote")
     options = hub_options(overrides)
     whole = not os.path.isdir(name) or file_in(name, "config.json", options) is not None
     if base is not None or (not whole and read_settings(name, options) is not None):
@@ -63,7 +65,7 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
     block = settings_in(settings)
     if block is None and settings.get("model_type") in MODEL_TYPES:
         raise ValueError(
-            f"{name}/config.json does not describe an attached model: there is no block of overt's"
+            f"{name}/config.json does not describe an attached model: it has no block of overt's settings"
         )
     if block is None:
         raise ValueError(
@@ -71,9 +73,9 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
             "then overt.attach it"
         )
     mechanisms = mechanisms_in(block, f"{name}/config.json")
-    plain, config, other, arguments = _class_and_config(name, settings, block, cls, overrides)
+    plain, config, changed, arguments = _class_and_config(name, settings, block, cls, overrides)
     wants_info = arguments.pop("output_loading_info", False)
-    arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # looked at below
+    arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
 
     def put(model: nn.Module) -> None:
         try:
@@ -84,20 +86,19 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
     try:
         model, info = _attaching(plain, put).from_pretrained(name, config=config, **arguments)
     except SafetensorError as error:
-        raise ValueError(f"the weights in {name} are damaged or cut short: {error}") from error
-    wrong = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
-    if other:
-        wrong = _not_of_a_head(model, *wrong)
-    if any(wrong):
-        listed = [*wrong[0], *map(str, wrong[1])]
+        raise ValueError(f"the weights in {name} are damaged or truncated: {error}") from error
+    missing, mismatched = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+    if changed:
+        missing, mismatched = _not_of_a_head(model, missing, mismatched)
+    if wrong := [*missing, *map(str, mismatched)]:
         raise ValueError(
-            f"the weights in {name} lack or do not fit {len(listed)} tensors, such as {listed[0]}"
+            f"{len(wrong)} tensors are missing from the weights in {name} or do not fit, such as {wrong[0]}"
         )
     spare = sorted(key for key in info["unexpected_keys"] if ".overt." in key)
-    if spare and not other:
+    if spare and not changed:
         raise ValueError(
             f"the weights in {name} have {len(spare)} tensors of mechanisms that its config.json does not "
-            f"tell of, such as {spare[0]}"
+            f"mention, such as {spare[0]}"
         )
     model.__class__ = plain
     for module in list(model.modules()):
@@ -109,17 +110,17 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
     return (model, info) if wants_info else model
 
 
-def _config_in(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _config_in(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     try:
-        settings, _ = PreTrainedConfig.get_config_dict(name, **hub_options(given))
+        settings, _ = PreTrainedConfig.get_config_dict(name, **hub_options(overrides))
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{name}/config.json does not describe a model: {error}") from error
     if not settings:
         raise FileNotFoundError(f"{name} holds no config.json; give the folder that save_pretrained wrote")
     if not isinstance(settings, dict):
-        raise ValueError(f"{name}/config.json must be settings by name, got {type(settings).__name__}")
+        raise ValueError(f"{name}/config.json must be a JSON object, got {type(settings).__name__}")
     return settings
 
 
@@ -130,7 +131,7 @@ def _class_and_config(
     cls: type[PreTrainedModel] | None,
     overrides: dict[str, Any],
 ) -> tuple[type[PreTrainedModel], Any, bool, dict[str, Any]]:
-    """The class and its config, whether they are other than those saved, and arguments that are not its."""
+    """The class and its config, whether they differ from the saved ones, and arguments for loading."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     listed = settings.get("architectures") or [block.get("architecture")]
@@ -138,46 +139,49 @@ def _class_and_config(
     kind = str(block.get("base_model_type"))
     settings = {key: value for key, value in settings.items() if key != BLOCK} | {"model_type": kind}
     plain = _class_named(name, saved) if cls is None else _checked_class(cls)
-    # Which the config has, too, but which says how to load.
+    # The config has these too, but here they say how to load.
     arguments = {key: value for key, value in overrides.items() if key in ("dtype", "torch_dtype")}
-    given = {key: value for key, value in overrides.items() if key not in arguments}
-    config, rest = given.pop("config", None), given
-    own = plain.config_class
+    others = {key: value for key, value in overrides.items() if key not in arguments}
+    config, rest = others.pop("config", None), others
+    config_class = plain.config_class
     if config is not None and not isinstance(config, PreTrainedConfig):
         raise TypeError(f"config must be a PreTrainedConfig, got {config!r}; give settings by their names")
-    if config is not None and "overt.auto" in sys.modules:  # which may have made it
+    if config is not None and "overt.auto" in sys.modules:  # where the config may come from
         config = sys.modules["overt.auto"].plain_config(config)
     if config is None:
         try:
-            maker = own if own is not None and own.model_type == kind else CONFIG_MAPPING[kind]
-            config, rest = maker.from_dict(settings, return_unused_kwargs=True, **given)
+            maker: Any = config_class
+            if config_class is None or config_class.model_type != kind:
+                maker = CONFIG_MAPPING[kind]
+            config, rest = maker.from_dict(settings, return_unused_kwargs=True, **others)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{name}/config.json does not describe an attached model: {error}") from error
-    if own is not None and not isinstance(config, own) and not _listed(plain, kind):
-        raise ValueError(f"{plain.__name__} is no model of type {kind}, which {name} holds")
+    fits = config_class is None or isinstance(config, config_class) or _builds(plain, kind)
+    if not fits:
+        raise ValueError(f"{plain.__name__} is not a model of type {kind}, which {name} holds")
     changed = plain.__name__ != saved or len(rest) < len(overrides) - len(arguments)
     return plain, config, changed, {**arguments, **rest}
 
 
-def _listed(plain: type[PreTrainedModel], kind: str) -> bool:
-    """Whether an Auto class builds models of a type by this class, though its config is another type's."""
+def _builds(plain: type[PreTrainedModel], kind: str) -> bool:
+    """Whether an Auto class builds models of a type with this class, though its config is of another type."""
     from transformers.models.auto import modeling_auto
 
     tables = (table for name, table in vars(modeling_auto).items() if name.endswith("MAPPING_NAMES"))
-    built = [table.get(kind) for table in tables]
-    return any(plain.__name__ in (one if isinstance(one, tuple) else (one,)) for one in built)
+    entries = [table.get(kind) for table in tables]
+    return any(plain.__name__ in (names if isinstance(names, tuple) else (names,)) for names in entries)
 
 
 def _class_named(name: str, architecture: object) -> type[PreTrainedModel]:
     import transformers
 
-    found = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    cls = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError(
-            f"{name} was saved from {architecture}, which is no model class of transformers: give the class, "
-            f"overt.load(…, cls={architecture})"
+            f"{name} was saved from {architecture}, which is not a model class of transformers: give the "
+            f"class, overt.load(…, cls={architecture})"
         )
-    return found
+    return cls
 
 
 def _checked_class(cls: object) -> type[PreTrainedModel]:
@@ -189,7 +193,7 @@ def _checked_class(cls: object) -> type[PreTrainedModel]:
 
 
 def _attaching(plain: type, put: Callable[[nn.Module], object]) -> Any:
-    """A class that attaches as it is made, so that transformers loads mechanisms' weights with the rest."""
+    """A subclass that attaches in its constructor, so that transformers loads mechanisms with the rest."""
 
     def make(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, *args, **kwargs)  # type: ignore[misc]
@@ -201,10 +205,10 @@ def _attaching(plain: type, put: Callable[[nn.Module], object]) -> Any:
 def _not_of_a_head(
     model: PreTrainedModel, missing: Iterable[str], mismatched: Iterable[Any]
 ) -> tuple[list[str], list[Any]]:
-    """Of tensors that are not in the files or do not fit, those that another head does not explain.
+    """The missing and mismatched tensors that a different head does not explain.
 
-    All may be missing but layers that hold attentions, mechanisms and input embeddings: a base has parts that
-    only some heads want, such as BERT's pooler. What does not fit must be outside of the base.
+    Any tensor may be missing except those of attention layers, mechanisms and input embeddings: a base has
+    parts that only some heads need, such as BERT's pooler. Mismatched tensors must be outside the base.
     """
     holders = [path for path, module in model.named_modules() if "overt" in module._modules]
     needed = {re.split(r"\.\d+(?:\.|$)", path)[0] for path in holders} | {"overt_state"}
@@ -213,7 +217,7 @@ def _not_of_a_head(
     inner = model.base_model is not model
     return (
         [key for key in missing if any(key.startswith(f"{path}.") for path in needed)],
-        [one for one in mismatched if not inner or one[0].startswith(f"{model.base_model_prefix}.")],
+        [entry for entry in mismatched if not inner or entry[0].startswith(f"{model.base_model_prefix}.")],
     )
 
 
@@ -226,28 +230,31 @@ def _load_adapter(name: str, cls: type[PreTrainedModel] | None, base: Any, overr
     settings = read_settings(name, options)
     weights = file_in(name, "adapter_model.safetensors", options)
     if settings is None or weights is None:
-        lacking = "overt.json" if settings is None else "adapter_model.safetensors"
-        raise FileNotFoundError(f"{name} holds no {lacking}; give what a PEFT model with mechanisms saved")
+        missing = "overt.json" if settings is None else "adapter_model.safetensors"
+        raise FileNotFoundError(
+            f"{name} holds no {missing}; give a folder that a PEFT model with mechanisms saved"
+        )
     mechanisms = mechanisms_in(settings, f"{name}/overt.json")
     if base is None:
         base = PeftConfig.from_pretrained(name, **options).base_model_name_or_path
         if base is None:
-            raise ValueError(f"the adapter in {name} does not say what it belongs on: give base=")
+            raise ValueError(f"the adapter in {name} does not name its base model: give base=")
     if isinstance(base, str | os.PathLike):
-        for only in ("revision", "subfolder"):  # the adapter's
-            overrides.pop(only, None)
+        for option in ("revision", "subfolder"):  # these are the adapter's
+            overrides.pop(option, None)
         base = _load_base(os.fspath(base), cls, settings, overrides)
     elif not isinstance(base, PreTrainedModel):
         raise TypeError(f"base must be a Hugging Face model or its path, got {type(base).__name__}")
     elif overrides.keys() - options.keys():
-        raise TypeError(f"{', '.join(sorted(overrides.keys() - options.keys()))}: the base is made already")
+        unused = ", ".join(sorted(overrides.keys() - options.keys()))
+        raise TypeError(f"{unused} cannot be applied to a base that is already a model; give its path")
 
     def put(model: nn.Module) -> None:
         attach(model, *mechanisms, where=settings.get("where"), seed=settings.get("seed", 0))
 
     with safe_open(weights, framework="pt") as file:
         within = any(".overt." in key for key in file.keys())  # noqa: SIM118
-    if state_in(base) is None and within:  # PEFT trained them, or put something into them
+    if state_in(base) is None and within:  # PEFT trained the mechanisms, or put adapters into them
         put(base)
     state = state_in(base)
     if state is not None:

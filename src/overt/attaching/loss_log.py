@@ -1,4 +1,4 @@
-"""The parts of the loss in the Hugging Face Trainer's logs."""
+"""Log the parts of the loss in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ from overt.mechanisms.losses import Losses
 
 
 class LossLog(TrainerCallback):
-    """Logs `task_loss`, `kl` and `kl_weight` beside the Trainer's `loss`, which has them all in one.
+    """Logs `task_loss`, `kl` and `kl_weight` in addition to the Trainer's `loss`, which combines them.
 
     ```python
     trainer = Trainer(model, arguments, callbacks=[overt.LossLog()], …)
     ```
 
-    Each is the average over the steps since the last log, and within a step over accumulated batches and
-    processes, by their numbers of labels. They stand in `trainer.state.log_history`, and progress bars show
-    them. Reporters such as TensorBoard's run before the callbacks that a Trainer is given: for their sake,
-    add it by `LossLog.before_reporters(trainer)` instead. A model that nothing is attached to logs nothing
-    more. Give it to every process of a distributed training.
+    Each value is an average over the steps since the last log, and within a step over accumulated batches
+    and processes, weighted by their numbers of labels. The values appear in `trainer.state.log_history` and
+    in progress bars. Reporters such as TensorBoard's run before the callbacks passed to the Trainer; to log
+    to them too, add the callback with `LossLog.before_reporters(trainer)` instead. With a model to which
+    nothing is attached, nothing is added. In distributed training, add it in every process.
 
-    Some heads, BERT's classifiers among them, take the Trainer's count of labels and do not divide by it:
-    `loss` then is the task's times the number of accumulated batches and processes. What is logged here is
-    the mean. Where the model makes no loss (label smoothing, `compute_loss_func`), the KL is logged alone,
-    and whether it joins is up to your loss.
+    Some heads, BERT's classifiers among them, accept the Trainer's label count but do not divide by it:
+    `loss` is then the task loss times the number of accumulated batches and processes. The values logged here
+    are means. If the model computes no loss (label smoothing, `compute_loss_func`), only the KL is logged;
+    your loss decides whether it is added.
     """
 
     def __init__(self) -> None:
-        self._batches: list[Tensor] = []  # of a step: task, KL and weight, each times the labels, and these
+        # Per batch of a step: task loss, KL and weight, each times the number of labels, and that number.
+        self._batches: list[Tensor] = []
         self._steps: list[Tensor] = []
         self._seen = Losses(None, None, None, None)
 
     @classmethod
     def before_reporters(cls, trainer: Trainer) -> LossLog:
-        """Add one to a Trainer before all other callbacks, so that reporters see what it logs."""
+        """Add a LossLog to a Trainer before all other callbacks, so that reporters see its values."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"before_reporters takes a Hugging Face Trainer, got {type(trainer).__name__}")
-        made = cls()
-        trainer.callback_handler.callbacks.insert(0, made)
-        return made
+        callback = cls()
+        trainer.callback_handler.callbacks.insert(0, callback)
+        return callback
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what an earlier training left."""
+        """Discard what an earlier training run left."""
         del args, state, control, kwargs
         self._batches, self._steps = [], []
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note an accumulated batch."""
+        """Record an accumulated batch."""
         del args, state, control
         self._note(kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the last batch of a step, and sum the step up."""
+        """Record the last batch of a step, and sum over the step's batches."""
         del state, control
         self._note(kwargs["model"])
         if args.logging_strategy == "no":
@@ -67,7 +68,7 @@ class LossLog(TrainerCallback):
             self._batches = []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add the averages to a log of the training loss."""
+        """Add the averages to a log entry of the training loss."""
         del args, control, kwargs
         if not logs or "loss" not in logs or not self._steps:
             return
@@ -76,13 +77,13 @@ class LossLog(TrainerCallback):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         task, kl, weight = (sums[:, :3] / sums[:, 3:]).mean(dim=0).tolist()
-        found = {"task_loss": task} if self._seen.task is not None else {}
+        averages = {"task_loss": task} if self._seen.task is not None else {}
         if self._seen.kl is not None:
-            found |= {"kl": kl, "kl_weight": weight}
-        logs.update(found)
-        # The Trainer has put a copy there already.
+            averages |= {"kl": kl, "kl_weight": weight}
+        logs.update(averages)
+        # The Trainer has already appended a copy of the entry.
         if state.log_history and "loss" in state.log_history[-1]:
-            state.log_history[-1].update(found)
+            state.log_history[-1].update(averages)
 
     def _note(self, model: nn.Module) -> None:
         seen = _last_trained(model)
@@ -94,15 +95,15 @@ class LossLog(TrainerCallback):
         number = torch.as_tensor(1 if seen.items is None else seen.items, device=device, dtype=exact)
         parts = (0.0 if part is None else part for part in (seen.task, seen.kl, seen.weight))
         sums = torch.stack([torch.as_tensor(part, device=device, dtype=exact) for part in parts]) * number
-        sums = sums.where(number > 0, torch.zeros_like(sums))  # of a batch without labels there is no mean
+        sums = sums.where(number > 0, torch.zeros_like(sums))  # a batch without labels has no mean
         self._batches.append(torch.cat([sums, number.view(1)]))
 
 
 def _last_trained(model: nn.Module) -> Losses | None:
-    """The losses of the last training forward that was not asked for yet, whichever thread it ran in."""
-    made = getattr(model, "overt_losses", None)
-    if isinstance(made, Losses):  # a model of overt's own
-        return made
+    """The losses of the last training pass in any thread; None if they were taken already."""
+    losses = getattr(model, "overt_losses", None)
+    if isinstance(losses, Losses):  # one of overt's own models
+        return losses
     state = state_in(model)
     if state is None or state.trainings[0].training is None:
         return None

@@ -1,4 +1,4 @@
-"""What is known of how a mask was made."""
+"""How a mask was built."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Pattern = Literal["causal", "bidirectional", "packed"]
 
 
 class MaskOrigin(NamedTuple):
-    """How a mask was made.
+    """How a mask was built.
 
     Attributes:
-        pattern: "causal", "bidirectional", "packed" (several sequences in a row), or None: not known.
-        simple: whether it is no more than `pattern` and padding.
-        keys: (batch, key), False at padding; None where there is none.
+        pattern: "causal", "bidirectional", "packed" (several sequences in a row), or None if unknown.
+        simple: whether it consists of `pattern` and padding only.
+        keys: padding mask, (batch, key), False at padding; None without padding.
     """
 
     pattern: Pattern | None

@@ -1,8 +1,8 @@
-"""Masks for attached models, and what is known of how each was made.
+"""Masks for attached models, and a record of how each was built.
 
-The mask that reaches an attention is a (batch, 1, query, key) tensor, and what it is made of (padding,
-causality, a window, something else) cannot be read from it cheaply. It was known when the mask was made, so
-it is noted then: attentions check it against what they were taken for, and the KL's closed form asks for it.
+The mask that reaches an attention is a (batch, 1, query, key) tensor, from which its components (padding,
+causality, a window, something else) cannot be recovered cheaply. They are known when the mask is built, and
+recorded then: attentions check the record against their kind, and the KL's closed form uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from overt.attaching.mask_origin import MaskOrigin, Pattern
 from overt.attaching.passes import Pass, innermost
 
-# Names of transformers' mask functions, by what they do. Anything else may do anything.
+# Names of transformers' mask functions, by what they do. About any other function nothing is known.
 CAUSAL = {"causal_mask_function"}
 BIDIRECTIONAL = {"bidirectional_mask_function", "sliding_window_bidirectional_overlay.<locals>.inner_mask"}
 NARROWING = {
@@ -29,18 +29,21 @@ CHUNKED = "chunked_overlay.<locals>.inner_mask"
 PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
 
 
-_made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def made_of(mask: Tensor, current: Pass | None = None) -> MaskOrigin | None:
-    """How a mask was made, if it was made here and not changed since (which a compiler cannot tell)."""
+def origin_of(mask: Tensor, current: Pass | None = None) -> MaskOrigin | None:
+    """How a mask was built; None if it was not built here, or was changed since.
+
+    Changes go unnoticed under a compiler.
+    """
     if torch.compiler.is_compiling():
-        for known, made in () if current is None else current.masks:
+        for known, origin in () if current is None else current.masks:
             if known is mask:
-                return made
+                return origin
         return None
-    found: tuple[MaskOrigin, int] | None = _made.get(mask)  # type: ignore[no-untyped-call]
-    return found[0] if found is not None and found[1] == _version(mask) else None
+    record: tuple[MaskOrigin, int] | None = _origins.get(mask)  # type: ignore[no-untyped-call]
+    return record[0] if record is not None and record[1] == _version(mask) else None
 
 
 def _version(mask: Tensor) -> int:
@@ -48,7 +51,7 @@ def _version(mask: Tensor) -> int:
 
 
 def _parts(function: Callable[..., Any]) -> Iterator[str]:
-    """Names of the functions that a mask function is the intersection of."""
+    """Names of the functions whose intersection a mask function is."""
     name = getattr(function, "__qualname__", "")
     if name != "and_masks.<locals>.and_mask":
         yield name
@@ -58,10 +61,8 @@ def _parts(function: Callable[..., Any]) -> Iterator[str]:
             yield from _parts(part)
 
 
-def _pattern(
-    function: Callable[..., Any],
-) -> tuple[Pattern | None, bool]:
-    """Pattern, and whether there is nothing else to it."""
+def _pattern(function: Callable[..., Any]) -> tuple[Pattern | None, bool]:
+    """The pattern of a mask function, and whether the function does nothing else."""
     parts = set(_parts(function))
     if PACKED in parts:
         return "packed", False
@@ -73,7 +74,7 @@ def _pattern(
 
 
 def _pattern_by_name(function: Callable[..., Any]) -> tuple[Pattern | None, bool]:
-    """The same where a compiler looks on, which does not see into closures."""
+    """The same under a compiler, which cannot inspect closures."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     if function is causal_mask_function:
@@ -93,7 +94,7 @@ def mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' additive mask, with a note of how it was made."""
+    """transformers' additive mask; how it was built is recorded."""
     from transformers.masking_utils import causal_mask_function, eager_mask
 
     function = causal_mask_function if mask_function is None else mask_function
@@ -114,9 +115,9 @@ def mask(
     keys = None if attention_mask is None else attention_mask.to(torch.bool, copy=True)
     whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
-    made = MaskOrigin(pattern, simple and whole and fits, keys)
+    origin = MaskOrigin(pattern, simple and whole and fits, keys)
     if not compiling:
-        _made[result] = made, _version(result)
+        _origins[result] = origin, _version(result)
     elif (current := innermost()) is not None:
-        current.masks.append((result, made))
+        current.masks.append((result, origin))
     return result

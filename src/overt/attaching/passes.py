@@ -1,8 +1,8 @@
-"""One forward pass through an attached model: its chains, and what decoding keeps from step to step.
+"""One forward pass through an attached model: its chains, and what decoding stores from step to step.
 
-The pass is made by a hook on the outermost model and travels to the attentions as a keyword argument, which a
-checkpointed layer keeps for its second run. Where a family drops keyword arguments on the way, the attentions
-find the pass as the innermost one that is running: in a second run, the one that their layer was called with.
+A hook on the outermost model creates the pass. It reaches the attentions as a keyword argument, which a
+checkpointed layer stores for its recomputation. If a family drops keyword arguments on the way, attentions
+use the innermost running pass: in a recomputation, the one that their layer was called with.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 KEYWORD = "overt_pass"
-# Chains of one model must not share noise: each takes the next of these steps away from the seed.
+# Chains of one model must not share noise: the seed of chain n is n strides away from the model's.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass
 class DecodingState:
-    """What decoding keeps beside a cache: the map rows that the next rows will read.
+    """What decoding stores with a cache: the map rows that later rows will read.
 
     Attributes:
-        token: of the model that filled the cache.
+        token: token of the model that filled the cache.
+        layer: the cache layer whose length gives the number of tokens.
         rows: chain → mechanism and place → (batch, heads, rows, key).
         fed: chain → place → number of rows fed so far.
         length: number of tokens in the cache.
-        layer: the cache's layer that they are counted by.
     """
 
     token: str = ""
@@ -49,61 +49,62 @@ class DecodingState:
         return self.rows.setdefault(name, {}), self.fed.setdefault(name, {})
 
     def select(self, index: Tensor) -> None:
-        """Take these examples of the batch, as beam search does."""
+        """Select examples of the batch, as beam search does."""
         for rows in self.rows.values():
-            for place, kept in rows.items():
-                rows[place] = kept.index_select(0, index.to(kept.device))
+            for place, tensor in rows.items():
+                rows[place] = tensor.index_select(0, index.to(tensor.device))
 
     def repeat(self, repeats: int) -> None:
         """Repeat each example of the batch."""
         for rows in self.rows.values():
-            for place, kept in rows.items():
-                rows[place] = kept.repeat_interleave(repeats, dim=0)
+            for place, tensor in rows.items():
+                rows[place] = tensor.repeat_interleave(repeats, dim=0)
 
     def refuse_to_crop(self) -> None:
-        """Refuse where rows of the tokens that stay would be needed."""
-        if keeping := {name for kept in self.rows.values() for name, *_ in kept}:
+        """Refuse if map rows are stored: those of the remaining tokens would be needed, and are gone."""
+        if mechanisms := {name for rows in self.rows.values() for name, *_ in rows}:
             raise RuntimeError(
-                f"a cache with {' and '.join(sorted(keeping))} "
+                f"a cache with {' and '.join(sorted(mechanisms))} "
                 "cannot be cropped, rows of earlier maps being gone: generate without assisted decoding and "
                 "prompt lookup"
             )
 
     def crop(self, length: int) -> None:
-        """Forget tokens from the end."""
+        """Drop tokens from the end."""
         for counts in self.fed.values():
             for place in counts:
                 counts[place] = length
         self.length = length
 
     def clear(self) -> None:
-        """Start anew."""
+        """Drop everything."""
         self.rows.clear()
         self.fed.clear()
         self.length = 0
 
 
 class Pass:
-    """What one forward pass holds.
+    """The state of one forward pass.
 
     Attributes:
-        token: of the model it belongs to.
-        training: whether the model trains, so that what is drawn and kept is decided once.
-        wants_kl: whether the KL is to be computed.
+        token: token of the model that it belongs to.
+        training: whether the model is in training mode; decides once what is drawn and stored.
+        wants_kl: whether to compute the KL.
         chains: chain name → Chain.
-        real: list of layers → (batch, query), which of its queries are not padding; None where all are.
+        real: list of layers → (batch, query), which of its queries are not padding; None if none is padding.
         past: stack → number of tokens in the cache before this pass.
-        kept: stack → what its cache keeps.
-        cached: stack → the cache it was given. Its KL is of no use: the prior knows the keys so far alone.
-        sizes: stack → number of inputs it was given.
-        passed: names of the keywords that callers gave, which go all the way down.
+        decoding: stack → the decoding state stored with its cache.
+        cached: stack → the cache passed to it. No KL is computed with a cache: the prior would know only the
+            keys so far.
+        sizes: stack → number of inputs passed to it.
+        passed: names of the callers' keyword arguments, which are passed all the way down.
         ran: whether any attached attention has run.
         calls: chain and kind → how many attentions have run, for modules that layers share.
         done: attentions that have run.
         batch: number of examples, once known.
-        weights: whether attention weights were asked for.
-        masks: while a compiler looks on, masks and how they were made.
-        looked_at: while a compiler looks on, masks whose values are checked, and for which kind of attention.
+        weights: whether attention weights were requested.
+        masks: under a compiler, masks and how they were built.
+        looked_at: under a compiler, masks whose values are checked, and for which kind of attention.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Pass:
         self.chains: dict[str, Chain] = {}
         self.real: dict[str, Tensor | None] = {}
         self.past: dict[str, int] = {}
-        self.kept: dict[str, DecodingState] = {}
+        self.decoding: dict[str, DecodingState] = {}
         self.cached: dict[str, Cache] = {}
         self.sizes: dict[str, int] = {}
         self.passed: set[str] = set()
@@ -134,36 +135,36 @@ class Pass:
         self._visible: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None, Seen]] = {}
 
     def chain(self, name: str, number: int, stack: str, keeps: bool) -> Chain:
-        """The Chain of this name, made when first asked for."""
+        """The chain of this name, created on first use."""
         chain = self.chains.get(name)
         if chain is not None:
             return chain
         keep = keeps and not self.training
         wants_kl = self.wants_kl and (self.training or stack not in self.cached)
-        address = _of_rows(self.address, self.batch)
+        address = _row_address(self.address, self.batch)
         if self.seen is not None:
             address["examples"] = first_example(self.seen, self.batch or 0)
         seed = self.seed + number * SEED_STRIDE
         chain = Chain(seed=seed, keep=keep, kl=wants_kl, gaps=self.training, **address)
-        kept = self.kept.get(stack)
-        if keep and kept is not None:
-            chain.rows, chain.fed = kept.chain(name)
+        decoding = self.decoding.get(stack)
+        if keep and decoding is not None:
+            chain.rows, chain.fed = decoding.chain(name)
         self.chains[name] = chain
         return chain
 
     def may_hold(self, stack: str, layer: int, keys: int, total: int) -> bool:
-        """Whether a layer of the stack's cache may hand out so many keys where there were `total` tokens.
+        """Whether a layer of the stack's cache may return this many keys after `total` tokens.
 
-        A static one has room for more, a sliding one has dropped the first.
+        A static cache has room for more keys; a sliding cache has dropped the first ones.
         """
         cache = self.cached.get(stack)
         cache = getattr(cache, "self_attention_cache", cache)
         layers = getattr(cache, "layers", ())
         if layer >= len(layers):
             return False
-        held = layers[layer]
-        most = int(held.get_max_length())
-        return keys == most if keys > total else bool(getattr(held, "is_sliding", False))
+        cache_layer = layers[layer]
+        room = int(cache_layer.get_max_length())
+        return keys == room if keys > total else bool(getattr(cache_layer, "is_sliding", False))
 
     def visible(
         self,
@@ -175,7 +176,7 @@ class Pass:
         keys: int,
         device: torch.device,
     ) -> Seen:
-        """Which cells are visible, by keys and by queries that are not padding; one object for all layers."""
+        """Which cells are visible, from the keys and queries that are not padding; shared by all layers."""
 
         def make() -> Seen:
             there = None if shown is None else shown.to(device)
@@ -185,18 +186,21 @@ class Pass:
         if torch.compiler.is_compiling():
             return make()
         place = id(shown), id(real), causal, batch, queries, keys, device
-        if place not in self._visible:  # kept beside it are the tensors whose identity is meant
+        if place not in self._visible:  # the tensors are stored too, so that their ids stay taken
             self._visible[place] = shown, real, make()
         return self._visible[place][2]
 
 
 def tokens_in(cache: Cache | None, layer: int) -> int:
-    """Number of tokens in a cache, by a layer of its that attends; others of a mixed model may not count."""
+    """Number of tokens in a cache, from a layer that attends; others of a hybrid model may not count."""
     return 0 if cache is None else int(cache.get_seq_length(layer))
 
 
-def _of_rows(address: dict[str, Any], batch: int | None) -> dict[str, Any]:
-    """The address of each row; an example may have several: the choices of a question, an image's windows."""
+def _row_address(address: dict[str, Any], batch: int | None) -> dict[str, Any]:
+    """The noise address of each row of the batch.
+
+    An example may have several rows: the choices of a question, the windows of an image.
+    """
     examples, sample = address.get("examples"), address.get("sample")
     if not isinstance(examples, Tensor) or examples.dim() == 0 or not batch or batch % examples.shape[0]:
         return dict(address)
@@ -208,54 +212,54 @@ def _of_rows(address: dict[str, Any], batch: int | None) -> dict[str, Any]:
 
 
 def first_example(seen: Tensor, batch: int) -> Tensor:
-    """Number of this process's first example: batches are dealt to processes in turn, as data loaders do."""
+    """Number of this process's first example, if processes take batches in turn, as data loaders do."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return seen
     return seen * torch.distributed.get_world_size() + torch.distributed.get_rank() * batch
 
 
-class _OfThread(threading.local):
-    """The passes that are running in a thread, innermost last; compilers see the thread's own, too."""
+class _ThreadPasses(threading.local):
+    """The passes running in a thread, innermost last; compilers also see the current thread's list."""
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
 
 
-_running = _OfThread()
+_running = _ThreadPasses()
 
 
-def _of_this_thread() -> list[Pass]:
+def _running_here() -> list[Pass]:
     return _running.passes
 
 
 def push(current: Pass) -> None:
-    """A model begins."""
-    _of_this_thread().append(current)
+    """Start a pass in this thread, inside those that are running."""
+    _running_here().append(current)
 
 
 def pop(current: Pass) -> None:
-    """A model ends; whatever an interrupted one left above it goes too."""
-    passes = _of_this_thread()
+    """End a pass, and any inner passes that an interrupted model left behind."""
+    passes = _running_here()
     while passes:
         if passes.pop() is current:
             return
 
 
 def pass_in(kwargs: dict[str, Any], token: str) -> Pass | None:
-    """The pass that came as a keyword, or the one of this model that is running."""
+    """The pass among the keyword arguments, or else the running pass of this model."""
     current: Pass | None = kwargs.get(KEYWORD)
     return running(token) if current is None else current
 
 
 def innermost() -> Pass | None:
-    """The innermost pass that is running in this thread."""
-    passes = _of_this_thread()
+    """The innermost pass running in this thread."""
+    passes = _running_here()
     return passes[-1] if passes else None
 
 
 def running(token: str) -> Pass | None:
-    """The innermost pass of this model that is running in this thread."""
-    for current in reversed(_of_this_thread()):
+    """The innermost pass of this model running in this thread."""
+    for current in reversed(_running_here()):
         if current.token == token:
             return current
     return None
@@ -264,57 +268,58 @@ def running(token: str) -> Pass | None:
 _classes: dict[type, type] = {}
 
 
-def keep_on(cache: Cache, kept: DecodingState) -> None:
-    """Make `kept` live on a cache: reordered, repeated, cropped, reset and copied with it."""
-    cache.overt_kept = kept  # type: ignore[attr-defined]
-    if not isinstance(cache, _Keeping):
-        cache.__class__ = _keeping(type(cache))
+def store_on(cache: Cache, decoding: DecodingState) -> None:
+    """Store a decoding state on a cache; it is reordered, repeated, cropped, reset and copied with it."""
+    cache.overt_decoding = decoding  # type: ignore[attr-defined]
+    if not isinstance(cache, _CacheMixin):
+        cache.__class__ = _cache_class(type(cache))
 
 
-def _keeping(plain: type) -> type:
+def _cache_class(plain: type) -> type:
+    """A cache's class with `_CacheMixin` mixed in."""
     if plain not in _classes:
         names = {"__module__": plain.__module__, "overt_plain": plain}
-        _classes[plain] = type(plain.__name__, (_Keeping, plain), names)
+        _classes[plain] = type(plain.__name__, (_CacheMixin, plain), names)
     return _classes[plain]
 
 
-def _restored(plain: type, state: dict[str, Any]) -> Any:
+def _unpickle_cache(plain: type, state: dict[str, Any]) -> Any:
     cache: Any = object.__new__(plain)
     cache.__dict__.update(state)
-    cache.__class__ = _keeping(plain)
+    cache.__class__ = _cache_class(plain)
     return cache
 
 
-class _Keeping:
-    """Mixed into a cache's class, so that kept rows follow what happens to it."""
+class _CacheMixin:
+    """Mixed into a cache's class, so that the stored map rows follow what happens to the cache."""
 
-    overt_kept: DecodingState
+    overt_decoding: DecodingState
     overt_plain: type
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restored, (self.overt_plain, self.__dict__)
+        return _unpickle_cache, (self.overt_plain, self.__dict__)
 
-    # generate() would compile the step for a static cache; the number of kept rows changes with each.
+    # generate() would compile the step for a static cache; the number of stored rows changes with each step.
     is_compileable = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)  # type: ignore[misc]
-        self.overt_kept.select(beam_idx)
+        self.overt_decoding.select(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)  # type: ignore[misc]
-        self.overt_kept.select(indices)
+        self.overt_decoding.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
-        self.overt_kept.repeat(repeats)
+        self.overt_decoding.repeat(repeats)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         if any(value != 0 for value in (*args, *kwargs.values())):
-            self.overt_kept.refuse_to_crop()
+            self.overt_decoding.refuse_to_crop()
         super().crop(*args, **kwargs)  # type: ignore[misc]
-        self.overt_kept.crop(int(self.get_seq_length(self.overt_kept.layer)))  # type: ignore[attr-defined]
+        self.overt_decoding.crop(int(self.get_seq_length(self.overt_decoding.layer)))  # type: ignore[attr-defined]
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
-        self.overt_kept.clear()
+        self.overt_decoding.clear()

@@ -1,4 +1,4 @@
-"""Plain attention as transformers' eager functions have it, in pieces for mechanisms to come between."""
+"""Plain attention as in transformers' eager functions, in steps that mechanisms can come between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def logits_of(
 
 
 def split_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A mask of transformers', boolean (True shows) or additive, as visibility and finite bias."""
+    """A transformers mask, boolean (True is visible) or additive, as visibility and finite bias."""
     if mask.dtype == torch.bool:
         return mask, None
     shown = (mask > FINITE_HIDDEN) | mask.isnan()
@@ -30,6 +30,6 @@ def split_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def mix_values(weights: Tensor, value: Tensor) -> Tensor:
-    """Values averaged by weights, as transformers wants them: (batch, query, heads, dim)."""
+    """Values averaged by weights, in transformers' layout: (batch, query, heads, dim)."""
     mixed = weights.to(value.dtype) @ repeat_heads(value, weights.shape[1])
     return mixed.transpose(1, 2).contiguous()

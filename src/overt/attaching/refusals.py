@@ -1,8 +1,8 @@
-"""Model types that fit the attention interface and cannot be attached to all the same, or not everywhere.
+"""Model types that use the attention interface but cannot be attached to, or not everywhere.
 
-What is wrong with them shows at their first forward pass: an attention that runs twice, keys that are fewer
-than queries. `make families` finds such types by running small models of every type, and writes the table,
-so that `attach` can say so before anything runs.
+The problem would only appear in the first forward pass: an attention that runs twice, fewer keys than
+queries. `make families` finds such types by running small models of every type, and writes the table, so that
+`attach` can refuse them before anything runs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Refusal(NamedTuple):
     """Why a type is refused.
 
     Attributes:
-        reason: what is odd about it.
-        where: kinds of attention that can be attached to.
+        reason: what rules it out.
+        where: kinds of attention that can be attached to nevertheless.
         rows: whether only mechanisms whose rows read each other are refused.
-        attentions: classes of the attentions that are odd; none where all are.
+        attentions: names of the refused attention classes; empty if all are refused.
     """
 
     reason: str
@@ -39,10 +39,10 @@ class Refusal(NamedTuple):
 @cache
 def refusals() -> dict[str, Refusal]:
     """Type → why it is refused."""
-    listed = json.loads(TABLE.read_text(encoding="utf-8"))["types"]
+    table = json.loads(TABLE.read_text(encoding="utf-8"))["types"]
     return {
-        kind: Refusal(one["reason"], tuple(one["where"]), one["rows"], tuple(one["attentions"]))
-        for kind, one in listed.items()
+        kind: Refusal(entry["reason"], tuple(entry["where"]), entry["rows"], tuple(entry["attentions"]))
+        for kind, entry in table.items()
     }
 
 
@@ -52,20 +52,25 @@ def check_type(
     """Refuse a model by its type.
 
     Args:
-        model: with a config.
-        chosen: kind and module of each attention that something is to be attached to.
-        reads_rows: says whether a row of a map would depend on others.
+        model: a model with a config.
+        chosen: kind and module of each attention to be attached to.
+        reads_rows: called to decide whether a row of a map would depend on other rows.
     """
-    found = refusals().get(str(getattr(getattr(model, "config", None), "model_type", None)))
-    if found is None:
+    refusal = refusals().get(str(getattr(getattr(model, "config", None), "model_type", None)))
+    if refusal is None:
         return
-    odd = {kind for kind, one in chosen if not found.attentions or type(one).__name__ in found.attentions}
-    if odd <= set(found.where) or (found.rows and not reads_rows()):
+    refused = {
+        kind
+        for kind, module in chosen
+        if not refusal.attentions or type(module).__name__ in refusal.attentions
+    }
+    if refused <= set(refusal.where) or (refusal.rows and not reads_rows()):
         return
-    ways = []
-    if found.where:
-        named = f'"{found.where[0]}"' if len(found.where) == 1 else str(list(found.where)).replace("'", '"')
-        ways.append(f"where={named} would do")
-    if found.rows:
-        ways.append("mechanisms that keep to their row, such as Bayesian, would do")
-    raise refuse(model, "; ".join([found.reason, *ways]))
+    alternatives = []
+    if refusal.where:
+        kinds = list(refusal.where)
+        named = f'"{kinds[0]}"' if len(kinds) == 1 else str(kinds).replace("'", '"')
+        alternatives.append(f"where={named} would do")
+    if refusal.rows:
+        alternatives.append("mechanisms that keep to their row, such as Bayesian, would do")
+    raise refuse(model, "; ".join([refusal.reason, *alternatives]))

@@ -18,16 +18,16 @@ from overt.attaching.api import base_of, the_state
 from overt.attaching.state import AttachedState
 from overt.attaching.tokens import (
     TokenPosterior,
-    asked_of,
-    continued,
+    generate_text,
     is_vocabulary,
     real_positions,
-    tell_tokens,
+    score_tokens,
+    token_query,
     vocabulary_of,
 )
 from overt.mechanisms.attention_map import AttentionMap
 
-# Never repeated for each sample: the target of a loss that is not asked for.
+# Targets of a loss, which is not computed here.
 LEFT_OUT = ("labels", "start_positions", "end_positions", "return_loss")
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _seeding = threading.Lock()  # torch has one generator for all threads
@@ -35,15 +35,15 @@ _seeding = threading.Lock()  # torch has one generator for all threads
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Predictive samples of a batch. Entropies are in nats, and None where outputs are not probabilities.
+    """Predictive samples of a batch. Entropies are in nats, and None if outputs are not probabilities.
 
     Attributes:
-        samples: (samples, batch, …, classes), probabilities; for a regression or a model without a head, the
-            outputs themselves. The classes of multiple choice are the choices.
+        samples: (samples, batch, …, classes), probabilities; for regression or a model without a head, the
+            outputs themselves. In multiple choice, the classes are the choices.
         mean: average over the samples, (batch, …, classes).
         spread: standard deviation over the samples (divided by their number), (batch, …, classes).
         entropy: of the mean, (batch, …): the total uncertainty.
-        expected_entropy: average entropy of the samples: what stays even if the weights were known.
+        expected_entropy: average entropy of the samples: what would remain if the weights were known.
         mutual_information: entropy − expected_entropy: how much the samples disagree.
     """
 
@@ -57,13 +57,13 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class SpanPosterior:
-    """Predictive samples of question answering: where answers start and end, each a distribution over tokens.
+    """Predictive samples of question answering: distributions over tokens for an answer's start and end.
 
     Attributes:
         start: a `Posterior` whose classes are the tokens, (samples, batch, length). Tokens that the attention
-            mask hides have probability 0; special tokens and those of the question count as they do in the
+            mask hides have probability 0; special tokens and the question's tokens count as they do in the
             model's loss.
-        end: the same of the last token.
+        end: the same for the answer's last token.
     """
 
     start: Posterior
@@ -84,47 +84,47 @@ def posterior(
 ) -> Posterior | SpanPosterior | TokenPosterior:
     """Predictive distribution of a batch, by drawing the attention weights `samples` times.
 
-    Draws depend on the seed, the model's step count and the numbers of sample, example, row and column alone:
-    the same come back whatever else is in the batch and however many rows run at once. Rows count from the
-    left, so pad on the right if an example is to have the same draws at another length.
+    Draws depend only on the seed, the model's step count and the numbers of the sample, example, row and
+    column: they do not change with the rest of the batch or with the number of rows run at once. Rows count
+    from the left, so pad on the right if an example should have the same draws at another length.
 
-    Threads may do this at once with one model, and beside others that evaluate it or generate.
+    Several threads may sample from one model at once, while others evaluate it or generate.
 
     Args:
-        model: with a `Bayesian` attached; in any mode, which is restored.
-        batch: the model's inputs, as tokenizers and collators give them. Labels are left out, but for those
-            of a language model, whose log-probability is told; a causal one takes its input for them where
-            there are none.
+        model: a model with a `Bayesian` attached; in any mode, which is restored.
+        batch: the model's inputs, as tokenizers and collators return them. Labels are ignored, except those
+            of a language model, whose log-probability is computed; a causal model without labels uses its
+            input as labels.
         samples: number of samples.
-        dropout: leave dropout on while sampling, as the released code does. Its masks come from torch's own
+        dropout: leave dropout on while sampling, as the released code does. Its masks come from torch's
             generator, seeded here, and depend on `rows` and the batch. Modules change their mode meanwhile:
             no other thread may evaluate the model.
-        seed: key of the noise.
-        first: number of the batch's first example in the data set. Count it up from batch to batch, and
-            results do not depend on how the data set was cut.
-        rows: how many rows, samples × examples, run at once; of a language model, how many examples, one
-            sample after the other.
-        generate: have the model write at most so many tokens, once, greedily and with the mean of the
-            weights, and tell of these: each sample scores the same text.
+        seed: random seed of the noise.
+        first: number of the batch's first example in the data set. If it counts up from batch to batch,
+            results do not depend on how the data set is divided into batches.
+        rows: how many rows (samples × examples) run at once; for a language model, how many examples, one
+            sample after another.
+        generate: generate at most this many tokens, once, greedily and with the mean of the weights, and
+            report on these: each sample scores the same text.
 
     Returns:
-        Of a language model, a `TokenPosterior`; of question answering, a `SpanPosterior`; of anything else, a
-        `Posterior`.
+        A `TokenPosterior` for a language model, a `SpanPosterior` for question answering, a `Posterior` for
+        anything else.
     """
-    wrapped, model, given = model, _inner(model), dict(batch)
+    wrapped, model, arguments = model, _inner(model), dict(batch)
     base, state = base_of(model), the_state(model)
     maps = (module for module in base.modules() if isinstance(module, AttentionMap))
-    if not dropout and not any(one.random for one in maps):
+    if not dropout and not any(attention_map.random for attention_map in maps):
         raise ValueError("posterior needs random weights: attach Bayesian(…), or pass dropout=True")
     _check.whole("samples", samples, 1)
     _check.whole("first", first, 0)
     _check.whole("rows", rows, 1)
-    asked, sequences = None, None
+    query, sequences = None, None
     if generate is not None:
         _check.whole("generate", generate, 1)
-        given = {key: value for key, value in given.items() if key not in LEFT_OUT}
-    inputs = _inputs(base, given)
-    if model is not wrapped:  # which would bring inputs to the model's device
+        arguments = {key: value for key, value in arguments.items() if key not in LEFT_OUT}
+    inputs = _inputs(base, arguments)
+    if model is not wrapped:  # the wrapper would move inputs to the model's device
         inputs = {
             key: value.to(base.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
@@ -132,7 +132,7 @@ def posterior(
     count = _batch_size(inputs)
     if generate is not None:
         with _modes(base, state, dropout=False):
-            inputs, asked, sequences = continued(model, base, inputs, generate)
+            inputs, query, sequences = generate_text(model, base, inputs, generate)
 
     def run(sample: Tensor, example: Tensor) -> Any:
         folded = {key: _take(value, example) for key, value in inputs.items()}
@@ -142,26 +142,26 @@ def posterior(
     sample = torch.arange(samples).repeat_interleave(count)
     example = torch.arange(count).repeat(samples)
     with _modes(base, state, dropout), _seeded(base, seed, dropout):
-        start = min(rows, count)  # one sample alone, until it is known whether there is a vocabulary
+        start = min(rows, count)  # a single sample first, to see whether there is a vocabulary
         output = run(sample[:start], example[:start])
         logits = getattr(output, "logits", None)
         if logits is not None and is_vocabulary(base, logits):
-            if asked is None:
+            if query is None:
                 shape = count, int(logits.shape[1])
-                asked = asked_of(base, inputs, given.get("labels"), shape, logits.device)
+                query = token_query(base, inputs, arguments.get("labels"), shape, logits.device)
             ready = [logits]
             del output, logits
-            return replace(tell_tokens(run, ready, asked, samples, rows), sequences=sequences)
-        if asked is not None:
-            raise ValueError(f"generate needs logits over a vocabulary, and {type(base).__name__} has others")
+            return replace(score_tokens(run, ready, query, samples, rows), sequences=sequences)
+        if query is not None:
+            raise ValueError(f"generate needs logits over a vocabulary, which {type(base).__name__} lacks")
         outputs = [_prediction(output)]
         parts = [slice(place, place + rows) for place in range(start, samples * count, rows)]
         outputs += [_prediction(run(sample[part], example[part])) for part in parts]
     drawn = torch.cat(outputs)
-    return _classified(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output)
+    return _summarize(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output)
 
 
-# What is run.
+# Running the model.
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -172,16 +172,14 @@ def _inner(model: nn.Module) -> nn.Module:
 
 
 def _inputs(base: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """What the model is given: no targets, but what an encoder–decoder makes of them for its decoder."""
+    """The model's inputs: no targets, except decoder inputs that an encoder–decoder makes from its labels."""
     inputs = {key: value for key, value in batch.items() if key not in LEFT_OUT}
     labels = batch.get("labels")
     if getattr(base.config, "is_encoder_decoder", False) and labels is not None:
         shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
         if "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
             if shift is None:
-                raise ValueError(
-                    "batch must hold decoder_input_ids; they cannot be made from its labels here"
-                )
+                raise ValueError("batch must hold decoder_input_ids: this model cannot make them from labels")
             inputs["decoder_input_ids"] = shift(labels=labels)
     for key, value in inputs.items():
         if not isinstance(value, Tensor | bool | int | float | str | None):
@@ -204,9 +202,10 @@ def _take(value: Any, index: Tensor) -> Any:
 
 @contextmanager
 def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[None]:
-    """Evaluation mode, or training mode for all without running statistics; modes come back as they were.
+    """Evaluation mode; with dropout, training mode except for modules with running statistics.
 
-    Modules that are in the right mode are not touched, so that threads may go on together.
+    Modes are restored at the end. If every module is in the right mode already, other threads may run the
+    model too.
     """
 
     def trains(module: nn.Module) -> bool:
@@ -222,7 +221,7 @@ def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[Non
 
 @contextmanager
 def _seeded(base: nn.Module, seed: int, dropout: bool) -> Iterator[None]:
-    """Torch's generators begin anew for dropout, and are as they were after it."""
+    """Seed torch's generators for dropout, and restore them afterwards."""
     if not dropout:
         yield
         return
@@ -232,14 +231,14 @@ def _seeded(base: nn.Module, seed: int, dropout: bool) -> Iterator[None]:
         yield
 
 
-# What is made of it.
+# Summarising its outputs.
 
 
 def _prediction(output: Any) -> Tensor:
-    """What the model predicts, in float32; start and end of an answer one beside the other."""
+    """The model's predictions, in float32; start and end logits of answers are stacked."""
     for name in ("logits", "last_hidden_state"):
-        if (found := getattr(output, name, None)) is not None:
-            return found.float()  # type: ignore[no-any-return]
+        if (prediction := getattr(output, name, None)) is not None:
+            return prediction.float()  # type: ignore[no-any-return]
     if _has_spans(output):
         return torch.stack([output.start_logits, output.end_logits], dim=1).float()
     keys = ", ".join(output.keys()) if hasattr(output, "keys") else type(output).__name__
@@ -251,8 +250,8 @@ def _has_spans(output: Any) -> bool:
     return all(isinstance(getattr(output, name, None), Tensor) for name in ("start_logits", "end_logits"))
 
 
-def _classified(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -> Posterior | SpanPosterior:
-    """A summary of predictions, (samples, batch, …), which are like this output."""
+def _summarize(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -> Posterior | SpanPosterior:
+    """A summary of predictions, (samples, batch, …), of the same type as this output."""
     if getattr(output, "logits", None) is None:
         if getattr(output, "last_hidden_state", None) is not None:
             return _summary(drawn, probabilities=False)
@@ -263,14 +262,14 @@ def _classified(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -
         return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
     link = link_of(base.config, drawn.shape[-1])
     classes = {getattr(base.config, "num_labels", None), vocabulary_of(base)}
-    # Pixels, or one logit per token, are no distribution over their last axis.
+    # Pixels, or one logit per token, are not a distribution over their last axis.
     if link == "softmax" and (drawn.dim() > 4 or drawn.shape[-1] not in classes):
         link = "identity"
     return _summary(linked(drawn, link), probabilities=link == "softmax")
 
 
 def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
-    """Whether logits of this shape, (batch, choices), are one for each of an example's texts."""
+    """Whether logits of this shape, (batch, choices), have one entry for each of an example's texts."""
     ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
     texts = ids if isinstance(ids, Tensor) else embedded[..., 0] if isinstance(embedded, Tensor) else None
     return texts is not None and texts.dim() == 3 and texts.shape[:2] == shape

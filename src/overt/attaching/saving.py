@@ -1,4 +1,4 @@
-"""Save an attached model the ordinary way."""
+"""`save_pretrained` of attached models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Saving:
-    """`model.save_pretrained` of an attached model: the model's own, and then what `overt.load` needs."""
+    """Replaces `model.save_pretrained`: calls the original, then writes what `overt.load` needs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
@@ -27,19 +27,19 @@ class Saving:
     ) -> Any:
         """Write weights, config and model card; arguments are those of `PreTrainedModel.save_pretrained`."""
         folder = Path(save_directory)
-        if push_to_hub:  # it comes back here for a folder of its own, and uploads that when all is in it
+        if push_to_hub:  # calls this again for a temporary folder, and uploads that once it is complete
             repo = kwargs.pop("repo_id", folder.name)
             self(folder, *args, **kwargs)
             return self.model.push_to_hub(repo, **kwargs)
         plain = type(self.model).save_pretrained
         if "save_original_format" in inspect.signature(plain).parameters:
-            # Older names of weights are for older loaders, which do not read this; and the Trainer, which
-            # resumes by the names that the model has, would not find its own.
+            # Older weight names serve older loaders, which cannot read attached models; and the Trainer
+            # resumes by the model's current names, and would not find its weights.
             kwargs.setdefault("save_original_format", False)
         plain(self.model, folder, *args, **kwargs)
         if not kwargs.get("is_main_process", True):
             return None
-        if getattr(self.model, "_hf_peft_config_loaded", False):  # then it wrote an adapter and no config
+        if getattr(self.model, "_hf_peft_config_loaded", False):  # then an adapter was written, and no config
             write_adapter(folder, self.model, self.model.active_adapters()[0], kwargs.get("state_dict"))
             write_card(folder / "README.md", self.model, f'"{folder.name}", base=base', "peft")
         elif (folder / "config.json").exists():
@@ -51,5 +51,5 @@ class Saving:
         return None
 
     def write_card(self, path: Path, name: str) -> None:
-        """Write the model card, or add to the one that is there."""
+        """Write the model card, or add to the existing one."""
         write_card(path, self.model, f'"{name}"', "transformers")

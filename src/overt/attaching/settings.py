@@ -1,4 +1,4 @@
-"""What files say of attached mechanisms: settings in `config.json` or `overt.json`, and the model card."""
+"""Attached mechanisms in files: settings in `config.json` or `overt.json`, and the model card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCK = "overt"
-# Whoever loads the folder without overt reads this in transformers' error: "has model type `…` but
-# Transformers does not recognize this architecture". Files of before have "overt" alone.
+# Users who load the folder without overt see this in transformers' error: "has model type `…` but
+# Transformers does not recognize this architecture". Older files have just "overt".
 MODEL_TYPE = "overt (import overt.auto)"
 MODEL_TYPES = ("overt", MODEL_TYPE)
 FORMAT = 1
@@ -32,14 +32,14 @@ TITLE = "# A model with attention mechanisms of Overt"
 CARD = f"""
 {TITLE}
 
-The attention of this {{architecture}} holds {{mechanisms}}. Overt, a PyTorch library, loads it. It is on no
-package index yet: in a checkout of its source,
+The attention of this {{architecture}} has {{mechanisms}} attached. Overt, a PyTorch library, loads it. Overt
+is not on a package index yet; install it from a checkout of its source:
 
 ```sh
 {INSTALL}
 ```
 
-and then
+Then load the model:
 
 ```python
 import overt
@@ -51,23 +51,23 @@ model = overt.load({{arguments}})
 """
 WARNINGS = {
     "transformers": """\
-After `import overt.auto`, Auto classes and `pipeline` load it, too; without that line they do not know its
-type. A concrete class such as `{architecture}` loads the plain weights only, without the mechanisms.""",
+After `import overt.auto`, Auto classes and `pipeline` load it too; without that line they do not recognise
+its type. A concrete class such as `{architecture}` loads only the plain weights, without the mechanisms.""",
     "peft": """\
-PEFT by itself cannot tell that the base wants these mechanisms: loaded onto a base without them, the adapter
+PEFT alone does not know that the base needs these mechanisms: loaded onto a base without them, the adapter
 gives a model that was never trained.""",
 }
 
 
 def settings_in(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a `config.json` says of attached mechanisms; None for that of a plain model."""
+    """The settings of attached mechanisms in a `config.json`; None for a plain model's."""
     block = config.get(BLOCK)
     attached = config.get("model_type") in MODEL_TYPES and isinstance(block, Mapping)
     return dict(block) if attached and isinstance(block, Mapping) else None
 
 
 def settings_of(model: PreTrainedModel) -> dict[str, Any]:
-    """What is to be written of the mechanisms that are attached to a model."""
+    """The settings of a model's mechanisms, as they are written to files."""
     from overt._version import __version__
 
     state: Any = model.overt_state
@@ -75,7 +75,7 @@ def settings_of(model: PreTrainedModel) -> dict[str, Any]:
         "format": FORMAT,
         "version": __version__,
         "architecture": type(model).__name__,
-        # Not under "model_type": transformers would take this block for the model's own config.
+        # Not under "model_type": transformers would take this block for the model's config.
         "base_model_type": model.config.model_type,
         "mechanisms": [as_dict(mechanism) for mechanism in state.mechanisms],
         "where": state.where,
@@ -84,20 +84,20 @@ def settings_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 class Uploading:
-    """`_upload_modified_files` of a model: `push_to_hub` replaces the card just before it."""
+    """Replaces a model's `_upload_modified_files`, since `push_to_hub` overwrites the card just before it."""
 
     def __init__(self, saving: Any) -> None:
         self.saving = saving
 
     def __call__(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own, with the model card written."""
+        """Write the model card, then call the original method."""
         self.saving.write_card(Path(working_dir) / "README.md", repo_id)
         model = self.saving.model
         return type(model)._upload_modified_files(model, working_dir, repo_id, *args, **kwargs)
 
 
 def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str) -> None:
-    """Write the model card of an attached model, or put it into the one that is there."""
+    """Write the model card of an attached model, or insert it into the existing one."""
     state: Any = model.overt_state
     architecture = type(model).__name__
     card = CARD.format(
@@ -113,30 +113,30 @@ def write_card(path: Path, model: PreTrainedModel, arguments: str, library: str)
 
 
 def mechanisms_in(settings: Mapping[str, Any], source: str) -> tuple[Mechanism, ...]:
-    """The mechanisms that settings tell of, or an error that names the file."""
+    """The mechanisms that settings describe; errors name the file."""
     if settings.get("format") != FORMAT:
         raise ValueError(f"{source} has format {settings.get('format')!r}; this overt reads {FORMAT}")
-    listed = settings.get("mechanisms")
-    if not isinstance(listed, list):
+    entries = settings.get("mechanisms")
+    if not isinstance(entries, list):
         raise ValueError(f"{source} does not describe an attached model: mechanisms must be a list")
     try:
-        return tuple(from_dict(one) for one in listed)
+        return tuple(from_dict(entry) for entry in entries)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the mechanisms of {source} cannot be made: {error}") from error
+        raise ValueError(f"the mechanisms in {source} cannot be built: {error}") from error
 
 
-def hub_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `from_pretrained`'s arguments that say where files are."""
+def hub_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that say where files are."""
     names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-    return {name: given[name] for name in names if given.get(name) is not None}
+    return {name: arguments[name] for name in names if arguments.get(name) is not None}
 
 
 def file_in(name: str, file: str, options: Mapping[str, Any]) -> str | None:
-    """The path of a file in a folder or a repository on the hub; None if it is not there."""
+    """The path of a file in a folder or a repository on the hub; None if there is no such file."""
     from transformers.utils.hub import cached_file
 
     if os.path.isdir(name):
         path = os.path.join(name, options.get("subfolder", ""), file)
         return path if os.path.isfile(path) else None
-    found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **options)
-    return found
+    cached: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **options)
+    return cached

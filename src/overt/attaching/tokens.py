@@ -1,4 +1,4 @@
-"""What posterior samples of a language model say of each token, and of a text that it writes itself."""
+"""Posterior samples of a language model for each token of a text, given or generated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from overt._predictions import mutual_information
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.state import parameters_of
 
-PIECE = 2**22  # numbers of a vocabulary's distributions that are looked at together
+PIECE = 2**22  # how many numbers, tokens × vocabulary, are processed at once
 
 
 @dataclass(frozen=True, eq=False)
 class TokenPosterior:
-    """What samples say of each token of a language model. Entropies are in nats.
+    """Posterior samples for each token of a language model. Entropies are in nats.
 
-    Place (example, t) is about token t of the labels, whichever position it is predicted from; with
-    `generate`, about the t-th token that was written. Values outside `mask` are NaN. Without any labels all
-    tokens but padding are told of, and only entropies are known.
+    Entry (example, t) describes token t of the labels, whichever position it is predicted from; with
+    `generate`, the t-th generated token. Values outside `mask` are NaN. Without labels all tokens except
+    padding are reported, and only entropies are known.
 
     Attributes:
         samples: (samples, batch, length), the label's log-probability under each sample.
@@ -33,8 +33,8 @@ class TokenPosterior:
         entropy: of the mean of the samples' distributions over the vocabulary, (batch, length).
         expected_entropy: average entropy of the samples' distributions.
         mutual_information: entropy − expected_entropy: how much the samples disagree.
-        mask: (batch, length), which tokens are told of: those with a label.
-        sequences: with `generate`, the tokens of prompt and continuation, as `model.generate` gives them.
+        mask: (batch, length), which tokens are reported: those with a label.
+        sequences: with `generate`, the tokens of prompt and continuation, as `model.generate` returns them.
     """
 
     samples: Tensor
@@ -48,12 +48,12 @@ class TokenPosterior:
 
 
 class TokenQuery(NamedTuple):
-    """The tokens that a language model is asked about.
+    """The tokens to report on.
 
     Attributes:
-        labels: (batch, length); None where there are none.
-        mask: (batch, length), which of them to tell of.
-        shift: from a label's place to that of the logits that predict it.
+        labels: (batch, length); None without labels.
+        mask: (batch, length), which of them to report on.
+        shift: offset from a label's position to that of the logits that predict it.
     """
 
     labels: Tensor | None
@@ -62,13 +62,13 @@ class TokenQuery(NamedTuple):
 
 
 def vocabulary_of(base: Any) -> int | None:
-    """How many words a model knows."""
+    """A model's vocabulary size; None if its config has none."""
     text = getattr(base.config, "get_text_config", lambda **_: base.config)(decoder=True)
     return getattr(text, "vocab_size", None)
 
 
 def is_vocabulary(base: Any, logits: Tensor) -> bool:
-    """Whether these are distributions over a vocabulary, one per token."""
+    """Whether logits are distributions over the vocabulary, one per token."""
     size = logits.shape[-1]
     return (
         logits.dim() == 3 and size == vocabulary_of(base) and size != getattr(base.config, "num_labels", None)
@@ -84,22 +84,23 @@ def real_positions(base: Any, inputs: dict[str, Any], shape: tuple[int, int], de
     return torch.ones(shape, dtype=torch.bool, device=device)
 
 
-def asked_of(
+def token_query(
     base: Any, inputs: dict[str, Any], labels: Any, shape: tuple[int, int], device: torch.device
 ) -> TokenQuery:
-    """The labels of a batch, or a causal model's own input, where logits have this shape, (batch, length)."""
+    """The labels of a batch, or the input of a causal model, for logits of this shape, (batch, length)."""
     real = real_positions(base, inputs, shape, device)
     causal = _is_causal(base)
     if str(getattr(base, "loss_type", None)) == "ForCTC":
-        labels = None  # they are not of single frames
+        labels = None  # they do not belong to single frames
     shift = -1 if causal and (labels is None or _shifts_labels(type(base))) else 0
-    own = causal and labels is None
-    labels = inputs.get("input_ids") if own else labels
+    if causal and labels is None:
+        labels = inputs.get("input_ids")
     mask = real
     if labels is not None:
         if labels.shape != shape:
             raise ValueError(
-                f"labels must be those of the logits' {shape} tokens, got shape {tuple(labels.shape)}"
+                f"labels must have one entry for each of the logits' {shape} tokens, got shape "
+                f"{tuple(labels.shape)}"
             )
         labels = labels.to(device)
         mask = real & (labels != -100)
@@ -116,8 +117,8 @@ def _is_causal(base: Any) -> bool:
 
 
 def _shifts_labels(kind: type) -> bool:
-    """Whether a causal model's loss shifts its labels; that of halves of encoder–decoders does not."""
-    forwards = (vars(one)["forward"] for one in kind.__mro__ if "forward" in vars(one))
+    """Whether a causal model's loss shifts its labels; decoders of encoder–decoders do not shift them."""
+    forwards = (vars(parent)["forward"] for parent in kind.__mro__ if "forward" in vars(parent))
     for forward in forwards:
         try:
             source = inspect.getsource(inspect.unwrap(forward))
@@ -128,25 +129,25 @@ def _shifts_labels(kind: type) -> bool:
     return False
 
 
-def tell_tokens(
-    run: Callable[[Tensor, Tensor], Any], ready: list[Tensor], asked: TokenQuery, samples: int, rows: int
+def score_tokens(
+    run: Callable[[Tensor, Tensor], Any], ready: list[Tensor], query: TokenQuery, samples: int, rows: int
 ) -> TokenPosterior:
-    """Samples of a language model, one after the other: what has a vocabulary axis has no sample axis.
+    """Samples of a language model, run one after another: no tensor has both a sample and a vocabulary axis.
 
     Args:
-        run: the model, for numbers of samples and examples.
-        ready: the logits of sample 0 and the first `rows` examples, which is taken out.
-        asked: which tokens are told of.
-        samples: how many.
+        run: runs the model, given the numbers of samples and examples.
+        ready: the logits of sample 0 and the first `rows` examples; removed from the list.
+        query: which tokens to report on.
+        samples: number of samples.
         rows: how many examples run at once.
     """
-    count, vocabulary = asked.mask.shape[0], ready[0].shape[-1]
-    told: list[tuple[Tensor, Tensor, Tensor]] = []
+    count, vocabulary = query.mask.shape[0], ready[0].shape[-1]
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, count, rows):
         index = torch.arange(start, min(start + rows, count))
-        where = asked.mask[start : start + rows].nonzero()
+        where = query.mask[start : start + rows].nonzero()
         example, place = where.unbind(dim=1)
-        labels = None if asked.labels is None else asked.labels[start : start + rows][example, place]
+        labels = None if query.labels is None else query.labels[start : start + rows][example, place]
         size = max(PIECE // vocabulary, 1)
         pieces = [slice(first, first + size) for first in range(0, len(where), size)]
         mean = torch.zeros(len(where), vocabulary, device=where.device)
@@ -155,48 +156,49 @@ def tell_tokens(
         for number in range(samples):
             logits = ready.pop() if ready else run(torch.full_like(index, number), index).logits
             for piece in pieces:
-                logs = logits[example[piece], place[piece] + asked.shift].float().log_softmax(dim=-1)
+                logs = logits[example[piece], place[piece] + query.shift].float().log_softmax(dim=-1)
                 if labels is not None:
                     scores[number, piece] = logs.gather(1, labels[piece].unsqueeze(1)).squeeze(1)
                 distribution = logs.exp_()
                 mean[piece] += distribution / samples
                 expected[piece] += entropy_of(distribution) / samples
-            del logits  # before there are more of them
+            del logits  # free the memory before the next run
         entropies = [entropy_of(mean[piece]) for piece in pieces]
-        told.append((scores, torch.cat([expected[:0], *entropies]), expected))
+        results.append((scores, torch.cat([expected[:0], *entropies]), expected))
 
-    def placed(values: Tensor) -> Tensor:
-        empty = values.new_full((*values.shape[:-1], *asked.mask.shape), torch.nan)
-        empty[..., asked.mask] = values
-        return empty
+    def spread_out(values: Tensor) -> Tensor:
+        """The values at their tokens' places, NaN elsewhere."""
+        whole = values.new_full((*values.shape[:-1], *query.mask.shape), torch.nan)
+        whole[..., query.mask] = values
+        return whole
 
-    scores, entropy, expected = (torch.cat(parts, dim=-1) for parts in zip(*told, strict=True))
+    scores, entropy, expected = (torch.cat(parts, dim=-1) for parts in zip(*results, strict=True))
     return TokenPosterior(
-        placed(scores),
-        placed(scores.mean(dim=0)),
-        placed(scores.std(dim=0, correction=0)),
-        placed(entropy),
-        placed(expected),
-        placed(mutual_information(entropy, expected)),
-        asked.mask,
+        spread_out(scores),
+        spread_out(scores.mean(dim=0)),
+        spread_out(scores.std(dim=0, correction=0)),
+        spread_out(entropy),
+        spread_out(expected),
+        spread_out(mutual_information(entropy, expected)),
+        query.mask,
     )
 
 
-# A continuation of the model's own.
+# Text that the model generates.
 
 
-def continued(
-    model: nn.Module, base: Any, inputs: dict[str, Any], most: int
+def generate_text(
+    model: nn.Module, base: Any, inputs: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], TokenQuery, Tensor]:
-    """Inputs with the tokens that the model writes, which of them are told of, and all tokens."""
+    """Inputs extended by at most `limit` generated tokens, which of them to report on, and all tokens."""
     from transformers import GenerationMixin, LogitsProcessorList
 
     if not base.can_generate():
-        raise ValueError(f"generate needs a model that writes text, which {type(base).__name__} does not")
+        raise ValueError(f"generate needs a model that generates text, got {type(base).__name__}")
     if type(base).generate is not GenerationMixin.generate:
         raise ValueError(
-            f"{type(base).__name__} has a generate of its own, of which nothing is known here: "
-            "give what it wrote as labels"
+            f"{type(base).__name__} has its own generate method, which is not supported: generate with it, "
+            "and pass the output as labels"
         )
     pair = bool(base.config.is_encoder_decoder)
     if not pair:
@@ -204,25 +206,25 @@ def continued(
             raise ValueError("generate needs input_ids")
         inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
         if not bool(inputs["attention_mask"][:, -1].all()):
-            raise ValueError("generate goes on from the last token: pad on the left")
+            raise ValueError("generate continues from the last token: pad on the left")
     lengths: list[int] = []
 
     def note(tokens: Tensor, scores: Tensor) -> Tensor:
         lengths.append(tokens.shape[1])
         return scores
 
-    once = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
+    greedy = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
     write: Any = model.generate
-    sequences = write(**inputs, max_new_tokens=most, logits_processor=LogitsProcessorList([note]), **once)
+    sequences = write(**inputs, max_new_tokens=limit, logits_processor=LogitsProcessorList([note]), **greedy)
     prompt = lengths[0]
     new = sequences[:, prompt:]
     ends = base.generation_config.eos_token_id
     ended = torch.isin(new, torch.as_tensor([] if ends is None else ends, device=new.device).to(new.dtype))
-    asked = TokenQuery(new, ended.cumsum(dim=1) - ended.long() == 0, prompt - 1)
+    query = TokenQuery(new, ended.cumsum(dim=1) - ended.long() == 0, prompt - 1)
     tokens = sequences[:, :-1]
     more = tokens.shape[1] - prompt
     longer = {**inputs, "decoder_input_ids" if pair else "input_ids": tokens}
-    # As generate() does it, step by step.
+    # Extended as generate() extends them, step by step.
     last: dict[str, Callable[[Tensor], Tensor]] = {
         "attention_mask": torch.ones_like,
         "token_type_ids": torch.clone,
@@ -237,6 +239,6 @@ def continued(
         else:
             steps = torch.arange(1, more + 1, device=positions.device)
             positions = torch.cat([positions, positions[:, -1:] + steps], dim=1)
-        if positions.dim() == 2:  # those in several dimensions the model makes of the tokens
+        if positions.dim() == 2:  # multi-dimensional positions are computed by the model from the tokens
             longer["position_ids"] = positions
-    return longer, asked, sequences
+    return longer, query, sequences

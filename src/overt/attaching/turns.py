@@ -1,4 +1,4 @@
-"""Whose turn it is to run a model: any number of threads as it is, or one that changes its modules."""
+"""A readers–writer lock for models: many threads may run a model at once, or one may change its modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """Threads that leave a model as it is run together; one that changes it waits for them, they for it."""
+    """Threads that only run a model run together; a thread that changes it excludes all others."""
 
     def __init__(self) -> None:
         self._free = threading.Condition()
@@ -16,7 +16,7 @@ class Turns:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Nobody changes the model."""
+        """Run the model; no thread changes it meanwhile."""
         with self._free:
             self._inside += 1
         try:
@@ -28,7 +28,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else runs it."""
+        """Change the model; no other thread runs it meanwhile."""
         with self._free:
             self._free.wait_for(lambda: self._inside == 0)
             yield

@@ -1,7 +1,7 @@
-"""Do maps agree with what the model's inputs matter to it? Rank correlations over a corpus.
+"""Do maps agree with how much each input token matters to the model? Rank correlations over a corpus.
 
 As in Abnar & Zuidema 2020, Tables 1–3: for each sentence and layer, Spearman's correlation between a query's
-row of a map and an importance of the tokens; then mean and spread over the sentences.
+row of a map and a measure of the tokens' importance; then mean and spread over the sentences.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ Pair: TypeAlias = tuple[str, str]
 
 
 def _references() -> dict[str, tuple[Method, dict[str, Any]]]:
-    """What maps are judged by: the methods that run the model, and their variants, each with its options."""
-    found: dict[str, tuple[Method, dict[str, Any]]] = {}
+    """The references for maps: methods that run the model, and their variants, each with its options."""
+    references: dict[str, tuple[Method, dict[str, Any]]] = {}
     for name, method in known_methods("model").items():
-        found[name] = method, {}
-        found |= {variant: (method, dict(options)) for variant, options in method.variants.items()}
-    return found
+        references[name] = method, {}
+        references |= {variant: (method, dict(options)) for variant, options in method.variants.items()}
+    return references
 
 
 @dataclass(frozen=True, eq=False)
 class Correlations:
     """Spearman correlations of methods with references, layer by layer.
 
-    Keys are (method, reference); arrays have shape (layers,). Sentences whose correlation is not defined (one
-    token, or all values equal) count for neither mean nor spread. Which those are differs from method to
-    method, so two of these means may be over different sentences: to compare methods, take `common`.
+    Keys are (method, reference); arrays have shape (layers,). Sentences whose correlation is undefined (one
+    token, or all values equal) are excluded from mean and spread. They differ from method to method, so two
+    means may be over different sentences: to compare methods, use `common`.
 
     Attributes:
-        values: (sentences, layers), NaN where not defined.
+        values: (sentences, layers), NaN where undefined.
         mean: over the sentences that this method ranks.
-        sd: standard deviation over them (divided by their number less one).
-        low: lower end of the mean's 95 % bootstrap interval. Sentences are drawn anew, the model is not: it
-            says nothing about a model trained with another seed.
-        high: upper end.
-        count: sentences, defined or not.
-        defined: sentences with a defined correlation.
-        with_cls: the same with the query's own token among the tokens; None in that one itself.
-        common: the same over the sentences, for each reference and layer, that every method ranks; None in
-            that one itself.
+        sd: standard deviation over them (divided by their number minus one).
+        low: lower end of the mean's 95 % bootstrap interval. It resamples sentences, not models: it says
+            nothing about a model trained with another seed.
+        high: upper end of that interval.
+        count: number of sentences, including those with undefined correlations.
+        defined: number of sentences with a defined correlation.
+        with_cls: the same with the query's own token among the tokens; None within `with_cls` itself.
+        common: the same over the sentences that, for a given reference and layer, every method ranks; None
+            within `common` itself.
     """
 
     values: dict[Pair, Floats]
@@ -72,11 +72,11 @@ class Correlations:
     common: Correlations | None = field(default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the single values, for JSON."""
+        """Everything except the individual values, for JSON."""
         names = ("mean", "sd", "low", "high", "defined")
         out: dict[str, Any] = {
             f"{method} ~ {reference}": {
-                name: [_plain(one) for one in getattr(self, name)[method, reference]] for name in names
+                name: [_plain(value) for value in getattr(self, name)[method, reference]] for name in names
             }
             for method, reference in self.mean
         }
@@ -88,7 +88,7 @@ class Correlations:
         return out
 
     def __str__(self) -> str:
-        if self.common is not None:  # rows of a table are there to be compared
+        if self.common is not None:  # so that the table's rows can be compared
             return str(self.common)
         layers = len(next(iter(self.mean.values())))
         lines = ["".ljust(28) + "".join(f"L{layer + 1}".rjust(13) for layer in range(layers))]
@@ -99,13 +99,13 @@ class Correlations:
         ranked = {reference: number for (_, reference), number in self.defined.items()}
         for reference, number in ranked.items():
             if (number < self.count).any():
-                cells = "".join(str(one).rjust(13) for one in number)
+                cells = "".join(str(layer_count).rjust(13) for layer_count in number)
                 lines.append(f"n of {self.count} ~ {reference}".ljust(28) + cells)
         return "\n".join(lines)
 
 
 def _cell(mean: float, sd: float) -> str:
-    """Mean and spread in print: no spread of a single sentence, and no mean of none."""
+    """Mean and spread as text; a single sentence has no spread, and no sentences have no mean."""
     if math.isnan(mean):
         return "–"
     return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
@@ -128,8 +128,8 @@ def spearman(scores: Floats, reference: Floats) -> Floats:
     ranks = rankdata(scores, axis=-1) - (scores.shape[-1] + 1) / 2
     other = rankdata(reference) - (len(reference) + 1) / 2
     size = np.sqrt((ranks**2).sum(axis=-1) * (other**2).sum())
-    found: Floats = np.divide(ranks @ other, size, out=np.full(len(size), np.nan), where=size > 0)
-    return found
+    rho: Floats = np.divide(ranks @ other, size, out=np.full(len(size), np.nan), where=size > 0)
+    return rho
 
 
 def correlate(
@@ -146,33 +146,33 @@ def correlate(
 ) -> Correlations:
     """Spearman correlation of each method with each reference, per layer, over a corpus.
 
-    Special tokens, padding and the query's own token (CLS) are left out; `with_cls` is the same with the
-    query's own token.
+    Special tokens, padding and the query's own token (CLS) are excluded; `with_cls` includes the query's own
+    token.
 
     Args:
-        traces: of batches, which may come from a generator: each is used and let go.
-        targets: what blank-out and gradients explain: the classes of all sentences in one tensor, or one
-            tensor per trace. None takes each trace's default.
-        methods: that read maps; all by default, "raw", "rollout" and "flow" and what else is registered.
-        references: that run the model: "blankout", "blankout-absolute", "gradients", "gradient-input",
-            "integrated", and what else is registered.
-        query: whose row is read; by default CLS, the first token, or the last token of a causal model or
-            decoder.
-        unk: id of the token that blanks out.
-        residual: of rollout and flow; by default what each trace's mixing implies.
-        bootstrap: resamplings of the sentences, for the intervals.
-        seed: of the resampling.
+        traces: traces of batches; may be a generator, since each is used once and released.
+        targets: the classes that blank-out and gradients explain: one tensor for all sentences, or one tensor
+            per trace. None uses each trace's default.
+        methods: methods that read maps; by default all, "raw", "rollout", "flow" and any others registered.
+        references: methods that run the model: "blankout", "blankout-absolute", "gradients",
+            "gradient-input", "integrated", and any others registered.
+        query: the query whose row is read; by default CLS, the first token, or the last token of a causal
+            model or decoder.
+        unk: id of the token that replaces blanked-out tokens.
+        residual: residual share of rollout and flow; by default the one that each trace's mixing implies.
+        bootstrap: number of bootstrap resamples of the sentences, for the intervals.
+        seed: random seed of the resampling.
     """
     known, judges = known_methods("maps"), _references()
     methods = tuple(known) if methods is None else methods
-    for name, asked, allowed in (
+    for argument, names, allowed in (
         ("methods", methods, tuple(known)),
         ("references", references, tuple(judges)),
     ):
-        if isinstance(asked, str) or not asked:
-            raise ValueError(f"{name} must list some of {', '.join(allowed)}, got {asked!r}")
-        for one in asked:
-            _check.one_of(name, one, allowed)
+        if isinstance(names, str) or not names:
+            raise ValueError(f"{argument} must list some of {', '.join(allowed)}, got {names!r}")
+        for name in names:
+            _check.one_of(argument, name, allowed)
     _check.whole("bootstrap", bootstrap, 1)
     if isinstance(traces, Trace):
         traces = [traces]
@@ -180,30 +180,33 @@ def correlate(
     if not isinstance(traces, Iterable):
         raise TypeError(f"traces must be a trace or traces of batches, got {type(traces).__name__}")
     pairs = [(method, reference) for reference in references for method in methods]
-    found: dict[bool, dict[Pair, list[Floats]]] = {own: {pair: [] for pair in pairs} for own in (False, True)}
-    goals = _Goals(targets)
+    # By whether the query's own token is among the tokens.
+    rows: dict[bool, dict[Pair, list[Floats]]] = {
+        includes_query: {pair: [] for pair in pairs} for includes_query in (False, True)
+    }
+    all_targets = _Targets(targets)
     for batch in traces:
         queries = batch.main_queries() if query is None else [query] * len(batch)
-        goal = goals.take(len(batch))
-        scores, importances = _measured(batch, methods, references, queries, goal, unk, residual)
+        target = all_targets.take(len(batch))
+        scores, importances = _measure(batch, methods, references, queries, target, unk, residual)
         source, count = batch.mask.shape[1] - batch.maps[0].shape[-2], batch.maps[0].shape[-2]
         for example in range(len(batch)):
             place = source + queries[example] % count
             keep = (batch.mask[example] & ~batch.special[example]).numpy().copy()
-            for own in (False, True):
-                keep[place] = own
+            for includes_query in (False, True):
+                keep[place] = includes_query
                 for method, reference in pairs:
                     row = spearman(scores[method][example][:, keep], importances[reference][example][keep])
-                    found[own][method, reference].append(row)
-    goals.check_used()
-    if not found[False][pairs[0]]:
+                    rows[includes_query][method, reference].append(row)
+    all_targets.check_used()
+    if not rows[False][pairs[0]]:
         raise ValueError("traces must hold at least one sentence, got none")
     rng = np.random.default_rng(seed)
-    inner = _summary(found[True], bootstrap, rng, None)
-    return _summary(found[False], bootstrap, rng, inner)
+    inner = _summary(rows[True], bootstrap, rng, None)
+    return _summary(rows[False], bootstrap, rng, inner)
 
 
-class _Goals:
+class _Targets:
     """The targets of a corpus, batch by batch."""
 
     def __init__(self, targets: Any) -> None:
@@ -214,11 +217,12 @@ class _Goals:
             raise ValueError(f"targets must be one class per sentence, got shape {tuple(self.flat.shape)}")
 
     def take(self, count: int) -> Any:
+        """The targets of the next batch, of `count` sentences."""
         if self.flat is not None:
             part = self.flat[self.used : self.used + count]
             self.used += count
             if len(part) < count:
-                raise ValueError(f"targets must have one entry per sentence, got {len(self.flat)} in all")
+                raise ValueError(f"targets must have one entry per sentence, got {len(self.flat)} in total")
             return part
         if self.listed is None:
             return None
@@ -229,26 +233,26 @@ class _Goals:
         return part
 
     def check_used(self) -> None:
-        """Refuse targets that no trace came for."""
+        """Refuse targets beyond the last trace."""
         left = 0 if self.flat is None else len(self.flat) - self.used
         if left > 0 or (self.listed is not None and next(self.listed, None) is not None):
             raise ValueError("targets must have one entry per trace, got more")
 
 
-def _measured(
+def _measure(
     batch: Trace,
     methods: Sequence[str],
     references: Sequence[str],
     queries: list[int],
-    goal: Any,
+    target: Any,
     unk: int | None,
     residual: float | None,
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Each method's (batch, layer, token) and each reference's (batch, token), at one query per example."""
-    asked = sorted(set(queries))
-    rows, places = np.arange(len(batch)), np.array([asked.index(query) for query in queries])
+    distinct = sorted(set(queries))
+    rows, places = np.arange(len(batch)), np.array([distinct.index(query) for query in queries])
     scores = {
-        name: batch.read(name, asked, **method_of(name).fitting({"residual": residual})).numpy()[
+        name: batch.read(name, distinct, **method_of(name).fitting({"residual": residual})).numpy()[
             rows, :, places
         ]
         for name in methods
@@ -259,34 +263,34 @@ def _measured(
         if options == {"absolute": True} and method.name in importances:  # no need to run it twice
             importances[reference] = np.abs(importances[method.name])
             continue
-        given = {**options, **method.fitting({"target": goal, "unk": unk})}
-        values = batch.read(method.name, asked, **given).numpy()[:, 0]
-        # A model with one output for all tokens has one row, whatever is asked.
-        importances[reference] = values[rows, places if values.shape[1] == len(asked) else 0]
+        options = {**options, **method.fitting({"target": target, "unk": unk})}
+        values = batch.read(method.name, distinct, **options).numpy()[:, 0]
+        # A model with one output for all tokens has one row, whatever the queries.
+        importances[reference] = values[rows, places if values.shape[1] == len(distinct) else 0]
     return scores, importances
 
 
 def _summary(
     rows: Mapping[Pair, list[Floats]], bootstrap: int, rng: np.random.Generator, inner: Correlations | None
 ) -> Correlations:
-    values = {pair: np.stack(one) for pair, one in rows.items()}
+    values = {pair: np.stack(sentences) for pair, sentences in rows.items()}
     count = len(next(iter(values.values())))
     draws = rng.integers(0, count, size=(bootstrap, count))
     weights = np.stack([np.bincount(draw, minlength=count) for draw in draws]).astype(np.float64)
-    common = _averaged(_ranked_by_all(values), weights)
-    return replace(_averaged(values, weights), with_cls=inner, common=common)
+    common = _average(_ranked_by_all(values), weights)
+    return replace(_average(values, weights), with_cls=inner, common=common)
 
 
 def _ranked_by_all(values: Mapping[Pair, Floats]) -> dict[Pair, Floats]:
-    """The values of the sentences at which, for a reference and layer, no method has NaN; NaN elsewhere."""
+    """The values of sentences that all methods rank, for a reference and layer; NaN elsewhere."""
     missing: dict[str, NDArray[np.bool_]] = {}
     for (_, reference), table in values.items():
         missing[reference] = np.isnan(table) | missing.get(reference, False)
     return {pair: np.where(missing[pair[1]], np.nan, table) for pair, table in values.items()}
 
 
-def _averaged(values: dict[Pair, Floats], weights: Floats) -> Correlations:
-    """Mean and spread over sentences; `weights`, (resamples, sentences), say how often each was drawn."""
+def _average(values: dict[Pair, Floats], weights: Floats) -> Correlations:
+    """Mean and spread over sentences; `weights`, (resamples, sentences), are the counts of each draw."""
     mean, sd, low, high, defined = {}, {}, {}, {}, {}
     for pair, table in values.items():
         known = ~np.isnan(table)
@@ -299,24 +303,24 @@ def _averaged(values: dict[Pair, Floats], weights: Floats) -> Correlations:
             sd[pair] = np.sqrt(square / (number - 1))
             resampled = (weights @ filled) / (weights @ known)
         ends = np.full((2, table.shape[1]), np.nan)
-        if (some := number > 0).any():
-            ends[:, some] = np.nanpercentile(resampled[:, some], [2.5, 97.5], axis=0)
+        if (ranked := number > 0).any():
+            ends[:, ranked] = np.nanpercentile(resampled[:, ranked], [2.5, 97.5], axis=0)
         low[pair], high[pair] = ends
     return Correlations(values, mean, sd, low, high, weights.shape[1], defined)
 
 
 @dataclass(frozen=True, eq=False)
 class Sanity:
-    """What is left of maps when weights are randomised, from the top layer down.
+    """How much maps change when weights are randomised, from the top layer down.
 
     Attributes:
-        stages: what has been randomised so far, a layer's path and all above it; at last everything.
-        left: method → (stages,), mean Spearman correlation between the rows of the model as it is and as
-            randomised, over the sentences in which neither row is constant. A method that shows what the
-            model learnt falls towards zero; one that stays near one shows something else.
-        defined: method → (stages,), how many sentences those are.
-        common: as `left`, over the sentences that count for every method.
-        shared: (stages,), how many those are.
+        stages: what has been randomised so far: a layer (its path) and all above it; in the end everything.
+        left: method → (stages,), mean Spearman correlation between the rows of the original model and of the
+            randomised one, over the sentences in which neither row is constant. For a method that shows what
+            the model learnt, it falls towards zero; if it stays near one, the method shows something else.
+        defined: method → (stages,), number of these sentences.
+        common: like `left`, over the sentences that count for every method.
+        shared: (stages,), number of those.
     """
 
     stages: list[str]
@@ -345,47 +349,49 @@ def randomised(
 ) -> Sanity:
     """The weight-randomisation check (Adebayo et al. 2018), cascading from the top layer down.
 
-    Parameters are shuffled, each within itself, so that their sizes stay what they were. The model given is
-    not touched. All tokens but padding are ranked, special ones and the query's own too.
+    The entries of each parameter are shuffled, so that its distribution of values stays the same. The model
+    itself is not changed. All tokens except padding are ranked, including special tokens and the query's own.
 
     Args:
         model: the model.
         inputs: a batch, as for `overt.trace`.
-        methods: any, by default all that read maps.
-        query: whose row is compared, as for `correlate`.
-        layer: of which layer.
-        seed: of the shuffling.
-        arguments: further ones of `overt.trace`.
+        methods: any methods; by default all that read maps.
+        query: the query whose row is compared, as for `correlate`.
+        layer: the layer whose row is compared.
+        seed: random seed of the shuffling.
+        arguments: further arguments of `overt.trace`.
     """
     import torch
 
     names = tuple(known_methods("maps")) if methods is None else methods
     if isinstance(names, str) or not names:
         raise ValueError(f"methods must list some of {', '.join(known_methods())}, got {names!r}")
-    asked_for = {name: method_of(name, argument="methods") for name in names}
+    chosen = {name: method_of(name, argument="methods") for name in names}
     changed = copy.deepcopy(model)
     before = trace(model, inputs, **arguments)
     # The top first: the decoder's layers, then the encoder's.
     paths = before.paths
-    own, encoder = len(before.maps), len(before.encoder_maps)
-    layers = list(dict.fromkeys(_layer(path) for path in reversed(paths[:own])))
-    layers += list(dict.fromkeys(_layer(path) for path in reversed(paths[own : own + encoder])))
+    top, encoder = len(before.maps), len(before.encoder_maps)
+    layers = list(dict.fromkeys(_layer(path) for path in reversed(paths[:top])))
+    layers += list(dict.fromkeys(_layer(path) for path in reversed(paths[top : top + encoder])))
     generator = torch.Generator().manual_seed(seed)
     done: set[str] = set()
 
     queries = before.main_queries() if query is None else [query] * len(before)
-    asked = sorted(set(queries))
-    places = [asked.index(one) for one in queries]
+    distinct = sorted(set(queries))
+    places = [distinct.index(number) for number in queries]
 
     def rows(traced: Trace) -> dict[str, Floats]:
-        found = {}
-        for name, method in asked_for.items():
-            values = traced.read(name, asked, **method.fitting({"layers": layer})).numpy()[:, 0]
-            # A model with one output for all tokens has one row, whatever is asked.
-            found[name] = values[range(len(places)), places if values.shape[1] == len(asked) else 0]
-        return found
+        """Each method's row of every example, at its query."""
+        by_method = {}
+        for name, method in chosen.items():
+            values = traced.read(name, distinct, **method.fitting({"layers": layer})).numpy()[:, 0]
+            # A model with one output for all tokens has one row, whatever the queries.
+            by_method[name] = values[range(len(places)), places if values.shape[1] == len(distinct) else 0]
+        return by_method
 
     def shuffle(prefix: str) -> None:
+        """Shuffle the parameters under a path that have not been shuffled yet."""
         with torch.no_grad():
             for name, parameter in changed.named_parameters():
                 if name not in done and (name + ".").startswith(prefix):
@@ -394,38 +400,38 @@ def randomised(
                     done.add(name)
 
     original = rows(before)
-    found: dict[str, list[list[float]]] = {method: [] for method in asked_for}  # by stage and sentence
+    rho: dict[str, list[list[float]]] = {method: [] for method in chosen}  # by stage and sentence
     stages = []
     for stage in [*layers, ""]:
         shuffle(f"{stage}." if stage else "")
         stages.append(stage or "everything")
         now = rows(trace(changed, inputs, **arguments))
-        for method in asked_for:
-            kept = [
+        for method in chosen:
+            sentences = [
                 float(spearman(now[method][i : i + 1, keep], original[method][i, keep])[0])
                 for i, keep in enumerate(before.mask.numpy())
             ]
-            found[method].append(kept)
-    values = {method: np.array(kept) for method, kept in found.items()}  # (stages, sentences)
-    known = {method: ~np.isnan(kept) for method, kept in values.items()}
+            rho[method].append(sentences)
+    values = {method: np.array(stage_rows) for method, stage_rows in rho.items()}  # (stages, sentences)
+    known = {method: ~np.isnan(table) for method, table in values.items()}
     by_all = np.logical_and.reduce(list(known.values()))
     return Sanity(
         stages,
-        {method: _mean_where(kept, known[method]) for method, kept in values.items()},
+        {method: _mean_where(table, known[method]) for method, table in values.items()},
         {method: known[method].sum(axis=1) for method in values},
-        {method: _mean_where(kept, by_all) for method, kept in values.items()},
+        {method: _mean_where(table, by_all) for method, table in values.items()},
         by_all.sum(axis=1),
     )
 
 
 def _mean_where(values: Floats, counted: NDArray[np.bool_]) -> Floats:
-    """Mean of each row over what counts; NaN where nothing does."""
+    """Mean of each row over the counted values; NaN if there are none."""
     with np.errstate(invalid="ignore"):
-        found: Floats = np.where(counted, values, 0.0).sum(axis=1) / counted.sum(axis=1)
-    return found
+        mean: Floats = np.where(counted, values, 0.0).sum(axis=1) / counted.sum(axis=1)
+    return mean
 
 
 def _layer(path: str) -> str:
     """The layer that an attention is in: its path up to the first number."""
-    found = re.match(r"(.*?\.\d+)(?:\.|$)", path)
-    return path if found is None else found.group(1)
+    match = re.match(r"(.*?\.\d+)(?:\.|$)", path)
+    return path if match is None else match.group(1)

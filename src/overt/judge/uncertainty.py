@@ -19,7 +19,6 @@ from overt import _check
 from overt._predictions import summarize
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import ArrayLike, NDArray
 
     Values: TypeAlias = ArrayLike | torch.Tensor
@@ -31,13 +30,14 @@ _SUM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)  # a generated == would compare arrays and fail on their truth value
 class Predictive:
-    """What posterior samples say about each example. Entropies are in nats.
+    """A summary of posterior samples for each example. Entropies are in nats.
 
     mean: (examples, classes), the average of the samples.
     spread: (examples, classes), the standard deviation over the samples (divided by their number, not by
         one less, so a single sample has spread 0).
     entropy: (examples,), entropy of the mean: the total uncertainty.
-    expected_entropy: (examples,), average entropy of the samples: what stays even if the weights were known.
+    expected_entropy: (examples,), average entropy of the samples: what would remain if the weights were
+        known.
     mutual_information: (examples,), entropy − expected_entropy, never negative: how much the samples disagree
         (Houlsby et al. 2011, arXiv:1112.5745, section 2).
     """
@@ -56,13 +56,13 @@ def predictive(probabilities: Values) -> Predictive:
 
 
 def p_values(probabilities: Values) -> Floats:
-    """P-values, (examples,), of a t-test between the two leading classes of each example.
+    """P-values, (examples,), of a t-test between the two most probable classes of each example.
 
-    Fan et al. 2020 (Bayesian Attention Modules, arXiv:2010.10604), appendix B.2.1: of the two classes with
-    the highest posterior mean, the sampled probabilities are compared by Student's two-sample t-test (equal
-    variances, two-sided). Where neither class varies over the samples the statistic is undefined; such an
-    example counts as certain, p = 0. `probabilities` is (samples, examples, classes), with at least two
-    samples and two classes.
+    Fan et al. 2020 (Bayesian Attention Modules, arXiv:2010.10604), appendix B.2.1: Student's two-sample
+    t-test (equal variances, two-sided) compares the sampled probabilities of the two classes with the highest
+    posterior mean. If neither class varies over the samples, the statistic is undefined; such an example
+    counts as certain, p = 0. `probabilities` is (samples, examples, classes), with at least two samples and
+    two classes.
 
     The authors' released code (zhougroup/BAM, GAT/execute_cora.py) runs a paired test, on logits; this
     function follows the paper.
@@ -85,16 +85,16 @@ def pavpu(
 ) -> dict[float, float]:
     """Share of examples that are accurate and certain, or inaccurate and uncertain, for each threshold.
 
-    PAvPU = (n_ac + n_iu) / (n_ac + n_au + n_ic + n_iu) (Mukhoti and Gal 2018, arXiv:1811.12709), an example
-    being certain if its `p_values` < threshold (Fan et al. 2020, appendix B.2.1). `probabilities` is
+    PAvPU = (n_ac + n_iu) / (n_ac + n_au + n_ic + n_iu) (Mukhoti and Gal 2018, arXiv:1811.12709); an example
+    is certain if its `p_values` < threshold (Fan et al. 2020, appendix B.2.1). `probabilities` is
     (samples, examples, classes). Give exactly one of
 
     targets: (examples,), integer labels; the prediction is the class of highest posterior mean.
-    accuracies: (examples,), in [0, 1], how right that prediction is, where several answers are partly right
-        (see `vqa_accuracy`). Each example then counts with weight: n_ac = Σ Acc·Cer, n_au = Σ Acc·(1−Cer),
+    accuracies: (examples,), in [0, 1], how correct that prediction is, if several answers are partly correct
+        (see `vqa_accuracy`). Examples are then weighted: n_ac = Σ Acc·Cer, n_au = Σ Acc·(1−Cer),
         n_ic = Σ (1−Acc)·Cer, n_iu = Σ (1−Acc)·(1−Cer).
 
-    The four counts add up to the number of examples, so batches may be averaged, weighted by their sizes.
+    The four counts add up to the number of examples, so results of batches may be averaged, weighted by size.
     """
     if (targets is None) == (accuracies is None):
         raise ValueError(
@@ -121,7 +121,7 @@ def pavpu(
 
 
 def vqa_accuracy(counts: Values) -> Floats:
-    """min(counts / 3, 1), elementwise: how right an answer is that `counts` of the human annotators gave.
+    """min(counts / 3, 1), elementwise: the accuracy of an answer that `counts` human annotators gave.
 
     Antol et al. 2015 (VQA, arXiv:1505.00468), section 3; Fan et al. 2020, appendix B.2.1.
     """
@@ -135,16 +135,13 @@ def ece(mean: Values, targets: Values, bins: int = 15) -> float:
     """Expected calibration error: Σ over bins of (share of examples) · |accuracy − mean confidence|.
 
     Guo et al. 2017 (arXiv:1706.04599), section 2. `mean` is (examples, classes), `targets` (examples,).
-    The bins and the way they are filled are those of torchmetrics' multiclass_calibration_error (norm='l1'):
-    equal widths, each bin holding its lower edge and not its upper, and a confidence of exactly 1 in a bin of
-    its own.
+    The bins are those of torchmetrics' multiclass_calibration_error (norm='l1'): of equal width, each
+    including its lower edge and not its upper; a confidence of exactly 1 has a separate bin.
     """
-    import torch  # here, like scipy below: only this function needs it
-
     _check.whole("bins", bins, 1)
     confidence, correct = _judged(mean, targets)
-    # On an edge the last bit decides, and torch.linspace's edges are not always i / bins rounded; so both
-    # sides of the comparison are torchmetrics' own: these edges, and confidences rounded to float32.
+    # At an edge the last bit decides, and torch.linspace's edges are not always i / bins rounded. So both
+    # sides of the comparison are as in torchmetrics: these edges, and confidences rounded to float32.
     edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float32, device="cpu").numpy()
     bin_of = np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1
     gaps = np.bincount(bin_of, weights=correct - confidence)
@@ -171,8 +168,9 @@ def selective_accuracy(
     """Accuracy on the most confident ⌈coverage · examples⌉ examples, for each coverage in (0, 1].
 
     Geifman and El-Yaniv 2017 (arXiv:1705.08500), section 2. `mean` is (examples, classes), `targets`
-    (examples,). `confidence` (examples,) ranks the examples, highest first, and is the highest probability
-    unless given; minus the mutual information is another choice. Of equals, the earlier is kept first.
+    (examples,). `confidence` (examples,) ranks the examples, highest first; by default it is the highest
+    probability, and minus the mutual information is another choice. Of equally confident examples, the
+    earlier comes first.
     """
     _check_sequence("coverage", coverage)
     for share in coverage:
@@ -182,14 +180,14 @@ def selective_accuracy(
     examples = len(correct)
     rank_by = highest if confidence is None else _per_example("confidence", confidence, examples)
     ranked = correct[np.argsort(-rank_by, kind="stable")]
-    # 0.07 · 100 is 7.000000000000001 in floats, and must keep 7: shave off more than rounding adds.
-    kept = {share: math.ceil(share * examples * (1.0 - 1e-12)) for share in coverage}
-    return {share: float(ranked[:count].mean()) for share, count in kept.items()}
+    # 0.07 · 100 is 7.000000000000001 in floats, and must give 7: subtract more than rounding adds.
+    counts = {share: math.ceil(share * examples * (1.0 - 1e-12)) for share in coverage}
+    return {share: float(ranked[:count].mean()) for share, count in counts.items()}
 
 
 def _p_values(samples: Floats) -> Floats:
     """`p_values` of checked samples."""
-    # Imported here to keep `import overt` light. The ignore serves a mypy without scipy-stubs.
+    # Imported here to keep `import overt` light. The ignore is for mypy without scipy-stubs.
     from scipy.stats import ttest_ind_from_stats  # type: ignore[import-untyped, unused-ignore]
 
     count, examples, classes = samples.shape
@@ -200,14 +198,14 @@ def _p_values(samples: Floats) -> Floats:
     mean = samples.mean(axis=0)
     rows = np.arange(examples)
     first = mean.argmax(axis=1)
-    mean[rows, first] = -1.0  # out of the way: below any probability
+    mean[rows, first] = -1.0  # below any probability, so that argmax finds the second class
     pair = samples[:, rows, np.stack([first, mean.argmax(axis=1)])]  # (samples, 2, examples)
     means, spreads = pair.mean(axis=0), pair.std(axis=0, ddof=1)
-    # The same test as ttest_ind, which warns of lost precision where one of the two classes is constant.
+    # The same test as ttest_ind, which warns of lost precision if one of the two classes is constant.
     result = ttest_ind_from_stats(means[0], spreads[0], count, means[1], spreads[1], count)
     # By range, since the deviation of equal floats from their rounded mean need not be zero.
-    still = (np.ptp(pair, axis=0) == 0.0).all(axis=0)
-    return np.where(still, 0.0, np.asarray(result.pvalue, dtype=np.float64))
+    constant = (np.ptp(pair, axis=0) == 0.0).all(axis=0)
+    return np.where(constant, 0.0, np.asarray(result.pvalue, dtype=np.float64))
 
 
 def _judged(mean: Values, targets: Values) -> tuple[Floats, Floats]:
@@ -218,7 +216,7 @@ def _judged(mean: Values, targets: Values) -> tuple[Floats, Floats]:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
-    """`value` as a numpy array of real numbers; a tensor is known by `.detach`, so torch is not imported."""
+    """`value` as a numpy array of real numbers; tensors are recognised by `.detach`."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.double() if value.is_floating_point() else value).numpy()  # numpy has no bfloat16
@@ -229,11 +227,11 @@ def _array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _reals(name: str, value: object, axes: tuple[str, ...] | None = None) -> Floats:
-    """`value` in float64, neither empty nor with NaN, and with these axes if they are given."""
+    """`value` in float64, not empty, without NaN, and with these axes unless None."""
     array = _array(name, value)
     if axes is not None and array.ndim != len(axes):
-        wanted = str(axes).replace("'", "")
-        raise ValueError(f"{name} must have shape {wanted}, got shape {array.shape}")
+        shape = str(axes).replace("'", "")
+        raise ValueError(f"{name} must have shape {shape}, got shape {array.shape}")
     if array.size == 0:
         raise ValueError(f"{name} must not be empty, got shape {array.shape}")
     array = array.astype(np.float64, copy=False)
@@ -243,16 +241,16 @@ def _reals(name: str, value: object, axes: tuple[str, ...] | None = None) -> Flo
 
 
 def _distributions(name: str, value: object, axes: tuple[str, ...]) -> Floats:
-    """`value` in float64, with these axes, each row along the last a probability distribution."""
+    """`value` in float64, with these axes; each row along the last axis is a probability distribution."""
     array = _reals(name, value, axes)
     if array.min() < 0.0:
         raise ValueError(f"{name} must not be negative, got {array.min():g} (logits need a softmax first)")
     sums = array.sum(axis=-1)
-    off = np.abs(sums - 1.0)
-    if off.max() > _SUM_TOLERANCE:
+    deviations = np.abs(sums - 1.0)
+    if deviations.max() > _SUM_TOLERANCE:
         raise ValueError(
             f"{name} must sum to one over classes within {_SUM_TOLERANCE:g}, "
-            f"got {sums.flat[off.argmax()]:.6g} at worst"
+            f"got {sums.flat[deviations.argmax()]:.6g} at worst"
         )
     return array
 
@@ -281,6 +279,6 @@ def _labels(targets: object, examples: int, classes: int) -> NDArray[np.int64]:
 
 
 def _check_sequence(name: str, values: Any) -> None:
-    """Refuse anything but a non-empty, flat sequence."""
+    """Refuse anything but a non-empty, one-dimensional sequence."""
     if np.ndim(values) != 1 or np.size(values) == 0:
         raise ValueError(f"{name} must be a sequence of one number or more, such as (0.5,), got {values!r}")
