@@ -42,7 +42,7 @@ def traces_of_model(path: str, data: Path | None, count: int) -> Iterator[overt.
 def traces_of_run(folder: Path, data: Path | None, count: int) -> Iterator[overt.Trace]:
     """Traces of test sentences through a model that `overt reproduce flow-table-1` trained."""
     corpus = linzen.load(data)
-    model = flow_tables.trained(folder, corpus)
+    model = flow_tables.load_trained(folder, corpus)
     print(f"{folder.parent.name}, {folder.name}, {min(count, len(corpus.test))} test sentences")
     numbered = batches(corpus.test[:count], flow_tables.TRACED, seed=0)
     for inputs, _ in classifier_batches(numbered, corpus.collate):

@@ -269,8 +269,8 @@ def test_the_vocabulary_has_its_specials_first_and_no_word_twice_or_unused(
         (lambda: split(-1, 1, 0), "train must be a whole number of at least 0, got -1"),
         (lambda: split(1, True, 0), "test must be a whole number of at least 0, got True"),
         (lambda: split(1, 1, -3), "seed must be a whole number of at least 0, got -3"),
-        (lambda: baselines([], generate(1, 0)), "train must hold at least one sentence, got none"),
-        (lambda: baselines(generate(1, 0), []), "test must hold at least one sentence, got none"),
+        (lambda: baselines([], generate(1, 0)), "train must contain at least one sentence, got none"),
+        (lambda: baselines(generate(1, 0), []), "test must contain at least one sentence, got none"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(call: Callable[[], object], message: str):

@@ -576,14 +576,14 @@ def test_paired_differences_have_students_interval() -> None:
     for count in (2, 5, 20):
         values = [source.gauss(0.3, 1.0) for _ in range(count)]
         expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
-        mean, low, high = statistics.paired(values)
+        mean, low, high = statistics.mean_interval(values)
         assert mean == pytest.approx(sum(values) / count)
         assert (low, high) == pytest.approx((expected.low, expected.high))
 
 
 def test_no_difference_has_no_interval_and_one_seed_none_that_is_known() -> None:
-    assert statistics.paired([0.0] * 5) == (0.0, 0.0, 0.0)
-    mean, low, high = statistics.paired([0.7])
+    assert statistics.mean_interval([0.0] * 5) == (0.0, 0.0, 0.0)
+    mean, low, high = statistics.mean_interval([0.7])
     assert mean == 0.7
     assert math.isnan(low)
     assert math.isnan(high)
@@ -687,10 +687,10 @@ def test_the_stored_differences_are_corrected_for_all_45() -> None:
     left = sorted(place for place, one in corrected.items() if one < 0.05)
     assert [row for row, _ in left] == ["NO KL", "NO KL", "WC", "WC", "WF", "WF"]
     text = " ".join(result["notes"])
-    assert "families of 5 (first table) and 45 (last two) comparisons, each corrected by Holm" in text
-    assert "Of the 45, 9 have p < 0.05 taken singly, and 6 by Holm" in text
+    assert "form families of 5 (first table) and 45 (last two tables), each corrected by Holm" in text
+    assert "Of the 45, 9 have p < 0.05 uncorrected, and 6 by Holm" in text
     assert all(f"{row}, {column} (" in text for row, column in left)
-    assert "Of the 45, none has p < 0.05, even taken singly." in " ".join(
+    assert "Of the 45, none has p < 0.05, even uncorrected." in " ".join(
         stored("bam-table-1-citeseer")["notes"]
     )
 
@@ -775,7 +775,7 @@ def test_a_run_writes_down_every_row_seed_and_noise_level(made: Finished, graph:
             for level in numbers["uncertainty"].values():
                 assert level["pavpu"].keys() == {"0.01", "0.05", "0.1"}
                 assert level["selective"].keys() == {"0.5", "0.8"}
-            model = bam_graphs.trained(kept, graph)
+            model = bam_graphs.load_trained(kept, graph)
             assert not model.training
             assert judged(model, graph, graph.test)[0] == pytest.approx(numbers["test"])
     assert made.threads[0] == made.threads[1], "the run's one thread is its own affair"
@@ -798,9 +798,9 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Finish
         rows = (line.strip("| ").split(" | ") for line in lines if re.match(r"\| (GAT|BAM) ", line))
         tables[title] = {name.removeprefix("BAM "): list(map(unsigned_zeros, cells)) for name, *cells in rows}
     first, *noise, against, chance = tables
-    assert first == "Cora, test accuracy, mean±sd of the seeds:"
+    assert first == "Cora, test accuracy, mean±sd over seeds:"
     assert noise == [
-        "Cora, features as they are:",
+        "Cora, unchanged features:",
         "Cora, noise of 1 sd of the features:",
         "Cora, noise of 2 sd of the features:",
     ]
@@ -829,7 +829,7 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Finish
         if row == "GAT":
             continue
         more = [100 * (numbers[seed][row]["test"] - numbers[seed]["GAT"]["test"]) for seed in "01"]
-        mean, low, high = map(signed, statistics.paired(more))
+        mean, low, high = map(signed, statistics.mean_interval(more))
         assert tables[first][row][4:6] == [mean, f"{low} … {high}"]
         assert tables[first][row][6] == bam_graphs._p(statistics.paired_p(more))
         assert tables[against][row][0] == f"{mean} ({low} … {high})", "the same accuracy, at noise 0"
@@ -838,7 +838,7 @@ def test_a_try_writes_published_beside_measured_into_its_own_folder(made: Finish
             100 * (ours - numbers[seed]["GAT"]["uncertainty"]["noise 2"]["ece"])
             for ours, seed in zip(eces, "01", strict=True)
         ]
-        mean, low, high = map(signed, statistics.paired(eces))
+        mean, low, high = map(signed, statistics.mean_interval(eces))
         assert tables[against][row][-1] == f"{mean} ({low} … {high})"
 
 
@@ -849,10 +849,12 @@ def test_rows_that_are_the_same_are_named_beside_the_table(made: Finished) -> No
         for seed in "01":
             assert timeless({0: {0: per_seed[seed][row]}}) == timeless({0: {0: per_seed[seed][other]}})
     page = (made.out / "RESULTS.md").read_text()
-    same = {note.split()[0]: note for note in made.result["notes"] if " has the test accuracy of " in note}
-    every = "in every seed, and its validation loss to the last digit in 2 of 2"
-    assert f"LC has the test accuracy of GAT {every}" in same["LC"]
-    assert f"WF has the test accuracy of NO KL {every}" in same["WF"]
+    same = {
+        note.split()[0]: note for note in made.result["notes"] if " has the same test accuracy as " in note
+    }
+    every = "in every seed, and the same validation loss to the last digit in 2 of 2"
+    assert f"LC has the same test accuracy as GAT {every}" in same["LC"]
+    assert f"WF has the same test accuracy as NO KL {every}" in same["WF"]
     assert "σ₂ = 1e-15" in same["LC"]
     assert "σ₂" not in same["WF"]
     assert all(f"- {note}" in page for note in made.result["notes"])
@@ -875,7 +877,9 @@ def test_a_second_call_trains_nothing(made: Finished, data: Path, monkeypatch: p
     assert again["per_seed"] == made.result["per_seed"]
     assert again["tables"] == made.result["tables"]
     assert run(data, made.out, "--epochs=4", "--workers=2")["tables"] == again["tables"]
-    message = r"GAT/seed-0 holds a run with epochs 4, asked for is 5: --fresh clears it away, another --out"
+    message = (
+        r"GAT/seed-0 has a run with epochs 4, but 5 was requested: delete it with --fresh, or choose another"
+    )
     with pytest.raises(ValueError, match=message):
         run(data, made.out, "--epochs=5", "--workers=1")
     assert run(data, made.out, *SHORT, seeds=1)["seeds"] == [0], "fewer seeds are there too"
@@ -939,7 +943,7 @@ def test_a_process_that_dies_ends_the_run_in_one_line(
 
     monkeypatch.setattr(graph_training, "ProcessPoolExecutor", Dying)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
-    with pytest.raises(OSError, match=r"a training's process was killed.*fewer --workers would do"):
+    with pytest.raises(OSError, match=r"a training process was killed.*try fewer --workers"):
         list(graph_training.perform_all(tasks, graph, 2))
 
 
@@ -1019,7 +1023,7 @@ def test_the_official_preset_is_another_run_and_says_what_it_ran(data: Path, tmp
         (["--preset", "mine"], "--preset must be one of 'paper', 'official'; got 'mine'"),
         (["--epochs", "0"], "--epochs must be a whole number of at least 1, got 0"),
         (["--workers", "none"], "--workers must be a whole number of at least 1, got 'none'"),
-        (["--data", "nowhere"], "--data nowhere must be a folder"),
+        (["--data", "nowhere"], "--data (or OVERT_DATA) must be a folder, got nowhere"),
         ([], "raw files of cora: "),
         (["--dataset", "pubmed"], "raw files of pubmed: "),
     ],
@@ -1052,7 +1056,7 @@ def test_neighbours_prints_a_nodes_table_and_writes_picture_and_data(
     words = ["--row", "WC", "--seed", "1", "--samples", "4", "--method", "flow"]
     result = shown(made, data, str(node), *words, "--out", str(picture), "--page", str(page))
     assert result.exit_code == 0, result.output
-    model = bam_graphs.trained(made.out / "cora" / "WC" / "seed-1", graph)
+    model = bam_graphs.load_trained(made.out / "cora" / "WC" / "seed-1", graph)
     with torch.no_grad():
         predicted = int(model(graph.x, graph.edge_index)[node].argmax())
     assert f"cora, WC, seed 1: class {int(graph.y[node])}, predicted {predicted}\n" in result.output
@@ -1086,8 +1090,8 @@ def test_of_plain_gat_no_samples_are_drawn(made: Finished, data: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["700"], "the node must lie in 0 to 699, got 700"),
-        (["--", "-1"], "the node must lie in 0 to 699, got -1"),
+        (["700"], "node must lie in 0 to 699, got 700"),
+        (["--", "-1"], "node must lie in 0 to 699, got -1"),
         (["0", "--out", "node.txt"], "--out must end in .png, .svg, .pdf, got node.txt"),
         (["0", "--dataset", "karate"], "--dataset must be one of 'cora', 'citeseer', 'pubmed'; got 'karate'"),
         (["0", "--row", "XX"], "--row must be one of 'GAT', 'NO KL', 'LF', 'LC', 'WF', 'WC'; got 'XX'"),

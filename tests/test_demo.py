@@ -12,7 +12,7 @@ import overt
 from overt.cli import demo, demo_flow
 from overt.data.agreement import VOCABULARY
 from overt.models.agreement import AgreementClassifier
-from overt.recipes._runs import finished
+from overt.recipes._runs import prepare_run
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def test_the_demo_prints_its_table_and_keeps_what_is_done(
     assert "pavpu" not in rows["plain"]
     assert not list(tmp_path.rglob("checkpoints")), "checkpoints go when a form is done"
     page = (tmp_path / "page" / "index.html").read_text()
-    assert "index.html has the traces of these sentences by all forms" in " ".join(table.split())
+    assert "index.html shows the traces of these sentences by all forms" in " ".join(table.split())
     for name in ('"name":"plain: ', '"name":"both: ', '"part convolution"', '"singular"', '"blank-out"'):
         assert name in page
 
     assert demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=4) == rows
-    assert "done before" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
     assert demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=2) != rows, (
         "other settings start over"
     )
@@ -85,7 +85,7 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 
 def test_a_torn_result_is_not_mistaken_for_a_finished_one(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"a": 1})[:-3])
-    assert finished(tmp_path, {"a": 1}, fresh=False) is None
+    assert prepare_run(tmp_path, {"a": 1}, fresh=False) is None
 
 
 @pytest.mark.usefixtures("small")
@@ -95,7 +95,7 @@ def test_the_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path, fresh: boo
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "notes.txt").write_text("more of it")
     with pytest.raises(
-        ValueError, match="holds something else than a run of this recipe: choose another --out"
+        ValueError, match="has files that are not from a run of this recipe: choose another --out"
     ):
         demo.run(tmp_path, page=tmp_path / "page" / "index.html", steps=1, fresh=fresh)
     assert (tmp_path / "thesis.tex").exists()

@@ -56,7 +56,7 @@ def test_mrpc_is_microsofts_file_without_the_rows_of_dev(tmp_path: Path) -> None
     assert train == [Row(("c", "d"), 0), Row(("e", "f"), 1)]
     assert dev == [Row(("a", "b"), 1)]
     (folder / "dev_ids.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"dev_ids\.tsv, which names them, is missing"):
+    with pytest.raises(FileNotFoundError, match=r"dev_ids\.tsv, which lists them, is missing"):
         load(tmp_path, "MRPC")
 
 
@@ -65,11 +65,11 @@ def test_errors_name_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train\.tsv, line 3: the label must be 0 or 1, got '2'"):
         load(tmp_path, "SST-2")
     written(tmp_path / "SST-2", train__tsv="sentence\tlabel\nfine\n")
-    with pytest.raises(ValueError, match=r"train\.tsv, line 2: SST-2 has 2 columns or more"):
+    with pytest.raises(ValueError, match=r"train\.tsv, line 2: SST-2 needs at least 2 columns, got 1"):
         load(tmp_path, "SST-2")
     with pytest.raises(ValueError, match="must be one of CoLA, MRPC, SST-2, got 'RTE'"):
         load(tmp_path, "RTE")
-    with pytest.raises(FileNotFoundError, match=r"holds no CoLA: train\.tsv and dev\.tsv"):
+    with pytest.raises(FileNotFoundError, match=r"has no CoLA data: put train\.tsv and dev\.tsv"):
         load(tmp_path, "CoLA")
 
 

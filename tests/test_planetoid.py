@@ -171,7 +171,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     for part in ("tx", "graph"):
         (tmp_path / "planetoid" / f"ind.cora.{part}").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"^--data: .*planetoid has .* lacks ind.cora.tx, ind.cora.graph$"
+        FileNotFoundError, match=r"^--data: .*planetoid has .*, but not ind.cora.tx, ind.cora.graph$"
     ):
         load("cora", tmp_path, tmp_path / "run")
 
@@ -213,7 +213,7 @@ def test_a_download_without_error_must_bring_all_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planetoid, "download", lambda _: None)
-    with pytest.raises(FileNotFoundError, match=r"could not download them \(no ind.cora.x came\)"):
+    with pytest.raises(FileNotFoundError, match=r"could not download them \(ind.cora.x is missing\)"):
         load("cora", None, tmp_path / "run")
 
 
@@ -235,7 +235,7 @@ def test_a_pickle_that_asks_for_more_is_refused_and_not_run(part: str, tmp_path:
     file, mark = tmp_path / "data" / f"ind.cora.{part}", tmp_path / "was run"
     file.write_bytes(as_published([Runs(mark)]))
     name = rf"{os.system.__module__}\.system"
-    with pytest.raises(ValueError, match=rf"^ind\.cora\.{part} asks for {name}, .* refused.*$"):
+    with pytest.raises(ValueError, match=rf"^ind\.cora\.{part} refers to {name}, .* refused.*$"):
         load("cora", tmp_path / "data", tmp_path / "run")
     assert not mark.exists()
     assert list((tmp_path / "run").iterdir()) == []
@@ -254,7 +254,7 @@ def test_a_download_is_checked_before_it_is_opened_or_kept(
     mark = tmp_path / "was run"
     (tmp_path / "server" / "ind.cora.ally").write_bytes(as_published([Runs(mark)]))
     downloads_from(tmp_path / "server", monkeypatch)
-    with pytest.raises(ValueError, match=r"^ind\.cora\.ally asks for"):
+    with pytest.raises(ValueError, match=r"^ind\.cora\.ally refers to"):
         load("cora", None, tmp_path / "run")
     assert not mark.exists()
     assert list((tmp_path / "run").iterdir()) == []
@@ -292,7 +292,7 @@ def test_files_that_do_not_belong_together_are_refused(part: str, content: bytes
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^name 'Cora' must be one of cora, citeseer, pubmed$"):
+    with pytest.raises(ValueError, match=r"^name must be one of cora, citeseer, pubmed, got 'Cora'$"):
         load("Cora", None, tmp_path)
 
 

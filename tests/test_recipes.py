@@ -59,11 +59,11 @@ def test_sst2_is_read_in_its_own_layout(layout: str, tmp_path: Path, monkeypatch
 
 
 def test_wrong_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no SST-2: train.tsv and dev.tsv"):
+    with pytest.raises(FileNotFoundError, match=r"has no SST-2 data: put train.tsv and dev.tsv"):
         load_rows(tmp_path, seed=0)
     for part in ("train", "dev"):
         (tmp_path / f"{part}.tsv").write_text("text\tstars\nfine\tfive\n")
-    with pytest.raises(ValueError, match="must be tab-separated with columns sentence and label"):
+    with pytest.raises(ValueError, match="must be tab-separated, with columns sentence and label"):
         load_rows(tmp_path, seed=0)
 
 
@@ -83,7 +83,7 @@ def test_every_form_is_trained_tested_saved_and_kept(pretrained: Path, tmp_path:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "plain").mkdir()
     (tmp_path / "other" / "plain" / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="holds something else than a run of this recipe"):
+    with pytest.raises(ValueError, match="has files that are not from a run of this recipe"):
         sentiment.run(str(pretrained), tmp_path / "other", steps=3)
 
 

@@ -114,9 +114,9 @@ def test_long_prefixes_keep_their_end(folder: Path) -> None:
 
 
 def test_wrong_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no agreement data: numpred.val and numpred.test"):
+    with pytest.raises(FileNotFoundError, match=r"has no agreement data: put numpred.val and numpred.test"):
         linzen.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere must be a folder"):
+    with pytest.raises(FileNotFoundError, match=r"--data \(or OVERT_DATA\) must be a folder, got .*nowhere"):
         linzen.load(tmp_path / "nowhere")
     for name in FILES:
         (tmp_path / f"numpred.{name}").write_text("VBZ\tthe key\nVBX\tthe keys\n")
@@ -248,7 +248,9 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     assert page.index("Table 1") < page.index("The layers differ, *honestly*.") < page.index("Table 2")
     assert "| 0.53±0.33 |" in page
     assert "[bench](results/bench.md)" in page
-    message = r"plain/seed-0 holds a run with steps 6, asked for is 7: --fresh clears it away, another --out"
+    message = (
+        r"plain/seed-0 has a run with steps 6, but 7 was requested: delete it with --fresh, or choose another"
+    )
     with pytest.raises(ValueError, match=message):
         run("flow-table-2", tmp_path, "--steps=7", "--examples=12", seeds=2)
     with pytest.raises(AssertionError, match="trained again"):
@@ -271,27 +273,30 @@ def test_means_and_spreads_over_seeds_are_of_equal_places() -> None:
     [
         (
             ["flow-table-9"],
-            "there is no recipe 'flow-table-9': it must be one of flow-table-1, flow-table-2, ",
+            "the recipe must be one of flow-table-1, flow-table-2, ",
         ),
         (
             ["flow-table-1", "--exampels", "3"],
-            "has no option --exampels; of its own it has --examples, --steps",
+            "has no option --exampels; its own options are --examples, --steps",
         ),
-        (["flow-table-1", "--examples"], "--examples needs a value: test examples to correlate on"),
+        (["flow-table-1", "--examples"], "--examples needs a value: number of test examples to correlate on"),
         (["flow-table-1", "--examples=few"], "--examples must be a whole number of at least 2, got 'few'"),
         (
             ["flow-table-1", "--forms", "plane"],
-            "--forms must be names out of plain, evolving, Bayesian, both",
+            "--forms must be a comma-separated list of plain, evolving, Bayesian, both",
         ),
         (["flow-table-1", "--device", "abacus"], "--device must be cpu, cuda or auto, got abacus"),
-        (["flow-table-1", "--data", "nowhere"], "--data nowhere must be a folder"),
-        (["flow-table-3"], "flow-table-3 fine-tunes a pretrained BERT: name one with --model"),
+        (["flow-table-1", "--data", "nowhere"], "--data (or OVERT_DATA) must be a folder, got nowhere"),
+        (["flow-table-3"], "flow-table-3 fine-tunes a pretrained BERT: give --model"),
         (["flow-table-3", "--model", "./nowhere"], "./nowhere must be a folder with config.json"),
         (
             ["flow-figure-4"],
-            "flow-figure-4 awaits weights: name an English masked language model with --model",
+            "flow-figure-4 needs --model: give an English masked language model",
         ),
-        (["flow-figure-4", "--model", "x", "--seeds", "2"], "--seeds must be 1, got 2"),
+        (
+            ["flow-figure-4", "--model", "x", "--seeds", "2"],
+            "--seeds must be 1 for flow-figure-4, which trains nothing; got 2",
+        ),
     ],
 )
 def test_the_command_names_what_is_wrong_in_one_line(
@@ -318,7 +323,10 @@ def test_recipes_are_listed_with_their_options() -> None:
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random masked language model with a WordPiece tokenizer."""
     place = tmp_path_factory.mktemp("masked")
-    text = " ".join(case.text for case in flow_pronouns.OWN.values()) + " he she him her his hers Ann Bob saw"
+    text = (
+        " ".join(case.text for case in flow_pronouns.SENTENCES.values())
+        + " he she him her his hers Ann Bob saw"
+    )
     text += " " + " ".join(sentence for sentence, _ in load_rows(None, 0)[0][:30])
     words = sorted(set(re.findall(r"\w+|[^\w\s]", text.lower())) - {"david"})
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "dav", "##id"]
@@ -466,7 +474,7 @@ def test_stored_results_say_what_their_recipes_say_of_their_numbers(
 
 def test_a_result_that_is_not_there_or_of_another_recipe_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"--retell needs a stored result, and there is no .*-natural"
+        FileNotFoundError, match=r"--retell needs a stored result, but .*-natural.json does not exist"
     ):
         reproduce.retell("flow-table-1", tmp_path, ["--part=natural"])
     (tmp_path / "flow-table-1.json").write_text((STORED / "flow-table-2.json").read_text())
@@ -483,12 +491,12 @@ def stored(name: str) -> dict[str, Any]:
 def test_columns_say_how_many_sentences_they_have_and_tables_what_their_spread_is() -> None:
     for name in ("flow-table-1", "flow-table-2-natural"):
         tables = {table["title"]: table for table in stored(name)["tables"]}
-        columns = tables["Accuracy, mean±sd of the seeds"]["columns"]
+        columns = tables["Accuracy, mean±sd over seeds"]["columns"]
         assert columns[2:4] == ["natural mix (n = 1,669)", "1 attractor (n = 6,048)"]
         assert columns[-2:] == ["4 attractors (n = 67)", "5 attractors (n = 19)"]
         [randomisation] = [title for title in tables if title.startswith("Weight randomisation")]
         assert randomisation.startswith("Weight randomisation, 128 sentences: ")
-        assert "mean±sd of the seeds" in randomisation
+        assert "mean±sd over seeds" in randomisation
     for name in ("flow-table-1", "flow-table-3"):
         assert "bootstrapped over the sentences of one trained model" in " ".join(stored(name)["notes"])
 
@@ -539,7 +547,7 @@ def outcome(old: bool = False) -> Outcome:
 
 
 def test_tables_compare_methods_on_equal_sentences_and_say_how_many() -> None:
-    told = flow_tables.tell(outcome(), "blankout")
+    told = flow_tables.report(outcome(), "blankout")
     rows = dict(told.grids[0].rows)
     assert rows["rollout, measured"][0] == "0.41±0.41", "0.11 of the seeds, 0.1 of rollout, 0.2 of the common"
     assert rows["n of 40"] == [str(30 - layer) for layer in range(6)]
@@ -551,18 +559,18 @@ def test_tables_compare_methods_on_equal_sentences_and_say_how_many() -> None:
     assert dict(told.grids[1].rows)["both, flow"][0] == "0.65±0.05"
     assert "35 sentences" in told.grids[3].title
     text = " ".join(told.notes)
-    assert "that raw attention, rollout and flow all rank in one model, of 40 in all: plain 25–30" in text
+    assert "that raw attention, rollout and flow all rank in one model, out of 40: plain 25–30" in text
     assert "(at least 33 of them ranked by all methods)" in text
     expected = ttest_ind([0.3, 0.2, 0.25], [0.1, 0.12, 0.11], equal_var=False).pvalue
     assert (
-        f"3 comparisons (1 form × 3 methods), Welch's t-test over the seeds. The least p is {expected:.3f}"
+        f"3 comparisons (1 form × 3 methods), Welch's t-test over the seeds. The smallest p is {expected:.3f}"
         in text
     )
     assert f"by Holm {3 * expected:.2f}" in text
 
 
 def test_an_old_result_says_that_its_rows_average_different_sentences() -> None:
-    told = flow_tables.tell(outcome(old=True), "blankout")
+    told = flow_tables.report(outcome(old=True), "blankout")
     rows = dict(told.grids[0].rows)
     assert rows["rollout, measured"][0] == "0.21±0.21"
     assert rows["raw, n of 40"] == ["40", "39", "38", "37", "36", "35"]
@@ -570,16 +578,19 @@ def test_an_old_result_says_that_its_rows_average_different_sentences() -> None:
     assert len(told.grids) == 4, "no table of what was not measured"
     assert "natural mix (n = 388)" in told.grids[-1].columns
     text = " ".join(told.notes)
-    assert "before methods were compared on the same sentences: each row averages those that its own" in text
+    assert (
+        "before methods were compared on the same sentences: each row is a mean over those that its own"
+        in text
+    )
     assert "raw 35–40, rollout 34–39, flow 25–30" in text
     assert "made before the recipe measured absolute blank-out" in text
 
 
 def test_one_seed_has_no_spread_and_no_comparison_of_forms() -> None:
     many = outcome()
-    told = flow_tables.tell(Outcome(many.config, {0: copy.deepcopy(many.per_seed[0])}), "blankout")
+    told = flow_tables.report(Outcome(many.config, {0: copy.deepcopy(many.per_seed[0])}), "blankout")
     text = " ".join(told.notes)
-    assert "sd of the seeds" not in text
+    assert "sd over seeds" not in text
     assert "comparisons" not in text
     assert dict(told.grids[1].rows)["both, flow"][0] == "0.70"
 
@@ -589,9 +600,9 @@ def test_sizes_are_of_every_part_and_the_natural_mix_is_no_part_of_the_checksum(
     described = corpus.describe()
     expected = {"train": len(corpus.train), "validation": len(corpus.validation), "test": 21}
     expected |= {"natural": 7, "1": 7, "2": 7}
-    assert linzen.sizes(described) == expected
+    assert linzen.part_sizes(described) == expected
     del described["parts"]["test, natural mix"]  # as it was described before
-    assert linzen.sizes(described) == expected
+    assert linzen.part_sizes(described) == expected
     # models that were trained before are still of these data
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
     parts |= {f"test, {n} attractors": part for n, part in corpus.by_attractors.items()}
@@ -626,8 +637,8 @@ def _toy() -> Recipe:
         numbers = {seed: {"x": float(seed)} for seed in range(request.seeds)}
         return Outcome({}, numbers)
 
-    def tell(outcome: Outcome) -> Report:
+    def report(outcome: Outcome) -> Report:
         return Report([Grid("x", ["x"], [("x", [cell(outcome.mean["x"])])])])
 
     options = {"size": Option("how much", 2, least=1), "kind": Option("which", "a", names=True)}
-    return Recipe("toy", "A toy", "Nobody 2020", {}, run, tell, seeds=2, folder="toy", options=options)
+    return Recipe("toy", "A toy", "Nobody 2020", {}, run, report, seeds=2, folder="toy", options=options)

@@ -989,27 +989,29 @@ def test_models_are_named_by_their_folders_or_as_told(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "a=b").mkdir()
     one = str(tmp_path / "one")
-    assert command.named([one, f"two={one}", "google/some-bert", str(tmp_path / "a=b")]) == {
+    assert command.parse_models([one, f"two={one}", "google/some-bert", str(tmp_path / "a=b")]) == {
         "one": one,
         "two": one,
         "some-bert": "google/some-bert",
         "a=b": str(tmp_path / "a=b"),
     }
-    with pytest.raises(ValueError, match="there is already a model named 'one'; name this one: NAME=PATH"):
-        command.named([one, f"{one}/"])
+    with pytest.raises(
+        ValueError, match="another model is already named 'one'; give this one a name: NAME=PATH"
+    ):
+        command.parse_models([one, f"{one}/"])
     for wrong in ("", "x=", "a\nb=c"):
         with pytest.raises(ValueError, match="model"):
-            command.named([wrong])
+            command.parse_models([wrong])
     with pytest.raises(ValueError, match="--model must be given"):
-        command.named([])
+        command.parse_models([])
 
 
 def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
     (tmp_path / "other.safetensors").write_bytes(b"")  # which is not the model's
-    with pytest.raises(ValueError, match="has no weights in safetensors, and a pickle is not opened"):
-        command.opened("x", str(tmp_path))
+    with pytest.raises(ValueError, match="has no safetensors weights, and pickled weights are not loaded"):
+        command.open_served("x", str(tmp_path))
     assert not MARK.exists()
 
 

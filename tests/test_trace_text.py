@@ -161,7 +161,7 @@ def test_a_page_holds_every_text_by_every_model(folder: Path, tmp_path: Path) ->
     result = runner.invoke(
         app, ["trace", "a", "b", "--model", str(folder), "--out", str(tmp_path / "t.safetensors")]
     )
-    assert "holds one trace: give one text and one model" in str(result.exception)
+    assert "stores one trace: give one text and one model" in str(result.exception)
     result = runner.invoke(
         app, ["trace", "a", "--model", str(folder), "--out", str(tmp_path / "no" / "p.html")]
     )
@@ -197,7 +197,7 @@ def test_the_server_names_what_it_cannot_serve(folder: Path) -> None:
     result = runner.invoke(app, ["serve", "--model", "./nowhere", "--port", "0"])
     assert "--model ./nowhere must be a folder with config.json" in str(result.exception)
     result = runner.invoke(app, ["serve", "--model", str(folder), "--model", str(folder), "--port", "0"])
-    assert "there is already a model named" in str(result.exception)
+    assert "another model is already named" in str(result.exception)
 
 
 def test_a_folder_that_is_no_model_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The `overt` command: its options, its errors, and what its commands share."""
+"""The `overt` command: its global options, its errors, and the options that its commands share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,18 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
+# Options that several commands share.
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder with data sets in their original layout. Default: OVERT_DATA."),
+]
+EncoderOption = Annotated[str, typer.Option(help="Pretrained encoder: a folder, or a name on the hub.")]
+FreshOption = Annotated[bool, typer.Option(help="Discard an earlier run in the folder and start over.")]
+RunFolderOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
+SeedOption = Annotated[
+    int, typer.Option(help="Random seed of the data, the initial weights and the noise.", min=0)
+]
+
 
 def _version(value: bool) -> None:
     if value:
@@ -28,7 +41,7 @@ def _version(value: bool) -> None:
 
 
 def _import(names: list[str]) -> list[str]:
-    """Import modules, also from the current folder; commands then know what they register."""
+    """Import modules, also from the current folder, so that commands know what they register."""
     for name in names or ():
         sys.path.insert(0, os.getcwd())
         try:
@@ -45,7 +58,9 @@ def root(
     imports: Annotated[
         list[str] | None,
         typer.Option(
-            "--import", callback=_import, help="Module that registers methods, mixings or mechanisms."
+            "--import",
+            callback=_import,
+            help="Module to import first, which registers methods, mixings or mechanisms.",
         ),
     ] = None,
     version: Annotated[
@@ -55,15 +70,15 @@ def root(
     """Overt: attention, out in the open. Better attention maps, put into real models, read honestly."""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as a phrase: "raw, rollout or flow"."""
+def join_or(names: Iterable[str]) -> str:
+    """Join names to a phrase: "raw, rollout or flow"."""
     *others, last = names
     return f"{', '.join(others)} or {last}"
 
 
 @contextmanager
 def resumable(fresh: bool = False) -> Iterator[None]:
-    """Ends a command that Ctrl-C interrupts with exit code 130 and a line on how to resume it."""
+    """On Ctrl-C, print how to resume the command and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -73,7 +88,7 @@ def resumable(fresh: bool = False) -> Iterator[None]:
 
 
 def package_version(package: str) -> str:
-    """The version of an installed package, in words where there is none."""
+    """The version of an installed package, or a phrase if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +98,7 @@ def package_version(package: str) -> str:
 
 
 def main() -> None:
-    """Run the command. Errors are printed as one line, or with a traceback if OVERT_TRACEBACK is set."""
+    """Run the command. Errors are printed in one line, or with a traceback if OVERT_TRACEBACK is set."""
     if os.environ.get("OVERT_TRACEBACK"):
         app()
     try:

@@ -1,15 +1,13 @@
-"""The demo: one small task, four forms of attention, side by side.
+"""The demo: four forms of attention compared on one small task.
 
 Trains the network of Abnar & Zuidema 2020 on the embedded agreement sentences with plain, evolving, Bayesian
-and combined attention, and prints accuracy by number of attractors beside rules that need no grammar. A form
-that is done is kept in the output folder; one that was interrupted goes on from its last checkpoint.
+and combined attention, and prints accuracy by number of attractors, with rules that need no grammar as
+baselines. Finished forms are kept in the output folder; an interrupted form resumes from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,17 +19,24 @@ from torch import Tensor
 import overt
 from overt import _check
 from overt._extras import need
-from overt._files import write_whole
 from overt.cli import demo_flow
-from overt.cli.app import app, resumable
+from overt.cli.app import FreshOption, RunFolderOption, SeedOption, app, resumable
 from overt.data.agreement import VOCABULARY, Sentence, baselines, encode, split
-from overt.data.batching import padded
+from overt.data.batching import pad_batch
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
-from overt.recipes._runs import finished
-from overt.recipes._training import hits, predict, save_weights, share, train_classifier
+from overt.recipes._runs import finish_run, prepare_run
+from overt.recipes._training import (
+    WEIGHTS,
+    hits,
+    load_weights,
+    predict,
+    save_weights,
+    share,
+    train_classifier,
+)
 from overt.recipes.forms import FORMS
 
 if TYPE_CHECKING:
@@ -42,7 +47,7 @@ STEPS = 280
 BATCH = 32
 LEARNING_RATE = 2e-3
 WARMUP = 40  # steps
-SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence; test sentences that are sampled, and traced
+SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence; test sentences that are sampled and traced
 CHECKPOINTS = 4  # per form
 PAGE = Path("demo/index.html")
 
@@ -50,9 +55,9 @@ PAGE = Path("demo/index.html")
 def run(
     out: Path, steps: int = STEPS, seed: int = 0, fresh: bool = False, page: Path = PAGE
 ) -> dict[str, dict[str, Any]]:
-    """Train and test every form, print the table, and return its rows; everything is kept under `out`.
+    """Train and test every form, print the table and return its rows; everything is stored under `out`.
 
-    Traces of a few sentences end up in `page`.
+    Traces of a few sentences are written to `page`.
     """
     from rich.console import Console
 
@@ -62,7 +67,7 @@ def run(
     console = Console()
     train, test = split(TRAIN, TEST, seed)
     console.print(
-        f"{len(train):,} training and {len(test):,} test sentences from the grammar, for instance "
+        f"{len(train):,} training and {len(test):,} test sentences from the grammar, e.g. "
         f"[italic]{test[0]}[/italic] → {'plural' if test[0].plural else 'singular'}"
     )
     settings = {
@@ -77,37 +82,32 @@ def run(
     }
     rows = {}
     for form, mechanisms in FORMS.items():
-        row = finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
+        row = prepare_run(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
         if row is None:
             row = _train_and_test(console, out / form, mechanisms, train, test, settings)
         else:
-            console.print(f"[dim]{form} attention: done before, kept in {out / form}[/dim]")
+            console.print(f"[dim]{form} attention: already trained, results in {out / form}[/dim]")
         rows[form] = row
     _show(console, rows, train, test)
     models = {form: (out / form, load(out / form)) for form in FORMS}
-    demo_flow.end(console, models, test[:SAMPLED], collate, page)
+    demo_flow.show_traces(console, models, test[:SAMPLED], collate, page)
     console.print(
         f"[dim]seed {seed}, {steps} steps of {BATCH} sentences, {torch.get_num_threads()} CPU threads; "
-        f"models and numbers in {out}; --fresh starts over[/dim]"
+        f"models and results in {out}; --fresh starts over[/dim]"
     )
     return rows
 
 
 def load(folder: Path) -> AgreementClassifier:
-    """A model that the demo left in `out`/`form`, in evaluation mode."""
-    from safetensors.torch import load_file
-
-    weights = folder / "model.safetensors"
-    if folder.name not in FORMS or not weights.exists():
+    """Load a model that the demo wrote to `out`/`form`, in evaluation mode."""
+    if folder.name not in FORMS or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(f"no demo model in {folder}: run `overt demo` first")
-    model = AgreementClassifier(len(VOCABULARY), FORMS[folder.name], dropout=0.0)
-    model.load_state_dict(load_file(weights))
-    return model.eval()
+    return load_weights(AgreementClassifier(len(VOCABULARY), FORMS[folder.name], dropout=0.0), folder)
 
 
 def collate(items: Sequence[tuple[int, Sentence]]) -> dict[str, Tensor]:
     """Numbered sentences as a padded batch for `AgreementClassifier`."""
-    return padded(items, encode)
+    return pad_batch(items, encode)
 
 
 def _train_and_test(
@@ -139,8 +139,7 @@ def _train_and_test(
     )
     row = _test(model, mechanisms, test) | size
     save_weights(model, folder)
-    write_whole(folder / "result.json", json.dumps(row, indent=1))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    finish_run(folder, row)
     return row
 
 
@@ -152,8 +151,8 @@ def _test(
     if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
         few = test[:SAMPLED]
         samples = predict(model, few, collate, SAMPLES)
-        found = uncertainty.pavpu(samples, [int(sentence.plural) for sentence in few])
-        row["pavpu"] = {str(p): value for p, value in found.items()}
+        pavpu = uncertainty.pavpu(samples, [int(sentence.plural) for sentence in few])
+        row["pavpu"] = {str(p): value for p, value in pavpu.items()}
     return row
 
 
@@ -196,20 +195,20 @@ def _show(
         table.add_row(name, f"{100 * accuracy:.1f}", *by, "–", "–", "–", style="dim")
     console.print(table)
     console.print(
-        "An attractor is a noun between subject and verb whose number is the verb's opposite. PAvPU: how "
-        "often the model is certain when right and uncertain when wrong, by a two-sample t-test at .05 on "
-        f"{SAMPLES} samples of {SAMPLED} sentences."
+        "An attractor is a noun between subject and verb whose number is the opposite of the verb's. PAvPU: "
+        "how often the model is certain when right and uncertain when wrong, by a two-sample t-test at .05 "
+        f"on {SAMPLES} samples of {SAMPLED} sentences."
     )
 
 
 @app.command(rich_help_panel="Start here")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps per model.", min=1)] = STEPS,
-    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and noise.", min=0)] = 0,
-    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
-    page: Annotated[Path, typer.Option(help="Where the page with traces goes.")] = Path("demo/index.html"),
+    out: RunFolderOption = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Number of training steps per form.", min=1)] = STEPS,
+    seed: SeedOption = 0,
+    fresh: FreshOption = False,
+    page: Annotated[Path, typer.Option(help="HTML file for the page with traces.")] = PAGE,
 ) -> None:
-    """Train plain, evolving, Bayesian and combined attention on subject-verb agreement, side by side."""
+    """Train and compare plain, evolving, Bayesian and combined attention on subject–verb agreement."""
     with resumable(fresh):
         run(out=out, steps=steps, seed=seed, fresh=fresh, page=page)

@@ -1,4 +1,4 @@
-"""The demo's ending: where its models' answers come from, on a few sentences, in numbers and on a page."""
+"""The last part of the demo: which words its models draw on, in numbers and on a page."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ import overt
 from overt.data.agreement import VOCABULARY, Sentence
 from overt.data.batching import Collate, batches
 from overt.models.agreement import AgreementClassifier
-from overt.recipes._recipe import Grid, cell, once
+from overt.recipes._recipe import Grid, cell, measure_once
 from overt.recipes._tables import show
 from overt.recipes.flow_measure import (
     METHODS,
     REFERENCES,
     classifier_batches,
-    comparable,
-    correlated,
-    layers,
+    common_numbers,
+    correlate,
+    layer_names,
 )
 from overt.tracing.tracer import everything
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHOWN = 3  # sentences, of at most as many words:
-WORDS = 8
+SHOWN = 3  # sentences to print
+WORDS = 8  # their greatest length
 EXAMPLES = 100  # sentences to correlate on
-BATCH = 20  # of similar length, so that little is padding
+BATCH = 20  # sentences of similar length, which keeps padding low
 
 _PAIRS = [(reference, method) for reference in REFERENCES for method in METHODS]
 
 
-def end(
+def show_traces(
     console: Console,
     models: dict[str, tuple[Path, AgreementClassifier]],
     test: Sequence[Sentence],
     collate: Collate[Sentence],
     page: Path,
 ) -> None:
-    """Print traces of a few sentences with attractors, then how attention ranks words over many.
+    """Print traces of a few sentences with attractors, then rank correlations over many sentences.
 
-    The same sentences, read by every form, go onto a page.
+    Traces of the few sentences by every form are written to a page.
 
     Args:
-        console: to print on.
-        models: form → its folder, where the numbers are kept, and its model; traces are of the first.
+        console: console to print on.
+        models: form → its folder, which stores the numbers, and its model; the first is traced in print.
         test: sentences that the models were not trained on.
-        collate: makes a batch of them.
-        page: where to write the page.
+        collate: makes a batch of sentences.
+        page: path of the page.
     """
     first = next(iter(models))
     short = [sentence for sentence in test if sentence.attractors and len(sentence.tokens) <= WORDS]
     console.print(
-        f"Where the {first} model's answers come from: attention of the CLS token at the last layer (flow in "
-        "shares of its sum), and how much the right answer's probability falls when a word is blanked out."
+        f"What the {first} model's answers draw on: attention of the CLS token at the last layer (flow as a "
+        "share of its sum), and how much the right answer's probability falls when a word is blanked out."
     )
     for sentence in short[:SHOWN]:
-        show(console, _traced(models[first][1], sentence, collate))
-    found = {
-        form: _correlated(console, folder, form, model, test[:EXAMPLES], collate)
+        show(console, _trace_grid(models[first][1], sentence, collate))
+    correlations = {
+        form: _correlations(console, folder, form, model, test[:EXAMPLES], collate)
         for form, (folder, model) in models.items()
     }
-    show(console, _by_layer(first, found[first]))
-    show(console, _last(found))
+    show(console, _layers_grid(first, correlations[first]))
+    show(console, _forms_grid(correlations))
     _write_page({form: model for form, (_, model) in models.items()}, short[:SHOWN], collate, page)
-    line = f"{page} has the traces of these sentences by all forms: open it in any browser"
+    line = f"{page} shows the traces of these sentences by all forms: open it in any browser"
     console.print(line, style="bold", markup=False, soft_wrap=True)
 
 
-def _traced(model: AgreementClassifier, sentence: Sentence, collate: Collate[Sentence]) -> Grid:
-    """One sentence: a column for each word, a row for each method."""
+def _trace_grid(model: AgreementClassifier, sentence: Sentence, collate: Collate[Sentence]) -> Grid:
+    """The trace of one sentence: a column for each word, a row for each method."""
     [(inputs, labels)] = classifier_batches([[(0, sentence)]], collate)
     trace = overt.trace(model, inputs)
     rows = [
@@ -94,13 +94,13 @@ def _write_page(
     collate: Collate[Sentence],
     path: Path,
 ) -> None:
-    """Traces of the sentences by all forms, with parts and posterior samples where a form has them."""
+    """Write traces of the sentences by all forms, with parts and posterior samples where a form has them."""
     traces = {}
     for sentence in sentences:
         [(inputs, labels)] = classifier_batches([[(0, sentence)]], collate)
         for form, model in models.items():
-            given = {**inputs, "labels": labels}
-            trace = overt.trace(model, given, tokens=[["[CLS]", *sentence.tokens]], **everything(model))
+            labelled = {**inputs, "labels": labels}
+            trace = overt.trace(model, labelled, tokens=[["[CLS]", *sentence.tokens]], **everything(model))
             trace.special[:, 0] = True
             trace.labels = ["singular", "plural"]
             traces[f"{form}: {sentence}"] = trace
@@ -110,7 +110,7 @@ def _write_page(
     overt.page(traces, title=title, methods=METHODS, importances="auto", unk=unk).save(path)
 
 
-def _correlated(
+def _correlations(
     console: Console,
     folder: Path,
     form: str,
@@ -118,37 +118,40 @@ def _correlated(
     test: Sequence[Sentence],
     collate: Collate[Sentence],
 ) -> dict[str, Any]:
-    """Correlations of one form, kept beside its model."""
+    """Correlations of one form, stored in its folder."""
 
     def measure() -> dict[str, Any]:
         ready = classifier_batches(batches(test, BATCH, seed=0), collate)
-        return correlated(model, ready, console, form, unk=VOCABULARY.index("[UNK]"), bootstrap=1)
+        return correlate(model, ready, console, form, unk=VOCABULARY.index("[UNK]"), bootstrap=1)
 
-    return once(folder / f"correlations-{len(test)}.json", measure)
+    return measure_once(folder / f"correlations-{len(test)}.json", measure)
 
 
-def _by_layer(form: str, found: dict[str, Any]) -> Grid:
-    """Every layer of one form."""
-    common = comparable(found)
+def _layers_grid(form: str, correlations: dict[str, Any]) -> Grid:
+    """Correlations of one form at every layer."""
+    common = common_numbers(correlations)
     rows = [
         (f"{method}, {REFERENCES[reference]}", [cell(value) for value in common[reference][method]["mean"]])
         for reference, method in _PAIRS
     ]
     title = f"Spearman correlation of the {form} model's CLS row with importance"
     return Grid(
-        f"{title}, {found['count']} sentences, of which those that all methods rank",
-        layers(len(rows[0][1])),
+        f"{title}, {correlations['count']} sentences, of which those that all methods rank",
+        layer_names(len(rows[0][1])),
         rows,
     )
 
 
-def _last(found: dict[str, Any]) -> Grid:
-    """The last layer of every form."""
+def _forms_grid(correlations: dict[str, Any]) -> Grid:
+    """Correlations of every form at the last layer."""
     rows = [
         (
             f"{method}, {REFERENCES[reference]}",
-            [cell(comparable(numbers)[reference][method]["mean"][-1]) for numbers in found.values()],
+            [
+                cell(common_numbers(numbers)[reference][method]["mean"][-1])
+                for numbers in correlations.values()
+            ],
         )
         for reference, method in _PAIRS
     ]
-    return Grid("The same at the last layer, all forms", list(found), rows)
+    return Grid("The same at the last layer, all forms", list(correlations), rows)

@@ -1,16 +1,15 @@
-"""How far attaching moves a pretrained model before it has learned anything, over alpha, beta and init."""
+"""How much attaching changes a pretrained model before any training, by alpha, beta and init."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import typer
 from torch import Tensor
 
 import overt
-from overt.cli.app import app
+from overt.cli.app import EncoderOption, app
 from overt.data.sst2 import packaged_rows
 from overt.mechanisms.evolving import Evolving
 from overt.recipes._runs import check_model
@@ -21,7 +20,7 @@ SENTENCES = 64
 
 
 def sentences(count: int = SENTENCES) -> list[str]:
-    """The first sentences of those that come with the package."""
+    """The first of the sentences included in the package."""
     return [sentence for sentence, _ in packaged_rows()[:count]]
 
 
@@ -34,7 +33,7 @@ def states(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def run(path: str) -> list[dict[str, Any]]:
-    """Print and return cosines between a model's token states and those it has with Evolving attached."""
+    """Print and return cosines between a model's token states without and with Evolving attached."""
     from rich import box
     from rich.console import Console
     from rich.progress import track
@@ -52,14 +51,16 @@ def run(path: str) -> list[dict[str, Any]]:
     cases = list(itertools.product(inits, ALPHAS, BETAS))
     for init, alpha, beta in track(cases, "attaching", console=console, transient=True):
         if beta == 0.0 and init == "kaiming":
-            continue  # without the convolution's part its init makes no difference
+            continue  # beta is the weight of the convolution: at 0 its init makes no difference
         torch.manual_seed(0)
         overt.attach(model, Evolving(alpha=alpha, beta=beta, init=init))
         cosine = torch.nn.functional.cosine_similarity(states(model, inputs), plain, dim=-1)
         overt.detach(model)
-        found = {"least": cosine.min().item(), "mean": cosine.mean().item()}
-        rows.append({"init": init, "alpha": alpha, "beta": beta, **found})
-    table = Table(title=f"Cosine of token states to the original's, {SENTENCES} sentences", box=box.SIMPLE)
+        summary = {"least": cosine.min().item(), "mean": cosine.mean().item()}
+        rows.append({"init": init, "alpha": alpha, "beta": beta, **summary})
+    table = Table(
+        title=f"Cosine between token states with and without Evolving, {SENTENCES} sentences", box=box.SIMPLE
+    )
     for heading in ("init", "alpha", "beta", "least", "mean"):
         table.add_column(heading, justify="left" if heading == "init" else "right")
     for row in rows:
@@ -71,7 +72,7 @@ def run(path: str) -> list[dict[str, Any]]:
 
 @app.command(rich_help_panel="Attach to a pretrained model")
 def drift(
-    model: Annotated[str, typer.Option(help="A pretrained encoder: a folder, or a name on the hub.")],
+    model: EncoderOption,
 ) -> None:
-    """Show how far attaching Evolving moves a pretrained encoder, over alpha, beta and init."""
+    """Show how much attaching Evolving changes a pretrained encoder, by alpha, beta and init."""
     run(model)

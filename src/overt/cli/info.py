@@ -1,4 +1,4 @@
-"""`overt info`: versions, devices, extras, and which fast paths are active."""
+"""`overt info`: versions, devices, extras and active fast paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overt.cli.app import app, package_version
 
 @app.command(rich_help_panel="Start here")
 def info() -> None:
-    """Print versions, devices, extras, and which fast paths are active."""
+    """Print versions, devices, extras and active fast paths."""
     import torch
     from rich.console import Console
     from rich.table import Table
@@ -72,7 +72,7 @@ def info() -> None:
         f"not active: {off}"
         if off is not None
         else "active for dot-product maps under padding and causal masks; other maps use the dense KL "
-        "(logger 'overt', level DEBUG, says where)",
+        "(logger 'overt', level DEBUG, reports where)",
     )
     for name, why in _kernels().items():
         table.add_row(name, why)
@@ -80,7 +80,7 @@ def info() -> None:
 
 
 def _kernels() -> dict[str, str]:
-    """Whether fused kernels run, for each GPU."""
+    """Whether fused kernels run on each GPU."""
     import torch
 
     from overt.mechanisms.backend import KERNELS, active
@@ -89,15 +89,15 @@ def _kernels() -> dict[str, str]:
         return {
             "fused kernels": "not active: torch sees no GPU; plain operations and compiled loops are used"
         }
-    found = {}
+    rows = {}
     for number in range(torch.cuda.device_count()):
         reason = active(KERNELS, torch.device("cuda", number))
-        where = (
+        scope = (
             "active for plain products under padding and causal masks, heads up to 128 wide "
-            "(logger 'overt', level DEBUG, says for each attention which path ran, and why)"
+            "(logger 'overt', level DEBUG, reports for each attention which path ran and why)"
         )
-        found[f"fused kernels, cuda:{number}"] = where if reason is None else f"not active: {reason}"
-    return found
+        rows[f"fused kernels, cuda:{number}"] = scope if reason is None else f"not active: {reason}"
+    return rows
 
 
 def _import_error(module: str) -> str:

@@ -1,47 +1,64 @@
-"""What several commands take: a model by its folder or name, a text or the path of a picture."""
+"""Inputs of several commands: a model by its folder or name, and a text or the path of a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import overt
 from overt._extras import need
 from overt.attaching.settings import settings_in
+from overt.cli.app import join_or
 from overt.recipes._runs import check_model
+from overt.tracing.mixing.mixing import mixings
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
+# Options that the tracing commands share.
+DecoderOption = Annotated[
+    str | None,
+    typer.Option(help="Text for the decoder of an encoder–decoder model. Default: the model generates it."),
+]
+MixingOption = Annotated[
+    str, typer.Option(help=f"Weights of the attention graph's edges: {join_or(mixings())}.")
+]
+QueryOption = Annotated[
+    int | None,
+    typer.Option(help="Position of the query token. Default: CLS, or the last token of a causal model."),
+]
+
 
 def open_model(name: str) -> Any:
-    """A model of the class that its config names, mechanisms and all."""
+    """Load a model of the class that its config names, with its mechanisms."""
     import transformers
     from transformers import AutoModel, PreTrainedConfig
     from transformers.utils import logging
 
     check_model(name)
-    # What it says of unused heads does not help here.
+    # Its messages about unused heads are irrelevant here.
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings, _ = PreTrainedConfig.get_config_dict(name)
     if settings_in(settings) is not None:
         return overt.load(name)
-    wanted = (settings.get("architectures") or [""])[0]
-    return getattr(transformers, wanted, AutoModel).from_pretrained(name).eval()
+    architecture = (settings.get("architectures") or [""])[0]
+    return getattr(transformers, architecture, AutoModel).from_pretrained(name).eval()
 
 
 def is_picture(text: str) -> bool:
-    """Whether a text is the path of a picture, by its ending."""
-    named = Path(text).suffix.lower() in PICTURES
-    return named and (" " not in text or Path(text).is_file())
+    """Whether a text is the path of a picture, judged by its suffix."""
+    has_suffix = Path(text).suffix.lower() in PICTURES
+    return has_suffix and (" " not in text or Path(text).is_file())
 
 
 def read_input(text: str) -> Any:
-    """The text itself, or the picture whose path it is."""
+    """The text itself, or the picture at that path."""
     if not is_picture(text):
         return text
     if not Path(text).is_file():
-        raise FileNotFoundError(f"there is no picture {text}")
+        raise FileNotFoundError(f"picture {text} does not exist")
     need("PIL", "view")
     from PIL import Image
 

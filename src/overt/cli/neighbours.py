@@ -12,7 +12,7 @@ import typer
 from overt import _check
 from overt._extras import need
 from overt._files import write_whole, written_whole
-from overt.cli.app import app, listed
+from overt.cli.app import DataOption, app, join_or
 from overt.data import planetoid
 from overt.recipes import bam_graphs
 from overt.tracing.methods.method import edge_methods
@@ -35,19 +35,19 @@ def show(
     out: Path | None = None,
     page: Path | None = None,
 ) -> NodeTrace:
-    """Print what a node draws on; draw it, and write it down as data, where asked for.
+    """Print what a node draws on; optionally write a picture, and a page or data.
 
     Args:
-        node: its number in the graph.
+        node: number of the node.
         dataset: cora, citeseer or pubmed.
-        row: of the paper's table: GAT, NO KL, LF, LC, WF or WC.
-        seed: of the training.
+        row: row of the paper's table: GAT, NO KL, LF, LC, WF or WC.
+        seed: training seed of the network.
         data: folder with the raw files.
-        folder: of the run; runs/bam-graphs where None.
-        method: that orders the neighbours.
-        samples: of the posterior; none are drawn of plain GAT.
-        out: a picture: .png, .svg or .pdf.
-        page: the same to look at (.html), or as data (.json).
+        folder: folder of the run; runs/bam-graphs if None.
+        method: method that the neighbours are ordered by.
+        samples: number of posterior samples; plain GAT has none.
+        out: path of a picture: .png, .svg or .pdf.
+        page: path of a page (.html) or of the data (.json).
     """
     from rich.console import Console
 
@@ -61,20 +61,20 @@ def show(
         if path is not None and not path.absolute().parent.is_dir():
             raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
     folder = Path("runs") / bam_graphs.TABLE_1.folder if folder is None else folder
-    trained = folder / dataset / row / f"seed-{seed}"
-    bam_graphs.check_trained(trained)
-    graph = planetoid.load(dataset, data, folder / "data")  # where the run keeps what it downloaded
+    run_folder = folder / dataset / row / f"seed-{seed}"
+    bam_graphs.check_trained(run_folder)
+    graph = planetoid.load(dataset, data, folder / "data")  # where the run stores its downloads
     if not 0 <= node < len(graph.y):
-        raise ValueError(f"the node must lie in 0 to {len(graph.y) - 1}, got {node}")
-    model = bam_graphs.trained(trained, graph)
+        raise ValueError(f"node must lie in 0 to {len(graph.y) - 1}, got {node}")
+    model = bam_graphs.load_trained(run_folder, graph)
     random = bam_graphs.SETTINGS[dataset].rows[row] is not None
     trace = trace_nodes(model, graph.x, graph.edge_index, samples=samples if random else 0, seed=seed)
-    found = trace.neighbours(node, by=method)
+    table = trace.neighbours(node, by=method)
     console = Console(highlight=False)
     with torch.no_grad():
         predicted = int(model(graph.x, graph.edge_index)[node].argmax())
     console.print(f"{dataset}, {row}, seed {seed}: class {int(graph.y[node])}, predicted {predicted}")
-    console.print(str(found), markup=False)
+    console.print(str(table), markup=False)
     if out is not None:
         need("matplotlib", "view")
         from overt.view.nodes import plot_neighbours
@@ -94,20 +94,21 @@ def show(
 
 @app.command(rich_help_panel="Read attention")
 def neighbours(
-    node: Annotated[int, typer.Argument(help="The node's number.")],
-    dataset: Annotated[str, typer.Option(help="cora, citeseer or pubmed.")] = "cora",
+    node: Annotated[int, typer.Argument(help="Number of the node.")],
+    dataset: Annotated[str, typer.Option(help="Citation graph: cora, citeseer or pubmed.")] = "cora",
     row: Annotated[str, typer.Option(help="Row of the table: GAT, NO KL, LF, LC, WF or WC.")] = "WC",
-    seed: Annotated[int, typer.Option(help="Seed of the training.", min=0)] = 0,
-    data: Annotated[Path | None, typer.Option(help="Folder with the raw files; else OVERT_DATA.")] = None,
+    seed: Annotated[int, typer.Option(help="Training seed of the network.", min=0)] = 0,
+    data: DataOption = None,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of `overt reproduce bam-table-1`; runs/bam-graphs by default.")
+        Path | None,
+        typer.Option(help="Folder of `overt reproduce bam-table-1`. Default: runs/bam-graphs."),
     ] = None,
-    method: Annotated[str, typer.Option(help=f"What to order by: {listed(edge_methods())}.")] = "rollout",
-    samples: Annotated[int, typer.Option(help="Posterior samples.", min=1)] = 20,
-    out: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Also write a page to look at (.html), or the data (.json).")
-    ] = None,
+    method: Annotated[
+        str, typer.Option(help=f"Method that the neighbours are ordered by: {join_or(edge_methods())}.")
+    ] = "rollout",
+    samples: Annotated[int, typer.Option(help="Number of posterior samples.", min=1)] = 20,
+    out: Annotated[Path | None, typer.Option(help="Also draw a picture: .png, .svg or .pdf.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write a page (.html) or the data (.json).")] = None,
 ) -> None:
-    """Show which neighbours a node of a citation graph draws on, by a network of bam-table-1."""
+    """Show which neighbours a node of a citation graph draws on in a network of bam-table-1."""
     show(node, dataset, row, seed, data, run, method, samples, out, page)

@@ -1,4 +1,4 @@
-"""Draw a saved trace, or a sentence or picture through a pretrained model, for a paper."""
+"""Draw a figure for a paper, from a saved trace or from a sentence or picture and a pretrained model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ import typer
 import overt
 from overt import _check
 from overt._extras import need
-from overt.cli.app import app, listed
-from overt.cli.inputs import is_picture, open_model, read_input
+from overt.cli.app import app, join_or
+from overt.cli.inputs import (
+    DecoderOption,
+    MixingOption,
+    QueryOption,
+    is_picture,
+    open_model,
+    read_input,
+)
 from overt.tracing.methods.method import methods
-from overt.tracing.mixing.mixing import mixing_of, mixings
+from overt.tracing.mixing.mixing import mixing_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,28 +43,28 @@ def run(
     dpi: float = 300.0,
     **arguments: Any,
 ) -> Figure:
-    """Draw a view of a trace and write it; returns the figure.
+    """Draw a view of a trace, write it to a file and return the figure.
 
     Args:
-        source: a saved trace (.safetensors); or, with `model`, a sentence or the path of an image. Of view
-            "compare", several of them.
-        out: .pdf, .svg or .png.
+        source: a saved trace (.safetensors); or, with `model`, a sentence or the path of an image. View
+            "compare" takes several.
+        out: path of the figure: .pdf, .svg or .png.
         view: one of `overt.view.plots.VIEWS`, or "compare".
         model: a folder with weights and tokenizer, or a name on the hub.
-        decoder: what an encoder–decoder's decoder is fed; like the next two, not of a saved trace.
-        samples: of the posterior, for view "uncertainty".
-        mixing: what the edges weigh.
+        decoder: text for the decoder of an encoder–decoder model; like the next two, not for a saved trace.
+        samples: number of posterior samples, for view "uncertainty".
+        mixing: weights of the attention graph's edges.
         columns: width of the figure, 1 or 2.
-        dpi: of .png.
-        arguments: others of `overt.view.plots.plot`: example, query, layer, head, method, methods, …; those
-            that are None are left to their defaults.
+        dpi: resolution of .png.
+        arguments: further arguments of `overt.view.plots.plot`: example, query, layer, head, method, methods,
+            …; None stands for the default.
     """
     from rich.console import Console
 
     need("matplotlib", "view")
     from overt.view.plots import VIEWS, WIDTHS, check_path, plot, plot_compare, save
 
-    # What can be refused is, before a model is opened.
+    # All arguments are checked before a model is opened.
     _check.one_of("--view", view, (*VIEWS, "compare"))
     _check.one_of("--columns", columns, WIDTHS)
     mixing_of(mixing, "--mixing")
@@ -65,47 +72,49 @@ def run(
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or (view != "compare" and len(sources) > 1):
         raise ValueError(f"--view {view} draws one source, got {len(sources)}; --view compare draws several")
-    traced = {
+    tracing_options = {
         "--decoder": decoder,
         "--mixing": None if mixing == "attention" else mixing,
         "--samples": None if samples == SAMPLES else samples,
     }
-    for one in sources:
-        _check_source(one, model, traced)
-    given = {name: value for name, value in arguments.items() if value is not None}
-    kept: dict[str, Any] = {"decoder": decoder, "mixing": mixing}
-    # Some mixings have no maps of single heads; of those the view shows one map per layer.
-    single = given.get("head") is not None or (view == "heads" and mixing_of(mixing).heads)
-    kept |= {"heads": True} if single else {}
-    kept |= {"parts": True} if view == "evolution" else {}
-    kept |= {"samples": samples} if view == "uncertainty" else {}
-    opened = None if model is None else open_model(model)
-    traces = [_traced(one, opened, kept) for one in sources]
+    for each in sources:
+        _check_source(each, model, tracing_options)
+    plot_arguments = {name: value for name, value in arguments.items() if value is not None}
+    trace_arguments: dict[str, Any] = {"decoder": decoder, "mixing": mixing}
+    # Some mixings have no maps of single heads; the view then shows one map per layer.
+    single = plot_arguments.get("head") is not None or (view == "heads" and mixing_of(mixing).heads)
+    trace_arguments |= {"heads": True} if single else {}
+    trace_arguments |= {"parts": True} if view == "evolution" else {}
+    trace_arguments |= {"samples": samples} if view == "uncertainty" else {}
+    network = None if model is None else open_model(model)
+    traces = [_load_or_trace(each, network, trace_arguments) for each in sources]
     if view == "compare":
-        figure = plot_compare(_named(sources, traces), columns=columns, **given)
+        figure = plot_compare(_name_traces(sources, traces), columns=columns, **plot_arguments)
     else:
-        figure = plot(traces[0], view, columns=columns, **given)
+        figure = plot(traces[0], view, columns=columns, **plot_arguments)
     save(figure, out, dpi)
     Console().print(f"[dim]figure in {out}[/dim]")
     return figure
 
 
-def _check_source(source: str, model: str | None, traced: Mapping[str, Any]) -> None:
-    """Refuse a source that is neither a saved trace nor something for a model to read.
+def _check_source(source: str, model: str | None, tracing_options: Mapping[str, Any]) -> None:
+    """Refuse a source that is neither a saved trace nor an input for the model.
 
     Args:
-        source: as given.
-        model: as given.
-        traced: options that say how to trace, None where they were not given.
+        source: the argument.
+        model: the option --model.
+        tracing_options: options that apply to tracing only; None if they were not given.
     """
     if source.endswith(TRACES):
         if model is not None:
-            raise ValueError(f"{source} is a saved trace, which needs no --model, got {model}")
-        for name, value in traced.items():
+            raise ValueError(f"{source} is a saved trace, which takes no --model, got {model}")
+        for name, value in tracing_options.items():
             if value is not None:
-                raise ValueError(f"{source} is a saved trace, {name} is of tracing with --model; got {value}")
+                raise ValueError(
+                    f"{source} is a saved trace: {name} applies only to tracing with --model, got {value}"
+                )
         if not Path(source).is_file():
-            raise FileNotFoundError(f"there is no trace {source}")
+            raise FileNotFoundError(f"trace {source} does not exist")
     elif model is None:
         raise ValueError(
             f"source must be a saved trace ({TRACES}), or a sentence or picture with --model; got {source!r}"
@@ -114,49 +123,56 @@ def _check_source(source: str, model: str | None, traced: Mapping[str, Any]) -> 
         read_input(source)
 
 
-def _traced(source: str, model: Any, kept: dict[str, Any]) -> overt.Trace:
+def _load_or_trace(source: str, model: Any, arguments: dict[str, Any]) -> overt.Trace:
     if model is None:
         return overt.Trace.load(source)
-    return overt.trace(model, read_input(source), **kept)
+    return overt.trace(model, read_input(source), **arguments)
 
 
-def _named(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, overt.Trace]:
-    """Files by their names, sentences by number; numbers tell apart those that would have one name."""
-    names = [Path(one).stem if one.endswith(TRACES) or is_picture(one) else "" for one in sources]
+def _name_traces(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, overt.Trace]:
+    """Name traces after their files; number all of them if names repeat or a source is a sentence."""
+    names = [Path(source).stem if source.endswith(TRACES) or is_picture(source) else "" for source in sources]
     if len(set(names)) < len(names) or "" in names:
         names = [f"{name or 'text'} {number}" for number, name in enumerate(names, start=1)]
     return dict(zip(names, traces, strict=True))
 
 
-@app.command(rich_help_panel="Look at attention")
+@app.command(rich_help_panel="View attention")
 def plot(
     source: Annotated[
         list[str], typer.Argument(help="A saved trace; or, with --model, a sentence or the path of an image.")
     ],
-    out: Annotated[Path, typer.Option(help="The figure: .pdf, .svg or .png.")],
+    out: Annotated[Path, typer.Option(help="Path of the figure: .pdf, .svg or .png.")],
     view: Annotated[
         str,
         typer.Option(
-            help="strip, graph, heads, evolution, uncertainty, image, cross; compare takes several."
+            help="View to draw: strip, graph, heads, evolution, uncertainty, image or cross; or compare, "
+            "which takes several sources."
         ),
     ] = "strip",
-    model: Annotated[str | None, typer.Option(help="A folder with weights, or a name on the hub.")] = None,
-    query: Annotated[int | None, typer.Option(help="Whose row: a position.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Which layer, from 0; −1 is the last.")] = None,
-    head: Annotated[int | None, typer.Option(help="Which head, from 0.")] = None,
-    method: Annotated[str | None, typer.Option(help=f"{listed(methods('maps'))}.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder with weights and tokenizer, or a name on the hub.")
+    ] = None,
+    query: QueryOption = None,
+    layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; −1 is the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head, counted from 0.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"Method: {join_or(methods('maps'))}.")] = None,
     importances: Annotated[
-        bool, typer.Option(help="What runs the model, blank-out and gradients, under a strip.")
+        bool, typer.Option(help="Add blank-out and gradients, which run the model, below a strip.")
     ] = False,
-    special: Annotated[bool, typer.Option(help="Show special tokens too.")] = False,
-    columns: Annotated[int, typer.Option(help="Width: one column of a paper (3.3 in) or two (6.9 in).")] = 1,
-    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
-    decoder: Annotated[str | None, typer.Option(help="What an encoder–decoder's decoder is fed.")] = None,
-    samples: Annotated[int, typer.Option(help="Posterior samples, for uncertainty.", min=1)] = 20,
-    mixing: Annotated[str, typer.Option(help=f"{listed(mixings())}.")] = "attention",
-    dpi: Annotated[float, typer.Option(help="Of .png.")] = 300.0,
+    special: Annotated[bool, typer.Option(help="Show special tokens, too.")] = False,
+    columns: Annotated[
+        int, typer.Option(help="Width in columns of a paper: 1 (3.3 inches) or 2 (6.9 inches).")
+    ] = 1,
+    title: Annotated[str | None, typer.Option(help="Title above the figure.")] = None,
+    decoder: DecoderOption = None,
+    samples: Annotated[
+        int, typer.Option(help="Number of posterior samples, for view uncertainty.", min=1)
+    ] = SAMPLES,
+    mixing: MixingOption = "attention",
+    dpi: Annotated[float, typer.Option(help="Resolution of .png.")] = 300.0,
 ) -> None:
-    """Draw one view of a trace for a paper."""
+    """Draw a view of a trace as a figure for a paper."""
     run(
         source,
         out,

@@ -1,4 +1,4 @@
-"""`overt reproduce`: measure a paper's table or figure again."""
+"""`overt reproduce`: measure a table or figure of a paper again."""
 
 from __future__ import annotations
 
@@ -7,35 +7,41 @@ from typing import Annotated
 
 import typer
 
-from overt.cli.app import app, resumable
+from overt.cli.app import DataOption, FreshOption, app, resumable
 
 
 @app.command(
-    rich_help_panel="Measure again what a paper reports",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a recipe's own options
+    rich_help_panel="Reproduce a paper's results",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # options of single recipes
 )
 def reproduce(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="The recipe; without one, all are listed.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else OVERT_DATA.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    model: Annotated[str | None, typer.Option(help="A pretrained model: a folder, or a hub name.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run, runs/… by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the recipe. Default: list all recipes.")] = None,
+    data: DataOption = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds, counted from 0. Default: the recipe's.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
+    model: Annotated[
+        str | None, typer.Option(help="Pretrained model: a folder, or a name on the hub.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/….")] = None,
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of result files: results/, or the run's own for settings of your own."),
+        typer.Option(
+            help="Folder for result files. Default: results/, or the run's folder if settings were changed."
+        ),
     ] = None,
-    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    fresh: FreshOption = False,
     retell: Annotated[
-        bool, typer.Option(help="Measure nothing: write the tables and notes of a stored result anew.")
+        bool, typer.Option(help="Measure nothing: rewrite the tables and notes of a stored result.")
     ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List recipes and their own options.")] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List all recipes and their options.")] = False,
 ) -> None:
-    """Measure a table or figure of a paper again, and write it down beside the published numbers."""
+    """Measure a table or figure of a paper again, and record it next to the published numbers."""
     from overt.recipes import reproduce as recipes
 
-    if name is None or listed:
+    if name is None or list_recipes:
         recipes.show_list()
         return
     if retell:

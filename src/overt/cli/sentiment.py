@@ -1,7 +1,7 @@
 """Fine-tune a pretrained encoder on sentiment, with plain, evolving, Bayesian and combined attention.
 
 Two lines differ from an ordinary fine-tuning script: `overt.attach`, and `overt.posterior` for the samples.
-SST-2 is read from a folder in GLUE's own layout; without one, 400 sentences that come with the package do.
+SST-2 is read from a folder in GLUE's layout; without one, 400 sentences included in the package are used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ import typer
 
 from overt import _check
 from overt._extras import need
-from overt.cli.app import app, resumable
+from overt.cli.app import (
+    DataOption,
+    EncoderOption,
+    FreshOption,
+    RunFolderOption,
+    SeedOption,
+    app,
+    resumable,
+)
 from overt.data.sst2 import SST2, load_rows
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
-from overt.recipes._runs import check_model, finished
+from overt.recipes._runs import check_model, prepare_run
 from overt.recipes.fine_tuning import BATCH, FEW_STEPS, SAMPLES, fine_tune, settings_of
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def run(
     seed: int = 0,
     fresh: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Fine-tune and test every form, print the table and return its rows; all is kept under `out`."""
+    """Fine-tune and test every form, print the table and return its rows; all is stored under `out`."""
     from rich.console import Console
 
     _check.whole("seed", seed, 0)
@@ -56,15 +64,15 @@ def run(
     train, test, what = load_rows(data, seed)
     steps = steps if steps is not None else STEPS if what == SST2 else FEW_STEPS
     _check.whole("steps", steps, 1)
-    console.print(f"{what}: {len(train):,} sentences to learn from, {len(test):,} to test on; model {model}")
+    console.print(f"{what}: {len(train):,} sentences for training, {len(test):,} for testing; model {model}")
     settings = settings_of(model, seed, steps, LEARNING_RATE, train, test)
     rows = {}
     for form, mechanisms in FORMS.items():
-        row = finished(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
+        row = prepare_run(out / form, settings | {"mechanisms": repr(mechanisms)}, fresh)
         if row is None:
             row = fine_tune(console, out / form, model, mechanisms, train, test, settings)
         else:
-            console.print(f"[dim]{form} attention: done before, kept in {out / form}[/dim]")
+            console.print(f"[dim]{form} attention: already trained, results in {out / form}[/dim]")
         rows[form] = row
     _show(console, rows, len(test))
     console.print(f"[dim]seed {seed}, {steps} steps of {BATCH}; models in {out}; --fresh starts over[/dim]")
@@ -93,7 +101,7 @@ def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for form, row in rows.items():
-        drawn = row.get("sampled")
+        sampled = row.get("sampled")
         table.add_row(
             form,
             f"{row['train_first']:.3f} → {row['train_last']:.3f}",
@@ -101,29 +109,32 @@ def _show(console: Console, rows: dict[str, dict[str, Any]], count: int) -> None
             f"{row['loss_before']:.3f} → {row['loss_after']:.3f}",
             f"{100 * row['accuracy']:.1f}",
             f"{100 * row['ece']:.1f}",
-            f"{100 * drawn['accuracy']:.1f}" if drawn else "–",
-            f"{100 * drawn['ece']:.1f}" if drawn else "–",
-            f"{100 * row['pavpu']:.1f}" if drawn else "–",
+            f"{100 * sampled['accuracy']:.1f}" if sampled else "–",
+            f"{100 * sampled['ece']:.1f}" if sampled else "–",
+            f"{100 * row['pavpu']:.1f}" if sampled else "–",
             f"{row['parameters']:,}",
             f"{row['step_ms']:.0f}" if row["step_ms"] else "–",
         )
     console.print(table)
     console.print(
-        "Training loss and KL (unweighted) are of the first and the last tenth of the steps, apart. "
-        f"Sampled: the mean of {SAMPLES} posterior samples; PAvPU at .05; added: the mechanisms' parameters."
+        "Training loss and, separately, KL (unweighted): first and last tenth of the steps. "
+        f"Sampled: mean of {SAMPLES} posterior samples. PAvPU: at .05. Added: parameters of the mechanisms."
     )
 
 
 @app.command(rich_help_panel="Attach to a pretrained model")
 def sentiment(
-    model: Annotated[str, typer.Option(help="A pretrained encoder: a folder, or a name on the hub.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Folder that holds SST-2 in GLUE's layout; else OVERT_DATA.")
+    model: EncoderOption,
+    data: DataOption = None,
+    out: RunFolderOption = Path("runs/sentiment"),
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Number of training steps per form. Default: {STEPS} on SST-2, else {FEW_STEPS}.", min=1
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path("runs/sentiment"),
-    steps: Annotated[int | None, typer.Option(help="Training steps per form.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of data order, new weights and noise.", min=0)] = 0,
-    fresh: Annotated[bool, typer.Option(help="Forget an earlier run in the folder and start over.")] = False,
+    seed: SeedOption = 0,
+    fresh: FreshOption = False,
 ) -> None:
     """Fine-tune a pretrained encoder on sentiment with plain, evolving, Bayesian and combined attention."""
     with resumable(fresh):

@@ -1,4 +1,4 @@
-"""`overt serve`: models named at start, behind a page on this machine."""
+"""`overt serve`: a page on this machine that traces the models named at start."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from overt.view.server.limits import Limits, Served, check_name
 WORDS = "the key to the cabinets"
 
 
-def named(models: Sequence[str]) -> dict[str, str]:
+def parse_models(models: Sequence[str]) -> dict[str, str]:
     """Name → folder or hub name, from `PATH` and `NAME=PATH`."""
-    found: dict[str, str] = {}
-    for given in models:
-        name, equals, place = given.partition("=")
-        if not equals or os.sep in name or Path(given).exists():
-            place, name = given, Path(given).absolute().name if Path(given).exists() else Path(given).name
+    places: dict[str, str] = {}
+    for text in models:
+        name, equals, place = text.partition("=")
+        if not equals or os.sep in name or Path(text).exists():
+            place, name = text, Path(text).absolute().name if Path(text).exists() else Path(text).name
         if not place:
-            raise ValueError(f"--model must be PATH or NAME=PATH, got {given!r}")
+            raise ValueError(f"--model must be PATH or NAME=PATH, got {text!r}")
         check_name(name)
-        if name in found:
+        if name in places:
             raise ValueError(
-                f"--model {given}: there is already a model named {name!r}; name this one: NAME=PATH"
+                f"--model {text}: another model is already named {name!r}; give this one a name: NAME=PATH"
             )
-        found[name] = place
-    if not found:
+        places[name] = place
+    if not places:
         raise ValueError("--model must be given at least once")
-    return found
+    return places
 
 
-def opened(name: str, place: str) -> Served:
-    """A model with its tokenizer or image processor, traced once."""
+def open_served(name: str, place: str) -> Served:
+    """Load a model with its tokenizer or image processor, and trace it once."""
     import transformers
 
     check_model(place)
@@ -54,7 +54,7 @@ def opened(name: str, place: str) -> Served:
     model = open_model(place)
     takes = getattr(model, "main_input_name", "input_ids")
     if takes not in ("input_ids", "pixel_values"):
-        raise ValueError(f"--model {place} takes {takes}; text and images are served")
+        raise ValueError(f"--model {place} takes {takes}; only models of text and images can be served")
     image = takes == "pixel_values"
     tokenizer: Any = None
     try:
@@ -70,7 +70,7 @@ def opened(name: str, place: str) -> Served:
             raise ValueError(f"--model {place} has no image processor: {_line(error)}") from None
     secrets = {str(Path(place).resolve()): name, place: name} if Path(place).exists() else {}
     served = Served(name, model, tokenizer, processor, "image" if image else "text", secrets=secrets)
-    return _tried(served, place)
+    return _trace_once(served, place)
 
 
 def _line(error: Exception) -> str:
@@ -78,28 +78,30 @@ def _line(error: Exception) -> str:
 
 
 def _check_weights(place: str) -> None:
-    """Refuse weights that are a pickle: a file that can run code when it is opened."""
+    """Refuse pickled weights: a pickle can run code when it is opened."""
     names = ("model.safetensors", "model.safetensors.index.json")
     if Path(place).is_dir():
-        found = any((Path(place) / name).is_file() for name in names)
+        present = any((Path(place) / name).is_file() for name in names)
     else:
         from transformers.utils.hub import cached_file
 
         try:
             if not cached_file(place, "config.json", _raise_exceptions_for_missing_entries=False):
-                raise OSError("the hub has no model of this name, or cannot be reached")
-            found = any(cached_file(place, one, _raise_exceptions_for_missing_entries=False) for one in names)
+                raise OSError("the hub has no model of that name, or cannot be reached")
+            present = any(
+                cached_file(place, name, _raise_exceptions_for_missing_entries=False) for name in names
+            )
         except OSError as error:
-            raise OSError(f"--model {place} is no folder here, and: {_line(error)}") from None
-    if not found:
+            raise OSError(f"--model {place} is not a folder, and: {_line(error)}") from None
+    if not present:
         raise ValueError(
-            f"--model {place} has no weights in safetensors, and a pickle is not opened: "
-            "model.save_pretrained writes them anew"
+            f"--model {place} has no safetensors weights, and pickled weights are not loaded: "
+            "convert them with model.save_pretrained"
         )
 
 
-def _tried(served: Served, place: str) -> Served:
-    """Trace once: what cannot be traced is refused now, and compilers have run before anybody waits."""
+def _trace_once(served: Served, place: str) -> Served:
+    """Trace once, to refuse a model that cannot be traced and to compile before the first request."""
     from overt.view.server.asks import Ask, made
 
     ask = Ask(served, WORDS)
@@ -112,7 +114,7 @@ def _tried(served: Served, place: str) -> Served:
         ask = Ask(served, picture=picture.getvalue(), format="PNG")
     try:
         answer = json.loads(made(ask, Limits(), lambda: True))
-    except Exception as error:  # whatever a model's own code says: nobody can ask for what cannot be traced
+    except Exception as error:  # a model's own code can fail in any way
         raise ValueError(f"--model {place} cannot be traced: {_line(error)}") from None
     return replace(served, layers=answer["index"]["traces"][0]["layers"])
 
@@ -131,14 +133,14 @@ def run(
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        models: folders, or names on the hub, each as PATH or NAME=PATH; the only ones that can be asked for.
-        host: where to listen; this machine alone by default.
-        port: 0 for any that is free.
-        tokens: of a text, at most.
-        workers: traces at a time.
-        queue: requests that wait; more are told that the server is busy.
-        seconds: from a request to its answer, at most.
-        hosts: further names that a request's Host header may have, beside this machine's own.
+        models: folders, or names on the hub, each as PATH or NAME=PATH; requests can name no others.
+        host: address to listen on; by default this machine only.
+        port: port to listen on; 0 for any free port.
+        tokens: maximum number of tokens of a text.
+        workers: number of traces computed in parallel.
+        queue: number of requests that may wait; further ones are refused as the server is busy.
+        seconds: maximum time from a request to its answer.
+        hosts: names that a request's Host header may have, in addition to those of this machine.
     """
     from rich.console import Console
 
@@ -150,14 +152,14 @@ def run(
     _check.whole("--port", port, 0)
     _check.positive("--seconds", seconds)
     limits = Limits(tokens=tokens, workers=workers, queue=queue, seconds=seconds)
-    places = named(models)
+    places = parse_models(models)
     console = Console(highlight=False, soft_wrap=True)
-    listening = bound(host, port)  # before models are loaded: a port that is taken is said at once
+    listening = bound(host, port)  # before models are loaded, so that a taken port is reported at once
     try:
         served: dict[str, Served] = {}
         for name, place in places.items():
             began = time.monotonic()
-            served[name] = opened(name, place)
+            served[name] = open_served(name, place)
             about = f"{served[name].kind}, {served[name].layers} layers, {time.monotonic() - began:.1f} s"
             console.print(f"{name}: {about}", markup=False)
         local = is_loopback(host)
@@ -166,13 +168,13 @@ def run(
         application = app(served, limits, hosts=names, addresses=not local, threads=max(1, cores // workers))
         if not local:
             console.print(
-                f"warning: --host {host} lets everybody who reaches this machine use these models; there are "
-                "no passwords, and nothing is encrypted",
+                f"warning: with --host {host}, anyone who can reach this machine can use these models; there "
+                "are no passwords, and nothing is encrypted",
                 style="yellow",
                 markup=False,
             )
         console.print(
-            f"Overt serves {', '.join(served)} at {address_of(listening)} (Ctrl-C stops)", markup=False
+            f"Overt serves {', '.join(served)} at {address_of(listening)} (stop with Ctrl-C)", markup=False
         )
         sys.stdout.flush()
         server(application, limits).run([listening])
@@ -180,31 +182,39 @@ def run(
         listening.close()
     console.print("stopped", style="dim")
     if application.state.serving.work.running:
-        # A thread inside a library cannot be stopped, and ending around it can crash.
-        console.print(f"a trace ran longer than {limits.finish:g} s and was left", style="dim", markup=False)
+        # A thread inside a library cannot be stopped, and a normal exit while it runs can crash.
+        console.print(
+            f"abandoned a trace that ran longer than {limits.finish:g} s", style="dim", markup=False
+        )
         sys.stdout.flush()
         os._exit(0)
 
 
-@app.command(rich_help_panel="Look at attention")
+@app.command(rich_help_panel="View attention")
 def serve(
     model: Annotated[
         list[str],
         typer.Option(
-            help="A folder, or a name on the hub, as PATH or NAME=PATH; give it several times for more."
+            help="Folder with weights and tokenizer, or a name on the hub, as PATH or NAME=PATH. Repeatable."
         ),
     ],
-    host: Annotated[str, typer.Option(help="Where to listen; this machine alone by default.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8321,
-    tokens: Annotated[int, typer.Option(help="Tokens of a text, at most.", min=1)] = 256,
-    workers: Annotated[int, typer.Option(help="Traces at a time.", min=1)] = 1,
-    queue: Annotated[int, typer.Option(help="Requests that wait; more are told to come back.", min=1)] = 64,
-    seconds: Annotated[float, typer.Option(help="From a request to its answer, at most.")] = 60.0,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. By default this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 for any free port.", min=0, max=65535)] = 8321,
+    tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a text.", min=1)] = Limits.tokens,
+    workers: Annotated[int, typer.Option(help="Number of traces in parallel.", min=1)] = Limits.workers,
+    queue: Annotated[
+        int, typer.Option(help="Number of requests that may wait; further ones are refused.", min=1)
+    ] = Limits.queue,
+    seconds: Annotated[
+        float, typer.Option(help="Maximum number of seconds from a request to its answer.")
+    ] = Limits.seconds,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another name by which this server may be called.")
+        list[str] | None, typer.Option(help="Further host name that requests may use. Repeatable.")
     ] = None,
 ) -> None:
-    """Serve a page on this machine: type a sentence or drop an image, and see the trace."""
+    """Serve a page on this machine: type a sentence or drop an image to see its trace."""
     run(
         model,
         host,

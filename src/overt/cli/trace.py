@@ -1,4 +1,4 @@
-"""Trace one sentence or picture through a pretrained model and print what its attention draws on."""
+"""Trace sentences or pictures through pretrained models and print what their attention draws on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 
 import overt
 from overt._files import check_folder
-from overt.cli.app import app, listed
-from overt.cli.inputs import open_model, read_input
+from overt.cli.app import app, join_or
+from overt.cli.inputs import DecoderOption, MixingOption, QueryOption, open_model, read_input
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
-from overt.tracing.mixing.mixing import mixing_of, mixings
+from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.tracer import everything
 from overt.view.terminal import table
@@ -35,52 +35,53 @@ def run(
     mixing: Any = "attention",
     out: Path | None = None,
 ) -> dict[str, overt.Trace]:
-    """Trace each text through each model, print a table of each, and write a page or the trace to `out`."""
+    """Trace each text through each model, print a table for each, and write a page or the trace to `out`."""
     from rich.console import Console
 
     for method in methods or ():
         method_of(method, argument="--method")
     mixing_of(mixing, "--mixing")
-    page = out is not None and out.suffix.lower() in (".html", ".htm")
+    to_page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
-        if not page and out.suffix != ".safetensors":
+        if not to_page and out.suffix != ".safetensors":
             raise ValueError(f"--out must end in .html (a page) or .safetensors (the trace), got {out}")
         check_folder("--out", out)
-        if not page and len(texts) * len(models) > 1:
+        if not to_page and len(texts) * len(models) > 1:
             raise ValueError(
-                f"{out} holds one trace: give one text and one model, or a page, --out page.html"
+                f"--out {out} stores one trace: give one text and one model, or write a page: --out page.html"
             )
     console = Console()
-    found: dict[str, overt.Trace] = {}
+    traces: dict[str, overt.Trace] = {}
     for name in models:
         model = open_model(name)
-        wanted = everything(model, mixing) if page else {}
+        extras = everything(model, mixing) if to_page else {}
         for text in texts:
-            traced = overt.trace(model, read_input(text), decoder=decoder, mixing=mixing, **wanted)
+            traced = overt.trace(model, read_input(text), decoder=decoder, mixing=mixing, **extras)
             label = " · ".join(
                 part for part, many in ((Path(name).name, models), (text, texts)) if len(many) > 1
             )
-            found[label if label not in found else f"{label} ({len(found) + 1})"] = traced
+            traces[label if label not in traces else f"{label} ({len(traces) + 1})"] = traced
             heading = f"{label}: " if label else ""
             arguments = {"residual": residual, "receptive_field": receptive_field}
-            able = [name for name, one in known_methods("maps").items() if traced.why_not(one) is None]
-            shown = able if methods is None else methods
+            applicable = [
+                name for name, method in known_methods("maps").items() if traced.why_not(method) is None
+            ]
+            shown = applicable if methods is None else methods
             _print(console, traced, shown, layer, query, heading, arguments)
-    if page and out is not None:
-        # The page has all that read maps, and of what runs the model that which was named.
+    if to_page and out is not None:
+        # The page has all methods that read maps; of those that run the model, the ones given.
         running = {name for name in methods or () if method_of(name).runs_model}
-        one = found if len(found) > 1 else next(iter(found.values()))
+        content = traces if len(traces) > 1 else next(iter(traces.values()))
         maps = known_methods("maps").items()
-        able = [name for name, method in maps if not any(t.why_not(method) for t in found.values())]
-        asked = None if not running else [*able, *sorted(running)]
-        made = overt.page(one, residual=residual, methods=asked)
-        made.save(out)
+        applicable = [name for name, method in maps if not any(t.why_not(method) for t in traces.values())]
+        page_methods = None if not running else [*applicable, *sorted(running)]
+        overt.page(content, residual=residual, methods=page_methods).save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
-        next(iter(found.values())).save(out)
-        line = f"saved in {out}; overt.Trace.load reads it"
+        next(iter(traces.values())).save(out)
+        line = f"trace in {out}: load it with overt.Trace.load"
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    return found
+    return traces
 
 
 def _print(
@@ -103,39 +104,35 @@ def _print(
 
 @app.command(rich_help_panel="Read attention")
 def trace(
-    text: Annotated[
-        list[str], typer.Argument(help="A sentence, or the path of an image; several are compared.")
-    ],
+    text: Annotated[list[str], typer.Argument(help="Sentence, or path of an image. Several are compared.")],
     model: Annotated[
         list[str],
-        typer.Option(help="A folder with weights and tokenizer, or a name on the hub; several are compared."),
+        typer.Option(
+            help="Folder with weights and tokenizer, or a name on the hub. Repeatable: several are compared."
+        ),
     ],
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{listed(known_methods())}; may be given several times. By default all that read maps."
+            help=f"Method: {join_or(known_methods())}. Repeatable. Default: all methods that read maps."
         ),
     ] = None,
-    layer: Annotated[int, typer.Option(help="Which layer; −1 is the last.")] = -1,
-    query: Annotated[
-        int | None, typer.Option(help="Whose row: a position. CLS, or the last token of a causal model.")
-    ] = None,
-    decoder: Annotated[
-        str | None, typer.Option(help="What the decoder is fed; by default the model writes it.")
-    ] = None,
+    layer: Annotated[int, typer.Option(help="Layer, counted from 0; −1 is the last.")] = -1,
+    query: QueryOption = None,
+    decoder: DecoderOption = None,
     residual: Annotated[
-        float | None, typer.Option(help="Weight of the residual connection; by default that of the mixing.")
+        float | None, typer.Option(help="Weight of the residual connection. Default: that of the mixing.")
     ] = None,
     receptive_field: Annotated[
-        bool, typer.Option(help="Divide by what uniform attention gives, for causal models.")
+        bool, typer.Option(help="Divide by the result of uniform attention, for causal models.")
     ] = False,
-    mixing: Annotated[str, typer.Option(help=f"{listed(mixings())}.")] = "attention",
+    mixing: MixingOption = "attention",
     out: Annotated[
         Path | None,
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
     ] = None,
 ) -> None:
-    """Show which tokens a model's attention draws on: raw attention, rollout and flow, side by side."""
+    """Show which tokens a model's attention draws on, by raw attention, rollout and flow."""
     run(
         text,
         model,

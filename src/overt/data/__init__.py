@@ -1,1 +1,1 @@
-"""Readers of data sets: each checks what it reads, and says where the files belong if they are missing."""
+"""Readers of data sets. Each validates the files and, if they are missing, says where to put them."""

@@ -1,21 +1,21 @@
-"""Embedded subject–verb agreement: from a sentence cut off before its main verb, the verb's number.
+"""Embedded subject–verb agreement: predict a verb's number from the sentence before it.
 
-"the key to the cabinets" goes on with "is", not "are": the verb agrees with "key", the head of the subject,
-not with the nouns in between. The task is that of Linzen, Dupoux and Goldberg (2016), which Abnar and
-Zuidema (2020) read attention maps on. The sentences come from a small grammar of our own, so that the
-position of the subject is known for each one and any number of them can be had from a seed.
+"the key to the cabinets" continues with "is", not "are": the verb agrees with "key", the head of the subject,
+not with the nouns in between. Linzen, Dupoux and Goldberg (2016) introduced the task; Abnar and Zuidema
+(2020) evaluated attention maps on it. The sentences come from a small grammar written for this package, so
+the position of each subject is known, and a seed generates any number of sentences.
 
-Nothing but the nouns shows number. Determiners go with both ("the", "my"), verbs inside the prefix are
-past ("saw") or follow a modal ("could see"), and the words are chosen before the number of any noun. The one
-exception is a coordinated subject ("the boy and the girl"), which is plural whatever its nouns are; singular
-subjects have coordination inside their modifiers more often in return, so that "and" tells nothing either.
+Only the nouns show number. Determiners go with both numbers ("the", "my"), verbs inside the prefix are past
+("saw") or follow a modal ("could see"), and the words are chosen before the number of any noun. The one
+exception is a coordinated subject ("the boy and the girl"), which is plural whatever its nouns are. To
+compensate, singular subjects have coordination inside their modifiers more often, so "and" is no clue either.
 
 "and" joins subjects only right after the first head ("the boy and the girl near the lamp", plural). After a
 modifier it joins the nouns of the modifier ("the key to the door and the window", singular).
 
-What opens a sentence before its subject ("near the cabinets , the key") ends in a comma. A rule that knows
-it, and takes the first noun after such a comma or else the first of all, is nearly always right: what is to
-be learnt here is where the subject stands, not a theory of English.
+A phrase before the subject ("near the cabinets , the key") ends in a comma. A rule that uses this, and takes
+the first noun after such a comma or else the first noun, is nearly always right: the task is to locate the
+subject, not to learn a theory of English.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _CORES = (
 )
 
 CONSTRUCTIONS: tuple[str, ...] = _CORES + tuple(f"fronted {core}" for core in _CORES)
-"""Every label a `Sentence.construction` can have."""
+"""All values of `Sentence.construction`."""
 
 # Two mixes of sentences. Row: attractors between subject and verb; column: nouns there that agree with the
 # verb; entry: weight.
-# "natural": few nouns, each an attractor or not by chance, so most sentences have none, as in running text.
+# "natural": few nouns, each an attractor with probability 0.4, so most sentences have none, as in
+# running text.
 _NATURAL = tuple(
     tuple(
         share * math.comb(nouns, many) * 0.4**many * 0.6 ** (nouns - many)
@@ -55,7 +56,7 @@ _NATURAL = tuple(
     )
     for many in range(5)
 )
-# "balanced": enough of each number of attractors to measure at.
+# "balanced": enough sentences of each number of attractors to measure accuracy.
 _BALANCED = (
     (14.0, 10.0, 3.0),
     (18.0, 8.0, 2.0),
@@ -64,8 +65,8 @@ _BALANCED = (
     (7.0, 1.0),
 )
 _MIXES = {"natural": _NATURAL, "balanced": _BALANCED}
-_FRONTED = 0.45  # opens with a phrase before the subject, set off by a comma
-_FRONT_OPPOSITE = 0.85  # a noun in that phrase has the number the verb has not
+_FRONTED = 0.45  # probability of a phrase before the subject, set off by a comma
+_FRONT_OPPOSITE = 0.85  # probability that a noun in that phrase has the opposite number of the verb
 _COORDINATION = 0.10
 _COORDINATED_SUBJECT = 0.60  # of the plural sentences with coordination
 _LONGEST = 22
@@ -89,7 +90,7 @@ _THINGS = ("object", "store", "access")
 _PLACED = (*_THINGS, "place")
 _SOLID = (*_ANIMATE, *_PLACED)
 
-# What can follow a noun of each kind: preposition, and the kinds of noun it takes.
+# Prepositions that can follow a noun of each kind, and the kinds of noun they take.
 _PREPOSITIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "person": (
         ("near", _SOLID),
@@ -229,7 +230,7 @@ def _vocabulary() -> tuple[str, ...]:
 
 
 VOCABULARY: tuple[str, ...] = _vocabulary()
-"""Every token, at the place of its number: "[PAD]" 0, "[CLS]" 1, "[UNK]" 2, then the words."""
+"""All tokens, ordered by id: "[PAD]" 0, "[CLS]" 1, "[UNK]" 2, then the words."""
 
 _INDEX = {word: index for index, word in enumerate(VOCABULARY)}
 _CLS, _UNK = _INDEX["[CLS]"], _INDEX["[UNK]"]
@@ -237,20 +238,20 @@ _CLS, _UNK = _INDEX["[CLS]"], _INDEX["[UNK]"]
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence up to, and without, its main verb.
+    """A sentence cut off before its main verb.
 
     Attributes:
-        tokens: the words, lower case, punctuation apart.
-        plural: whether the verb to come is plural.
-        attractors: how many nouns between the first head of the subject and the verb have the number that
-            the verb has not (Linzen et al., 2016). The second head of a coordinated subject is no attractor,
-            though singular; the nouns of its modifiers are if they are singular.
-        construction: one of `CONSTRUCTIONS`: what comes after the head of the subject ("simple" for nothing;
-            for several modifiers, the clause or parenthesis before the prepositions; "coordinated" for a
-            coordinated subject, modified or not), with "fronted" before it where something comes before the
+        tokens: the words in lower case; punctuation marks are separate tokens.
+        plural: whether the verb that follows is plural.
+        attractors: number of nouns between the first head of the subject and the verb whose number is the
+            opposite of the verb's (Linzen et al., 2016). The second head of a coordinated subject is not an
+            attractor, even if singular; singular nouns in its modifiers are.
+        construction: one of `CONSTRUCTIONS`: what follows the head of the subject ("simple" for nothing;
+            with several modifiers, the clause or parenthesis rather than the prepositions; "coordinated" for
+            a coordinated subject, modified or not), preceded by "fronted" if a phrase comes before the
             subject.
         nouns: (position, whether plural) of each noun, in order.
-        subject: the position of the subject's head; both heads of a coordinated subject.
+        subject: position of the subject's head; both heads of a coordinated subject.
     """
 
     tokens: tuple[str, ...]
@@ -265,7 +266,7 @@ class Sentence:
 
 
 class _Draft:
-    """A sentence being written, left to right; its nouns stay without number until the end."""
+    """A sentence being written from left to right; the number of its nouns is chosen at the end."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -282,7 +283,7 @@ class _Draft:
                 words.append("very")
             words.append(rng.choice(_ADJECTIVES[kind]))
         noun = rng.choice(_NOUNS[kind])
-        for _ in range(3):  # a noun seldom comes twice in one sentence
+        for _ in range(3):  # a noun seldom occurs twice in one sentence
             if all(noun != other for _, other in self.nouns):
                 break
             noun = rng.choice(_NOUNS[kind])
@@ -290,14 +291,14 @@ class _Draft:
         words.append("")  # filled in when the number is known
 
     def group(self, kind: str, size: int) -> None:
-        """One noun phrase, or two joined by "and"."""
+        """Add one noun phrase, or two joined by "and"."""
         self.noun_phrase(kind)
         if size == 2:
             self.words.append("and")
             self.noun_phrase(kind)
 
     def preposition(self, options: Sequence[tuple[str, tuple[str, ...]]], size: int) -> str:
-        """Preposition and object; returns the kind of the object."""
+        """Add a preposition and its object; return the kind of the object."""
         preposition, kinds = self.rng.choice(options)
         while preposition == "of" and not self.definite:  # "the hen of the boy", not "her hen of the boy"
             preposition, kinds = self.rng.choice(options)
@@ -307,7 +308,7 @@ class _Draft:
         return kind
 
     def prepositions(self, kind: str, sizes: Iterable[int]) -> str:
-        """Prepositional phrases, each on the noun before it."""
+        """Add prepositional phrases, each modifying the noun before it."""
         for size in sizes:
             kind = self.preposition(_PREPOSITIONS[kind], size)
         return kind
@@ -367,7 +368,7 @@ class _Draft:
         self.words.append(",")
 
     def front(self, paired: bool) -> None:
-        """What comes before the subject: a prepositional phrase or a short clause."""
+        """Add what comes before the subject: a prepositional phrase or a short clause."""
         rng, words = self.rng, self.words
         draw = rng.random()
         if paired or draw < 0.85:
@@ -379,7 +380,7 @@ class _Draft:
         words.append(",")
 
     def modifiers(self, kind: str, sizes: Sequence[int]) -> str:
-        """Everything between the subject and the verb; returns the construction."""
+        """Add everything between the subject and the verb; return the construction."""
         if not sizes:
             return "simple"
         draw = self.rng.random()
@@ -389,7 +390,7 @@ class _Draft:
         if draw < 0.40:
             self.parenthetical(kind, sizes)
             return "parenthetical"
-        if len(sizes) > 1 and self.rng.random() < 0.3:  # a preposition first, and the clause on its noun
+        if len(sizes) > 1 and self.rng.random() < 0.3:  # a preposition first; the clause modifies its noun
             kind = self.prepositions(kind, sizes[:1])
             sizes = sizes[1:]
         if draw < 0.69:
@@ -401,11 +402,11 @@ class _Draft:
 
 
 def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
-    """A sentence of that number."""
+    """A sentence whose verb has that number."""
     shares = _MIXES[mix]
     attractors = rng.choices(range(len(shares)), [sum(row) for row in shares])[0]
     fronted = rng.random() < _FRONTED
-    pair = ""  # where "and" stands, if anywhere
+    pair = ""  # where "and" occurs, if anywhere
     if rng.random() < _COORDINATION:
         if plural and rng.random() < _COORDINATED_SUBJECT:
             pair = "subject"
@@ -413,8 +414,8 @@ def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
             pair = "front" if fronted and rng.random() < 0.4 else "modifier"
     heads = 2 if pair == "subject" else 1
 
-    # What is too long is drawn again with all of the above kept, so that the shares above stay as they are.
-    # The few that hardly fit (fronted, coordinated and four attractors) take some ten tries.
+    # Sentences that are too long are drawn again with the choices above unchanged, to preserve their shares.
+    # The few that hardly fit (fronted, coordinated, four attractors) take about ten tries.
     for _ in range(200):
         row = shares[attractors]
         agreeing = rng.choices(range(len(row)), row)[0]
@@ -436,7 +437,7 @@ def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
     else:
         return _sentence(rng, mix, plural)
 
-    # Only now the numbers, so that no word above can depend on them.
+    # The numbers come last, so that none of the words above can depend on them.
     opposite = [True] * attractors + [False] * agreeing
     rng.shuffle(opposite)
     numbers = [plural != (rng.random() < _FRONT_OPPOSITE) for _ in range(before)]
@@ -457,7 +458,7 @@ def _sentence(rng: Random, mix: str, plural: bool) -> Sentence:
 
 
 def _draw(rng: Random, mix: str, count: int, avoid: set[tuple[str, ...]], unique: bool) -> list[Sentence]:
-    """Sentences in random order, half of them plural, none with the tokens of one in `avoid`."""
+    """Sentences in random order, half of them plural, none of them in `avoid`."""
     labels = [index % 2 == 1 for index in range(count)]
     rng.shuffle(labels)
     sentences = []
@@ -472,15 +473,15 @@ def _draw(rng: Random, mix: str, count: int, avoid: set[tuple[str, ...]], unique
 
 
 def generate(count: int, seed: int, *, mix: Literal["balanced", "natural"] = "balanced") -> list[Sentence]:
-    """Sentences of the grammar, half singular and half plural; the same ones for the same seed.
+    """Generate sentences, half singular and half plural; equal seeds give equal sentences.
 
-    Some of the shortest may come up more than once.
+    Short sentences may occur more than once.
 
     Args:
-        count: how many.
-        seed: of the random numbers.
-        mix: "balanced", to measure with: each of 0 to 4 attractors is frequent. "natural", to
-            learn from: most sentences have no attractor, four are rare.
+        count: number of sentences.
+        seed: random seed.
+        mix: "balanced", for testing: each number of attractors from 0 to 4 is frequent. "natural", for
+            training: most sentences have no attractor, and four are rare.
     """
     _check.whole("count", count, 0)
     _check.whole("seed", seed, 0)
@@ -489,16 +490,16 @@ def generate(count: int, seed: int, *, mix: Literal["balanced", "natural"] = "ba
 
 
 def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Sentence]]:
-    """Sentences to train on, of the natural mix, and to test on, of the balanced one: (train, test).
+    """Generate training sentences of the natural mix and test sentences of the balanced one: (train, test).
 
-    As in Linzen et al., attractors are rare where a model learns and counted where it is measured, so that
-    what it has learnt shows in how its accuracy holds as they grow in number. No test sentence comes twice,
-    or among the training sentences; short training sentences may come twice. See `generate` for the mixes.
+    As in Linzen et al., attractors are rare in training and counted in testing: what a model has learnt shows
+    in how well its accuracy holds up as their number grows. Test sentences are distinct and do not occur in
+    the training set; short training sentences may occur twice. See `generate` for the mixes.
 
     Args:
-        train: how many to train on.
-        test: how many to test on.
-        seed: of the random numbers.
+        train: number of training sentences.
+        test: number of test sentences.
+        seed: random seed.
     """
     _check.whole("train", train, 0)
     _check.whole("test", test, 0)
@@ -510,10 +511,10 @@ def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Senten
 
 
 def encode(sentence: Sentence | str) -> list[int]:
-    """The places of the tokens in `VOCABULARY`, with "[CLS]" put first; "[UNK]" for a word it has not.
+    """Token ids (indices into `VOCABULARY`), starting with "[CLS]"; unknown words become "[UNK]".
 
     Args:
-        sentence: a `Sentence`, or plain text in words and commas, in any case.
+        sentence: a `Sentence`, or plain text of words and commas, in upper or lower case.
     """
     words = sentence.replace(",", " , ").lower().split() if isinstance(sentence, str) else sentence.tokens
     return [_CLS, *(_INDEX.get(word, _UNK) for word in words)]
@@ -522,16 +523,17 @@ def encode(sentence: Sentence | str) -> list[int]:
 def baselines(train: Sequence[Sentence], test: Sequence[Sentence]) -> dict[str, float]:
     """Accuracy on `test` of three rules that need no grammar.
 
-    "majority": the commoner number in `train`, singular if both are as common. "first noun": the number of
-    the first noun in the sentence. "nearest noun": that of the noun nearest to the verb, the last one.
+    - "majority": the more frequent number in `train`; singular if both are equally frequent.
+    - "first noun": the number of the first noun in the sentence.
+    - "nearest noun": the number of the noun nearest to the verb, that is the last one.
 
     Args:
-        train: sentences to count labels in.
-        test: sentences to guess.
+        train: sentences in which labels are counted.
+        test: sentences to predict.
     """
     for name, sentences in (("train", train), ("test", test)):
         if not sentences:
-            raise ValueError(f"{name} must hold at least one sentence, got none")
+            raise ValueError(f"{name} must contain at least one sentence, got none")
     majority = 2 * sum(sentence.plural for sentence in train) > len(train)
     right = {
         "majority": sum(sentence.plural == majority for sentence in test),

@@ -1,4 +1,4 @@
-"""Batches of examples that are words with a label: sorted by length, padded, numbered."""
+"""Batches of labelled word sequences: sorted by length, padded and numbered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Example(Protocol):
-    """What the recipes on agreement learn from: words, and whether the verb to come is plural."""
+    """A training example of the agreement recipes: words, and whether the verb that follows is plural."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ class Example(Protocol):
 
     @property
     def plural(self) -> bool:
-        """The answer."""
+        """Whether the verb is plural."""
 
 
 E = TypeVar("E", bound=Example)
@@ -27,18 +27,18 @@ Collate = Callable[[Sequence[tuple[int, E]]], dict[str, Tensor]]
 
 
 def batches(examples: Sequence[E], size: int, seed: int) -> list[list[tuple[int, E]]]:
-    """Numbered examples in batches of similar length, so that little of a batch is padding."""
+    """Numbered examples in batches of similar length, which keeps padding low."""
     numbered = list(enumerate(examples))
     Random(seed).shuffle(numbered)
     pool = 16 * size
-    out = []
+    batched = []
     for start in range(0, len(numbered), pool):
         near = sorted(numbered[start : start + pool], key=lambda item: len(item[1].tokens))
-        out += [near[first : first + size] for first in range(0, len(near), size)]
-    return out
+        batched += [near[first : first + size] for first in range(0, len(near), size)]
+    return batched
 
 
-def padded(items: Sequence[tuple[int, E]], encode: Callable[[E], list[int]]) -> dict[str, Tensor]:
+def pad_batch(items: Sequence[tuple[int, E]], encode: Callable[[E], list[int]]) -> dict[str, Tensor]:
     """Numbered examples as a batch for `AgreementClassifier`, padded with 0."""
     codes = [encode(example) for _, example in items]
     longest = max(map(len, codes))

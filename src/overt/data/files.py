@@ -1,4 +1,4 @@
-"""Finding and reading the files of data sets, plain or gzipped."""
+"""Find and read the files of data sets, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 def data_folder(data: Path | None) -> Path | None:
-    """The folder with data: what was asked for, else OVERT_DATA, else none."""
+    """The data folder: `data`, or else OVERT_DATA, or else None."""
     if data is None and os.environ.get("OVERT_DATA"):
         data = Path(os.environ["OVERT_DATA"])
     if data is not None and not data.is_dir():
-        raise FileNotFoundError(f"--data {data} must be a folder (so must OVERT_DATA)")
+        raise FileNotFoundError(f"--data (or OVERT_DATA) must be a folder, got {data}")
     return data
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """A file of that name, or gzipped with ".gz" after it."""
+    """The file of that name, or its gzipped version ending in ".gz"."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""GAP (Webster et al. 2018): texts with a pronoun and two names, one of which it stands for."""
+"""GAP (Webster et al. 2018): texts with a pronoun and two names that it may refer to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILES = ("gap-development.tsv", "gap-validation.tsv")
 
 @dataclass(frozen=True)
 class Case:
-    """A text with a pronoun, and two names it may stand for.
+    """A text with a pronoun, and two names that it may refer to.
 
     Attributes:
-        text: as written.
-        pronoun: where the pronoun begins and ends.
-        names: where the two names do.
-        right: which of the names it stands for.
+        text: the text.
+        pronoun: start and end of the pronoun.
+        names: start and end of each name.
+        right: index of the name that the pronoun refers to.
     """
 
     text: str
@@ -31,16 +31,16 @@ class Case:
 
     @property
     def feminine(self) -> bool:
-        """Whether the pronoun is."""
+        """Whether the pronoun is feminine."""
         return self.text[slice(*self.pronoun)].lower() in HER
 
 
 def read(folder: Path) -> list[Case]:
-    """The GAP texts in which the pronoun stands for exactly one of the names."""
-    found = [find_file(place, name) for place in (folder, folder / "gap") for name in FILES]
-    paths = [path for path in found if path is not None]
+    """The GAP texts in which the pronoun refers to exactly one of the names."""
+    candidates = [find_file(place, name) for place in (folder, folder / "gap") for name in FILES]
+    paths = [path for path in candidates if path is not None]
     if not paths:
-        raise FileNotFoundError(f"{folder} holds no GAP: {' or '.join(FILES)}, here or in gap/")
+        raise FileNotFoundError(f"{folder} has no GAP data: put {' or '.join(FILES)} there or in gap/")
     cases = []
     for path in paths:
         rows = csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -48,7 +48,9 @@ def read(folder: Path) -> list[Case]:
             try:
                 cases.append(_case(row))
             except (KeyError, TypeError, ValueError):
-                raise ValueError(f"{path}, line {number} must have the columns of GAP") from None
+                raise ValueError(
+                    f"{path}, line {number}: the columns of GAP are missing or malformed"
+                ) from None
     return [case for case in cases if case is not None]
 
 

@@ -1,6 +1,6 @@
-"""Reading GLUE's tables from their original layout: CoLA, MRPC and SST-2.
+"""Read GLUE's tables CoLA, MRPC and SST-2 in their original layout.
 
-Quotation marks mean nothing in these files: a reader that heeds them joins rows and loses some.
+Quotation marks have no special meaning in these files: a reader that interprets them merges and loses rows.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from overt.data.files import find_file, read_text
 
 
 class Row(NamedTuple):
-    """An example: one text or two, and the number of its class."""
+    """An example: one or two texts, and the index of its class."""
 
     texts: tuple[str, ...]
     label: int
 
 
 class Task(NamedTuple):
-    """A data set of GLUE's.
+    """A data set of GLUE.
 
     Attributes:
-        name: as GLUE has it, which is its folder's.
-        classes: names of the classes, by number.
+        name: its name in GLUE, which is also the name of its folder.
+        classes: names of the classes, by index.
         metric: "accuracy", or "MCC" for Matthews' correlation.
-        files: of training and development rows, the first of each that is there.
-        columns: places of the label and the texts in a row.
-        header: whether the files begin with names of columns.
+        files: possible files of the training rows and of the development rows; the first that exists is used.
+        columns: column indices of the label and the texts.
+        header: whether the files start with a line of column names.
     """
 
     name: str
@@ -46,7 +46,7 @@ TASKS = {
             "MRPC",
             ("different", "equivalent"),
             "accuracy",
-            # train.tsv lacks a row in some copies; Microsoft's own file holds those of dev, too.
+            # train.tsv lacks a row in some copies; Microsoft's original file also has the development rows.
             (("msr_paraphrase_train.txt", "train.tsv"), ("dev.tsv",)),
             (0, 3, 4),
             True,
@@ -57,25 +57,25 @@ TASKS = {
 
 
 def load(data: Path, name: str) -> tuple[list[Row], list[Row]]:
-    """Training and development rows of a task, from a folder with GLUE's folders in it."""
+    """Training and development rows of a task, from a folder that contains GLUE's folders."""
     if name not in TASKS:
         raise ValueError(f"the task must be one of {', '.join(TASKS)}, got {name!r}")
     task = TASKS[name]
     for folder in (data / name, data / "glue" / name, data):
-        found = [[path for name in names if (path := find_file(folder, name))] for names in task.files]
-        if not all(found):
+        candidates = [[path for name in names if (path := find_file(folder, name))] for names in task.files]
+        if not all(candidates):
             continue
-        train, dev = (paths[0] for paths in found)
+        train, dev = (paths[0] for paths in candidates)
         rows = read(task, train)
         if train.name.startswith("msr_"):
             rows = _without_dev(rows, train, folder)
         return [row for _, row in rows], [row for _, row in read(task, dev)]
-    wanted = " and ".join(" or ".join(names) for names in task.files)
-    raise FileNotFoundError(f"{data} holds no {name}: {wanted}, here or in {name}/ or glue/{name}/")
+    expected = " and ".join(" or ".join(names) for names in task.files)
+    raise FileNotFoundError(f"{data} has no {name} data: put {expected} there or in {name}/ or glue/{name}/")
 
 
 def read(task: Task, path: Path) -> list[tuple[list[str], Row]]:
-    """Rows of a file, each with its cells; an error names the file and the line."""
+    """Rows of a file, each with its cells; errors name the file and the line."""
     lines = read_text(path).removeprefix("\ufeff").split("\n")
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -84,7 +84,8 @@ def read(task: Task, path: Path) -> list[tuple[list[str], Row]]:
         cells = line.rstrip("\r").split("\t")
         if len(cells) <= max(task.columns):
             raise ValueError(
-                f"{path}, line {number}: {task.name} has {max(task.columns) + 1} columns or more"
+                f"{path}, line {number}: {task.name} needs at least {max(task.columns) + 1} columns, "
+                f"got {len(cells)}"
             )
         label, *texts = (cells[place].strip() for place in task.columns)
         if label not in map(str, range(len(task.classes))):
@@ -98,7 +99,7 @@ def _without_dev(rows: list[tuple[list[str], Row]], path: Path, folder: Path) ->
     ids = find_file(folder, "dev_ids.tsv")
     if ids is None:
         raise FileNotFoundError(
-            f"{path} holds development rows, too: dev_ids.tsv, which names them, is missing"
+            f"{path} also contains development rows: dev_ids.tsv, which lists them, is missing"
         )
-    held = {tuple(line.split("\t")) for line in read_text(ids).split("\n") if line}
-    return [(cells, row) for cells, row in rows if (cells[1], cells[2]) not in held]
+    dev_ids = {tuple(line.split("\t")) for line in read_text(ids).split("\n") if line}
+    return [(cells, row) for cells, row in rows if (cells[1], cells[2]) not in dev_ids]

@@ -1,9 +1,9 @@
-"""Number prediction of Linzen, Dupoux & Goldberg 2016: a sentence up to its verb, and the verb's number.
+"""Number prediction of Linzen, Dupoux & Goldberg 2016: predict a verb's number from the words before it.
 
-Read from a folder in the published layout: numpred.train, numpred.val, numpred.test and numpred.test.0 … 5
-(by number of attractors), plain or gzipped; a line is a label (VBZ singular, VBP plural), a tab and words.
-Where the training file is missing, the rest is split anew, and honestly: see `load`. Without a folder the
-sentences come from the package's own grammar.
+The folder has the published layout: numpred.train, numpred.val, numpred.test and numpred.test.0 … 5 (by
+number of attractors), plain or gzipped. Each line is a label (VBZ singular, VBP plural), a tab and words.
+If the training file is missing, the other files are split anew, without overlap: see `load`. Without a folder
+the sentences come from the package's own grammar.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 from torch import Tensor
 
 from overt.data import agreement
-from overt.data.batching import padded
+from overt.data.batching import pad_batch
 from overt.data.files import data_folder, find_file, read_text
 
-LONGEST = 50  # words; longer prefixes lose their first ones
-VALIDATION, TEST = 0.03, 0.12  # of the different prefixes of each file
-LEAST = 2  # times that a word must come in different training prefixes to be in the vocabulary
-SEED = 0  # of the split, which is the same for every seed of training
+LONGEST = 50  # words; longer prefixes lose their first words
+VALIDATION, TEST = 0.03, 0.12  # shares of the distinct prefixes of each file
+LEAST = 2  # occurrences in distinct training prefixes that a word needs to be in the vocabulary
+SEED = 0  # of the split, which is the same for every training seed
 
-SPLIT = "Linzen et al. 2016, the published validation and attractor test files"  # split anew
+SPLIT = "Linzen et al. 2016, the published validation and attractor test files"  # split by `_split`
 
 SPECIAL = ("[PAD]", "[CLS]", "[UNK]")
 PAD, CLS, UNK = range(3)
@@ -37,12 +37,13 @@ _LABELS = {"VBZ": False, "VBP": True}
 
 @dataclass(frozen=True)
 class Prefix:
-    """A sentence up to its verb.
+    """A sentence cut off before its verb.
 
     Attributes:
         tokens: the words.
-        plural: whether the verb is.
-        attractors: nouns of the other number between subject and verb, where the file tells.
+        plural: whether the verb is plural.
+        attractors: number of nouns between subject and verb with the opposite number of the verb; None if the
+            file does not say.
     """
 
     tokens: tuple[str, ...]
@@ -52,17 +53,18 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Parts to train, choose and test on.
+    """Training, validation and test prefixes.
 
     Attributes:
-        name: what it is.
-        train: prefixes to learn from.
-        validation: to look at while choosing settings.
-        test: for the final numbers.
-        by_attractors: number of attractors → prefixes that were not trained on.
-        how: how it was split, in words.
-        shortened: prefixes that lost words to `LONGEST`.
-        overlap: test prefixes that were also trained on; above zero in the published files alone.
+        name: description of the data.
+        train: prefixes to train on.
+        validation: prefixes to choose settings on.
+        test: prefixes for the final numbers.
+        by_attractors: number of attractors → held-out prefixes.
+        how: description of the split.
+        shortened: number of prefixes cut to `LONGEST` words.
+        overlap: number of test prefixes that are also in the training set; positive only in the published
+            files.
     """
 
     name: str
@@ -75,45 +77,45 @@ class Corpus:
     overlap: int = field(init=False)
 
     def __post_init__(self) -> None:
-        learnt = {prefix.tokens for prefix in self.train}
-        object.__setattr__(self, "overlap", sum(prefix.tokens in learnt for prefix in self.test))
+        training_tokens = {prefix.tokens for prefix in self.train}
+        object.__setattr__(self, "overlap", sum(prefix.tokens in training_tokens for prefix in self.test))
 
     @property
     def natural(self) -> list[Prefix]:
-        """Test prefixes of the natural mix: those that no file of attractors has."""
+        """Test prefixes of the natural mix: those not taken from an attractor file."""
         return [prefix for prefix in self.test if prefix.attractors is None]
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
-        """[PAD], [CLS], [UNK], then the words that come at least `LEAST` times in what is trained on.
+        """[PAD], [CLS], [UNK], then the words that occur at least `LEAST` times in the training prefixes.
 
-        Copies of a prefix count once, so that some words are unknown in training too, and [UNK] is learnt.
+        Copies of a prefix count once, so that some training words are unknown and [UNK] is learnt.
         """
         counts = Counter(word for tokens in {prefix.tokens for prefix in self.train} for word in tokens)
         return (*SPECIAL, *sorted(word for word, count in counts.items() if count >= LEAST))
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Word → its place in the vocabulary."""
+        """Word → its index in the vocabulary."""
         return {word: place for place, word in enumerate(self.vocabulary)}
 
     def encode(self, prefix: Prefix) -> list[int]:
-        """The places of the words, with [CLS] put first; [UNK] for a word that the vocabulary has not."""
+        """Token ids, starting with [CLS]; words outside the vocabulary become [UNK]."""
         return [CLS, *(self.index.get(word, UNK) for word in prefix.tokens)]
 
     def collate(self, items: Sequence[tuple[int, Prefix]]) -> dict[str, Tensor]:
         """Numbered prefixes as a padded batch for `AgreementClassifier`."""
-        return padded(items, self.encode)
+        return pad_batch(items, self.encode)
 
     def describe(self) -> dict[str, Any]:
-        """Sizes and label balance of the parts, and how they came about."""
+        """Sizes and label balance of the parts, and how the data were split."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         parts |= {f"test, {n} attractors": part for n, part in self.by_attractors.items()}
         known = [word in self.index for prefix in self.test for word in prefix.tokens]
         text = "\n".join(
             f"{name} {prefix.plural} {' '.join(prefix.tokens)}" for name in parts for prefix in parts[name]
         )
-        parts["test, natural mix"] = self.natural  # not in the sum: the test part has them
+        parts["test, natural mix"] = self.natural  # not in the hash: these are part of test
         return {
             "name": self.name,
             "split": self.how,
@@ -135,37 +137,37 @@ class Corpus:
         }
 
 
-def sizes(described: dict[str, Any]) -> dict[str, int]:
-    """How many prefixes each part has, "natural" and "1", "2", … among them, by what `describe` gave."""
-    counts = {name: part["prefixes"] for name, part in described["parts"].items()}
-    found = {name: counts[name] for name in ("train", "validation", "test") if name in counts}
+def part_sizes(description: dict[str, Any]) -> dict[str, int]:
+    """Number of prefixes of each part, including "natural" and "1", "2", …, from a `Corpus.describe`."""
+    counts = {name: part["prefixes"] for name, part in description["parts"].items()}
+    sizes = {name: counts[name] for name in ("train", "validation", "test") if name in counts}
     by_attractors = {
         name.removeprefix("test, ").removesuffix(" attractors"): count
         for name, count in counts.items()
         if name.endswith(" attractors")
     }
     if "test, natural mix" in counts:
-        found["natural"] = counts["test, natural mix"]
-    elif described["name"] == SPLIT:  # described before that part was: what no file of attractors has
-        found["natural"] = found["test"] - sum(by_attractors.values())
-    return found | by_attractors
+        sizes["natural"] = counts["test, natural mix"]
+    elif description["name"] == SPLIT:  # an older description, without that part
+        sizes["natural"] = sizes["test"] - sum(by_attractors.values())
+    return sizes | by_attractors
 
 
 def find(folder: Path) -> dict[str, Path]:
     """The files of a folder, or of agreement/ in it: "train", "val", "test" and "test.0" to "test.5"."""
     names = ("train", "val", "test", *(f"test.{n}" for n in range(6)))
     for place in (folder, folder / "agreement"):
-        found = {name: find_file(place, f"numpred.{name}") for name in names}
-        paths = {name: path for name, path in found.items() if path is not None}
+        candidates = {name: find_file(place, f"numpred.{name}") for name in names}
+        paths = {name: path for name, path in candidates.items() if path is not None}
         if "val" in paths and any(name.startswith("test") for name in paths):
             return paths
     raise FileNotFoundError(
-        f"{folder} holds no agreement data: numpred.val and numpred.test.1 … 5, here or in agreement/"
+        f"{folder} has no agreement data: put numpred.val and numpred.test.1 … 5 there or in agreement/"
     )
 
 
 def read(path: Path, attractors: int | None = None) -> list[Prefix]:
-    """The prefixes of one file, whole."""
+    """The prefixes of one file, at full length."""
     prefixes = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         label, _, words = line.partition("\t")
@@ -176,16 +178,16 @@ def read(path: Path, attractors: int | None = None) -> list[Prefix]:
 
 
 def load(data: Path | None, seed: int = 0) -> Corpus:
-    """The agreement data of a folder (else of OVERT_DATA), or else sentences of the package's grammar.
+    """The agreement data of a folder (by default OVERT_DATA), or else sentences of the package's grammar.
 
     With numpred.train and a test set of the natural mix (numpred.test, or numpred.test.0 and the others) the
-    published parts are used as published. Otherwise the same share of numpred.val, which is of the natural
-    mix, and of each numpred.test.n is held out to test and to validate on, and the rest is trained on. Every
-    prefix counts once then and belongs to one part.
+    parts are used as published. Otherwise the same share of numpred.val, which has the natural mix, and of
+    each numpred.test.n is held out for testing and validation, and the rest is for training. In that case
+    every prefix counts once and belongs to one part.
 
     Args:
-        data: the folder, or the one that holds agreement/.
-        seed: of the grammar's sentences; files are split alike for every seed.
+        data: the folder, or the folder that contains agreement/.
+        seed: of the grammar's sentences; the split of files does not depend on it.
     """
     folder = data_folder(data)
     if folder is None:
@@ -211,7 +213,7 @@ def load(data: Path | None, seed: int = 0) -> Corpus:
 
 
 def _cut(prefix: Prefix) -> Prefix:
-    """The last words of a long prefix: those near the verb."""
+    """Cut a long prefix to its last words, those near the verb."""
     return Prefix(prefix.tokens[-LONGEST:], prefix.plural, prefix.attractors)
 
 
@@ -221,15 +223,15 @@ def _split(
     extra: Sequence[Prefix],
     shortened: int,
 ) -> Corpus:
-    """A split of the published validation and test files in which no prefix is in two parts.
+    """Split the published validation and test files so that no prefix is in two parts.
 
-    The same share of every file is held out, so that what is tested on is of the mix that is learnt from.
+    The same share of every file is held out, so that test and training data have the same mix.
     """
     seen: set[tuple[str, ...]] = set()
     test: list[Prefix] = []
     validation: list[Prefix] = []
     train: list[Prefix] = []
-    held: dict[int, list[Prefix]] = {}
+    held_out: dict[int, list[Prefix]] = {}
     for n, prefixes in (None, natural), *sorted(by_attractors.items()):
         distinct = list({prefix.tokens: prefix for prefix in prefixes if prefix.tokens not in seen}.values())
         seen.update(prefix.tokens for prefix in distinct)
@@ -239,10 +241,10 @@ def _split(
         validation += distinct[tested : tested + chosen]
         train += distinct[tested + chosen :]
         if n is not None and tested:
-            held[n] = distinct[:tested]
+            held_out[n] = distinct[:tested]
     train += [prefix for prefix in dict.fromkeys(extra) if prefix.tokens not in seen]
     if not (train and test and validation):
-        raise ValueError(f"the agreement files hold {len(seen)} different prefixes, too few to split")
+        raise ValueError(f"the agreement files have {len(seen)} distinct prefixes, which is too few to split")
     for part in (test, validation, train):
         Random(SEED).shuffle(part)
     return Corpus(
@@ -250,26 +252,26 @@ def _split(
         train,
         validation,
         test,
-        held,
-        "numpred.train is not in the folder: each different prefix once, in one part only; of every file "
-        f"{TEST:.0%} are tested on and {VALIDATION:.0%} validated on, the rest is learnt from. Most of it is "
-        "from the files with attractors, which are rare in running text",
+        held_out,
+        "numpred.train is not in the folder, so each distinct prefix is used once, in one part only: of "
+        f"every file {TEST:.0%} for testing, {VALIDATION:.0%} for validation and the rest for training. Most "
+        "prefixes come from the files with attractors, which are rare in running text",
         shortened,
     )
 
 
 def _grammar(seed: int) -> Corpus:
-    """Sentences of the package's own grammar, in the same form."""
-    learnt, measured = agreement.split(16_000, 2_000, seed)
-    train, test = ([Prefix(s.tokens, s.plural, s.attractors) for s in part] for part in (learnt, measured))
-    first = {prefix.tokens for prefix in train[:1_000]}
+    """Sentences of the package's own grammar, as a corpus."""
+    parts = agreement.split(16_000, 2_000, seed)
+    train, test = ([Prefix(s.tokens, s.plural, s.attractors) for s in part] for part in parts)
+    validation_tokens = {prefix.tokens for prefix in train[:1_000]}
     counts = sorted({prefix.attractors or 0 for prefix in test})
     return Corpus(
         "no data: sentences of the package's own grammar, easier than Linzen's",
-        [prefix for prefix in train[1_000:] if prefix.tokens not in first],
+        [prefix for prefix in train[1_000:] if prefix.tokens not in validation_tokens],
         train[:1_000],
         test,
         {n: [prefix for prefix in test if prefix.attractors == n] for n in counts},
-        "generated: trained on a natural mix of attractors, tested on a balanced one; "
-        "no test or validation sentence is trained on",
+        "generated: a natural mix of attractors for training, a balanced one for testing; "
+        "no test or validation sentence is in the training set",
     )

@@ -1,9 +1,9 @@
 """Citation graphs of Sen et al. 2008 in the split of Yang et al. 2016 ("Planetoid"): Cora, Citeseer, Pubmed.
 
-Read by PyG's `Planetoid` from the eight raw files as published, ind.NAME.x … ind.NAME.test.index, of a
-folder, or else downloaded by it. Seven of the eight are pickles, which can run anything when they are
-opened. So they are read here first, by an unpickler that knows the few names of the published files and
-builds nothing but arrays and lists; what PyG is given to open are copies that were written from these.
+PyG's `Planetoid` reads the eight raw files as published, ind.NAME.x … ind.NAME.test.index, from a folder, or
+else downloads them. Seven of the eight are pickles, which can run arbitrary code when they are opened. They
+are therefore read here first, by an unpickler that accepts only the few names in the published files and
+builds only arrays and lists; PyG opens copies written from these.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from torch import Tensor
 from overt._extras import need
 from overt.data.files import data_folder
 
-# Our name → the name that PyG's folders have.
+# Our name → the name of PyG's folder.
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 
 @dataclass(frozen=True, eq=False)
 class Citations:
-    """Documents, what they cite, and which of them to train, choose and test on.
+    """Documents, their citations, and the split into training, validation and test nodes.
 
     Fan et al. 2020 (Table 6) count 5429 links in Cora and 4732 in Citeseer, half the entries of the raw
-    lists; PyG drops repeated links and self-loops, so that 5278 and 4552 are left, and `edge_index` has twice
-    as many columns, 10556 and 9104.
+    lists; PyG drops repeated links and self-loops, which leaves 5278 and 4552, and `edge_index` has twice as
+    many columns, 10556 and 9104.
 
     Attributes:
         name: cora, citeseer or pubmed.
-        x: (nodes, features) float32; each row sums to one, as in GAT, or is zero for want of words.
+        x: (nodes, features) float32; each row sums to one, as in GAT, or is zero if it has no words.
         edge_index: (2, edges) int64, both directions of each link, without self-loops.
-        y: (nodes,) int64 classes. The 15 nodes of Citeseer that have no label are 0, and in no part.
+        y: (nodes,) int64 classes. The 15 nodes of Citeseer without a label have class 0 and are in no part.
         train: (nodes,) bool.
         validation: (nodes,) bool.
         test: (nodes,) bool.
         classes: number of classes.
-        sha256: of the eight raw files together.
+        sha256: hash of the eight raw files together.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Citations:
     sha256: str
 
     def describe(self) -> dict[str, Any]:
-        """Sizes of the graph and its split, for a result's file."""
+        """Sizes of the graph and its split, for the result file."""
         nodes, features = self.x.shape
         pairs = torch.unique(self.edge_index.sort(dim=0).values, dim=1)
         linked = torch.zeros(nodes, dtype=torch.bool)
@@ -84,36 +84,36 @@ class Citations:
 
 
 def load(name: str, data: Path | None, folder: Path) -> Citations:
-    """A citation graph with its public split.
+    """Load a citation graph with its public split.
 
-    Nothing that was processed is kept, so that changed raw files cannot be met by old tensors.
+    Processed data are not cached, so changed raw files never meet old tensors.
 
     Args:
         name: "cora", "citeseer" or "pubmed".
-        data: folder with the raw files (else OVERT_DATA): in itself, in planetoid/, or in Cora/raw/ of
-            either, as PyG lays them out. It is only read from.
-        folder: ours to write to; a download is kept in its planetoid/, for the next call.
+        data: folder with the raw files (by default OVERT_DATA): directly in it, in planetoid/, or in
+            Cora/raw/ of either, as PyG lays them out. It is never written to.
+        folder: folder to write to; its planetoid/ caches a download for the next call.
 
     Raises:
-        FileNotFoundError: some raw files are missing, or all are and they cannot be downloaded.
-        ValueError: a raw file is not as published, or asks for a name that the published ones do not.
+        FileNotFoundError: some raw files are missing, or all of them are and cannot be downloaded.
+        ValueError: a raw file is not as published, or refers to a name that no published file uses.
     """
     if name not in NAMES:
-        raise ValueError(f"name {name!r} must be one of {', '.join(NAMES)}")
+        raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
     need("torch_geometric", "graphs")
     data = data_folder(data)
-    kept = folder / "planetoid" / NAMES[name] / "raw"
-    found = None if data is None else _find(data, name)
-    if found is None and not _missing(kept, name):
-        found = kept
+    cache = folder / "planetoid" / NAMES[name] / "raw"
+    source = None if data is None else _find(data, name)
+    if source is None and not _missing(cache, name):
+        source = cache
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".planetoid-", dir=folder) as stage:
-        place = found or _download(name, Path(stage) / "download", data)
+        place = source or _download(name, Path(stage) / "download", data)
         raw = {file: (place / file).read_bytes() for file in _files(name)}
-        _checked(name, raw, Path(stage) / NAMES[name] / "raw")
+        _write_checked(name, raw, Path(stage) / NAMES[name] / "raw")
         graph, classes = _process(Path(stage), name)
-        if found is None:
-            _keep(place, kept)
+        if source is None:
+            _move_to_cache(place, cache)
     total = graph.x.sum(dim=1, keepdim=True)
     digests = [f"{file} {hashlib.sha256(content).hexdigest()}" for file, content in raw.items()]
     return Citations(
@@ -135,12 +135,12 @@ def _files(name: str) -> list[str]:
 
 
 def _missing(place: Path, name: str) -> list[str]:
-    """The raw files that a folder has not."""
+    """The raw files that a folder lacks."""
     return [file for file in _files(name) if not (place / file).is_file()]
 
 
 def _find(data: Path, name: str) -> Path | None:
-    """The folder, in the user's, that has the raw files; none if no place has any."""
+    """The folder under `data` that has the raw files; None if there are none."""
     places = []
     for base in (data, data / "planetoid"):
         inner = sorted(base.iterdir()) if base.is_dir() else []
@@ -151,12 +151,12 @@ def _find(data: Path, name: str) -> Path | None:
             return place
     for place, missing in lacking.items():
         if len(missing) < len(PARTS):
-            raise FileNotFoundError(f"--data: {place} has raw files of {name} but lacks {', '.join(missing)}")
+            raise FileNotFoundError(f"--data: {place} has raw files of {name}, but not {', '.join(missing)}")
     return None
 
 
 def _download(name: str, into: Path, data: Path | None) -> Path:
-    """The folder, in another, that PyG downloaded the raw files to; they are not opened yet."""
+    """Let PyG download the raw files under `into`, without opening them; return their folder."""
     planetoid = need("torch_geometric.datasets", "graphs").Planetoid
     source = planetoid.__new__(planetoid)  # its __init__ would open the pickles at once
     source.root, source.name, source.split = str(into), NAMES[name], "public"
@@ -166,45 +166,45 @@ def _download(name: str, into: Path, data: Path | None) -> Path:
     try:
         source.download()
         if missing := _missing(raw, name):
-            why = f"no {missing[0]} came"
-    except Exception as error:  # whatever the network, its libraries or the server come up with
+            why = f"{missing[0]} is missing"
+    except Exception as error:  # the network, its libraries or the server can fail in any way
         why = " ".join(f"{type(error).__name__}: {error}".split())
     if why:
-        where = "no --data was given" if data is None else f"--data {data} has none"
+        where = "no --data was given" if data is None else f"not found in --data {data}"
         raise FileNotFoundError(
             f"raw files of {name}: {where}, and PyG could not download them ({why}); "
-            f"put ind.{name}.{{{','.join(PARTS)}}} into a folder and give it as --data DIR"
+            f"put ind.{name}.{{{','.join(PARTS)}}} into a folder and pass --data DIR"
         )
     return raw
 
 
-def _keep(found: Path, kept: Path) -> None:
-    """Put a whole, checked download where the next call looks; another run may do the same meanwhile."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(kept, ignore_errors=True)
+def _move_to_cache(download: Path, cache: Path) -> None:
+    """Move a complete, checked download to the cache; another run may be doing the same."""
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(cache, ignore_errors=True)
     with suppress(OSError):
-        os.replace(found, kept)
+        os.replace(download, cache)
 
 
 def _process(stage: Path, name: str) -> tuple[Any, int]:
-    """PyG's graph, and its number of classes, from checked raw files."""
+    """PyG's graph and its number of classes, from checked raw files."""
     planetoid = need("torch_geometric.datasets", "graphs").Planetoid
     try:
-        # PyG adds a filter to the warnings for good, and tells stderr that it processes.
+        # PyG adds a permanent warning filter, and reports its progress on stderr.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             dataset = planetoid(str(stage), NAMES[name])
         graph = dataset[0]
         nodes = graph.x.shape[0]
         if graph.y.shape[0] != nodes or int(graph.edge_index.max()) >= nodes:
-            raise IndexError(f"labels or links of more than {nodes} nodes")
+            raise IndexError(f"labels or links refer to more than {nodes} nodes")
     except (IndexError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())
         raise ValueError(f"the raw files of {name} do not fit together: {why}") from error
     return graph, int(dataset.num_classes)
 
 
-class _Told:
-    """What a pickle tells of an object: the arguments it is made with and its state, kept as they are."""
+class _Pickled:
+    """A pickled object as data: its constructor's arguments and its state, unchanged."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
@@ -216,8 +216,8 @@ class _Told:
         self.state = state
 
 
-class _Array(_Told):
-    """A numpy array: state (version, shape, dtype, whether in Fortran's order, content)."""
+class _Array(_Pickled):
+    """A numpy array: state (version, shape, dtype, whether in Fortran order, content)."""
 
     def read(self) -> Any:
         """The array, of plain numbers."""
@@ -226,20 +226,20 @@ class _Array(_Told):
         _, shape, dtype, fortran, content = self.state
         code, order = dtype.args[0], dtype.state[1]
         if not re.fullmatch("[biuf][1248]", code) or order not in ("<", ">", "=", "|"):
-            raise TypeError(f"an array of {order}{code}, not of numbers")
+            raise TypeError(f"an array of {order}{code} instead of numbers")
         content = content.encode("latin1") if isinstance(content, str) else content
         return numpy.frombuffer(content, order + code).reshape(shape, order="F" if fortran else "C")
 
 
-class _Dtype(_Told):
+class _Dtype(_Pickled):
     """A numpy dtype: arguments (code, …) and state (version, byte order, …)."""
 
 
-class _Matrix(_Told):
-    """A scipy matrix in compressed rows: its attributes are its state."""
+class _Matrix(_Pickled):
+    """A scipy matrix in compressed-row format: its attributes are its state."""
 
     def read(self) -> Any:
-        """The matrix, its indices checked."""
+        """The matrix, with checked indices."""
         from scipy import sparse  # type: ignore[import-untyped, unused-ignore]
 
         parts = tuple(_expect(self.state[part], _Array).read() for part in ("data", "indices", "indptr"))
@@ -249,11 +249,11 @@ class _Matrix(_Told):
 
 
 def _table(*_: Any) -> dict[Any, Any]:
-    """A dictionary in the place of a defaultdict, whose factory is not needed."""
+    """A dictionary instead of a defaultdict, whose factory is not needed."""
     return {}
 
 
-# All the names that the published files ask for, and what they get: nothing that acts.
+# All names in the published files, and their harmless replacements.
 _KNOWN = {
     ("scipy.sparse.csr", "csr_matrix"): _Matrix,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
@@ -265,11 +265,11 @@ _KNOWN = {
 
 
 class _ForeignError(Exception):
-    """A name that no published file asks for."""
+    """A name that no published file uses."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names of the published files and refuses every other, before anything is imported."""
+    """Accepts the names in the published files and refuses all others before anything is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:
@@ -278,44 +278,42 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _expect(thing: Any, kind: type[Any]) -> Any:
-    """A thing of that kind."""
+    """`thing`, if it is of that kind."""
     if not isinstance(thing, kind):
-        raise TypeError(f"a {type(thing).__name__} in the place of a {kind.__name__.lstrip('_').lower()}")
+        raise TypeError(f"a {type(thing).__name__} instead of a {kind.__name__.lstrip('_').lower()}")
     return thing
 
 
-def _checked(name: str, raw: dict[str, bytes], into: Path) -> None:
-    """Read raw files as data only and write them anew for PyG: same content, nothing but arrays and lists."""
-    whole = {}
+def _write_checked(name: str, raw: dict[str, bytes], into: Path) -> None:
+    """Read raw files as data only, and write copies for PyG that contain plain arrays and lists."""
+    contents = {}
     for file, content in raw.items():
         part = file.split(".", 2)[2]
         try:
-            whole[part] = _part(part, content)
+            contents[part] = _part(part, content)
         except _ForeignError as error:
             raise ValueError(
-                f"{file} asks for {error}, which no published file does; refused, since a pickle could run it"
+                f"{file} refers to {error}, which no published file does; refused: a pickle can run code"
             ) from None
         except Exception as error:  # a broken pickle can fail in any way
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(
-                f"{file} must be a raw file as published, and cannot be read as one: {why}"
-            ) from None
-    # PyG would take a list of test nodes that is too short, and put words to wrong nodes.
-    rows = {part: whole[part].shape[0] for part in PARTS[:6]}
-    test = whole["test.index"]
+            raise ValueError(f"{file} must be a raw file as published, but cannot be read: {why}") from None
+    # PyG would accept a list of test nodes that is too short, and assign words to the wrong nodes.
+    rows = {part: contents[part].shape[0] for part in PARTS[:6]}
+    test = contents["test.index"]
     rows |= {"length of test.index": len(set(test)), "first of test.index": min(test)}
-    for one, other in (
+    for first, second in (
         ("x", "y"),
         ("tx", "ty"),
         ("allx", "ally"),
         ("tx", "length of test.index"),
         ("allx", "first of test.index"),
     ):
-        if rows[one] != rows[other]:
-            why = f"rows of {one} are {rows[one]}, {other} {rows[other]}"
+        if rows[first] != rows[second]:
+            why = f"{first} has {rows[first]} rows, {second} {rows[second]}"
             raise ValueError(f"the raw files of {name} do not fit together: {why}")
     into.mkdir(parents=True)
-    for file, content in zip(raw, whole.values(), strict=True):
+    for file, content in zip(raw, contents.values(), strict=True):
         if content is test:
             (into / file).write_text("".join(f"{node}\n" for node in test))
         else:
@@ -323,23 +321,23 @@ def _checked(name: str, raw: dict[str, bytes], into: Path) -> None:
 
 
 def _part(part: str, content: bytes) -> Any:
-    """What a raw file holds: a matrix or an array of numbers, lists of nodes, or a list of nodes."""
+    """The content of a raw file: a matrix, an array of numbers, lists of nodes or a list of nodes."""
     if part == "test.index":
         nodes = [_node(int(line)) for line in content.decode("ascii").split()]
         if not nodes:
             raise ValueError("no nodes")
         return nodes
-    told = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
     if part == "graph":
-        return {_node(node): [*map(_node, _expect(to, list))] for node, to in _expect(told, dict).items()}
-    table = _expect(told, _Matrix if part.endswith("x") else _Array).read()
+        return {_node(node): [*map(_node, _expect(to, list))] for node, to in _expect(loaded, dict).items()}
+    table = _expect(loaded, _Matrix if part.endswith("x") else _Array).read()
     if table.ndim != 2:
-        raise TypeError(f"{table.ndim} dimensions in the place of 2")
+        raise TypeError(f"{table.ndim} dimensions instead of 2")
     return table
 
 
 def _node(node: Any) -> int:
-    """The number of a node."""
+    """`node`, if it is the number of a node."""
     if type(node) is not int or node < 0:
-        raise TypeError(f"{type(node).__name__} {str(node)[:20]!r} in the place of a node")
+        raise TypeError(f"{type(node).__name__} {str(node)[:20]!r} instead of a node")
     return node

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, one file each, and the runner behind `overt reproduce`."""
+"""Tables and figures of the papers, one file each, and the runner behind `overt reproduce`."""

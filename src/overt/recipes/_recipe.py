@@ -1,4 +1,4 @@
-"""What a recipe is made of: what it asks for, what it is given, what it hands back."""
+"""The parts of a recipe: its options, the request for a run, and the outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from overt import _check
 from overt._files import write_whole
-from overt.recipes._runs import finished
+from overt.recipes._runs import prepare_run, read_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of one recipe's own: `--name value`.
+    """An option of a single recipe: `--name value`.
 
     Attributes:
-        help: what it sets, in a line.
-        default: its value where it is not given; None leaves it to the recipe.
-        least: whole numbers alone, of at least this; None for text.
-        names: whether another value than the default is another result, with a file of its own.
-        moves: whether it can move a number at all.
+        help: description in one line.
+        default: default value; None leaves the choice to the recipe.
+        least: least value, for options that are whole numbers; None for text.
+        names: whether a value other than the default gives a separate result, with its own file.
+        moves: whether it can affect any number.
     """
 
     help: str
@@ -38,7 +38,7 @@ class Option:
     moves: bool = True
 
     def read(self, name: str, text: str) -> int | str:
-        """The value that a text on the command line means."""
+        """Parse a value from the command line."""
         if self.least is None:
             return text
         value: int | str = int(text) if text.removeprefix("-").isdecimal() else text
@@ -48,17 +48,17 @@ class Option:
 
 @dataclass(frozen=True)
 class Request:
-    """One run as it was asked for.
+    """The request for one run.
 
     Attributes:
         out: folder of the run: checkpoints, models, the numbers of each seed.
-        data: folder with data sets, if one was named.
-        model: pretrained model, if one was named: a folder, or a name on the hub.
-        seeds: how many; they are 0, 1, ….
+        data: folder with data sets, if given.
+        model: pretrained model, if given: a folder, or a name on the hub.
+        seeds: number of seeds; they are 0, 1, ….
         device: "cpu", "cuda" or "auto".
-        fresh: forget what is in `out`.
-        options: the recipe's own options, by name.
-        console: to show progress on.
+        fresh: whether to discard what is in `out`.
+        options: options of the recipe, by name.
+        console: console for progress.
     """
 
     out: Path
@@ -73,12 +73,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of a result, in words.
+    """A table of a result, as text.
 
     Attributes:
-        title: over it.
-        columns: their headings, that of the rows' names left out.
-        rows: name and cells of each.
+        title: title of the table.
+        columns: headings, without that of the row names.
+        rows: name and cells of each row.
     """
 
     title: str
@@ -88,12 +88,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recipe measured.
+    """The measurements of a recipe.
 
     Attributes:
-        config: everything that was set, and what the data are.
-        per_seed: seed → numbers, in dicts and lists that have the same form for every seed.
-        stand_in: whether the data were not the paper's, but what the package has to show that it runs.
+        config: all settings, and a description of the data.
+        per_seed: seed → numbers, in dicts and lists of the same structure for every seed.
+        stand_in: whether the data were the package's own instead of the paper's.
     """
 
     config: dict[str, Any]
@@ -102,24 +102,26 @@ class Outcome:
 
     @cached_property
     def mean(self) -> dict[str, Any]:
-        """The mean of the seeds, in the form of each."""
-        found: dict[str, Any] = over_seeds(list(self.per_seed.values()), mean)
-        return found
+        """Mean over the seeds, in the structure of each."""
+        return self._combine(mean)
 
     @cached_property
     def spread(self) -> dict[str, Any]:
-        """Their standard deviation."""
-        found: dict[str, Any] = over_seeds(list(self.per_seed.values()), spread)
-        return found
+        """Standard deviation over the seeds, in the structure of each."""
+        return self._combine(spread)
+
+    def _combine(self, combine: Callable[[list[float]], float | None]) -> dict[str, Any]:
+        combined: dict[str, Any] = over_seeds(list(self.per_seed.values()), combine)
+        return combined
 
 
 @dataclass(frozen=True)
 class Report:
-    """An outcome in words.
+    """An outcome as tables and notes.
 
     Attributes:
-        grids: tables, published beside measured.
-        notes: sentences that a reader of the tables must know.
+        grids: tables with published and measured numbers.
+        notes: sentences that a reader of the tables needs to know.
     """
 
     grids: list[Grid]
@@ -131,16 +133,16 @@ class Recipe:
     """An entry of the registry.
 
     Attributes:
-        name: on the command line, and of the result file.
-        title: of its part of RESULTS.md.
-        paper: whose table or figure it is.
+        name: name on the command line and of the result file.
+        title: title of its section in RESULTS.md.
+        paper: the paper, and its table or figure.
         published: the paper's numbers.
-        run: measures.
-        tell: puts what was measured into tables and notes. It reads nothing but the outcome, so that a
-            stored result can be told anew.
-        seeds: how many, where none are asked for.
-        folder: under runs/; recipes that measure the same models share one.
-        options: its own, by name.
+        run: makes the measurements.
+        report: turns measurements into tables and notes. It reads only the outcome, so that those of a stored
+            result can be rewritten.
+        seeds: default number of seeds.
+        folder: default folder under runs/; recipes that measure the same models share one.
+        options: options of this recipe, by name.
     """
 
     name: str
@@ -148,41 +150,38 @@ class Recipe:
     paper: str
     published: dict[str, Any]
     run: Callable[[Request], Outcome]
-    tell: Callable[[Outcome], Report]
+    report: Callable[[Outcome], Report]
     seeds: int
     folder: str
     options: dict[str, Option] = field(default_factory=dict)
 
 
-def kept(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """The result of an earlier run, as `finished` finds it; one with other settings is not cleared away.
+def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
 
-    A run may have taken hours, and a slip in an option is no reason to lose it: `fresh` says so.
+    A run may have taken hours, and a mistyped option is no reason to lose it.
     """
-    try:
-        before = json.loads((folder / "settings.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        before = None
-    if isinstance(before, dict) and not fresh:
+    earlier = read_settings(folder)
+    if isinstance(earlier, dict) and not fresh:
         for name, value in settings.items():
-            if before.get(name) != value:
+            if earlier.get(name) != value:
                 raise ValueError(
-                    f"{folder} holds a run with {name} {str(before.get(name))[:60]}, asked for is "
-                    f"{str(value)[:60]}: --fresh clears it away, another --out keeps it"
+                    f"{folder} has a run with {name} {str(earlier.get(name))[:60]}, but {str(value)[:60]} "
+                    "was requested: delete it with --fresh, or choose another --out"
                 )
-    return finished(folder, settings, fresh)
+    return prepare_run(folder, settings, fresh)
 
 
-def once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Numbers that a file keeps; measured and written where there is no such file."""
+def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Read numbers from a file; if it does not exist, measure them and write it first."""
     if not file.exists():
         write_whole(file, json.dumps(finite(measure()), indent=1))
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    numbers: dict[str, Any] = json.loads(file.read_text())
+    return numbers
 
 
 def over_seeds(results: list[Any], combine: Callable[[list[float]], float | None]) -> Any:
-    """Combine the numbers that stand at the same place in every result; None where not all are numbers."""
+    """Combine the numbers at the same place in every result; None where not all are numbers."""
     first = results[0]
     if isinstance(first, dict):
         return {
@@ -200,17 +199,17 @@ def over_seeds(results: list[Any], combine: Callable[[list[float]], float | None
 
 
 def mean(values: list[float]) -> float | None:
-    """The mean of the values of all seeds."""
+    """Mean of the values of all seeds."""
     return statistics.fmean(values)
 
 
 def spread(values: list[float]) -> float | None:
-    """Their standard deviation, of a sample; None of a single seed."""
+    """Sample standard deviation of the values of all seeds; None for a single seed."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def finite(value: Any) -> Any:
-    """Numbers for JSON, which knows no NaN: None stands for it."""
+    """Replace numbers that JSON cannot represent (NaN, infinity) by None."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -219,7 +218,7 @@ def finite(value: Any) -> Any:
 
 
 def cell(value: float | None, deviation: float | None = None, digits: int = 2) -> str:
-    """A number in a table, with its deviation where there is one."""
+    """A number in a table, with its deviation if given."""
     if value is None:
         return "–"
     text = f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0 turns −0.0 into 0.0

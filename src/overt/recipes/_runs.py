@@ -1,4 +1,4 @@
-"""Folders of runs: a run that is done is kept, one with other settings is cleared away."""
+"""Folders of runs: finished runs are kept, runs with other settings are deleted."""
 
 from __future__ import annotations
 
@@ -10,26 +10,38 @@ from typing import Any
 
 from overt._files import write_whole
 
+SETTINGS, RESULT = "settings.json", "result.json"
 
-def finished(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """The result of an earlier run with the same settings; a run with other settings is cleared away."""
-    ours = folder / "settings.json"
-    if folder.exists() and any(folder.iterdir()) and not ours.exists():
-        raise ValueError(f"{folder} holds something else than a run of this recipe: choose another --out")
+
+def read_settings(folder: Path) -> Any:
+    """The settings of the run in a folder; None if there are none, or only part of them was written."""
     try:
-        kept = json.loads(ours.read_text())
+        return json.loads((folder / SETTINGS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
-        kept = None
-    if fresh or kept != settings:
+        return None
+
+
+def prepare_run(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """Prepare the folder of a run; delete a run with other settings, return the result of a finished one."""
+    path = folder / SETTINGS
+    if folder.exists() and any(folder.iterdir()) and not path.exists():
+        raise ValueError(f"{folder} has files that are not from a run of this recipe: choose another --out")
+    if fresh or read_settings(folder) != settings:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_whole(ours, json.dumps(settings, indent=1))
+        write_whole(path, json.dumps(settings, indent=1))
         return None
-    result = folder / "result.json"
+    result = folder / RESULT
     return json.loads(result.read_text()) if result.exists() else None
 
 
+def finish_run(folder: Path, numbers: dict[str, Any]) -> None:
+    """Write the result of a run, which marks it as finished, and delete its checkpoints."""
+    write_whole(folder / RESULT, json.dumps(numbers, indent=1))
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
 def check_model(model: str) -> None:
-    """Refuse what looks like a folder and is none, before anybody asks the hub for it."""
+    """Refuse a path that is not the folder of a model, before the hub is asked for it."""
     if model.startswith((".", "~", os.sep)) and not (Path(model) / "config.json").is_file():
         raise FileNotFoundError(f"--model {model} must be a folder with config.json, or a name on the hub")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show(console: Console, grid: Grid) -> None:
-    """Print a table as wide as it is: numbers cut off to fit a terminal would be of no use."""
+    """Print a table at its full width: numbers truncated to fit the terminal would be useless."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -24,5 +24,5 @@ def show(console: Console, grid: Grid) -> None:
         table.add_column(escape(heading), justify="right", no_wrap=True)
     for name, cells in grid.rows:
         table.add_row(name, *cells, style="dim" if "published" in name else "")
-    wide = Measurement.get(console, console.options.update(width=1000), table).maximum
-    Console(file=console.file, width=max(wide, console.width)).print(table)
+    width = Measurement.get(console, console.options.update(width=1000), table).maximum
+    Console(file=console.file, width=max(width, console.width)).print(table)

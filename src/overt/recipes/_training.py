@@ -1,4 +1,4 @@
-"""Training for every recipe: the Hugging Face Trainer with checkpoints, a clock and a progress bar."""
+"""Training for all recipes: the Hugging Face Trainer with checkpoints, step times and a progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,12 @@ from overt.models.agreement import AgreementClassifier
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from transformers import Trainer
+
+
+WEIGHTS = "model.safetensors"
+M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -51,20 +56,20 @@ def predict(
         ]
         parts.append(torch.softmax(torch.stack(logits).double(), dim=-1))
     probabilities = torch.cat(parts, dim=1).cpu()
-    # back to the order that they came in
+    # back to the original order
     probabilities = probabilities[:, torch.tensor([number for number, _ in numbered]).argsort()]
     return probabilities[0] if samples is None else probabilities
 
 
 def hits(probabilities: Tensor, examples: Sequence[Example]) -> list[bool]:
-    """Which examples are answered rightly, from (examples, 2)."""
+    """Which examples are answered correctly, from (examples, 2)."""
     targets = torch.tensor([int(example.plural) for example in examples])
     return [bool(hit) for hit in probabilities.argmax(dim=-1) == targets]
 
 
-def share(found: Sequence[bool]) -> float:
-    """How much of a list is true."""
-    return sum(found) / len(found)
+def share(flags: Sequence[bool]) -> float:
+    """The share of true values."""
+    return sum(flags) / len(flags)
 
 
 def torch_device(name: str) -> torch.device:
@@ -72,14 +77,12 @@ def torch_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda", "auto"):
         raise ValueError(f"--device must be cpu, cuda or auto, got {name}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "--device cuda needs a GPU that torch can see, and it sees none: cpu or auto would do"
-        )
+        raise ValueError("--device cuda needs a GPU, and torch finds none: use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def hardware(device: str) -> str:
-    """What a run on that device computes on, in words."""
+    """Description of the hardware that a run on that device uses."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -90,23 +93,31 @@ def hardware(device: str) -> str:
     return f"{torch.cuda.get_device_name()}; {cpu}" if torch_device(device).type == "cuda" else cpu
 
 
+def progress_bar(console: Console) -> Progress:
+    """A progress bar with description, count and remaining time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console)
+
+
 class Run:
-    """One model's training under `folder`/checkpoints, which goes on where an earlier run was interrupted.
+    """The training of one model, which resumes from `folder`/checkpoints if it was interrupted.
 
     Args:
-        model: to train.
-        folder: of the run; a folder of checkpoints is kept in it while training lasts.
-        steps: of the optimizer.
-        checkpoints: how many to write on the way; an interruption loses at most the way since the last.
-        seed: of the order of batches, and of dropout.
-        data: examples to train on.
-        collate: makes a batch of them.
-        console: to show progress on.
-        name: to show it under.
+        model: the model.
+        folder: folder of the run; it contains a folder of checkpoints during training.
+        steps: number of optimizer steps.
+        checkpoints: number of checkpoints; an interruption loses at most the steps since the last one.
+        seed: random seed of the batch order and of dropout.
+        data: training examples.
+        collate: makes a batch of examples.
+        console: console for progress.
+        name: description in the progress bar.
         on_step: called before each step with its number.
-        device: "cpu", "cuda" or "auto", the GPU where there is one.
+        device: "cpu", "cuda", or "auto": the GPU if there is one.
         evaluation: examples for `trainer.evaluate`.
-        arguments: further ones of the Hugging Face `TrainingArguments`.
+        arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
     def __init__(
@@ -126,24 +137,17 @@ class Run:
         evaluation: Any = None,
         **arguments: Any,
     ) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
         self.model, self.steps = model, steps
         self.checkpoints = folder / "checkpoints"
         self.seconds: list[float] = []
-        self.progress = progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.progress = progress = progress_bar(console)
         task = progress.add_task(name, total=steps)
         seconds = self.seconds
 
         class StepTimer(TrainerCallback):
-            """Tells whoever asks which step it is, takes the time of each, and shows progress."""
+            """Calls `on_step`, measures the time of each step and shows progress."""
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 del args, control, kwargs
@@ -163,9 +167,9 @@ class Run:
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 del args, state, control, kwargs
                 if logs and "loss" in logs:
-                    progress.update(task, description=f"{name}, {told(logs)}")
+                    progress.update(task, description=f"{name}, {describe_losses(logs)}")
 
-        wanted = TrainingArguments(
+        training_arguments = TrainingArguments(
             output_dir=str(self.checkpoints),
             max_steps=steps,
             save_steps=max(1, steps // checkpoints),
@@ -181,7 +185,7 @@ class Run:
         )
         self.trainer: Trainer = Trainer(
             model,
-            wanted,
+            training_arguments,
             data_collator=collate,
             train_dataset=data,
             eval_dataset=evaluation,
@@ -190,16 +194,16 @@ class Run:
         self.trainer.remove_callback(PrinterCallback)
 
     def train(self) -> None:
-        """Train to the end, from the last checkpoint where there is one."""
+        """Train to the end, from the last checkpoint if there is one."""
         from safetensors.torch import load_model
         from transformers.trainer_utils import get_last_checkpoint
 
         self.checkpoints.mkdir(exist_ok=True)
         for folder in self.checkpoints.iterdir():
             if not _whole(folder / "trainer_state.json"):
-                shutil.rmtree(folder)  # it was being written when the run was killed; the one before is there
+                shutil.rmtree(folder)  # incomplete, because the run was killed; the previous one exists
         last: str | None = get_last_checkpoint(str(self.checkpoints))  # type: ignore[no-untyped-call]
-        if last is not None and int(last.rsplit("-", 1)[1]) >= self.steps:  # trained, but not tested
+        if last is not None and int(last.rsplit("-", 1)[1]) >= self.steps:  # trained but not tested
             load_model(self.model, Path(last) / "model.safetensors")
             self.trainer.state = self.trainer.state.load_from_json(str(Path(last) / "trainer_state.json"))
         else:
@@ -208,19 +212,19 @@ class Run:
 
     @property
     def step_ms(self) -> float | None:
-        """Milliseconds per step, the median; none where every step was taken earlier."""
+        """Median milliseconds per step; None if an earlier run took all steps."""
         return 1000 * statistics.median(self.seconds) if self.seconds else None
 
 
-def told(logs: Mapping[str, float]) -> str:
-    """The losses of a log in a few words: the task's, and the KL apart from it where there is one."""
+def describe_losses(logs: Mapping[str, float]) -> str:
+    """The losses of a log as a phrase: the task loss and, separately, the KL if there is one."""
     if "kl" not in logs:
         return f"loss {float(logs['loss']):.3f}"
     return f"task {logs['task_loss']:.3f}, KL {logs['kl']:.1f} × {logs['kl_weight']:g}"
 
 
 def _whole(path: Path) -> bool:
-    """Whether a checkpoint was written to its end: its state is the last file of it."""
+    """Whether a checkpoint is complete: its state is written last."""
     try:
         json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
@@ -238,8 +242,8 @@ def train_classifier(
     seed: int,
     **run: Any,
 ) -> dict[str, Any]:
-    """Train on examples in batches of similar length, put the model on the CPU; its size and its pace."""
-    trained = Run(
+    """Train on batches of similar length and move the model to the CPU; return its size and step time."""
+    training = Run(
         model,
         folder,
         seed=seed,
@@ -253,17 +257,25 @@ def train_classifier(
         weight_decay=0.01,
         **run,
     )
-    trained.train()
+    training.train()
     model.cpu()
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "step_ms": trained.step_ms,
+        "step_ms": training.step_ms,
     }
 
 
 def save_weights(model: nn.Module, folder: Path) -> None:
-    """Write `folder`/model.safetensors whole or not at all."""
+    """Write `folder`/model.safetensors, completely or not at all."""
     from safetensors.torch import save_file
 
-    with written_whole(folder / "model.safetensors") as part:
+    with written_whole(folder / WEIGHTS) as part:
         save_file(model.state_dict(), part)
+
+
+def load_weights(model: M, folder: Path) -> M:
+    """Read `folder`/model.safetensors into a model, and return it in evaluation mode."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval()

@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained encoder on labelled sentences, with any mechanisms.
+"""Fine-tune a pretrained encoder on labelled sentences, with any mechanisms.
 
 Two lines differ from an ordinary fine-tuning script: `overt.attach`, and `overt.posterior` for the samples.
 """
@@ -6,8 +6,6 @@ Two lines differ from an ordinary fine-tuning script: `overt.attach`, and `overt
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +13,17 @@ import torch
 from torch import Tensor
 
 import overt
-from overt._files import write_whole
 from overt.data.sst2 import Rows
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.mechanism import Mechanism
+from overt.recipes._runs import finish_run
 from overt.recipes._training import Run, hardware
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FEW_STEPS = 60  # for the few sentences of the package
+FEW_STEPS = 60  # for the few sentences included in the package
 BATCH = 32
 WARMUP = 30  # steps
 LONGEST = 64  # tokens
@@ -36,7 +34,7 @@ CHECKPOINTS = 3  # per run
 def settings_of(
     model: str, seed: int, steps: int, learning_rate: float, train: Rows, test: Rows
 ) -> dict[str, Any]:
-    """What a run of `fine_tune` depends on."""
+    """Everything that a run of `fine_tune` depends on."""
     text = "\n".join(f"{sentence}\t{label}" for sentence, label in train + test)
     return {
         "version": overt.__version__,
@@ -74,7 +72,7 @@ def fine_tune(
     settings: dict[str, Any],
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Fine-tune and test one form; its numbers, which are kept in `folder` with the model and tokenizer."""
+    """Fine-tune and test one form; return its numbers, stored in `folder` with the model and tokenizer."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -116,33 +114,32 @@ def fine_tune(
     row["train_first"], row["train_last"] = losses[0], losses[-1]
     row["kl_first"], row["kl_last"] = logs[0].get("kl"), logs[-1].get("kl")
     logits = torch.from_numpy(trainer.predict(tests).predictions)
-    row |= _judged(torch.softmax(logits, dim=-1), test)
+    row |= _accuracy_and_ece(torch.softmax(logits, dim=-1), test)
     if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
-        samples = _sampled(model, tests, collator)
-        row["sampled"] = _judged(samples.mean(dim=0), test)
+        samples = _draw_samples(model, tests, collator)
+        row["sampled"] = _accuracy_and_ece(samples.mean(dim=0), test)
         row["pavpu"] = uncertainty.pavpu(samples, [label for _, label in test])[0.05]
     row["parameters"] = sum(p.numel() for name, p in model.named_parameters() if ".overt." in name)
     row["step_ms"], row["hardware"] = run.step_ms, hardware(device)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    write_whole(folder / "result.json", json.dumps(row, indent=1))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    finish_run(folder, row)
     return row
 
 
-def _sampled(model: Any, tests: Encoded, collator: Any, batch: int = 32) -> Tensor:
+def _draw_samples(model: Any, tests: Encoded, collator: Any, batch: int = 32) -> Tensor:
     """Predictive samples of every test sentence, (samples, sentences, 2)."""
     parts = []
     for start in range(0, len(tests), batch):
         rows = [tests[index] for index in range(start, min(start + batch, len(tests)))]
         inputs = {key: value.to(model.device) for key, value in collator(rows).items()}
-        drawn = overt.posterior(model, inputs, SAMPLES, first=start)
-        assert isinstance(drawn, overt.Posterior)
-        parts.append(drawn.samples.cpu())
+        posterior = overt.posterior(model, inputs, SAMPLES, first=start)
+        assert isinstance(posterior, overt.Posterior)
+        parts.append(posterior.samples.cpu())
     return torch.cat(parts, dim=1)
 
 
-def _judged(mean: Tensor, test: Rows) -> dict[str, float]:
+def _accuracy_and_ece(mean: Tensor, test: Rows) -> dict[str, float]:
     targets = [label for _, label in test]
     accuracy = (mean.argmax(dim=-1) == torch.tensor(targets)).double().mean().item()
     return {"accuracy": accuracy, "ece": float(uncertainty.ece(mean, targets))}

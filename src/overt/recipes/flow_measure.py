@@ -1,4 +1,4 @@
-"""What the recipes on Abnar & Zuidema 2020 share: rank correlations of attention with importance."""
+"""Rank correlations of attention with importance, for the recipes on Abnar & Zuidema 2020."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ METHODS = ("raw", "rollout", "flow")  # of the paper's tables
 PAPER = "Abnar & Zuidema 2020"
 
 Numbers = dict[str, Any]
-Batch = tuple[dict[str, Tensor], Tensor]  # a model's inputs, and the right answers
+Batch = tuple[dict[str, Tensor], Tensor]  # a model's inputs, and the labels
 
 
-def correlated(
+def correlate(
     model: nn.Module,
     ready: Sequence[Batch],
     console: Console,
@@ -40,21 +40,21 @@ def correlated(
 ) -> Numbers:
     """Spearman correlations of the first token's row with importance, for each reference, method and layer.
 
-    For each reference and method: "mean" and "sd" over examples, "low" and "high", the bootstrap's 95 %
-    interval of the mean over the examples of this one model, and "defined", how many examples have a
-    correlation, each a list by layer. Under "common" the same over the examples that all methods rank; under
+    For each reference and method there are lists by layer: "mean" and "sd" over examples; "low" and "high",
+    the bootstrap's 95 % interval of the mean over the examples of this one model; and "defined", the number
+    of examples that have a correlation. "common" has the same over the examples that all methods rank, and
     "with_cls" all of this with the CLS token ranked too.
 
     Args:
         model: in evaluation mode.
         ready: batches to measure on.
-        console: to show progress on.
-        name: to show it under.
-        references: of `REFERENCES`.
-        unk: id of the token that blank-out puts in.
-        device: to measure on; where the model is if None.
-        tokenizer: the model's, which knows special tokens.
-        bootstrap: resamples.
+        console: console for progress.
+        name: description in the progress bar.
+        references: some of `REFERENCES`.
+        unk: id of the token that replaces a word in blank-out.
+        device: device to measure on; None for that of the model.
+        tokenizer: the model's tokenizer, which knows the special tokens.
+        bootstrap: number of bootstrap samples.
     """
     from rich.progress import track
 
@@ -67,7 +67,7 @@ def correlated(
         overt.trace(model, inputs, tokenizer=tokenizer)
         for inputs, _ in track(ready, f"{name}, tracing", console=console, transient=True)
     )
-    found = judge.correlate(
+    correlation = judge.correlate(
         traces,
         [labels for _, labels in ready],
         methods=METHODS,
@@ -77,80 +77,80 @@ def correlated(
         bootstrap=bootstrap,
         seed=0,
     )
-    numbers = _numbers(found, references)
-    if found.with_cls is not None:
-        numbers["with_cls"] = _numbers(found.with_cls, references)
+    numbers = _numbers(correlation, references)
+    if correlation.with_cls is not None:
+        numbers["with_cls"] = _numbers(correlation.with_cls, references)
     return numbers
 
 
-def _numbers(found: Any, references: Sequence[str]) -> Numbers:
+def _numbers(correlation: Any, references: Sequence[str]) -> Numbers:
     def of(method: str, reference: str) -> dict[str, list[float]]:
         return {
-            name: [float(value) for value in getattr(found, name)[method, reference]]
+            name: [float(value) for value in getattr(correlation, name)[method, reference]]
             for name in ("mean", "sd", "low", "high", "defined")
         }
 
     numbers: Numbers = {
         reference: {method: of(method, reference) for method in METHODS} for reference in references
     }
-    numbers = {"count": int(found.count), **numbers}
-    if found.common is not None:
-        numbers["common"] = _numbers(found.common, references)
+    numbers = {"count": int(correlation.count), **numbers}
+    if correlation.common is not None:
+        numbers["common"] = _numbers(correlation.common, references)
     return numbers
 
 
-def comparable(numbers: Numbers) -> Numbers:
-    """What `correlated` gave, over the examples that all methods rank.
+def common_numbers(numbers: Numbers) -> Numbers:
+    """The numbers of `correlate` over the examples that all methods rank.
 
-    Results that were measured before those were told apart have each method's own, as `ranked` says.
+    Older results do not contain them: there each method has its own examples, as `count_rows` reports.
     """
-    found: Numbers = numbers.get("common") or numbers
-    return found
+    common: Numbers = numbers.get("common") or numbers
+    return common
 
 
-def ranked(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
-    """Rows of a table that say, layer by layer, how many examples its means are over, where not over all.
+def count_rows(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
+    """Rows of a table with the number of examples behind its means, by layer; none if it is always all.
 
     Args:
-        seeds: what `correlated` gave for each seed.
-        reference: whose.
+        seeds: the numbers of `correlate` for each seed.
+        reference: one of `REFERENCES`.
     """
-    rows = _ranked(seeds, reference)
+    rows = _count_rows(seeds, reference)
     if all("with_cls" in numbers for numbers in seeds):
-        more = _ranked([numbers["with_cls"] for numbers in seeds], reference)
-        rows += [(f"{name}, CLS ranked too", cells) for name, cells in more]
+        with_cls = _count_rows([numbers["with_cls"] for numbers in seeds], reference)
+        rows += [(f"{name}, CLS ranked too", cells) for name, cells in with_cls]
     return rows
 
 
-def _ranked(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
+def _count_rows(seeds: Sequence[Numbers], reference: str) -> list[tuple[str, list[str]]]:
     count, rows = int(seeds[0]["count"]), []
     for method in METHODS:
-        found = [comparable(numbers)[reference][method]["defined"] for numbers in seeds]
-        rows.append((f"{method}, n of {count:,}", [_range(layer) for layer in zip(*found, strict=True)]))
-    if len({tuple(cells) for _, cells in rows}) > 1:  # measured before methods had equal examples
+        counts = [common_numbers(numbers)[reference][method]["defined"] for numbers in seeds]
+        rows.append((f"{method}, n of {count:,}", [_range(layer) for layer in zip(*counts, strict=True)]))
+    if len({tuple(cells) for _, cells in rows}) > 1:  # an older result: examples differ between methods
         return rows
     cells = rows[0][1]
     return [] if set(cells) == {f"{count:,}"} else [(f"n of {count:,}", cells)]
 
 
 def _range(numbers: Iterable[float]) -> str:
-    """The least and the greatest of whole numbers, or the one that all are."""
-    least, most = int(min(found := list(numbers))), int(max(found))
+    """The least and the greatest of whole numbers as a range, or a single number if they are equal."""
+    least, most = int(min(values := list(numbers))), int(max(values))
     return f"{least:,}" if least == most else f"{least:,}–{most:,}"
 
 
 def sentences_note(by_form: dict[str, list[Numbers]], reference: str) -> str:
-    """Which sentences the means are over, in words.
+    """A note on the sentences that the means are over.
 
     Args:
-        by_form: name of a model → what `correlated` gave for each of its seeds.
-        reference: whose.
+        by_form: name of a model → the numbers of `correlate` for each of its seeds.
+        reference: one of `REFERENCES`.
     """
     every = [numbers for seeds in by_form.values() for numbers in seeds]
     count = int(every[0]["count"])
     note = (
-        "A sentence of one word has no rank correlation, and neither has a row of equal values, which flow "
-        "sometimes gives. "
+        "A sentence of one word has no rank correlation, nor does a row of equal values, which flow "
+        "sometimes produces. "
     )
     if all(numbers.get("common") for numbers in every):
         ranges = {
@@ -160,18 +160,21 @@ def sentences_note(by_form: dict[str, list[Numbers]], reference: str) -> str:
         if set(ranges.values()) == {f"{count:,}"}:
             return f"{note}Raw attention, rollout and flow all rank each of the {count:,} sentences."
         note += "Means are over the sentences that raw attention, rollout and flow all rank in one model"
-        told = [f"{form} {text}" if form else text for form, text in ranges.items()]
-        return f"{note}, of {count:,} in all: {', '.join(told)}, by seed and layer."
-    own = {
+        phrases = [f"{form} {text}" if form else text for form, text in ranges.items()]
+        return f"{note}, out of {count:,}: {', '.join(phrases)}, depending on seed and layer."
+    by_method = {
         method: _range(n for numbers in every for n in numbers[reference][method]["defined"])
         for method in METHODS
     }
-    if len(set(own.values())) == 1:
-        return f"{note}Raw attention, rollout and flow all rank {own['raw']} of the {count:,} sentences."
-    told = [f"{method} {text}" for method, text in own.items()]
+    if len(set(by_method.values())) == 1:
+        return (
+            f"{note}Raw attention, rollout and flow all rank {by_method['raw']} of the {count:,} sentences."
+        )
+    phrases = [f"{method} {text}" for method, text in by_method.items()]
     return (
-        f"{note}This run was measured before methods were compared on the same sentences: each row averages "
-        f"those that its own method ranks, of {count:,} in all: {', '.join(told)}, by form, seed and layer."
+        f"{note}This run was measured before methods were compared on the same sentences: each row is a mean "
+        f"over those that its own method ranks, out of {count:,}: {', '.join(phrases)}, depending on form, "
+        "seed and layer."
     )
 
 
@@ -182,12 +185,12 @@ INTERVALS = (
 
 
 def classifier_batches(numbered: Iterable[Sequence[tuple[int, E]]], collate: Collate[E]) -> list[Batch]:
-    """Batches of numbered examples as `correlated` wants them."""
-    made = map(collate, numbered)
-    return [({key: batch[key] for key in ("input_ids", "attention_mask")}, batch["labels"]) for batch in made]
+    """Batches of numbered examples in the format of `correlate`."""
+    names = ("input_ids", "attention_mask")
+    return [({name: batch[name] for name in names}, batch["labels"]) for batch in map(collate, numbered)]
 
 
-def compared(
+def comparison_grid(
     title: str,
     columns: Sequence[str],
     published: dict[str, list[tuple[float, float] | None]],
@@ -196,16 +199,16 @@ def compared(
     with_cls: dict[str, Numbers] | None = None,
     sizes: Sequence[tuple[str, list[str]]] = (),
 ) -> Grid:
-    """Published beside measured for one model, as mean±sd over examples, and the spread between seeds.
+    """Published and measured numbers of one model, as mean±sd over examples, and the spread over seeds.
 
     Args:
-        title: of the table.
-        columns: its layers.
-        published: method → (mean, sd) of each layer, None where the paper has none.
-        measured: method → "mean" and "sd" by layer, the mean of the seeds.
-        between: the same, their standard deviation.
+        title: title of the table.
+        columns: names of the layers.
+        published: method → (mean, sd) of each layer, None where the paper has no number.
+        measured: method → "mean" and "sd" by layer, averaged over the seeds.
+        between: method → the standard deviations of the same over the seeds.
         with_cls: as `measured`, with the CLS token ranked too.
-        sizes: rows that say how many examples there are, as from `ranked`.
+        sizes: rows with the number of examples, from `count_rows`.
     """
     rows: list[tuple[str, list[str]]] = []
     for method in METHODS:
@@ -217,7 +220,7 @@ def compared(
                 (f"{method}, CLS ranked too", _cells(with_cls[method]["mean"], with_cls[method]["sd"]))
             )
         if any(value is not None for value in between[method]["mean"]):
-            rows.append((f"{method}, sd of the seeds", _cells(between[method]["mean"])))
+            rows.append((f"{method}, sd over seeds", _cells(between[method]["mean"])))
     return Grid(title, list(columns), [*rows, *sizes])
 
 
@@ -225,6 +228,6 @@ def _cells(means: Sequence[float | None], deviations: Sequence[float | None] | N
     return [cell(*pair) for pair in zip(means, deviations or [None] * len(means), strict=True)]
 
 
-def layers(count: int) -> list[str]:
-    """L1, L2, … as the paper heads its columns."""
+def layer_names(count: int) -> list[str]:
+    """L1, L2, …, the headings of the paper's columns."""
     return [f"L{layer}" for layer in range(1, count + 1)]

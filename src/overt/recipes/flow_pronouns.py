@@ -1,14 +1,14 @@
 """Figure 4 of Abnar & Zuidema 2020: which name does a masked pronoun look back to?
 
-A pronoun is masked, a masked language model says how likely "he" and "she" are in its place, and raw
-attention, rollout and flow of the masked position tell which of two names it reads. The paper shows two
-sentences; here are two of our own, and the GAP sentences, whose names are marked (Webster et al. 2018).
+A pronoun is masked, a masked language model gives the probabilities of "he" and "she" in its place, and raw
+attention, rollout and flow of the masked position show which of two names it reads. The paper shows two
+sentences; here are two written for this package, and the GAP sentences, whose names are annotated (Webster et
+al. 2018).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,22 +16,31 @@ from typing import Any
 import torch
 
 import overt
-from overt._files import write_whole
 from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, finite, kept
-from overt.recipes._runs import check_model
+from overt.recipes._recipe import (
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+    earlier_result,
+    finite,
+)
+from overt.recipes._runs import check_model, finish_run
 from overt.recipes._training import torch_device
-from overt.recipes.flow_measure import METHODS, layers
+from overt.recipes.flow_measure import METHODS, layer_names
 
 EXAMPLES = 500  # GAP sentences
-LONGEST = 256  # tokens; longer texts are left out, and counted
+LONGEST = 256  # tokens; longer texts are left out and counted
 
 
-def _own(text: str, pronoun: str, his: str, her: str) -> Case:
-    """A sentence of ours; the first name goes with "his", the second with "her"."""
+def _case(text: str, pronoun: str, his: str, her: str) -> Case:
+    """A sentence whose first name goes with "his" and whose second goes with "her"."""
 
     def place(word: str) -> tuple[int, int]:
         start = text.index(word)
@@ -41,24 +50,22 @@ def _own(text: str, pronoun: str, his: str, her: str) -> Case:
 
 
 # Like the paper's two: a noun without a gender and a woman's name; a woman's name and a man's.
-OWN = {
-    "The pilot wrote to Emma about [?] journey.": _own(
+SENTENCES = {
+    "The pilot wrote to Emma about [?] journey.": _case(
         "The pilot wrote to Emma about her journey.", "her", "pilot", "Emma"
     ),
-    "Laura reminded David of [?] promise.": _own(
+    "Laura reminded David of [?] promise.": _case(
         "Laura reminded David of his promise.", "his", "David", "Laura"
     ),
 }
 
 
 def run(request: Request) -> Outcome:
-    """Trace every masked pronoun; one pass, no training, and so no seeds."""
+    """Trace every masked pronoun. Nothing is trained, so there is one seed."""
     if request.model is None:
-        raise ValueError("flow-figure-4 awaits weights: name an English masked language model with --model")
+        raise ValueError("flow-figure-4 needs --model: give an English masked language model")
     if request.seeds != 1:
-        raise ValueError(
-            f"flow-figure-4 trains nothing and has one seed: --seeds must be 1, got {request.seeds}"
-        )
+        raise ValueError(f"--seeds must be 1 for flow-figure-4, which trains nothing; got {request.seeds}")
     check_model(request.model)
     folder = data_folder(request.data)
     cases = [] if folder is None else gap.read(folder)
@@ -69,31 +76,32 @@ def run(request: Request) -> Outcome:
         "model": request.model,
         "gap": len(cases),
         "longest": LONGEST,
-        "cases": hashlib.sha256(repr([cases, OWN]).encode()).hexdigest(),
+        "cases": hashlib.sha256(repr([cases, SENTENCES]).encode()).hexdigest(),
     }
-    row = kept(request.out, settings, request.fresh)
+    row = earlier_result(request.out, settings, request.fresh)
     if row is None:
         row = finite(_measure(request, cases))
-        write_whole(request.out / "result.json", json.dumps(row, indent=1))
+        finish_run(request.out, row)
     config = settings | {"model": Path(request.model).name, "his": list(HIS), "her": list(HER)}
     return Outcome(config, {0: row})
 
 
-def tell(outcome: Outcome) -> Report:
-    """Our own sentences, and GAP where it was there."""
+def report(outcome: Outcome) -> Report:
+    """Our own sentences, and GAP if its data were given."""
     cases = outcome.config["gap"]
     notes = [
-        "Of our own sentences: the share of attention, of what goes to both names, that the masked position "
-        'gives to the one that "his" would mean, beside the model\'s share of "he", "him" and "his".',
-        "A name of several tokens counts with their mean. On GAP, right is the annotators' choice; the "
-        "model's is the name whose masking lowers the probability of the true pronoun's gender more.",
+        "Our own sentences: of the attention that the masked position pays to both names, the share of the "
+        'name that "his" would refer to, and the model\'s share of "he", "him" and "his".',
+        "The attention to a name of several tokens is their mean. On GAP, the right name is the annotators' "
+        "choice; the model's is the name whose masking lowers the probability of the true pronoun's gender "
+        "more.",
     ]
     left_out, longest = outcome.per_seed[0]["left_out"], outcome.config["longest"]
     notes.append(
         f"GAP: {cases} texts drawn from its development and validation sets, of which {left_out} were left "
-        f"out as longer than {longest} tokens or with a name without tokens."
+        f"out, because they are longer than {longest} tokens or a name has no tokens."
         if cases
-        else "No --data with GAP was given: our own sentences alone."
+        else "No GAP data were given with --data: only our own sentences were measured."
     )
     return Report(_grids(outcome.mean), notes)
 
@@ -110,41 +118,43 @@ def load_model(path: str) -> tuple[Any, Any]:
         )
     except (ValueError, KeyError):
         raise ValueError(refusal) from None
-    # A head that was not in the weights has just been made up, and would answer all the same.
+    # A head that is missing from the weights has random weights now, and would give answers all the same.
     if info["missing_keys"] or tokenizer.mask_token is None or not tokenizer.is_fast:
         raise ValueError(refusal)
     return model.eval(), tokenizer
 
 
 def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
-    """Our own sentences one by one, GAP in numbers."""
+    """Readings of our own sentences, and statistics of GAP."""
     from rich.progress import track
 
     model, tokenizer = load_model(request.model or "")
     reader = Reader(model.to(torch_device(request.device)), tokenizer)
-    own = {sentence: reader.read(case) for sentence, case in OWN.items()}
-    for sentence, found in own.items():
-        if found is None:
-            raise ValueError(f"--model {request.model} must read English: its tokenizer loses {sentence!r}")
-    row: dict[str, Any] = {"own": own, "left_out": 0}
+    sentence_readings = {sentence: reader.read(case) for sentence, case in SENTENCES.items()}
+    for sentence, reading in sentence_readings.items():
+        if reading is None:
+            raise ValueError(
+                f"--model {request.model} must read English, but its tokenizer loses words of {sentence!r}"
+            )
+    row: dict[str, Any] = {"own": sentence_readings, "left_out": 0}
     if not cases:
         return row
     readings = [(case, reader.read(case)) for case in track(cases, "tracing GAP", console=request.console)]
-    known = [(case, found) for case, found in readings if found is not None]
+    known = [(case, reading) for case, reading in readings if reading is not None]
     row["left_out"] = len(readings) - len(known)
     if not known:
         return row
 
     def agreement(method: str, other: list[int]) -> list[float]:
-        """How often a method prefers the name that `other` does, by layer."""
-        shares = torch.tensor([found["first"][method] for _, found in known])  # (texts, layer)
+        """How often a method prefers the same name as `other`, by layer."""
+        shares = torch.tensor([reading["first"][method] for _, reading in known])  # (texts, layer)
         return ((shares < 0.5).int() == torch.tensor(other)[:, None]).double().mean(dim=0).tolist()
 
     right = [case.right or 0 for case, _ in known]
-    blanked = [found["blanked"] for _, found in known]
+    blanked = [reading["blanked"] for _, reading in known]
     row["gap"] = {
         "texts": len(known),
-        "pronoun": sum((found["his"] < 0.5) == case.feminine for case, found in known) / len(known),
+        "pronoun": sum((reading["his"] < 0.5) == case.feminine for case, reading in known) / len(known),
         "first_name_is_right": right.count(0) / len(known),
         "model_is_right": sum(a == b for a, b in zip(right, blanked, strict=True)) / len(known),
         "right": {method: agreement(method, right) for method in METHODS},
@@ -154,7 +164,7 @@ def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads masked pronouns with one model."""
+    """Reads masked pronouns with a model."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -166,12 +176,12 @@ class Reader:
 
         self.his, self.her = codes(HIS), codes(HER)
         if not self.his or not self.her:
-            raise ValueError("--model must have he, him or his, and she, her or hers as tokens of their own")
+            raise ValueError("--model must have he, him or his, and she, her or hers, as single tokens")
 
     def read(self, case: Case) -> dict[str, Any] | None:
-        """Of one case: p(his) of p(his or her), each method's share of the first name, the model's name.
+        """p(his) given his or her, each method's share of the first name, and the model's name for one case.
 
-        None where the text is too long or a name has no tokens of its own.
+        None if the text is too long or a name has no tokens.
         """
         start, end = case.pronoun
         mask = self.tokenizer.mask_token
@@ -194,8 +204,8 @@ class Reader:
         first_share = {}
         for method in METHODS:
             weights = getattr(trace, method)(queries=masked[0])[0, :, 0]  # (layer, token)
-            one, two = (weights[:, places].mean(dim=-1) for places in names)
-            first_share[method] = (one / (one + two)).tolist()
+            to_first, to_second = (weights[:, places].mean(dim=-1) for places in names)
+            first_share[method] = (to_first / (to_first + to_second)).tolist()
         his = self._his(inputs, masked[0])
         # which name's masking lowers the probability of the true gender more
         drops = []
@@ -208,28 +218,28 @@ class Reader:
 
     @torch.no_grad()
     def _his(self, inputs: dict[str, Any], place: int) -> float:
-        """p(his), of p(his or her)."""
+        """p(his) given his or her."""
         likely = torch.softmax(self.model(**inputs).logits[0, place].double(), dim=-1)
         his, her = likely[self.his].sum(), likely[self.her].sum()
         return float(his / (his + her))
 
 
 def _tokens(offsets: list[list[int]], start: int, end: int) -> list[int]:
-    """Tokens that have characters in common with a stretch of text."""
+    """Tokens that overlap with a span of text."""
     return [place for place, (first, last) in enumerate(offsets) if first < end and start < last]
 
 
-def _grids(found: dict[str, Any]) -> list[Grid]:
+def _grids(numbers: dict[str, Any]) -> list[Grid]:
     grids = []
-    for sentence, reading in found["own"].items():
-        columns = layers(len(reading["first"]["raw"]))
+    for sentence, reading in numbers["own"].items():
+        columns = layer_names(len(reading["first"]["raw"]))
         rows = [(method, [cell(value) for value in reading["first"][method]]) for method in METHODS]
         rows.append(("model: his", [cell(reading["his"])] + [""] * (len(columns) - 1)))
-        grids.append(Grid(f"{sentence} Share of the name that goes with his", columns, rows))
-    if "gap" not in found:
+        grids.append(Grid(f"{sentence} Share of the name that goes with “his”", columns, rows))
+    if "gap" not in numbers:
         return grids
-    gap = found["gap"]
-    columns = layers(len(gap["right"]["raw"]))
+    gap = numbers["gap"]
+    columns = layer_names(len(gap["right"]["raw"]))
     for key, title in (("right", "the right name"), ("model", "the name that the model needs")):
         rows = [(method, [cell(value) for value in gap[key][method]]) for method in METHODS]
         grids.append(
@@ -249,8 +259,8 @@ FIGURE_4 = Recipe(
     paper=f"{flow_measure.PAPER}, Figure 4",
     published={"figure": "bars and maps of two sentences, without numbers"},
     run=run,
-    tell=tell,
+    report=report,
     seeds=1,
     folder="flow-pronouns",
-    options={"examples": Option("GAP texts, where --data holds them", EXAMPLES, least=1)},
+    options={"examples": Option("number of GAP texts, if --data has them", EXAMPLES, least=1)},
 )

@@ -1,6 +1,6 @@
 """Table 3 of Abnar & Zuidema 2020: attention against input gradients in a BERT fine-tuned on SST-2.
 
-The paper's model is DistilBERT; whatever encoder is named stands in for it, and the result says so.
+The paper's model is DistilBERT; any encoder can be used instead, and the result says which.
 """
 
 from __future__ import annotations
@@ -14,25 +14,35 @@ from typing import Any
 from overt._extras import need
 from overt.data import sst2
 from overt.recipes import fine_tuning, flow_measure
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
+from overt.recipes._recipe import (
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+    earlier_result,
+    measure_once,
+)
 from overt.recipes._runs import check_model
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import (
     INTERVALS,
     METHODS,
     Batch,
-    comparable,
-    compared,
-    correlated,
-    layers,
-    ranked,
+    common_numbers,
+    comparison_grid,
+    correlate,
+    count_rows,
+    layer_names,
     sentences_note,
 )
 
-STEPS = 2_100  # of fine_tuning.BATCH sentences: about one epoch of SST-2
+STEPS = 2_100  # with fine_tuning.BATCH sentences each: about one epoch of SST-2
 LEARNING_RATE = 5e-5
-FEW = 100  # dev sentences, as many as the paper took of the test set, whose labels are not public
-TRACED = 32  # sentences at once
+FEW = 100  # dev sentences; the paper used as many of the test set, whose labels are not public
+TRACED = 32  # sentences per batch
 
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {  # mean and standard deviation over 100 sentences
     "raw": {"L1": (0.12, 0.21), "L3": (0.09, 0.21), "L5": (0.08, 0.20), "L6": (0.09, 0.21)},
@@ -42,11 +52,11 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {  # mean and standard de
 
 
 def run(request: Request) -> Outcome:
-    """Fine-tune once per seed, and measure on a hundred and on all of the dev sentences."""
+    """Fine-tune once per seed, and measure on a hundred and on all dev sentences."""
     need("accelerate", "train")
     if request.model is None:
         raise ValueError(
-            "flow-table-3 fine-tunes a pretrained BERT: name one with --model, a folder or a hub name"
+            "flow-table-3 fine-tunes a pretrained BERT: give --model, a folder or a name on the hub"
         )
     check_model(request.model)
     train, test, what = sst2.load_rows(request.data, seed=0)
@@ -60,16 +70,17 @@ def run(request: Request) -> Outcome:
     for seed in range(request.seeds):
         folder, name = request.out / f"seed-{seed}", f"seed {seed}"
         settings = fine_tuning.settings_of(request.model, seed, steps, LEARNING_RATE, train, test)
-        row = kept(folder, settings, request.fresh)
+        row = earlier_result(folder, settings, request.fresh)
         if row is None:
             row = fine_tuning.fine_tune(
                 request.console, folder, request.model, (), train, test, settings, request.device
             )
         else:
-            request.console.print(f"[dim]{name}: fine-tuned before, kept in {folder}[/dim]")
+            request.console.print(f"[dim]{name}: already fine-tuned, results in {folder}[/dim]")
         rows = {part: [test[place] for place in places] for part, places in parts.items()}
         file = folder / f"correlations-{len(rows['few'])}.json"
-        per_seed[seed] = {**row, "spearman": once(file, partial(_measured, request, folder, name, rows))}
+        measure = partial(_measure, request, folder, name, rows)
+        per_seed[seed] = {**row, "spearman": measure_once(file, measure)}
     kind, count = _kind(request.out / "seed-0" / "model")
     config = {
         "model": Path(request.model).name,
@@ -89,18 +100,18 @@ def run(request: Request) -> Outcome:
 def _kind(folder: Path) -> tuple[str, int]:
     """A model's class and number of layers, from its config."""
     config = json.loads((folder / "config.json").read_text())
-    found = config.get("num_hidden_layers", config.get("n_layers"))
-    return f"{config['architectures'][0]}, {found} layers", found
+    count = config.get("num_hidden_layers", config.get("n_layers"))
+    return f"{config['architectures'][0]}, {count} layers", count
 
 
-def _measured(request: Request, folder: Path, name: str, parts: dict[str, sst2.Rows]) -> dict[str, Any]:
+def _measure(request: Request, folder: Path, name: str, parts: dict[str, sst2.Rows]) -> dict[str, Any]:
     """Correlations with input gradients on each part."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder / "model")
     return {
-        part: correlated(
+        part: correlate(
             model,
             _batches(rows, tokenizer),
             request.console,
@@ -120,44 +131,45 @@ def _batches(rows: sst2.Rows, tokenizer: Any) -> list[Batch]:
     near = sorted(rows, key=lambda row: len(row[0]))
     ready = []
     for start in range(0, len(near), TRACED):
-        some = near[start : start + TRACED]
-        texts = [sentence for sentence, _ in some]
+        batch = near[start : start + TRACED]
+        texts = [sentence for sentence, _ in batch]
         codes = tokenizer(
             texts, padding=True, truncation=True, max_length=fine_tuning.LONGEST, return_tensors="pt"
         )
-        ready.append((dict(codes), torch.tensor([label for _, label in some])))
+        ready.append((dict(codes), torch.tensor([label for _, label in batch])))
     return ready
 
 
-def tell(outcome: Outcome) -> Report:
-    """Published beside measured, on few and on all sentences; the accuracy."""
+def report(outcome: Outcome) -> Report:
+    """Published and measured numbers, on few and on all sentences, and the accuracy."""
     grids, config = [], outcome.config
     for part in ("few", "all"):
         ours, between = (numbers["spearman"][part] for numbers in (outcome.mean, outcome.spread))
-        columns, with_cls = layers(len(ours["gradients"]["raw"]["mean"])), ours.get("with_cls")
+        columns, with_cls = layer_names(len(ours["gradients"]["raw"]["mean"])), ours.get("with_cls")
         grids.append(
-            compared(
+            comparison_grid(
                 f"Spearman correlation with input gradients, mean±sd over {int(ours['count'])} sentences",
                 columns,
                 {method: [PUBLISHED[method].get(layer) for layer in columns] for method in METHODS},
-                comparable(ours)["gradients"],
-                comparable(between)["gradients"],
-                comparable(with_cls)["gradients"] if with_cls else None,
-                ranked([numbers["spearman"][part] for numbers in outcome.per_seed.values()], "gradients"),
+                common_numbers(ours)["gradients"],
+                common_numbers(between)["gradients"],
+                common_numbers(with_cls)["gradients"] if with_cls else None,
+                count_rows([numbers["spearman"][part] for numbers in outcome.per_seed.values()], "gradients"),
             )
         )
     accuracy = [cell(outcome.mean["accuracy"], outcome.spread["accuracy"], digits=3)]
     sentences = config["sentences"]
-    title = f"Accuracy on dev, {sentences['dev']} sentences, mean±sd of the seeds"
+    title = f"Accuracy on dev, {sentences['dev']} sentences, mean±sd over seeds"
     grids.append(Grid(title, ["dev"], [("measured", accuracy)]))
     notes = [
-        f"The model is {config['model']} ({config['kind']}), which stands in for the paper's DistilBERT; "
-        f"data: {config['data']}.",
-        f"Measured on {sentences['few']} dev sentences (the paper: {FEW} of the test set) and on all "
+        f"The model is {config['model']} ({config['kind']}) instead of the paper's DistilBERT; data: "
+        f"{config['data']}.",
+        f"Measured on {sentences['few']} dev sentences (in the paper, {FEW} of the test set) and on all "
         f"{sentences['dev']}. The reference is the norm of the gradient of p(right class) at each embedding.",
-        "± is the standard deviation over sentences, published and measured, the measured one averaged over "
-        f"the seeds; the rows “sd of the seeds” are of the means of the {len(outcome.per_seed)} fine-tuned "
-        f"models, which start from the same pretrained weights. {INTERVALS}",
+        "± is the standard deviation over sentences, published and measured; the measured one is averaged "
+        "over the seeds. The rows “sd over seeds” are the standard deviations of the means of the "
+        f"{len(outcome.per_seed)} fine-tuned models, which start from the same pretrained weights. "
+        f"{INTERVALS}",
         sentences_note({"": [seed["spearman"]["all"] for seed in outcome.per_seed.values()]}, "gradients"),
     ]
     return Report(grids, notes)
@@ -169,11 +181,11 @@ TABLE_3 = Recipe(
     paper=f"{flow_measure.PAPER}, Table 3",
     published={"spearman": PUBLISHED},
     run=run,
-    tell=tell,
+    report=report,
     seeds=3,
     folder="flow-sentiment",
     options={
-        "examples": Option("dev sentences of the smaller measurement", FEW, least=2),
-        "steps": Option(f"training steps; {STEPS} on SST-2 by default", least=1),
+        "examples": Option("number of dev sentences of the smaller measurement", FEW, least=2),
+        "steps": Option(f"number of training steps; {STEPS} on SST-2 by default", least=1),
     },
 )

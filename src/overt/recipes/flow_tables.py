@@ -1,14 +1,12 @@
 """Tables 1 and 2 of Abnar & Zuidema 2020: does attention rank words as blank-out and gradients do?
 
-The network of the paper's section 2 learns a verb's number from the words before it, with plain, evolving,
-Bayesian and combined attention; then raw attention, rollout and flow of the CLS row are held against the two
-importances. Both tables are measured on the same models, so that the second costs no training.
+The network of the paper's section 2 learns to predict a verb's number from the words before it, with plain,
+evolving, Bayesian and combined attention. Then raw attention, rollout and flow of the CLS row are compared
+with both importances. The two tables use the same models, so the second needs no training.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,29 @@ from typing import Any
 import overt
 from overt import _check
 from overt._extras import need
-from overt._files import write_whole
 from overt.data import linzen
 from overt.data.batching import batches
 from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, kept, once
+from overt.recipes._recipe import (
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+    earlier_result,
+    measure_once,
+)
+from overt.recipes._runs import finish_run
 from overt.recipes._training import (
+    WEIGHTS,
     hardware,
     hits,
+    load_weights,
     predict,
     save_weights,
     share,
@@ -38,16 +48,16 @@ from overt.recipes.flow_measure import (
     METHODS,
     REFERENCES,
     classifier_batches,
-    comparable,
-    compared,
-    correlated,
-    layers,
-    ranked,
+    common_numbers,
+    comparison_grid,
+    correlate,
+    count_rows,
+    layer_names,
     sentences_note,
 )
 from overt.recipes.forms import FORMS
 
-# The network is the paper's; how it was trained the paper does not say.
+# The network is the paper's. The paper does not say how it was trained; these settings are ours.
 LAYERS, HEADS, WIDTH = 6, 8, 128
 DROPOUT = 0.1
 STEPS = 2_500
@@ -56,9 +66,9 @@ LEARNING_RATE = 1e-3
 WARMUP = 200  # steps, then a cosine to zero
 CHECKPOINTS = 8  # per model
 EXAMPLES = 2_000  # as in the paper
-TRACED = 64  # examples at once
-SHUFFLED = 128  # examples that the weight-randomisation check is made on
-LEVEL = 0.05  # p below it counts
+TRACED = 64  # examples per batch
+SHUFFLED = 128  # examples of the weight-randomisation check
+LEVEL = 0.05  # of significance
 
 ACCURACY = 0.96  # section 2
 Published = dict[str, list[tuple[float, float] | None]]
@@ -77,19 +87,21 @@ PUBLISHED: dict[str, Published] = {  # mean and standard deviation over 2000 exa
 
 
 def run(request: Request) -> Outcome:
-    """Train what is not trained, and measure what is not measured, for both references."""
+    """Make the trainings and measurements that are missing, for both references."""
     need("accelerate", "train")
     forms = _forms(request.options["forms"])
     steps, examples, part = (request.options[name] for name in ("steps", "examples", "part"))
     _check.one_of("--part", part, ("test", "natural"))
     per_seed: dict[int, dict[str, Any]] = {}
-    first = linzen.load(request.data)
-    described = first.describe()
-    if part == "natural" and not first.natural:
-        raise ValueError("--part natural needs numpred.val split anew: these data have no such part")
+    corpus = linzen.load(request.data)
+    description = corpus.describe()
+    if part == "natural" and not corpus.natural:
+        raise ValueError(
+            "--part natural needs test prefixes from numpred.val, which these data lack: use --part test"
+        )
     request.console.print(
-        f"{first.name}: {len(first.train):,} prefixes to learn from, {len(first.test):,} to test on, "
-        f"{len(first.vocabulary):,} words"
+        f"{corpus.name}: {len(corpus.train):,} prefixes for training, {len(corpus.test):,} for testing, "
+        f"{len(corpus.vocabulary):,} words"
     )
     settings = {
         "version": overt.__version__,
@@ -99,33 +111,34 @@ def run(request: Request) -> Outcome:
         "warmup": WARMUP,
         "dropout": DROPOUT,
         "shape": [LAYERS, HEADS, WIDTH],
-        "data": described["sha256"],
+        "data": description["sha256"],
     }
     for seed in range(request.seeds):
         per_seed[seed] = {
-            form: _form(request, form, seed, first, settings | {"seed": seed}, examples) for form in forms
+            form: _run_form(request, form, seed, corpus, settings | {"seed": seed}, examples)
+            for form in forms
         }
     config = settings | {
-        "data": described,
+        "data": description,
         "forms": {form: repr(FORMS[form]) for form in forms},
-        "examples": min(examples, len(first.test)),
+        "examples": min(examples, len(corpus.test)),
         "part": request.options["part"],
         "shuffled": SHUFFLED,
         "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
     }
-    return Outcome(config, per_seed, stand_in=described["name"].startswith("no data"))
+    return Outcome(config, per_seed, stand_in=description["name"].startswith("no data"))
 
 
 def _forms(text: str | None) -> list[str]:
-    """Forms by name, separated by commas; all of them for None."""
+    """Names of forms from a comma-separated list; all forms for None."""
     forms = list(FORMS) if text is None else text.split(",")
     for form in forms:
         if form not in FORMS:
-            raise ValueError(f"--forms must be names out of {', '.join(FORMS)}, with commas, got {form!r}")
+            raise ValueError(f"--forms must be a comma-separated list of {', '.join(FORMS)}; got {form!r}")
     return forms
 
 
-def _form(
+def _run_form(
     request: Request,
     form: str,
     seed: int,
@@ -133,17 +146,17 @@ def _form(
     settings: dict[str, Any],
     examples: int,
 ) -> dict[str, Any]:
-    """The numbers of one form and seed, from its folder where it has been there before."""
+    """The numbers of one form and seed, from its folder if it has run before."""
     folder, name = request.out / form / f"seed-{seed}", f"{form}, seed {seed}"
-    row = kept(folder, settings | {"mechanisms": repr(FORMS[form])}, request.fresh)
+    row = earlier_result(folder, settings | {"mechanisms": repr(FORMS[form])}, request.fresh)
     if row is None:
         row = _train(request, folder, name, FORMS[form], corpus, settings)
     else:
-        request.console.print(f"[dim]{name}: trained before, kept in {folder}[/dim]")
+        request.console.print(f"[dim]{name}: already trained, results in {folder}[/dim]")
     part = request.options["part"]
-    tested = (corpus.test if part == "test" else corpus.natural)[:examples]
-    measure = partial(_measured, request, folder, name, corpus, tested)
-    return {**row, "spearman": once(folder / f"correlations-{part}-{examples}.json", measure)}
+    prefixes = (corpus.test if part == "test" else corpus.natural)[:examples]
+    measure = partial(_measure, request, folder, name, corpus, prefixes)
+    return {**row, "spearman": measure_once(folder / f"correlations-{part}-{examples}.json", measure)}
 
 
 def _network(corpus: linzen.Corpus, mechanisms: tuple[Mechanism, ...]) -> AgreementClassifier:
@@ -152,16 +165,11 @@ def _network(corpus: linzen.Corpus, mechanisms: tuple[Mechanism, ...]) -> Agreem
     )
 
 
-def trained(folder: Path, corpus: linzen.Corpus) -> AgreementClassifier:
-    """The model that a run left in `form`/seed-n, in evaluation mode."""
-    from safetensors.torch import load_file
-
-    weights = folder / "model.safetensors"
-    if folder.parent.name not in FORMS or not weights.exists():
+def load_trained(folder: Path, corpus: linzen.Corpus) -> AgreementClassifier:
+    """Load the model that a run wrote to `form`/seed-n, in evaluation mode."""
+    if folder.parent.name not in FORMS or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(f"no model in {folder}: run `overt reproduce flow-table-1` first")
-    model = _network(corpus, FORMS[folder.parent.name])
-    model.load_state_dict(load_file(weights))
-    return model.eval()
+    return load_weights(_network(corpus, FORMS[folder.parent.name]), folder)
 
 
 def _train(
@@ -172,7 +180,7 @@ def _train(
     corpus: linzen.Corpus,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train and test one network, and keep it."""
+    """Train, test and store one network."""
     from transformers import set_seed
 
     set_seed(settings["seed"])
@@ -202,98 +210,96 @@ def _train(
     row["natural"] = accuracy(corpus.natural) if corpus.natural else None
     row["by_attractors"] = {str(n): accuracy(part) for n, part in corpus.by_attractors.items()}
     save_weights(model.cpu(), folder)
-    write_whole(folder / "result.json", json.dumps(row, indent=1))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    finish_run(folder, row)
     request.console.print(f"{name}: accuracy {row['validation']:.3f} validation, {row['test']:.3f} test")
     return row
 
 
-def _measured(
+def _measure(
     request: Request,
     folder: Path,
     name: str,
     corpus: linzen.Corpus,
-    tested: list[linzen.Prefix],
+    prefixes: list[linzen.Prefix],
 ) -> dict[str, Any]:
-    """Correlations with both references, and what is left of the rows when weights are shuffled."""
-    model = trained(folder, corpus).to(torch_device(request.device))
-    found = batches(tested, TRACED, seed=0)
-    ready = classifier_batches(found, corpus.collate)
-    measured = correlated(model, ready, request.console, name, unk=linzen.UNK)
-    [(inputs, _)] = classifier_batches([list(enumerate(tested[:SHUFFLED]))], corpus.collate)
+    """Correlations with both references, and what remains of the rows when weights are shuffled."""
+    model = load_trained(folder, corpus).to(torch_device(request.device))
+    ready = classifier_batches(batches(prefixes, TRACED, seed=0), corpus.collate)
+    correlations = correlate(model, ready, request.console, name, unk=linzen.UNK)
+    [(inputs, _)] = classifier_batches([list(enumerate(prefixes[:SHUFFLED]))], corpus.collate)
     sanity = randomised(model, inputs, methods=METHODS)
-    left: dict[str, Any] = {method: values.tolist() for method, values in sanity.common.items()}
-    return {**measured, "randomised": left | {"n": sanity.shared.tolist()}}
+    remaining: dict[str, Any] = {method: values.tolist() for method, values in sanity.common.items()}
+    return {**correlations, "randomised": remaining | {"n": sanity.shared.tolist()}}
 
 
-def tell(outcome: Outcome, reference: str) -> Report:
-    """Published beside measured for one reference; the other forms; accuracies."""
+def report(outcome: Outcome, reference: str) -> Report:
+    """Published and measured numbers for one reference, the other forms, and accuracies."""
     forms = list(outcome.config["forms"])
     grids = []
     if "plain" in forms:
         ours, between = (numbers["plain"]["spearman"] for numbers in (outcome.mean, outcome.spread))
         with_cls = ours.get("with_cls")
         grids.append(
-            compared(
+            comparison_grid(
                 f"Plain attention, Spearman correlation with {REFERENCES[reference]}, mean±sd over sentences",
-                layers(LAYERS),
+                layer_names(LAYERS),
                 PUBLISHED[reference],
-                comparable(ours)[reference],
-                comparable(between)[reference],
-                comparable(with_cls)[reference] if with_cls else None,
-                ranked(_seeds(outcome, "plain"), reference),
+                common_numbers(ours)[reference],
+                common_numbers(between)[reference],
+                common_numbers(with_cls)[reference] if with_cls else None,
+                count_rows(_seeds(outcome, "plain"), reference),
             )
         )
-    measured = _seeds(outcome, forms[0])[0]  # not always the absolute one
-    against = [reference, "blankout-absolute"] if reference == "blankout" else [reference]
-    grids += [_every_form(outcome, forms, one) for one in against if one in measured]
-    grids += [_randomised(outcome, forms), _accuracies(outcome, forms)]
+    measured = _seeds(outcome, forms[0])[0]  # older results lack the absolute reference
+    references = [reference, "blankout-absolute"] if reference == "blankout" else [reference]
+    grids += [_forms_grid(outcome, forms, name) for name in references if name in measured]
+    grids += [_randomisation_grid(outcome, forms), _accuracy_grid(outcome, forms)]
     return Report(grids, _notes(outcome, forms, reference))
 
 
 def _seeds(outcome: Outcome, form: str) -> list[dict[str, Any]]:
-    """The correlations of a form, seed by seed."""
+    """The correlations of a form for each seed."""
     return [numbers[form]["spearman"] for numbers in outcome.per_seed.values()]
 
 
-def _every_form(outcome: Outcome, forms: list[str], reference: str) -> Grid:
+def _forms_grid(outcome: Outcome, forms: list[str], reference: str) -> Grid:
     rows = []
     for form in forms:
         for method in METHODS:
             means, spreads = (
-                comparable(numbers[form]["spearman"])[reference][method]["mean"]
+                common_numbers(numbers[form]["spearman"])[reference][method]["mean"]
                 for numbers in (outcome.mean, outcome.spread)
             )
             rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(means, spreads, strict=True)]))
-    title = f"Every form, Spearman correlation with {REFERENCES[reference]}, mean±sd of the seeds"
-    return Grid(title, layers(LAYERS), rows)
+    title = f"All forms, Spearman correlation with {REFERENCES[reference]}, mean±sd over seeds"
+    return Grid(title, layer_names(LAYERS), rows)
 
 
-def _randomised(outcome: Outcome, forms: list[str]) -> Grid:
+def _randomisation_grid(outcome: Outcome, forms: list[str]) -> Grid:
     rows = []
     for form in forms:
         for method in METHODS:
-            left = [
+            remaining = [
                 numbers[form]["spearman"]["randomised"][method] for numbers in (outcome.mean, outcome.spread)
             ]
-            rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(*left, strict=True)]))
-    shuffled = [f"{layer} up" for layer in reversed(layers(LAYERS))]
+            rows.append((f"{form}, {method}", [cell(*pair) for pair in zip(*remaining, strict=True)]))
+    shuffled = [f"{layer} up" for layer in reversed(layer_names(LAYERS))]
     title = (
-        f"Weight randomisation, {_shuffled(outcome)} sentences: what is left of the last layer's CLS row "
-        "(Spearman), mean±sd of the seeds, weights shuffled from"
+        f"Weight randomisation, {_shuffled_count(outcome)} sentences: what remains of the last layer's CLS "
+        "row (Spearman correlation), mean±sd over seeds, with weights shuffled from"
     )
     return Grid(title, [*shuffled, "everything"], rows)
 
 
-def _shuffled(outcome: Outcome) -> int:
-    """How many sentences the weight-randomisation check is made on."""
+def _shuffled_count(outcome: Outcome) -> int:
+    """Number of sentences of the weight-randomisation check."""
     count = _seeds(outcome, next(iter(outcome.config["forms"])))[0]["count"]
     return min(int(count), int(outcome.config.get("shuffled", SHUFFLED)))
 
 
-def _accuracies(outcome: Outcome, forms: list[str]) -> Grid:
-    """Accuracy of every form on every part, with how many sentences each part has."""
-    counts, sizes = list(outcome.mean[forms[0]]["by_attractors"]), linzen.sizes(outcome.config["data"])
+def _accuracy_grid(outcome: Outcome, forms: list[str]) -> Grid:
+    """Accuracy of every form on every part, with the number of sentences of each part."""
+    counts, sizes = list(outcome.mean[forms[0]]["by_attractors"]), linzen.part_sizes(outcome.config["data"])
     rows: list[tuple[str, list[str]]] = [
         ("published (plain)", ["–", cell(ACCURACY), cell(ACCURACY), *["–"] * len(counts)])
     ]
@@ -305,59 +311,59 @@ def _accuracies(outcome: Outcome, forms: list[str]) -> Grid:
     heads = {"validation": "validation", "test": "test", "natural": "natural mix"}
     heads |= {n: f"{n} attractor{'s' if n != '1' else ''}" for n in counts}
     columns = [f"{head} (n = {sizes[part]:,})" if part in sizes else head for part, head in heads.items()]
-    return Grid("Accuracy, mean±sd of the seeds", columns, rows)
+    return Grid("Accuracy, mean±sd over seeds", columns, rows)
 
 
 def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
-    """What a reader must know, some of it found in the numbers."""
-    data, seeds, shuffled = outcome.config["data"], len(outcome.per_seed), _shuffled(outcome)
+    """What a reader needs to know, partly derived from the numbers."""
+    data, seeds, shuffled = outcome.config["data"], len(outcome.per_seed), _shuffled_count(outcome)
     correlations = {form: _seeds(outcome, form) for form in forms}
     between = (
-        "Its rows “sd of the seeds” are of the means of the trained models; in all other tables ± is the "
-        f"standard deviation of the {seeds} seeds. "
+        "Its rows “sd over seeds” are the standard deviations of the trained models' means; in all other "
+        f"tables ± is the standard deviation over the {seeds} seeds. "
         if seeds > 1
         else ""
     )
     notes = [
         f"Data: {data['name']}; {data['split']}. {data['shortened']} prefixes were shortened "
         f"to {data['longest']} words.",
-        "± in the first table, published and measured, is the standard deviation over sentences, the "
-        f"measured one averaged over the seeds. {between}{INTERVALS}",
+        "In the first table ± is the standard deviation over sentences, published and measured; the measured "
+        f"one is averaged over the seeds. {between}{INTERVALS}",
         sentences_note(correlations, reference),
-        f"Weight randomisation: the first {shuffled} sentences{_left(correlations, shuffled)}, each trained "
-        "model shuffled once; all tokens are ranked, CLS too. Elsewhere the CLS token is not ranked unless a "
-        "row says so.",
+        f"Weight randomisation uses the first {shuffled} sentences{_ranked_by_all(correlations, shuffled)}. "
+        "Each trained model is shuffled once, and all tokens are ranked, including CLS. In the other tables "
+        "the CLS token is ranked only where a row says so.",
     ]
     if seeds > 1 and "plain" in forms and len(forms) > 1:
         notes += _forms_note(correlations, reference)
     if reference == "blankout" and "blankout-absolute" not in correlations[forms[0]][0]:
-        notes.append("This run was made before the recipe measured absolute blank-out as well.")
+        notes.append("This run was made before the recipe measured absolute blank-out, too.")
     return notes
 
 
-def _left(correlations: dict[str, list[dict[str, Any]]], shuffled: int) -> str:
-    """How many sentences of the weight-randomisation check count for every method, where not all do."""
-    counted = [
+def _ranked_by_all(correlations: dict[str, list[dict[str, Any]]], shuffled: int) -> str:
+    """How many sentences of the weight-randomisation check all methods rank, if not all."""
+    counts = [
         count
         for seeds in correlations.values()
         for numbers in seeds
         for count in numbers["randomised"].get("n", [])
     ]
-    least = int(min(counted, default=shuffled))
+    least = int(min(counts, default=shuffled))
     return "" if least == shuffled else f" (at least {least} of them ranked by all methods)"
 
 
 def _forms_note(correlations: dict[str, list[dict[str, Any]]], reference: str) -> list[str]:
-    """The other forms against plain attention at the last layer, all comparisons together, in a note."""
+    """A note on the other forms against plain attention at the last layer, with Holm's correction."""
     from scipy.stats import ttest_ind  # type: ignore[import-untyped, unused-ignore]
 
     last = {
-        (form, method): [comparable(seed)[reference][method]["mean"][-1] for seed in seeds]
+        (form, method): [common_numbers(seed)[reference][method]["mean"][-1] for seed in seeds]
         for form, seeds in correlations.items()
         for method in METHODS
     }
     if any(mean is None or len(set(means)) == 1 for means in last.values() for mean in means):
-        return []  # so few sentences that none is ranked, or that seeds do not differ
+        return []  # too few sentences: none is ranked, or the seeds do not differ
     p_values = {
         (form, method): float(ttest_ind(means, last["plain", method], equal_var=False).pvalue)
         for (form, method), means in last.items()
@@ -365,12 +371,13 @@ def _forms_note(correlations: dict[str, list[dict[str, Any]]], reference: str) -
     }
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     others = len(correlations) - 1
-    form, method = least = min(p_values, key=lambda place: p_values[place])
+    form, method = smallest = min(p_values, key=lambda place: p_values[place])
+    significant = sum(p < LEVEL for p in corrected.values())
     return [
         f"Other forms against plain attention at L{LAYERS}: {len(p_values)} comparisons ({others} "
         f"form{'s' if others > 1 else ''} × {len(METHODS)} methods), Welch's t-test over the seeds. "
-        f"The least p is {p_values[least]:.3f} ({form}, {method}), by Holm {corrected[least]:.2f}; "
-        f"{sum(p < LEVEL for p in corrected.values()) or 'none'} of them below {LEVEL:g} by Holm."
+        f"The smallest p is {p_values[smallest]:.3f} ({form}, {method}), by Holm {corrected[smallest]:.2f}; "
+        f"{significant or 'none'} of them {'are' if significant > 1 else 'is'} below {LEVEL:g} by Holm."
     ]
 
 
@@ -381,14 +388,14 @@ def _recipe(number: int, reference: str) -> Recipe:
         paper=f"{flow_measure.PAPER}, Table {number}",
         published={"spearman": PUBLISHED[reference], "accuracy": ACCURACY},
         run=run,
-        tell=partial(tell, reference=reference),
+        report=partial(report, reference=reference),
         seeds=3,
         folder="flow-agreement",
         options={
-            "examples": Option("test examples to correlate on", EXAMPLES, least=2),
-            "steps": Option("training steps per model", STEPS, least=1),
-            "part": Option("test, or natural: its sentences of the natural mix alone", "test", names=True),
-            "forms": Option(f"some of {','.join(FORMS)}; all by default"),
+            "examples": Option("number of test examples to correlate on", EXAMPLES, least=2),
+            "steps": Option("number of training steps per model", STEPS, least=1),
+            "part": Option("test, or natural: only test sentences of the natural mix", "test", names=True),
+            "forms": Option(f"comma-separated list of {','.join(FORMS)}; all by default"),
         },
     )
 

@@ -1,16 +1,15 @@
-"""Training graph attention networks with early stopping, one or several at once, and measuring their samples.
+"""Train graph attention networks with early stopping, one or several at once, and evaluate their samples.
 
-The whole graph is one example and one step, so training is a plain loop that several processes cannot share.
-Whole trainings run side by side instead.
+The whole graph is one example and one step, so a training is a plain loop that several processes cannot
+share. Instead, whole trainings run in parallel.
 
-Test accuracy is taken at the epoch that early stopping keeps, with weights at their posterior mean
+Test accuracy is measured at the epoch chosen by early stopping, with weights at their posterior mean
 (Fan et al. 2020, section 3.4). Then 20 samples of the prediction are drawn, GAT's by dropout, the others' by
-dropout and attention (section 4.2), on the features as they are and under Gaussian noise.
+dropout and attention (section 4.2), on the unchanged features and on features with Gaussian noise.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -27,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overt._files import write_whole
 from overt.data import planetoid
 from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
+from overt.recipes._runs import finish_run
 from overt.recipes._training import hardware, save_weights
 
 if TYPE_CHECKING:
@@ -40,22 +39,22 @@ if TYPE_CHECKING:
 # Fan et al. 2020, appendix B.1.2.
 WIDTH, HEADS, DROPOUT = 8, 8, 0.6
 PATIENCE = 100  # epochs
-EPOCHS = 100_000  # the appendix gives no limit; early stopping comes long before
+EPOCHS = 100_000  # the appendix gives no limit; early stopping ends training long before
 SAMPLES = 20
-NOISES = (0.0, 1.0, 2.0)  # standard deviations of the noise, in those of all features
+NOISES = (0.0, 1.0, 2.0)  # standard deviation of the noise, in units of that of all features
 THRESHOLDS = (0.01, 0.05, 0.1)
 COVERAGE = (0.5, 0.8)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the appendix sets for one data set.
+    """The appendix's settings for one data set.
 
     Attributes:
-        learning_rate: Adam's.
+        learning_rate: learning rate of Adam.
         l2: weight of the L2 regularisation.
-        out_heads: of the second layer.
-        rows: the table's rows; None is plain GAT. The appendix has no settings for NO KL: they are WC's.
+        out_heads: number of heads of the second layer.
+        rows: the table's rows; None is plain GAT. The appendix has no settings for NO KL: those of WC.
     """
 
     learning_rate: float
@@ -69,12 +68,12 @@ class Task:
     """One training: a row of the table with one seed.
 
     Attributes:
-        row: its name.
-        seed: of first weights, dropout and noise.
-        bayesian: the row's settings; None is plain GAT.
-        setting: the data set's.
-        epochs: no more than these.
-        folder: where its numbers and weights go.
+        row: name of the row.
+        seed: random seed of initial weights, dropout and noise.
+        bayesian: settings of the row; None is plain GAT.
+        setting: settings of the data set.
+        epochs: maximum number of epochs.
+        folder: folder for its numbers and weights.
         device: "cpu" or "cuda".
     """
 
@@ -88,9 +87,9 @@ class Task:
 
 
 class EarlyStopping:
-    """As in GAT: an epoch is kept where validation loss and accuracy are both the best so far.
+    """As in GAT: an epoch is kept if its validation loss and accuracy are both the best so far.
 
-    Equals count as best. Training ends when neither has been so for `patience` epochs.
+    Ties count as best. Training ends when neither has been the best for `patience` epochs.
     """
 
     def __init__(self, patience: int = PATIENCE) -> None:
@@ -111,7 +110,7 @@ class EarlyStopping:
 
 
 def network(graph: planetoid.Citations, task: Task) -> GAT:
-    """The paper's network for a task, untrained."""
+    """The untrained network of the paper for a task."""
     from overt.models.gat import GAT
 
     mechanisms = [] if task.bayesian is None else [task.bayesian]
@@ -121,14 +120,14 @@ def network(graph: planetoid.Citations, task: Task) -> GAT:
 
 
 def train(graph: planetoid.Citations, task: Task) -> tuple[GAT, dict[str, Any]]:
-    """Train one network; it comes back as it was at the epoch kept, with that epoch's numbers."""
+    """Train one network; return it as it was at the kept epoch, with that epoch's numbers."""
     device = torch.device(task.device)
     torch.manual_seed(task.seed)
     model = network(graph, task).to(device)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=task.setting.learning_rate, weight_decay=task.setting.l2
     )
-    # Nearly all features are zero: on a CPU their products are not worth forming.
+    # Nearly all features are zero, so sparse products are faster on a CPU.
     x = graph.x.to_sparse().coalesce() if device.type == "cpu" else graph.x.to(device)
     edge_index, y = graph.edge_index.to(device), graph.y.to(device)
     train, validation, test = (
@@ -162,9 +161,7 @@ def train(graph: planetoid.Citations, task: Task) -> tuple[GAT, dict[str, Any]]:
         if stopping.over:
             break
     if not weights:
-        raise ValueError(
-            f"{task.row}, seed {task.seed}: no epoch had a finite validation loss, nothing to keep"
-        )
+        raise ValueError(f"{task.row}, seed {task.seed}: no epoch had a finite validation loss")
     model.load_state_dict(weights)
     best["epochs"] = epoch + 1
     best["epoch_ms"] = 1000 * (time.perf_counter() - began) / (epoch + 1)
@@ -173,18 +170,18 @@ def train(graph: planetoid.Citations, task: Task) -> tuple[GAT, dict[str, Any]]:
 
 @torch.no_grad()
 def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, Any]:
-    """Measures of the prediction's samples on test nodes, for each noise level."""
+    """Evaluate samples of the prediction on test nodes at each noise level."""
     device = next(model.parameters()).device
     edge_index, test = graph.edge_index.to(device), graph.test.to(device)
     targets = graph.y[graph.test]
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(graph.x.shape, generator=generator) * graph.x.std()
-    found: dict[str, Any] = {}
+    by_noise: dict[str, Any] = {}
     for level in NOISES:
         x = (graph.x + level * noise).to(device)
         model.eval()
         plain = model(x, edge_index)[test].argmax(dim=1).cpu()
-        model.train()  # dropout stays on; attention is drawn where it is random
+        model.train()  # keeps dropout on; random attention is sampled
         samples = []
         for sample in range(SAMPLES):
             torch.manual_seed(SAMPLES * seed + sample)
@@ -192,7 +189,7 @@ def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, 
             samples.append(model(x, edge_index, chain=chain)[test].double().softmax(dim=1).cpu())
         probabilities = torch.stack(samples)
         mean = predictive(probabilities).mean
-        found[f"noise {level:g}"] = {
+        by_noise[f"noise {level:g}"] = {
             "accuracy": float((plain == targets).double().mean()),
             "sampled_accuracy": float((mean.argmax(axis=1) == targets.numpy()).mean()),
             "pavpu": {str(at): value for at, value in pavpu(probabilities, targets, THRESHOLDS).items()},
@@ -202,16 +199,16 @@ def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, 
             },
         }
     model.eval()
-    return found
+    return by_noise
 
 
 def perform(task: Task, graph: planetoid.Citations) -> dict[str, Any]:
-    """Train, measure, and leave weights and numbers in the task's folder."""
+    """Train, measure, and store weights and numbers in the task's folder."""
     model, numbers = train(graph, task)
     numbers["uncertainty"] = uncertainty(model, graph, task.seed)
     numbers["hardware"] = hardware(task.device)
     save_weights(model.cpu(), task.folder)
-    write_whole(task.folder / "result.json", json.dumps(numbers, indent=1))
+    finish_run(task.folder, numbers)
     return numbers
 
 
@@ -221,7 +218,7 @@ _graph: planetoid.Citations | None = None  # of a worker process
 def _prepare(graph: planetoid.Citations) -> None:
     global _graph
     _graph = graph
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     _repeatable()
 
 
@@ -231,20 +228,20 @@ def _work(task: Task) -> tuple[Task, dict[str, Any]]:
 
 
 class _Context(SpawnContext):
-    """Knows the processes that were started through it: whoever runs a recipe may have others."""
+    """Keeps track of the processes it started, because the caller may have others."""
 
     def __init__(self) -> None:
         self.started: list[Any] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
-        """Start one, and remember it."""
+        """Create a process and remember it."""
         process = SpawnContext.Process(*args, **kwargs)
         self.started.append(process)
         return process
 
 
 def _repeatable() -> None:
-    """One thread and no sum in an order of chance: a training has the same numbers wherever it is run."""
+    """Use one thread and deterministic sums, so that a training gives the same numbers in any process."""
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         torch.use_deterministic_algorithms(True)
@@ -253,8 +250,10 @@ def _repeatable() -> None:
 def perform_all(
     tasks: list[Task], graph: planetoid.Citations, workers: int
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Perform tasks as they come, in this process or in several."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts, or sums have no order
+    """Perform tasks in this process or in several; yield each as it finishes."""
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # needed before cuBLAS starts, for deterministic sums
     if workers == 1 or len(tasks) < 2:
         threads = torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -273,16 +272,16 @@ def perform_all(
             yield done.result()
     except BrokenProcessPool:
         raise OSError(
-            "a training's process was killed, by want of memory perhaps: fewer --workers would do; "
-            "the same command goes on from what is done"
+            "a training process was killed, perhaps for lack of memory: try fewer --workers; the same "
+            "command resumes with the unfinished trainings"
         ) from None
     finally:
-        for process in context.started:  # there are some alive where this was interrupted
+        for process in context.started:  # some are alive if this was interrupted
             if process.is_alive():
                 process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
 def cores() -> int:
-    """How many processes can run at once."""
+    """Number of processes that can run in parallel."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Paired differences between rows of a table over seeds, and how they compare with published ones."""
+"""Paired differences between rows of a table over seeds, and their comparison with published ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from overt.judge.families import holm
 CONFIDENCE = 0.95
 
 
-def paired(differences: list[float]) -> tuple[float, float, float]:
-    """Mean of paired differences, and its 95 % interval by Student's t."""
+def mean_interval(differences: list[float]) -> tuple[float, float, float]:
+    """Mean of paired differences, and its 95 % interval (low, high) by Student's t."""
     from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
 
     values = torch.tensor(differences, dtype=torch.float64)
@@ -24,7 +24,7 @@ def paired(differences: list[float]) -> tuple[float, float, float]:
 
 
 def paired_p(differences: list[float]) -> float:
-    """Two-sided p of the paired t-test; 1 where no pair differs, NaN of a single one."""
+    """Two-sided p of the paired t-test; 1 if no pair differs, NaN for a single pair."""
     from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
 
     values = torch.tensor(differences, dtype=torch.float64)
@@ -40,25 +40,27 @@ def paired_p(differences: list[float]) -> float:
 def published_error(row: list[float], plain: list[float], runs: int) -> float:
     """Standard error of a published difference of two rows, each a mean of `runs` runs.
 
-    The paper gives none. Taken are the spreads of our seeds, and rows that do not depend on each other: the
+    The paper gives none. It is estimated from the spread of our seeds, with the rows assumed independent: the
     square root of (variance of the one + variance of the other) / runs.
     """
-    one, other = (torch.tensor(values, dtype=torch.float64).var() for values in (row, plain))
-    return math.sqrt(float(one + other) / runs)
+    row_variance, plain_variance = (
+        torch.tensor(values, dtype=torch.float64).var() for values in (row, plain)
+    )
+    return math.sqrt(float(row_variance + plain_variance) / runs)
 
 
 def published_p(published: float, error: float, differences: list[float]) -> float:
-    """Two-sided p, by the normal distribution, of a published difference and our mean being one and the same.
+    """Two-sided p, by the normal distribution, of the test that a published difference equals our mean.
 
-    Each has its own standard error: the published one `error`, ours that of the paired mean.
+    The published difference has standard error `error`, and our mean that of the paired mean.
     """
     values = torch.tensor(differences, dtype=torch.float64)
     both = math.hypot(error, float(values.std()) / math.sqrt(len(differences)))
     return math.erfc(abs(published - float(values.mean())) / both / math.sqrt(2)) if both else math.nan
 
 
-def corrected_by_holm(p_values: list[float]) -> list[float]:
-    """By Holm, for all of them together; nothing is known of a single seed."""
+def correct_by_holm(p_values: list[float]) -> list[float]:
+    """p-values with Holm's correction for all of them; all NaN if any is, as with a single seed."""
     if any(math.isnan(p) for p in p_values):
         return [math.nan] * len(p_values)
     return [float(p) for p in holm(p_values)]

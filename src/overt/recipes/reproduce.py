@@ -1,8 +1,8 @@
-"""`overt reproduce`: tables and figures of papers, measured again, with the published numbers beside them.
+"""`overt reproduce`: measure tables and figures of papers again, next to the published numbers.
 
-A recipe is one entry of `RECIPES`. The runner gives it a folder, seeds and a device, and records what it
-measured: `results/NAME.json`, and RESULTS.md, which is written anew from all such files after every run.
-What a stored result says of its numbers can be written anew, too (`retell`).
+A recipe is an entry of `RECIPES`. The runner gives it a folder, seeds and a device, and records its
+measurements in `results/NAME.json` and in RESULTS.md, which is regenerated from all such files after every
+run. The tables and notes of a stored result can be rewritten without measuring (`retell`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECIPES: dict[str, Recipe] = {
         bam_graphs.TABLE_1,
     )
 }
-FORMAT = "overt reproduce 1"  # of result files; RESULTS.md is written from those that have it
+FORMAT = "overt reproduce 1"  # of the result files that RESULTS.md is generated from
 
 
 def run(
@@ -58,17 +58,18 @@ def run(
     """Run a recipe, print its tables, write its result file and RESULTS.md, and return the result.
 
     Args:
-        name: of the recipe.
-        data: folder with data sets, else OVERT_DATA.
-        seeds: how many; as many as the recipe wants where None.
+        name: name of the recipe.
+        data: folder with data sets; by default OVERT_DATA.
+        seeds: number of seeds; None for the recipe's default.
         device: "cpu", "cuda" or "auto".
-        model: a pretrained model, where the recipe needs one.
-        out: folder of the run, runs/… where None.
-        results: folder of the result files. None is results/ for a run of the recipe as it stands, and a
-            folder in `out` for one with other settings, fewer seeds or stand-in data, so that a try does not
-            overwrite a result. RESULTS.md is written beside a folder called results, else into it.
-        fresh: forget an earlier run in `out`.
-        extra: the recipe's own options, as on the command line.
+        model: a pretrained model, if the recipe needs one.
+        out: folder of the run; runs/… if None.
+        results: folder for the result files. None stands for results/ if the run has the recipe's default
+            settings, and for a folder in `out` if it has other settings, fewer seeds or stand-in data, so
+            that a trial does not overwrite a result. RESULTS.md is written next to a folder called results,
+            or else into the folder.
+        fresh: whether to discard an earlier run in `out`.
+        extra: options of the recipe, as on the command line.
     """
     from rich.console import Console
 
@@ -89,7 +90,7 @@ def run(
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     outcome = recipe.run(request)
-    told = recipe.tell(outcome)
+    report = recipe.report(outcome)
     result = {
         "format": FORMAT,
         "recipe": recipe.name,
@@ -105,27 +106,29 @@ def run(
         "per_seed": {str(seed): numbers for seed, numbers in outcome.per_seed.items()},
         "mean": outcome.mean,
         "spread": outcome.spread,
-        **_in_words(told),
+        **_tables_and_notes(report),
     }
     if results is None:
-        results = Path("results") if _as_it_stands(recipe, request, outcome) else request.out / "results"
+        results = (
+            Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
+        )
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{result_name(recipe, request.options)}.json"
-    page = _write(path, result, told, console)
-    console.print(f"[dim]models and numbers of each seed in {request.out}; {path}; {page}[/dim]")
+    page = _write(path, result, report, console)
+    console.print(f"[dim]models and numbers of each seed in {request.out}; result in {path} and {page}[/dim]")
     return result
 
 
 def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the tables and notes of a stored result anew, from the numbers that it holds.
+    """Rewrite the tables and notes of a stored result from its numbers.
 
-    For results that were measured before a recipe learnt to say more. Nothing is measured: no number of a
-    seed moves, and command, date, hardware and versions stay those of the run.
+    For results that were measured before a recipe's report was extended. Nothing is measured: the numbers of
+    the seeds, the command, date, hardware and versions of the run do not change.
 
     Args:
-        name: of the recipe.
-        results: folder of the result files, results/ where None.
-        extra: those of the recipe's own options that name another result, as on the command line.
+        name: name of the recipe.
+        results: folder with the result files; results/ if None.
+        extra: the recipe's options that select a separate result, as on the command line.
     """
     from rich.console import Console
 
@@ -133,39 +136,41 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     results = Path("results") if results is None else results
     path = results / f"{result_name(recipe, read_options(recipe, extra))}.json"
     if not path.exists():
-        raise FileNotFoundError(f"--retell needs a stored result, and there is no {path}: measure it first")
+        raise FileNotFoundError(
+            f"--retell needs a stored result, but {path} does not exist: measure it first"
+        )
     stored = json.loads(path.read_text())
     if not isinstance(stored, dict) or (stored.get("format"), stored.get("recipe")) != (FORMAT, recipe.name):
         raise ValueError(f"{path} must be a result of {recipe.name}")
     outcome = Outcome(stored["config"], {int(seed): numbers for seed, numbers in stored["per_seed"].items()})
-    told = recipe.tell(outcome)
-    result = stored | _in_words(told)
+    report = recipe.report(outcome)
+    result = stored | _tables_and_notes(report)
     console = Console()
-    page = _write(path, result, told, console)
-    console.print(f"[dim]told anew from the numbers in {path}; {page}[/dim]")
+    page = _write(path, result, report, console)
+    console.print(f"[dim]rewrote the tables and notes in {path} and {page}[/dim]")
     return result
 
 
-def _in_words(told: Report) -> dict[str, Any]:
-    """Tables and notes as a result file has them."""
-    return {"tables": [asdict(grid) for grid in told.grids], "notes": told.notes}
+def _tables_and_notes(report: Report) -> dict[str, Any]:
+    """Tables and notes in the format of a result file."""
+    return {"tables": [asdict(grid) for grid in report.grids], "notes": report.notes}
 
 
-def _write(path: Path, result: dict[str, Any], told: Report, console: Console) -> Path:
-    """Write a result file and RESULTS.md, whose path comes back, and print the tables."""
+def _write(path: Path, result: dict[str, Any], report: Report, console: Console) -> Path:
+    """Write a result file and RESULTS.md, print the tables, and return the path of RESULTS.md."""
     text = json.dumps(finite(result), indent=1, ensure_ascii=False)
-    rows = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # a list is one line
+    rows = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\n *", " ", match[0]), text)  # one line per list
     write_whole(path, rows + "\n")
     page = render(path.parent)
-    for grid in told.grids:
+    for grid in report.grids:
         show(console, grid)
-    for note in told.notes:
+    for note in report.notes:
         console.print(note, style="dim", markup=False)
     return page
 
 
-def _as_it_stands(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
-    """Whether a run is the recipe's own, not a try with other settings."""
+def _has_default_settings(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
+    """Whether a run has the recipe's default settings, rather than being a trial."""
     changed = [
         name
         for name, option in recipe.options.items()
@@ -177,21 +182,21 @@ def _as_it_stands(recipe: Recipe, request: Request, outcome: Outcome) -> bool:
 def find(name: str) -> Recipe:
     """A recipe by its name."""
     if name not in RECIPES:
-        raise ValueError(f"there is no recipe {name!r}: it must be one of {', '.join(RECIPES)}")
+        raise ValueError(f"the recipe must be one of {', '.join(RECIPES)}; got {name!r}")
     return RECIPES[name]
 
 
 def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
-    """A recipe's own options from `--name value` or `--name=value`, the rest at their defaults."""
+    """Parse a recipe's options from `--name value` or `--name=value`; the others have their defaults."""
     values: dict[str, Any] = {name: option.default for name, option in recipe.options.items()}
     known = ", ".join(f"--{name}" for name in recipe.options) or "none"
     words = list(extra)
     while words:
         word = words.pop(0)
-        name, given, text = word.removeprefix("--").partition("=")
+        name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in recipe.options:
-            raise ValueError(f"{recipe.name} has no option {word}; of its own it has {known}")
-        if not given:
+            raise ValueError(f"{recipe.name} has no option {word}; its own options are {known}")
+        if not equals:
             if not words:
                 raise ValueError(f"--{name} needs a value: {recipe.options[name].help}")
             text = words.pop(0)
@@ -200,13 +205,13 @@ def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
 
 
 def command(recipe: Recipe, request: Request) -> str:
-    """The command of a run. Folders outside are this machine's business: DIR stands for them."""
+    """The command of a run, with DIR for folders of this machine."""
     words = ["overt", "reproduce", recipe.name]
     if request.data is not None or os.environ.get("OVERT_DATA"):
         words += ["--data", "DIR"]
     if request.model is not None:
-        outside = Path(request.model).is_absolute()
-        words += ["--model", f"DIR/{Path(request.model).name}" if outside else request.model]
+        absolute = Path(request.model).is_absolute()
+        words += ["--model", f"DIR/{Path(request.model).name}" if absolute else request.model]
     words += ["--seeds", str(request.seeds), "--device", request.device]
     for name, value in request.options.items():
         if value is not None and value != recipe.options[name].default:
@@ -215,7 +220,7 @@ def command(recipe: Recipe, request: Request) -> str:
 
 
 def result_name(recipe: Recipe, options: Mapping[str, Any]) -> str:
-    """The recipe's name, and the values of options that make it another measurement."""
+    """The recipe's name, followed by the values of options that make it a separate measurement."""
     values = [
         str(options[name])
         for name, option in recipe.options.items()
@@ -225,42 +230,42 @@ def result_name(recipe: Recipe, options: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that can move a number, where it is installed."""
+    """Versions of the installed packages that can affect a number."""
     packages = ("torch", "transformers", "accelerate", "torch-geometric", "numba", "numpy", "scipy")
-    found = {"python": platform.python_version(), "overt": overt.__version__}
+    installed = {"python": platform.python_version(), "overt": overt.__version__}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def render(results: Path) -> Path:
-    """Write RESULTS.md beside `results` from every result file in it, with the remarks kept there."""
-    found = []
+    """Write RESULTS.md from the result files and remarks in the folder `results`."""
+    sections = []
     for path in sorted(results.glob("*.json"), key=lambda path: path.stem):
         try:
             result = json.loads(path.read_text())
         except json.JSONDecodeError:
             continue
         if isinstance(result, dict) and result.get("format") == FORMAT:
-            found.append((path, result))
+            sections.append((path, result))
     lines = [
         "# Results",
         "",
-        "Tables and figures of papers, measured again by `overt reproduce` and written by it from "
-        f"`{results.name}/*.json`, which hold every seed and setting. Do not edit: a remark on a recipe goes "
-        f"into `{results.name}/NAME.remark.md`, and is taken over here.",
+        "Tables and figures of papers, measured again by `overt reproduce`, which generates this file from "
+        f"`{results.name}/*.json`; those contain every seed and setting. Do not edit this file: put remarks "
+        f"on a recipe into `{results.name}/NAME.remark.md`, and they are copied here.",
         "",
     ]
-    for path, result in found:
+    for path, result in sections:
         lines += _section(result, path.stem.removeprefix(result["recipe"]).lstrip("-"))
         remark = path.with_suffix(".remark.md")
         if remark.exists():
             lines += [remark.read_text().strip(), ""]
-    told = {path.stem for path, _ in found}
+    measured = {path.stem for path, _ in sections}
     for path in sorted(results.glob("*.remark.md")):
         name = path.name.removesuffix(".remark.md")
-        if name not in told and name in RECIPES:  # nothing measured yet, and a reason to say why
+        if name not in measured and name in RECIPES:  # not measured yet; the remark says why
             lines += [f"## {RECIPES[name].title}", "", path.read_text().strip(), ""]
     others = [path.name for path in sorted(results.glob("*.md")) if not path.name.endswith(".remark.md")]
     others = [name for name in others if name != "RESULTS.md"]
@@ -274,7 +279,7 @@ def render(results: Path) -> Path:
 
 
 def _section(result: dict[str, Any], variant: str) -> list[str]:
-    """One result as Markdown; the variant is what its file's name adds to the recipe's."""
+    """A result as Markdown; the variant is what the name of its file adds to the recipe's name."""
     seeds = result["seeds"]
     used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
     lines = [
@@ -294,15 +299,15 @@ def _section(result: dict[str, Any], variant: str) -> list[str]:
 
 
 def show_list() -> None:
-    """Print every recipe, with what it measures and its own options."""
+    """Print every recipe, with its title, paper and options."""
     from rich.console import Console
 
     console = Console(highlight=False)
     for recipe in RECIPES.values():
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.title} [dim]({recipe.paper})[/dim]")
         for name, option in recipe.options.items():
-            console.print(f"    --{name}  {_described(option)}")
+            console.print(f"    --{name}  {_describe(option)}")
 
 
-def _described(option: Option) -> str:
+def _describe(option: Option) -> str:
     return option.help if option.default is None else f"{option.help} ({option.default})"
