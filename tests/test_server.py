@@ -870,7 +870,7 @@ def test_what_a_model_cannot_do_is_said() -> None:
     with running({"small": Served("small", small, tokenizer())}) as up:
         found = up.trace("the " * 20, model="small")
         assert found.status == 422
-        assert found.error == "the input has 22 tokens, the model has positions for 8: cut it"
+        assert found.error == "the input has 22 tokens, but the model has positions for 8: shorten it"
 
 
 # In a browser

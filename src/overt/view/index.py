@@ -21,7 +21,7 @@ from torch import Tensor
 
 from overt.tracing.capture import FUSED
 from overt.tracing.levels import averaged
-from overt.tracing.methods.method import Method, ask, methods
+from overt.tracing.methods.method import Method, methods, request_of
 from overt.tracing.options import Numbers, numbers
 from overt.tracing.result import Trace
 from overt.view.pack import pack
@@ -202,7 +202,7 @@ def _add_method(
     else:
         rows = numbers("queries", wanted.queries, len(own))
     given = method.fitting({"residual": wanted.residual, "progress": wanted.progress})
-    ask(trace.levels(), method.options_of({**given, "queries": own[rows]}))  # what is asked can be
+    request_of(trace.levels(), method.options_of({**given, "queries": own[rows]}))  # what is asked can be
     try:
         found = trace.read(method.name, own[rows], **given)[0]
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
