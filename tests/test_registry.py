@@ -150,7 +150,7 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
     run = mine.run
     for wrong, words in (
         (dataclasses.replace(mine, name="two words"), "name must be a word"),
-        (dataclasses.replace(mine, name="mean"), "name must be none that pages have"),
+        (dataclasses.replace(mine, name="mean"), "name must not be one that pages use"),
         (dataclasses.replace(mine, name="rollout"), "there is a method 'rollout' already"),
         (
             dataclasses.replace(mine, name="blankout-absolute".replace("-", "_"), reads="map"),
@@ -340,8 +340,9 @@ def test_named_methods_are_read_by_name() -> None:
 def test_nothing_that_runs_the_model_is_on_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from overt.recipes import tracing
     from overt.view.server.asks import Ask
+
+    from overt.recipes import tracing
 
     model = BY_NAME["BERT"].make()
     trace = overt.trace(model, tokens())

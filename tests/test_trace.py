@@ -144,7 +144,9 @@ def test_what_cannot_be_traced_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="torch module, got str"):
         overt.trace("bert", tokens())  # type: ignore[arg-type]
     clip = BY_NAME["CLIP"]
-    with pytest.raises(ValueError, match=r"several stacks, choose one by stack=…: 'vision_model\.enc"):
+    with pytest.raises(
+        ValueError, match=r"several stacks of attention layers, choose one with stack=…: 'vision_model\.enc"
+    ):
         overt.trace(clip.make(), inputs_of(clip))
     with pytest.raises(ValueError, match="no attention ran in 'nowhere'"):
         overt.trace(clip.make(), inputs_of(clip), stack="nowhere")

@@ -487,7 +487,7 @@ def test_files_of_others_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds a broken trace \(KeyError"):
         NodeTrace.load(file)
     trace_nodes(GATConv(5, 4), graph()).save(file)
-    with pytest.raises(ValueError, match="holds no trace of this version"):
+    with pytest.raises(ValueError, match="holds no trace that this version"):
         Trace.load(file)
 
 

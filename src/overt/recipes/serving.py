@@ -97,7 +97,8 @@ def _check_weights(place: str) -> None:
 
 def _tried(served: Served, place: str) -> Served:
     """Trace once: what cannot be traced is refused now, and compilers have run before anybody waits."""
-    from overt.view.server.asks import Ask, made
+    from overt.view.server.trace_request import TraceRequest as Ask
+    from overt.view.server.trace_request import trace_answer as made
 
     ask = Ask(served, WORDS)
     if served.kind == "image":
