@@ -1,10 +1,10 @@
-// The controls above the panes: those that the views on the screen listen to.
+// The controls above the panes: those that the visible views use.
 import { choice, element, picker, slider, tick } from "./dom.js";
 import { shown, tokenPlace } from "./words.js";
 
 const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
 
-/** Make the controls anew. One that has the focus and can be dragged stays the same element. */
+/** Rebuild the controls. A slider that has the focus stays the same element. */
 export function fillControls(viewer) {
   const made = controlsOf(viewer);
   const old = [...viewer.controls.children];
@@ -41,7 +41,7 @@ function controlsOf(viewer) {
     made.push(picker("Trace", names, String(state.trace), (value) => select({ trace: Number(value) })));
     const other = state.other === null ? "" : String(state.other);
     made.push(picker("Compare with", others, other, (value) => select({ other: value === "" ? null : Number(value) })));
-    for (const control of made) control.classList.add("last"); // on a phone, where one has to scroll for them
+    for (const control of made) control.classList.add("last"); // on a phone, where they are reached by scrolling
   }
   if (uses("method")) {
     const here = trace.methods;
@@ -62,7 +62,7 @@ function controlsOf(viewer) {
   if (uses("head") && limits.heads) made.push(headPicker(viewer));
   if (uses("query") && limits.queries > 1) made.push(tokenBox(viewer));
   if (uses("words") && [trace, traces[state.other]].some((one) => one && one.special.some(Boolean))) {
-    const title = "The scale ends at the largest weight of a word, without special tokens and the token itself";
+    const title = "The scale ends at the largest weight of a word, leaving out special tokens and the token itself";
     made.push(tick("scale by words", viewer.words, (words) => select({ words }), title));
   }
   if (uses("log")) made.push(tick("log scale", state.log, (log) => select({ log })));
@@ -78,11 +78,11 @@ function headPicker({ store, trace, limits, panes }) {
   const heads = Array.from({ length: limits.heads }, (_, i) => [String(i), String(i + 1)]);
   const value = state.head === null ? "" : String(state.head);
   const control = picker("Head", [["", "mean"], ...heads], value, (one) => store.select({ head: one === "" ? null : Number(one) }));
-  // All methods but the maps themselves are of the mean of the heads.
+  // All methods except raw use the mean of the heads.
   const listens = ({ view }) => view.controls.includes("head") && (!view.controls.includes("method") || state.method === "raw");
   if (!panes.some(listens)) {
     control.querySelector("select").disabled = true;
-    control.title = `${trace.method(state.method).title} is of the mean of the heads`;
+    control.title = `${trace.method(state.method).title} uses the mean of the heads`;
   }
   return control;
 }

@@ -3,10 +3,10 @@ import { scaled } from "./colour.js";
 import { fitted, textWidth } from "./surface.js";
 import { number, shown } from "./words.js";
 
-/** Room that `drawScale` takes. */
+/** Height of what `drawScale` draws. */
 export const SCALE_HEIGHT = 34;
 
-/** The scale of colours, with its numbers, so that a colour can be read back. */
+/** The colour scale with its numbers, so that a colour can be read as a value. */
 export function drawScale(surface, theme, scale, x, y, title, width = 160) {
   const steps = 40;
   surface.text(title, x, y + 6, { size: 11, fill: theme.soft });
@@ -86,7 +86,7 @@ export function drawToken(surface, theme, token, x, y, { width = 120, align = "l
   surface.text(text, x, y, { size, fill, align, weight: strong ? 700 : 400 });
 }
 
-/** The width that labels of some tokens want, within bounds. */
+/** The width that the labels of some tokens need, within bounds. */
 export function labelWidth(tokens, { size = 13, least = 40, most = 150 } = {}) {
   let wide = least;
   const step = Math.max(1, Math.floor(tokens.length / 300)); // a sample of a long text is enough
@@ -118,14 +118,14 @@ export function drawMessage(surface, theme, text, width, y = 60) {
   noteLines(text, width - 40, 14).forEach((line, i) => surface.text(line, width / 2, y + 22 * i, look));
 }
 
-/** Room that `drawMessage` takes from its y on. */
+/** Height of what `drawMessage` draws. */
 export function messageHeight(text, width) {
   return 22 * noteLines(text, width - 40, 14).length;
 }
 
 /**
  * The largest size among values; with the selection's `words` on, without special tokens and the query itself, which
- * often dwarf the others. What is larger then gets the strongest colour too.
+ * often dwarf the others. Larger values then get the strongest colour too.
  */
 export function peakOf(trace, values, seen, query = null) {
   let peak = 0;
@@ -140,20 +140,20 @@ export function peakOf(trace, values, seen, query = null) {
 }
 
 /**
- * Whether a view scales a trace by its words: as somebody chose, and before that where a special token would leave them
- * all pale.
+ * Whether a view scales a trace by its words: as the reader chose; by default, if a special token would leave them all
+ * pale.
  */
 export function scaledByWords(view, trace, { words }) {
   return words ?? Boolean(view.byWords && trace.drowned);
 }
 
-/** Where the scale is that of the words: why, and what becomes of the rest. Else nothing. */
+/** If the scale is that of the words: why, and how larger values are drawn. Otherwise empty. */
 export function wordsNote(trace, seen) {
   const query = trace.source + seen.query;
-  // Without a word there is nothing to scale by, and `peakOf` takes all tokens.
+  // Without words there is nothing to scale by, and `peakOf` uses all tokens.
   const has = (wanted) => trace.special.some((special, i) => Boolean(special) === wanted && (wanted || i !== query));
   if (!seen.words || !has(true) || !has(false)) return "";
-  const rest = "what is larger is drawn like the scale’s end";
+  const rest = "larger values are drawn like the end of the scale";
   if (!trace.drowned) return `Scaled by words: ${rest}.`;
   const { method, token, special, word } = trace.drowned;
   const main = trace.source + trace.main;
