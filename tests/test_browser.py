@@ -355,7 +355,9 @@ def test_a_tab_without_data_offers_the_traces_that_have_some(opened: Opener) -> 
     settle(shown)
     assert shown.evaluate(OFFERS) == [[hostile, "again"]]
     assert shown.inner_text(".offers p") == "These traces on the page have data for Evolution:"
-    assert "no parts: trace an evolving model with overt.trace(…, parts=True)" in texts(shown), "and how to have some"
+    assert "no parts: trace an evolving model with overt.trace(…, parts=True)" in texts(shown), (
+        "and how to have some"
+    )
     assert shown.evaluate(OVERFLOW) <= 0
     shown.click(".offers button >> nth=1")
     settle(shown)

@@ -759,7 +759,7 @@ def test_a_target_that_is_none_stops_the_page() -> None:
     trace = overt.trace(model, torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="target must lie in 0 to 1"):
         trace.html(target=99, unk=0, importances="auto")
-    with pytest.raises(ValueError, match="importances=True has them"):
+    with pytest.raises(ValueError, match="importances=True includes them"):
         trace.html(target=1, unk=0)
     [entry] = trace.html(target=1, unk=0, importances=True).index["traces"]
     assert {one["target"] for one in entry["importances"]} == {"“LABEL_1”"}

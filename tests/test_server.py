@@ -231,7 +231,7 @@ def test_decoders_are_fed_or_write_themselves(up: Running) -> None:
     assert fed.status == 200, fed.body
     assert "lies" in json.dumps(fed.json["index"])
     assert up.trace("the key", model="bart", methods=["raw"]).status == 200
-    assert up.trace("the key", decoder="key").error == "model 'bert' has no decoder to feed"
+    assert up.trace("the key", decoder="key").error == "model 'bert' has no decoder that takes a text"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
@@ -472,8 +472,8 @@ def test_an_answer_that_takes_too_long_is_given_up(
         (b"null", 400, "must be a JSON object, got null"),
         (b"[" * 200_000, 400, "must be JSON|nested too deep"),
         (b'{"a":' * 100_000, 400, "must be JSON|nested too deep"),
-        (b'{"text": ' + b"9" * 100_000 + b"}", 400, "number without end"),
-        (b'{"model": "bert", "text": NaN}', 400, "NaN is no number"),
+        (b'{"text": ' + b"9" * 100_000 + b"}", 400, "number that is too long"),
+        (b'{"model": "bert", "text": NaN}', 400, "NaN is not a JSON number"),
         (b'{"model": "bert", "text": 1e999}', 400, "text must be a string, got a number"),
         (b'{"model": "bert", "text": true}', 400, "text must be a string, got a truth value"),
         (b'{"model": "bert", "text": ["a"]}', 400, "text must be a string, got a list"),
@@ -762,7 +762,7 @@ def test_hosts_are_read_whole_or_not_at_all(header: str, host: str | None) -> No
 def test_other_origins_are_refused(up: Running, headers: dict[str, str]) -> None:
     body = json.dumps({"model": "bert", "text": "the key"})
     found = up.ask("POST", "/api/trace", body, {**JSON, **headers})
-    assert (found.status, found.error) == (403, "requests from pages of other origins are not answered")
+    assert (found.status, found.error) == (403, "requests from pages of other origins are refused")
     ours = {"Origin": f"http://127.0.0.1:{up.port}", "Sec-Fetch-Site": "same-origin"}
     assert up.ask("POST", "/api/trace", body, {**JSON, **ours}).status == 200
 
@@ -1038,7 +1038,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
             match=rf"cannot listen on --host 127.0.0.1 --port {port} \(address .*\): choose another",
         ):
             recipe.run(["./nowhere"], port=port)
-    with pytest.raises(OSError, match="is no address of this machine"):
+    with pytest.raises(OSError, match="is not an address of this machine"):
         bound("no such host", 1)
 
 
@@ -1070,11 +1070,11 @@ COMMAND = """
 import sys, time
 import overt.view.server as server
 from overt.recipes.serving import run
-real = server.made
-def slow(ask, limits, wanted):
+real = server.trace_answer
+def slow(request, limits, wanted):
     time.sleep(1)
-    return real(ask, limits, wanted)
-server.made = slow
+    return real(request, limits, wanted)
+server.trace_answer = slow
 run([sys.argv[1]], port=0)
 """
 

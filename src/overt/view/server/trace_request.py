@@ -151,7 +151,7 @@ def _kind(value: Any) -> str:
 def _check_known(given_fields: Mapping[str, Any], fields: tuple[str, ...]) -> None:
     for name in given_fields:
         if name not in fields:
-            raise RefusedError(400, f"there is no field {_shown(name)}; fields are: {', '.join(fields)}")
+            raise RefusedError(400, f"there is no field {_shown(name)}; fields: {', '.join(fields)}")
 
 
 def _shown(value: str) -> str:
@@ -166,7 +166,7 @@ def _served(name: Any, models: Mapping[str, Served]) -> Served:
         raise RefusedError(400, f"model must be a string, got {_kind(name)}")
     # Only a lookup among the models given at start: a name is not a path, and nothing is loaded here.
     if name not in models:
-        raise RefusedError(404, f"there is no model {_shown(name)} here; models are: {', '.join(models)}")
+        raise RefusedError(404, f"there is no model {_shown(name)} here; models: {', '.join(models)}")
     return models[name]
 
 

@@ -22,8 +22,8 @@ const crossKept = new WeakMap();
  * token its line and its box: `{ line, x, wide }`.
  */
 export function crossLines(trace, width) {
-  const kept = crossKept.get(trace);
-  if (kept && kept.width === width) return kept.lines;
+  const cached = crossKept.get(trace);
+  if (cached && cached.width === width) return cached.lines;
   const room = Math.max(width - 2 * CROSS_PAD, 80);
   const widths = new Map(); // words recur
   const boxes = new Array(trace.tokens.length);
@@ -117,12 +117,12 @@ function crossAligned(trace, seen) {
     return { field: field && crossCut(field, trace.source), map: 0, title, note: `${trace.measure(method)}, layer ${layer + 1}` };
   }
   const head = method === "raw" ? seen.head : null;
-  const found = trace.map("cross", layer, head);
-  const said = head === null ? "mean of heads" : `head ${head + 1}`;
+  const cross = trace.map("cross", layer, head);
+  const headName = head === null ? "mean of heads" : `head ${head + 1}`;
   const why = method === "raw" ? "" : ` (the page has ${trace.method(method).title} for some tokens only)`;
-  const title = `${trace.mapsTitle ? `${trace.mapsTitle}, the source’s part` : "attention to the source"}, layer ${layer + 1}, ${said}${why}`;
-  const note = `${trace.mapsTitle ? `${trace.mapsTitle}, ` : ""}layer ${layer + 1}, ${said}`;
-  return { field: found && found.field, map: found ? found.map : 0, title, note };
+  const title = `${trace.mapsTitle ? `${trace.mapsTitle}, the source’s part` : "attention to the source"}, layer ${layer + 1}, ${headName}${why}`;
+  const note = `${trace.mapsTitle ? `${trace.mapsTitle}, ` : ""}layer ${layer + 1}, ${headName}`;
+  return { field: cross && cross.field, map: cross ? cross.map : 0, title, note };
 }
 
 const crossScreens = new WeakMap();
@@ -305,11 +305,11 @@ function crossDrawCurves({ surface, trace, seen, theme, layout, values, scale, t
   const most = strongest(values.subarray(0, trace.source), CROSS_CURVES);
   if (!most.length) return;
   const peak = Math.abs(most[0].value);
-  const kept = most.filter((one) => Math.abs(one.value) >= CROSS_FAINTEST * peak && one.token !== pointed).reverse();
-  if (pointed !== null && values[pointed]) kept.push({ token: pointed, value: values[pointed] });
+  const curves = most.filter((one) => Math.abs(one.value) >= CROSS_FAINTEST * peak && one.token !== pointed).reverse();
+  if (pointed !== null && values[pointed]) curves.push({ token: pointed, value: values[pointed] });
   const from = crossBox(trace, layout, trace.source + seen.query);
   const start = [from.x + from.wide / 2, from.y];
-  for (const { token, value } of kept) {
+  for (const { token, value } of curves) {
     const box = crossBox(trace, layout, token);
     const end = [box.x + box.wide / 2, box.y + CROSS_BOX];
     if (end[1] > bottom || start[1] < top) continue;

@@ -74,12 +74,12 @@ export class TraceData {
     const about = list && list[layer];
     if (!about) return null;
     const key = `${name}/${layer}`;
-    const found = this.fields.get(key);
-    if (found) {
-      found.read = true;
+    const unpacked = this.fields.get(key);
+    if (unpacked) {
+      unpacked.read = true;
       this.fields.delete(key); // the most recently used goes last
-      this.fields.set(key, found);
-      return found;
+      this.fields.set(key, unpacked);
+      return unpacked;
     }
     const cells = about.shape.reduce((product, size) => product * size, 1);
     const room = !this.waiting.size || this.coming + cells <= MOST_COMING;
@@ -115,8 +115,8 @@ export class TraceData {
   async fetched(name, layer) {
     const key = `${name}/${layer}`;
     for (;;) {
-      const found = this.field(name, layer);
-      if (found || this.unreadable.has(key) || !this.waiting.size) return found;
+      const field = this.field(name, layer);
+      if (field || this.unreadable.has(key) || !this.waiting.size) return field;
       await (this.waiting.get(key) || Promise.race(this.waiting.values()));
     }
   }
@@ -184,21 +184,21 @@ export class TraceData {
    */
   row(method, layer, query, head = null) {
     const key = `${method}/${layer}/${query}/${head}`;
-    let found = this.rows.get(key);
-    if (found) {
+    let row = this.rows.get(key);
+    if (row) {
       this.rows.delete(key);
     } else {
-      found = this.unpackedRow(method, layer, query, head);
-      if (!found || !found.values) return found;
-      this.rowValues += found.values.length;
+      row = this.unpackedRow(method, layer, query, head);
+      if (!row || !row.values) return row;
+      this.rowValues += row.values.length;
       for (const [old, { values }] of this.rows) {
         if (this.rowValues <= MOST_ROWS) break;
         this.rows.delete(old);
         this.rowValues -= values.length;
       }
     }
-    this.rows.set(key, found);
-    return found;
+    this.rows.set(key, row);
+    return row;
   }
 
   unpackedRow(method, layer, query, head) {

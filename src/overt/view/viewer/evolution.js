@@ -58,8 +58,8 @@ function evolutionFound(trace, seen) {
   });
 }
 
-function evolutionHas(trace, asked) {
-  const group = trace.groups.includes(asked) ? asked : "";
+function evolutionHas(trace, requested) {
+  const group = trace.groups.includes(requested) ? requested : "";
   return trace.has(`${evolutionPrefix(group)}part attention`);
 }
 
@@ -248,8 +248,8 @@ export function evolutionKeys(found, row, group, count) {
   const sizes = Float32Array.from({ length: wide }, (_, j) => most(j));
   const order = Array.from(sizes.keys()).filter((j) => sizes[j] > 0);
   order.sort((a, b) => sizes[b] - sizes[a] || a - b);
-  const kept = order.slice(0, count).sort((a, b) => a - b);
-  return kept.map((j) => ({ token: group.columns[0] + j, values: lines.map((line) => line && line[j]) }));
+  const largest = order.slice(0, count).sort((a, b) => a - b);
+  return largest.map((j) => ({ token: group.columns[0] + j, values: lines.map((line) => line && line[j]) }));
 }
 
 function evolutionBars({ surface, trace, seen, theme, top, bottom }, layout, found) {

@@ -38,13 +38,13 @@ export class Field {
   row(map, row) {
     const line = map * this.rows + row;
     const start = line * this.columns;
-    const found = new Float32Array(this.columns);
+    const values = new Float32Array(this.columns);
     const scale = this.scales[line];
     for (let j = 0; j < this.columns; j++) {
       const size = scale * this.sizes[this.codes[start + j]];
-      found[j] = this.signs && this.signs[start + j] ? -size : size;
+      values[j] = this.signs && this.signs[start + j] ? -size : size;
     }
-    return found;
+    return values;
   }
 
   /** The share of a row's mass that was dropped. */

@@ -102,7 +102,7 @@ function graphMatrices(trace, seen, layout, top, bottom) {
   const all = trace.queries * trace.layers <= GRAPH_FREE;
   const begin = all ? 0 : Math.max(first - trace.source, 0);
   const end = all ? trace.queries : Math.max(last - trace.source, 0);
-  const found = new GraphEdges(trace.layers);
+  const edgeSet = new GraphEdges(trace.layers);
   let missing = null;
   for (let layer = 0; layer < trace.layers; layer++) {
     for (let query = begin; query < end; query++) {
@@ -112,22 +112,22 @@ function graphMatrices(trace, seen, layout, top, bottom) {
         missing = row.missing;
         continue;
       }
-      found.total += row.count;
+      edgeSet.total += row.count;
       const from = trace.source + query;
       for (let i = 0; i < row.tokens.length; i++) {
         const value = row.values[i];
         const size = Math.abs(value);
-        if (size < found.floor(layer)) break;
+        if (size < edgeSet.floor(layer)) break;
         const to = row.tokens[i];
         if ((from < first && to < first) || (from >= last && to >= last)) {
-          found.total--; // no part of it is on the screen
+          edgeSet.total--; // no part of it is on the screen
           continue;
         }
-        found.add({ size, value, layer, from, to });
+        edgeSet.add({ size, value, layer, from, to });
       }
     }
   }
-  return { edges: found.rising(), total: found.total, missing, few: !all };
+  return { edges: edgeSet.rising(), total: edgeSet.total, missing, few: !all };
 }
 
 /** Edges to draw: `{ edges, total, top, missing?, paths?, straight? }`, weakest first. */
@@ -212,11 +212,11 @@ export const graphView = {
 
   draw({ surface, trace, seen, state, theme, width, top, bottom }) {
     const layout = graphLayout(trace, width);
-    const found = graphEdges(trace, seen, layout, top, bottom);
+    const edgeSet = graphEdges(trace, seen, layout, top, bottom);
     const totals = graphTotals(trace, seen);
-    const signed = found.edges.some((edge) => edge.value < 0);
-    const scene = { surface, trace, seen, state, theme, layout, found, totals, top, bottom };
-    scene.scale = graphScale(theme, found.top, seen, signed, seen.picked && !found.straight);
+    const signed = edgeSet.edges.some((edge) => edge.value < 0);
+    const scene = { surface, trace, seen, state, theme, layout, edgeSet, totals, top, bottom };
+    scene.scale = graphScale(theme, edgeSet.top, seen, signed, seen.picked && !edgeSet.straight);
     scene.screen = graphScreen(trace, layout, top, bottom);
     drawGraphRails(scene);
     drawGraphEdges(scene);
@@ -287,22 +287,22 @@ function drawGraphBands({ surface, trace, seen, theme, layout, screen: [first, l
   if (token >= first && token < last) surface.rect(4.5, y(token) - row / 2 + 1.5, wide, row - 3, line);
 }
 
-function drawGraphEdges({ surface, layout, found, scale, top, bottom }) {
+function drawGraphEdges({ surface, layout, edgeSet, scale, top, bottom }) {
   const { x, y } = layout;
-  for (const { value, layer, from, to } of found.edges) {
+  for (const { value, layer, from, to } of edgeSet.edges) {
     const [above, below] = [y(from), y(to)];
     if ((above < top && below < top) || (above > bottom && below > bottom)) continue;
     const strength = scale.strength(value);
     if (strength < 0.002) continue; // the colour of the paper
     // As if the weight were its opacity, but without dark spots where many lines overlap.
     const look = { stroke: scale.css(value), line: 0.7 + 1.6 * strength };
-    if (found.straight) surface.line(x(layer + 1), above, x(0), below, look);
+    if (edgeSet.straight) surface.line(x(layer + 1), above, x(0), below, look);
     else surface.curve(x(layer + 1), above, x(layer), below, look);
   }
 }
 
 function drawGraphNodes(scene) {
-  const { surface, trace, seen, theme, layout, found, scale, screen: [first, last] } = scene;
+  const { surface, trace, seen, theme, layout, edgeSet, scale, screen: [first, last] } = scene;
   const { x, y, row } = layout;
   const near = Math.min(layout.step / 2, 18);
   const plain = { fill: theme.soft, opacity: seen.picked ? 0.3 : 0.75 };
@@ -313,7 +313,7 @@ function drawGraphNodes(scene) {
     for (let column = 0; column <= (query < 0 ? 0 : trace.layers); column++) {
       const layer = column - 1;
       const chosen = query === seen.query && layer === seen.layer;
-      const got = !found.paths || layer > seen.layer ? 0 : found.paths.reach[column][i];
+      const got = !edgeSet.paths || layer > seen.layer ? 0 : edgeSet.paths.reach[column][i];
       // Paper around what is marked, so that it stands out from the lines.
       if (chosen || i === seen.token) surface.circle(x(column), y(i), 7.5, { fill: theme.paper });
       if (chosen) surface.circle(x(column), y(i), 5, ring);
@@ -353,7 +353,7 @@ class GraphNode {
   }
 
   get tip() {
-    const { token, layer, scene: { trace, seen, found } } = this;
+    const { token, layer, scene: { trace, seen, edgeSet } } = this;
     const name = shown(trace.tokens[token], 120);
     const place = tokenPlace(trace, token);
     if (layer < 0) return `${name}\n${place}, input`;
@@ -370,8 +370,8 @@ class GraphNode {
       const best = totals && totals.values && (graphStrongest(trace, totals.values, 3) || "nothing");
       if (best) lines.push(`${graphMeasure(trace, own)}: ${best}`);
     }
-    if (found.paths && layer < seen.layer) {
-      const got = weightWords(found.paths.reach[layer + 1][token]);
+    if (edgeSet.paths && layer < seen.layer) {
+      const got = weightWords(edgeSet.paths.reach[layer + 1][token]);
       lines.push(`passing through here from ${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}: ${got}`);
     }
     return lines.join("\n");
@@ -422,7 +422,7 @@ function graphShort(value) {
 }
 
 /** The scale, and a description of what is drawn. */
-function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }) {
+function drawGraphTop({ surface, trace, seen, theme, layout, edgeSet, scale, top }) {
   if (top > GRAPH_TOP) return;
   const node = `${graphQuoted(trace, trace.source + seen.query, 14)}, layer ${seen.layer + 1}`;
   const title = fitted(graphTitle(trace, seen, node), layout.width - 2 * GRAPH_PAD, 11);
@@ -434,7 +434,7 @@ function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }
   const lines = `Lines between two columns show ${name} at the layer of the right one.`;
   const by = seen.method === "raw" ? "weights multiplied along the way" : `by ${name}`;
   let text = `${lines} Point at a node, or click it, for its ${paths ? "paths" : "lines"} to the input.`;
-  if (found.straight) text = `The ${name} of ${node}, to each input token. Esc releases it.`;
+  if (edgeSet.straight) text = `The ${name} of ${node}, to each input token. Esc releases it.`;
   else if (seen.picked) text = `The paths of ${node}, down to the input, ${by}. Esc releases it.`;
   const look = { size: 11, fill: theme.soft };
   noteLines(text, room, 11).slice(0, 3).forEach((line, i) => surface.text(line, from, 12 + 14 * i, look));
@@ -468,18 +468,18 @@ function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
 }
 
 /** Notes at the bottom of the screen: what is not drawn, or not to scale, and why. */
-function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
-  const notes = [found.missing, wordsNote(trace, seen)].filter(Boolean);
+function drawGraphFoot({ surface, trace, seen, theme, layout, edgeSet, bottom }) {
+  const notes = [edgeSet.missing, wordsNote(trace, seen)].filter(Boolean);
   const { title, value } = trace.method(seen.method);
-  if (found.straight && !found.missing) notes.push(`${title} is not a sum over paths: its ${value}s are drawn straight to the input`);
-  const through = found.paths && trace.source && trace.groups.includes("encoder");
-  if (found.paths && trace.source && seen.method === "raw" && !trace.about.joint) {
+  if (edgeSet.straight && !edgeSet.missing) notes.push(`${title} is not a sum over paths: its ${value}s are drawn straight to the input`);
+  const through = edgeSet.paths && trace.source && trace.groups.includes("encoder");
+  if (edgeSet.paths && trace.source && seen.method === "raw" && !trace.about.joint) {
     notes.push("cross-attention comes last, and without a residual it passes nothing on from the target; rollout, which has one, does");
   }
   if (through) notes.push("the bars of the source tokens show what reaches them through the encoder");
-  if (found.total > found.edges.length) {
-    const where = found.few ? " from the tokens on the screen" : "";
-    notes.push(`${graphCount(found.edges.length)} of ${graphCount(found.total)} edges${where}, strongest first`);
+  if (edgeSet.total > edgeSet.edges.length) {
+    const where = edgeSet.few ? " from the tokens on the screen" : "";
+    notes.push(`${graphCount(edgeSet.edges.length)} of ${graphCount(edgeSet.total)} edges${where}, strongest first`);
   }
   if (!notes.length) return;
   const lines = notes.flatMap((note) => noteLines(note, (layout.over ? 350 : layout.width) - 2 * GRAPH_PAD, 11));

@@ -81,10 +81,10 @@ function graphHeldFor(trace) {
   return held;
 }
 
-function graphKeep(map, most, key, made) {
+function graphKeep(map, most, key, value) {
   if (map.size >= most) map.clear();
-  map.set(key, made);
-  return made;
+  map.set(key, value);
+  return value;
 }
 
 /**
@@ -99,18 +99,18 @@ export function graphRow(trace, method, layer, query, head = null) {
   const row = trace.row(method, layer, query, method === "raw" ? head : null);
   if (!row || row.missing) return row;
   const { values: all } = row;
-  const found = [];
-  for (let token = 0; token < all.length; token++) if (all[token] !== 0) found.push(token);
-  let best = found;
-  if (found.length > GRAPH_ROW_KEPT) {
-    const sizes = Float32Array.from(found, (token) => Math.abs(all[token])).sort();
-    const floor = sizes[found.length - GRAPH_ROW_KEPT];
-    best = found.filter((token) => Math.abs(all[token]) >= floor);
+  const nonzero = [];
+  for (let token = 0; token < all.length; token++) if (all[token] !== 0) nonzero.push(token);
+  let best = nonzero;
+  if (nonzero.length > GRAPH_ROW_KEPT) {
+    const sizes = Float32Array.from(nonzero, (token) => Math.abs(all[token])).sort();
+    const floor = sizes[nonzero.length - GRAPH_ROW_KEPT];
+    best = nonzero.filter((token) => Math.abs(all[token]) >= floor);
   }
   best.sort((a, b) => Math.abs(all[b]) - Math.abs(all[a]));
   const tokens = Uint32Array.from(best.slice(0, GRAPH_ROW_KEPT));
   const values = Float32Array.from(tokens, (token) => all[token]);
-  return graphKeep(rows, GRAPH_ROWS_HELD, key, { tokens, values, count: found.length });
+  return graphKeep(rows, GRAPH_ROWS_HELD, key, { tokens, values, count: nonzero.length });
 }
 
 /** Number of cells that a node's paths may run through: the cost of finding them. */

@@ -153,9 +153,9 @@ export const headsView = {
 
 function headsDrawMap({ surface, trace, seen, state, theme, width, top, bottom }, layout, shift) {
   const { facts, map, matrix, size } = layout;
-  const found = trace.map(seen.group, seen.layer, seen.head);
-  const field = found && found.field;
-  const peak = field ? matrixPeak(trace, field, found.map, seen, facts.rows, facts.columns) : 1;
+  const chosen = trace.map(seen.group, seen.layer, seen.head);
+  const field = chosen && chosen.field;
+  const peak = field ? matrixPeak(trace, field, chosen.map, seen, facts.rows, facts.columns) : 1;
   const scale = matrixScale(theme, peak, [field], seen);
   const y = map.y + shift;
   const wide = Math.min(220, Math.max(matrix.width - 20, 120));
@@ -164,7 +164,7 @@ function headsDrawMap({ surface, trace, seen, state, theme, width, top, bottom }
   const title = `layer ${seen.layer + 1}, ${headsName(seen.head)}`;
   const broken = field && field.broken ? ` · ${field.broken} cells of this layer were NaN or infinite and count as 0` : "";
   const place = { ...matrix, cell: size.cell, x: map.x, y: y + HEADS_ABOVE, top, bottom };
-  const picture = { field, map: found ? found.map : 0, scale, title: title + broken, note: `${headsMaps(trace)}${title}` };
+  const picture = { field, map: chosen ? chosen.map : 0, scale, title: title + broken, note: `${headsMaps(trace)}${title}` };
   drawMatrix(surface, { ...place, ...picture, theme, seen, state });
 }
 

@@ -40,8 +40,8 @@ export function imageSize({ grid: [rows, columns], image }) {
 
 /** The layout for a given width. */
 function imageLayout(trace, width) {
-  const kept = imagePlaces.get(trace);
-  if (kept && kept.width === width) return kept;
+  const cached = imagePlaces.get(trace);
+  if (cached && cached.width === width) return cached;
   const { first, stop } = imagePatches(trace);
   const size = imageSize(trace.about);
   const room = Math.max(width - 2 * IMAGE_EDGE, 160);
@@ -79,9 +79,9 @@ function imageLayout(trace, width) {
   }));
   const last = smalls[smalls.length - 1];
   const height = Math.max(under, last.y + tall) + 16;
-  const found = { width, beside, size, chips, start, large, under, smalls, height };
-  imagePlaces.set(trace, found);
-  return found;
+  const layout = { width, beside, size, chips, start, large, under, smalls, height };
+  imagePlaces.set(trace, layout);
+  return layout;
 }
 
 /** Number of small pictures in a line, and their width: as large as fits the height, but not too small. */
@@ -296,15 +296,15 @@ function imageDrawPatches({ surface, trace, theme, scale, seen, head, picture, s
 
 /** Weights as pixels, one for each patch. */
 function imageCover(trace, key, values, scale, opacity) {
-  let kept = imageCovers.get(trace);
-  if (!kept) imageCovers.set(trace, (kept = new Map()));
-  if (kept.has(key)) return kept.get(key);
+  let cache = imageCovers.get(trace);
+  if (!cache) imageCovers.set(trace, (cache = new Map()));
+  if (cache.has(key)) return cache.get(key);
   const { first, rows, columns } = imagePatches(trace);
   const data = new Uint8ClampedArray(4 * rows * columns);
   for (let i = 0; i < rows * columns; i++) data.set([...scale.rgb(values[first + i]), Math.round(255 * opacity)], 4 * i);
-  if (kept.size > 256) kept.clear();
+  if (cache.size > 256) cache.clear();
   const pixels = { width: columns, height: rows, data };
-  kept.set(key, pixels);
+  cache.set(key, pixels);
   return pixels;
 }
 
@@ -312,35 +312,35 @@ function imageCover(trace, key, values, scale, opacity) {
 function imageOf(trace, redraw) {
   const source = trace.about.picture;
   if (typeof source !== "string" || !source.startsWith("data:image/") || typeof Image === "undefined") return null;
-  let kept = imageElements.get(trace);
-  if (!kept) {
-    kept = { element: new Image(), ready: false, waiting: new Set(), grey: undefined };
-    imageElements.set(trace, kept);
-    kept.element.onload = () => {
-      kept.ready = true;
-      for (const one of kept.waiting) one();
-      kept.waiting.clear();
+  let loaded = imageElements.get(trace);
+  if (!loaded) {
+    loaded = { element: new Image(), ready: false, waiting: new Set(), grey: undefined };
+    imageElements.set(trace, loaded);
+    loaded.element.onload = () => {
+      loaded.ready = true;
+      for (const one of loaded.waiting) one();
+      loaded.waiting.clear();
     };
-    kept.element.src = source;
+    loaded.element.src = source;
   }
-  if (!kept.ready) kept.waiting.add(redraw);
-  return kept.ready ? kept : null;
+  if (!loaded.ready) loaded.waiting.add(redraw);
+  return loaded.ready ? loaded : null;
 }
 
 /** The picture in grey as pixels, computed once; null if there is no canvas. */
-function imageGrey(kept) {
-  if (kept.grey !== undefined || typeof document === "undefined") return kept.grey || null;
-  const { naturalWidth, naturalHeight } = kept.element;
+function imageGrey(loaded) {
+  if (loaded.grey !== undefined || typeof document === "undefined") return loaded.grey || null;
+  const { naturalWidth, naturalHeight } = loaded.element;
   const shrink = Math.min(1, IMAGE_SHARPEST / Math.max(naturalWidth, naturalHeight, 1));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(naturalWidth * shrink));
   canvas.height = Math.max(1, Math.round(naturalHeight * shrink));
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(kept.element, 0, 0, canvas.width, canvas.height);
+  context.drawImage(loaded.element, 0, 0, canvas.width, canvas.height);
   const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
   for (let i = 0; i < data.length; i += 4) {
     const light = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
     data.fill(128 + IMAGE_CONTRAST * (light - 128), i, i + 3);
   }
-  return (kept.grey = { width: canvas.width, height: canvas.height, data });
+  return (loaded.grey = { width: canvas.width, height: canvas.height, data });
 }

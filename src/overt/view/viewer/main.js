@@ -217,17 +217,17 @@ class Viewer {
   /** Create the panes for the state; existing ones are reused. */
   arrange() {
     const { state } = this.store;
-    const wanted = [[state.view, state.trace]];
-    if (state.other !== null) wanted.push([state.view, state.other]);
-    if (state.beside) wanted.push([state.beside, state.trace]);
-    const key = wanted.map((one) => one.join("/")).join(" ");
+    const arrangement = [[state.view, state.trace]];
+    if (state.other !== null) arrangement.push([state.view, state.other]);
+    if (state.beside) arrangement.push([state.beside, state.trace]);
+    const key = arrangement.map((one) => one.join("/")).join(" ");
     if (key !== this.arranged) {
       this.arranged = key;
       const old = this.panes;
-      this.panes = wanted.map(([id, number_]) => {
+      this.panes = arrangement.map(([id, number_]) => {
         const trace = this.traces[number_];
-        const kept = old.find((pane) => pane.view.id === id && pane.trace === trace);
-        if (kept) return kept;
+        const existing = old.find((pane) => pane.view.id === id && pane.trace === trace);
+        if (existing) return existing;
         const view = VIEWS.find((one) => one.id === id);
         const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
         return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id, this.offers(view, trace));
@@ -245,8 +245,8 @@ class Viewer {
   /** If a trace has no data for a view, the traces on the page that do. */
   offers(view, trace) {
     if (view.applies(trace) === true) return [];
-    const having = this.traces.map((one, at) => ({ one, at })).filter(({ one }) => view.applies(one) === true);
-    return having.map(({ one, at }) => ({ name: shown(one.name, 60), show: (pane) => this.show(pane, at) }));
+    const traces = this.traces.map((one, at) => ({ one, at })).filter(({ one }) => view.applies(one) === true);
+    return traces.map(({ one, at }) => ({ name: shown(one.name, 60), show: (pane) => this.show(pane, at) }));
   }
 
   /** Show another trace in a pane: on its side of a comparison, or else in all panes. */
@@ -384,8 +384,8 @@ function fileName(text) {
 
 function remembered(key) {
   try {
-    const found = localStorage.getItem(key);
-    return ["auto", "light", "dark"].includes(found) ? found : null;
+    const stored = localStorage.getItem(key);
+    return ["auto", "light", "dark"].includes(stored) ? stored : null;
   } catch {
     return null; // pages in frames and on disk may have no storage
   }

@@ -19,11 +19,11 @@ const matrixLabels = new WeakMap();
 
 /** The width that the labels of some tokens of a trace need; measured once. */
 function matrixLabelWidth(trace, [start, stop], size, most) {
-  let kept = matrixLabels.get(trace);
-  if (!kept) matrixLabels.set(trace, (kept = new Map()));
+  let cache = matrixLabels.get(trace);
+  if (!cache) matrixLabels.set(trace, (cache = new Map()));
   const key = `${start}/${stop}/${size}/${most}`;
-  if (!kept.has(key)) kept.set(key, Math.ceil(labelWidth(trace.tokens.slice(start, stop), { size, least: 24, most })));
-  return kept.get(key);
+  if (!cache.has(key)) cache.set(key, Math.ceil(labelWidth(trace.tokens.slice(start, stop), { size, least: 24, most })));
+  return cache.get(key);
 }
 
 /** The largest share that a row may leave out, where its bars end; 0 if the page has everything. */
@@ -44,9 +44,9 @@ const matrixPeaks = new WeakMap();
 /** The largest weight of a map; with the selection's `words` on, between different words. */
 export function matrixPeak(trace, field, map, seen, rows, columns) {
   if (!seen.words) return field.peak(map);
-  let kept = matrixPeaks.get(field);
-  if (!kept) matrixPeaks.set(field, (kept = new Map()));
-  if (kept.has(map)) return kept.get(map);
+  let cache = matrixPeaks.get(field);
+  if (!cache) matrixPeaks.set(field, (cache = new Map()));
+  if (cache.has(map)) return cache.get(map);
   let peak = 0;
   for (let i = 0; i < field.rows; i++) {
     if (trace.special[rows[0] + i]) continue;
@@ -56,8 +56,8 @@ export function matrixPeak(trace, field, map, seen, rows, columns) {
       if (!trace.special[token] && token !== rows[0] + i && Math.abs(values[j]) > peak) peak = Math.abs(values[j]);
     }
   }
-  kept.set(map, peak || field.peak(map));
-  return kept.get(map);
+  cache.set(map, peak || field.peak(map));
+  return cache.get(map);
 }
 
 /**
@@ -246,11 +246,11 @@ function matrixCross(surface, theme, left, under, { cell, mapWidth, mapHeight },
 /** The labels that have room, and those that must be shown. */
 function matrixThinned(first, last, cell, musts) {
   const step = Math.max(1, Math.ceil(MATRIX_APART / cell - 0.25));
-  const kept = musts.filter((one, i) => one !== null && one >= first && one < last && musts.indexOf(one) === i);
-  const free = (i) => step === 1 || kept.every((one) => Math.abs(one - i) * cell >= MATRIX_APART);
-  const found = [];
-  for (let i = Math.ceil(first / step) * step; i < last; i += step) if (!kept.includes(i) && free(i)) found.push(i);
-  return [...found, ...kept];
+  const required = musts.filter((one, i) => one !== null && one >= first && one < last && musts.indexOf(one) === i);
+  const free = (i) => step === 1 || required.every((one) => Math.abs(one - i) * cell >= MATRIX_APART);
+  const others = [];
+  for (let i = Math.ceil(first / step) * step; i < last; i += step) if (!required.includes(i) && free(i)) others.push(i);
+  return [...others, ...required];
 }
 
 function matrixFont(cell) {
@@ -324,11 +324,11 @@ export function thumbBudget(surface) {
  * field, so that a grid may have more layers than are held at a time.
  */
 export function thumbOf(trace, { name, layer, map, theme, seen, rows, columns, budget }) {
-  let kept = thumbs.get(trace);
-  if (!kept) thumbs.set(trace, (kept = new Map()));
+  let cache = thumbs.get(trace);
+  if (!cache) thumbs.set(trace, (cache = new Map()));
   const key = `${name}/${layer}/${map}/${theme.dark}/${Boolean(seen.log)}/${Boolean(seen.words)}`;
-  const found = kept.get(key);
-  if (found) return found;
+  const cached = cache.get(key);
+  if (cached) return cached;
   if (budget.left <= 0) {
     budget.more = true;
     return null;
@@ -340,10 +340,10 @@ export function thumbOf(trace, { name, layer, map, theme, seen, rows, columns, b
   if (!field) return null;
   budget.left -= field.rows * field.columns + 1e4;
   const peak = matrixPeak(trace, field, map, seen, rows, columns);
-  const made = { pixels: mapPixels(field, map, matrixScale(theme, peak, [field], seen), THUMB_PIXELS), peak };
-  if (kept.size >= THUMB_KEPT) kept.delete(kept.keys().next().value);
-  kept.set(key, made);
-  return made;
+  const thumb = { pixels: mapPixels(field, map, matrixScale(theme, peak, [field], seen), THUMB_PIXELS), peak };
+  if (cache.size >= THUMB_KEPT) cache.delete(cache.keys().next().value);
+  cache.set(key, thumb);
+  return thumb;
 }
 
 /** What the thumbnails' colours mean, in words. */

@@ -35,13 +35,13 @@ function nodesLabel(label) {
 const nodesKept = new WeakMap();
 
 function nodesOnce(trace, key, make) {
-  let kept = nodesKept.get(trace);
-  if (!kept) nodesKept.set(trace, (kept = new Map()));
-  if (!kept.has(key)) {
-    if (kept.size > 40) kept.clear(); // after a pane was resized through many widths
-    kept.set(key, make());
+  let cache = nodesKept.get(trace);
+  if (!cache) nodesKept.set(trace, (cache = new Map()));
+  if (!cache.has(key)) {
+    if (cache.size > 40) cache.clear(); // after a pane was resized through many widths
+    cache.set(key, make());
   }
-  return kept.get(key);
+  return cache.get(key);
 }
 
 function nodesMethod(trace, seen) {
@@ -271,14 +271,14 @@ export const nodesView = {
 
   describe({ trace, seen }) {
     const about = trace.about.nodes;
-    const found = nodesById(trace).get(seen.node);
+    const pointed = nodesById(trace).get(seen.node);
     const own = nodesById(trace).get(about.node);
-    if (found && found !== own) return `what ${nodesCalled(own, 30)} draws on: ${nodesFacts(trace, found).join(" · ")}`;
+    if (pointed && pointed !== own) return `what ${nodesCalled(own, 30)} draws on: ${nodesFacts(trace, pointed).join(" · ")}`;
     const method = nodesMethod(trace, seen);
     const rows = nodesRows(trace, method);
     const first = rows.filter((one) => nodesValue(one, method) > 0).slice(0, 5);
-    const said = first.map((one) => `${one === own ? "itself" : nodesName(one, 20)} ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
-    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${trace.method(method).title}: ${said.join(", ") || "nothing"}`;
+    const values = first.map((one) => `${one === own ? "itself" : nodesName(one, 20)} ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
+    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${trace.method(method).title}: ${values.join(", ") || "nothing"}`;
   },
 };
 

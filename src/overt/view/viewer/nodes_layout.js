@@ -6,14 +6,14 @@ const NODES_SWEEPS = 40;
 
 /** A node's value by a method; raw is the top layer's. */
 export function nodesValue(one, method) {
-  const found = method === "raw" ? one.raw && one.raw[one.raw.length - 1] : one[method];
-  return Number.isFinite(found) ? found : 0;
+  const value = method === "raw" ? one.raw && one.raw[one.raw.length - 1] : one[method];
+  return Number.isFinite(value) ? value : 0;
 }
 
 /** The spread of that value over posterior samples; null if there are none. */
 export function nodesSpread(one, method) {
-  const found = one[`${method}_spread`];
-  const top = method === "raw" && found ? found[found.length - 1] : found;
+  const spread = one[`${method}_spread`];
+  const top = method === "raw" && spread ? spread[spread.length - 1] : spread;
   return Number.isFinite(top) ? top : null;
 }
 
@@ -21,21 +21,21 @@ export function nodesSpread(one, method) {
 export function nodesOrdered(about, method) {
   const others = about.methods.map(({ name }) => name).filter((name) => name !== "raw");
   const used = (one) => one.raw.some((value) => value > 0) || others.some((name) => one[name] > 0);
-  const kept = about.nodes.filter((one) => one.id === about.node || used(one));
-  return kept.sort((a, b) => nodesValue(b, method) - nodesValue(a, method) || a.hop - b.hop || a.id - b.id);
+  const listed = about.nodes.filter((one) => one.id === about.node || used(one));
+  return listed.sort((a, b) => nodesValue(b, method) - nodesValue(a, method) || a.hop - b.hop || a.id - b.id);
 }
 
 /** For each node its neighbours with the largest share over layers and directions: Map of Maps. */
 export function nodesTies(about) {
-  const found = new Map(about.nodes.map((one) => [one.id, new Map()]));
+  const tiesOf = new Map(about.nodes.map((one) => [one.id, new Map()]));
   for (const { source, target, share } of about.edges) {
     if (!(share > 0) || source === target) continue;
     for (const [here, there] of [[source, target], [target, source]]) {
-      const ties = found.get(here);
-      if (ties && found.has(there)) ties.set(there, Math.max(ties.get(there) || 0, share));
+      const ties = tiesOf.get(here);
+      if (ties && tiesOf.has(there)) ties.set(there, Math.max(ties.get(there) || 0, share));
     }
   }
-  return found;
+  return tiesOf;
 }
 
 function nodesBest(ties, fits) {
@@ -128,23 +128,23 @@ export function nodesAngles(hops, edges) {
       }
     }
   }
-  const found = placed();
+  const angles = placed();
   const near = new Map([...hops.keys()].map((one) => [one, []]));
   for (const { one, other } of edges) {
     near.get(one).push(other);
     near.get(other).push(one);
   }
   for (const one of order) {
-    const middle = found.get(one);
+    const middle = angles.get(one);
     const lean = (member) => {
-      const others = near.get(member).filter((other) => hops.get(other)).map((other) => found.get(root(other)));
+      const others = near.get(member).filter((other) => hops.get(other)).map((other) => angles.get(root(other)));
       return others.reduce((sum, angle) => sum + Math.sin(angle - middle), 0) / Math.max(1, others.length);
     };
     const leans = new Map(members.get(one).map((member) => [member, lean(member)]));
     const held = members.get(one).sort((a, b) => leans.get(b) - leans.get(a) || a - b);
-    held.forEach((member, i) => found.set(member, middle + size(one) * turn * (0.5 - (i + 0.5) / held.length)));
+    held.forEach((member, i) => angles.set(member, middle + size(one) * turn * (0.5 - (i + 0.5) / held.length)));
   }
-  return found;
+  return angles;
 }
 
 /** The control point of an edge, in units of rings: inwards along a ring, but past the middle; null if straight. */

@@ -32,9 +32,9 @@ const drawn = new WeakMap();
 export function mapPixels(field, map, scale, most = Infinity) {
   const step = Math.max(1, Math.ceil(Math.max(field.rows, field.columns) / most));
   const key = `${map}/${step}/${scale.top}/${scale.kind}/${scale.log}/${scale.css(0)}`;
-  let kept = drawn.get(field);
-  if (!kept) drawn.set(field, (kept = new Map()));
-  if (kept.has(key)) return kept.get(key);
+  let cache = drawn.get(field);
+  if (!cache) drawn.set(field, (cache = new Map()));
+  if (cache.has(key)) return cache.get(key);
   const width = Math.ceil(field.columns / step);
   const height = Math.ceil(field.rows / step);
   const data = new Uint8ClampedArray(4 * width * height);
@@ -60,23 +60,23 @@ export function mapPixels(field, map, scale, most = Infinity) {
     }
   }
   const pixels = { width, height, data };
-  if (kept.size > 24) kept.clear();
-  kept.set(key, pixels);
+  if (cache.size > 24) cache.clear();
+  cache.set(key, pixels);
   return pixels;
 }
 
 /** The largest values of a row: `[{ token, value }]`. */
 export function strongest(values, count) {
-  const found = [];
+  const largest = [];
   for (let token = 0; token < values.length; token++) {
     const size = Math.abs(values[token]);
-    if (!size || (found.length === count && size <= Math.abs(found[count - 1].value))) continue;
-    let place = found.length;
-    while (place && Math.abs(found[place - 1].value) < size) place--;
-    found.splice(place, 0, { token, value: values[token] });
-    if (found.length > count) found.pop();
+    if (!size || (largest.length === count && size <= Math.abs(largest[count - 1].value))) continue;
+    let place = largest.length;
+    while (place && Math.abs(largest[place - 1].value) < size) place--;
+    largest.splice(place, 0, { token, value: values[token] });
+    if (largest.length > count) largest.pop();
   }
-  return found;
+  return largest;
 }
 
 /** A token's label within a width, marked when it is chosen. */

@@ -11,16 +11,16 @@ const serveMixing = "attention"; // the server's default if a link names none
  * @param {string} search the query string
  */
 export function serveAsked(search) {
-  const found = new URLSearchParams(search);
-  const methods = found.getAll("method").flatMap((one) => one.split(","));
+  const query = new URLSearchParams(search);
+  const methods = query.getAll("method").flatMap((one) => one.split(","));
   return {
-    model: found.get("model"),
-    text: found.get("text"),
-    decoder: found.get("decoder"),
+    model: query.get("model"),
+    text: query.get("text"),
+    decoder: query.get("decoder"),
     methods: methods.length ? methods : null,
-    layers: found.get("layers"),
-    mixing: found.get("mixing"),
-    picture: found.get("picture"),
+    layers: query.get("layers"),
+    mixing: query.get("mixing"),
+    picture: query.get("picture"),
   };
 }
 
@@ -179,12 +179,12 @@ export class ServeForm {
     this.imageField.hidden = kind !== "image";
     this.decoderField.hidden = !decoder;
     this.decoderHint.hidden = kind === "text"; // already shown above
-    const kept = this.layers.value;
+    const previous = this.layers.value;
     this.layers.replaceChildren(element("option", { value: "" }, layers ? `all ${layers}` : "all"));
     for (let n = 1; n < (layers ?? 13); n += 1) {
       this.layers.append(element("option", { value: String(n) }, n === 1 ? "the last" : `the last ${n}`));
     }
-    this.layers.value = kept;
+    this.layers.value = previous;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
   }
 
@@ -222,24 +222,24 @@ export class ServeForm {
   }
 
   /** Fill the form from a link and request its trace. */
-  async follow(asked) {
-    if (asked.picture) {
-      await this.fetched(() => fetch(`/api/picture?${new URLSearchParams({ name: asked.picture })}`));
+  async follow(link) {
+    if (link.picture) {
+      await this.fetched(() => fetch(`/api/picture?${new URLSearchParams({ name: link.picture })}`));
       return;
     }
-    if (asked.model && !this.facts.models.some((one) => one.name === asked.model)) {
-      this.say(`the link names the model “${asked.model}”, which is not served here`, "error");
+    if (link.model && !this.facts.models.some((one) => one.name === link.model)) {
+      this.say(`the link names the model “${link.model}”, which is not served here`, "error");
       return;
     }
-    if (asked.model) this.model.value = asked.model;
+    if (link.model) this.model.value = link.model;
     this.showModel();
-    if (asked.methods) for (const box of this.methods) box.checked = asked.methods.includes(box.value);
-    if (asked.layers) this.layers.value = asked.layers;
+    if (link.methods) for (const box of this.methods) box.checked = link.methods.includes(box.value);
+    if (link.layers) this.layers.value = link.layers;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
-    if (this.facts.mixings.some(({ name }) => name === asked.mixing)) this.mixing.value = asked.mixing;
-    if (asked.decoder) this.decoder.value = asked.decoder;
-    if (asked.text && this.current().kind === "text") {
-      this.text.value = asked.text;
+    if (this.facts.mixings.some(({ name }) => name === link.mixing)) this.mixing.value = link.mixing;
+    if (link.decoder) this.decoder.value = link.decoder;
+    if (link.text && this.current().kind === "text") {
+      this.text.value = link.text;
       this.grow(this.text);
       await this.run();
     } else {
@@ -268,16 +268,16 @@ export class ServeForm {
         this.text.focus();
         return this.say("type a sentence first", "error");
       }
-      const asked = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
-      if (layers) asked.layers = layers;
-      if (fed) asked.decoder = fed;
-      request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };
+      const body = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
+      if (layers) body.layers = layers;
+      if (fed) body.decoder = fed;
+      request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
     }
     return this.fetched((signal) => fetch(address, { ...request, signal }));
   }
 
   /** Send, wait, show. A newer request replaces an older one. */
-  async fetched(ask) {
+  async fetched(send) {
     this.running?.abort();
     const control = new AbortController();
     this.running = control;
@@ -286,7 +286,7 @@ export class ServeForm {
     this.form.setAttribute("aria-busy", "true");
     const watch = setInterval(() => this.tell(control), 1000);
     try {
-      const answer = await this.answered(ask, control.signal);
+      const answer = await this.answered(send, control.signal);
       if (this.running !== control) return;
       this.show(answer);
       const took = (performance.now() - began) / 1000;
@@ -303,9 +303,9 @@ export class ServeForm {
     }
   }
 
-  async answered(ask, signal) {
+  async answered(send, signal) {
     for (let tries = 1; ; tries += 1) {
-      const response = await ask(signal);
+      const response = await send(signal);
       let answer = null;
       try {
         answer = await response.json();
@@ -366,11 +366,11 @@ export class ServeForm {
 /** Start the page. */
 async function serveStart() {
   const root = document.getElementById("serve");
-  const asked = serveAsked(location.search);
+  const link = serveAsked(location.search);
   root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   try {
     const form = new ServeForm(root, await (await fetch("/api/models")).json());
-    await form.follow(asked);
+    await form.follow(link);
   } catch (error) {
     root.append(element("p", { class: "serve-status serve-error" }, `the page cannot start: ${error.message}`));
   }

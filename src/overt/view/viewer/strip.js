@@ -41,8 +41,8 @@ const laid = new WeakMap();
 
 /** Lines of tokens that fit a width: `[{ start, stop, x: [left edges], widths }]`. */
 export function stripLines(trace, width) {
-  let kept = laid.get(trace);
-  if (kept && kept.width === width) return kept.lines;
+  let cached = laid.get(trace);
+  if (cached && cached.width === width) return cached.lines;
   const gutter = stripGutter(trace);
   const room = Math.max(width - gutter - 12, 80);
   const right = mostlyRightToLeft(trace.tokens);
@@ -86,8 +86,8 @@ function stripNotes(trace) {
 /** Height of the scales and the notes on them. */
 function heading(trace, seen, width) {
   const note = wordsNote(trace, seen);
-  const said = note ? 15 * noteLines(note, width - 24).length + 4 : 0;
-  return SCALE_HEIGHT + 16 + said + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
+  const noteHeight = note ? 15 * noteLines(note, width - 24).length + 4 : 0;
+  return SCALE_HEIGHT + 16 + noteHeight + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
 }
 
 export const stripView = {

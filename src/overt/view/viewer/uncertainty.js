@@ -44,7 +44,7 @@ export function sureWords(mean, spread) {
 function sureOutputs(trace) {
   if (sureClasses.has(trace)) return sureClasses.get(trace);
   const { outputs } = trace.about;
-  let found = null;
+  let classes = null;
   if (outputs && outputs.draws && outputs.draws.length && outputs.labels.length) {
     const rows = outputs.labels.map((label, i) => {
       const values = outputs.draws.map((draw) => draw[i]);
@@ -55,10 +55,10 @@ function sureOutputs(trace) {
     for (const value of rows.flatMap((one) => one.values)) {
       if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
     }
-    found = { low, high, rows };
+    classes = { low, high, rows };
   }
-  sureClasses.set(trace, found);
-  return found;
+  sureClasses.set(trace, classes);
+  return classes;
 }
 
 function sureNoOutputs(trace) {
@@ -88,8 +88,8 @@ function surePlace(trace, query) {
 
 /** The query whose rollouts are shown: the one under the pointer, the chosen one, or one that the page has. */
 function sureQuery(trace, seen, state) {
-  const found = [seen.query, state.query].find((query) => surePlace(trace, query) >= 0);
-  return found === undefined ? trace.rowsOf("rollout average")[0] : found;
+  const query_ = [seen.query, state.query].find((query) => surePlace(trace, query) >= 0);
+  return query_ === undefined ? trace.rowsOf("rollout average")[0] : query_;
 }
 
 /** A note before the rollouts, or in their place. */
@@ -98,13 +98,13 @@ function sureMissing(trace, query) {
   if (surePlace(trace, query) >= 0) return null;
   const rows = trace.rowsOf("rollout average");
   const names = rows.slice(0, 3).map((one) => `“${shown(trace.tokens[trace.source + one], 20)}” (token ${one})`).join(", ");
-  const asked = `“${shown(trace.tokens[trace.source + query], 20)}” (token ${query})`;
-  return `None for ${asked}: the page has the samples’ rollouts only for ${names}${rows.length > 3 ? ", …" : ""}.`;
+  const name = `“${shown(trace.tokens[trace.source + query], 20)}” (token ${query})`;
+  return `None for ${name}: the page has the samples’ rollouts only for ${names}${rows.length > 3 ? ", …" : ""}.`;
 }
 
 function sureLabelWidth(trace, most) {
-  const kept = sureLabels.get(trace);
-  if (kept && kept.most === most) return kept.wide;
+  const cached = sureLabels.get(trace);
+  if (cached && cached.most === most) return cached.wide;
   const wide = Math.ceil(labelWidth(trace.tokens, { most }));
   sureLabels.set(trace, { most, wide });
   return wide;

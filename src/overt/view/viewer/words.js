@@ -17,12 +17,12 @@ export function shown(token, most = 18) {
   if (text.length > 64) return cleaned(text, most);
   // The same few words are drawn in every frame.
   const key = `${most} ${text}`;
-  let found = seenBefore.get(key);
-  if (found === undefined) {
+  let visible = seenBefore.get(key);
+  if (visible === undefined) {
     if (seenBefore.size > 20000) seenBefore.clear();
-    seenBefore.set(key, (found = cleaned(text, most)));
+    seenBefore.set(key, (visible = cleaned(text, most)));
   }
-  return found;
+  return visible;
 }
 
 function cleaned(text, most) {
@@ -30,14 +30,14 @@ function cleaned(text, most) {
   const few = start.replace(MARKS, "$1");
   const parts = segmenter ? Array.from(segmenter.segment(few), (one) => one.segment) : Array.from(few);
   const cut = parts.length > most || start.length < text.length;
-  const kept = (cut ? parts.slice(0, most - 1).join("").slice(0, 8 * most) + "…" : few).trim() || few;
-  const seen = kept.replace(HIDDEN, (sign, place) => {
+  const short = (cut ? parts.slice(0, most - 1).join("").slice(0, 8 * most) + "…" : few).trim() || few;
+  const visible = short.replace(HIDDEN, (sign, place) => {
     const code = sign.codePointAt(0);
-    if (code === 32 && place > 0 && place < kept.length - 1) return " ";
+    if (code === 32 && place > 0 && place < short.length - 1) return " ";
     if (code === 0x200c || code === 0x200d) return sign; // joiners shape Arabic, Indic scripts and emoji
     return NAMES[code] || (code < 32 ? String.fromCharCode(0x2400 + code) : "·");
   });
-  return seen || "∅";
+  return visible || "∅";
 }
 
 /** "rtl" for text whose first strong letter is of a script written from right to left, else "ltr". */
