@@ -99,11 +99,8 @@ def entry_of(
     source = real[real < first] if first else real[:0]
     positions = real[real >= first] - first
     tokens = [trace.tokens[0][place] for place in real.tolist()]
-    main = (
-        positions.tolist().index(trace.main_queries()[0])
-        if trace.main_queries()[0] in positions.tolist()
-        else 0
-    )
+    main_query = trace.main_queries()[0]
+    main = positions.tolist().index(main_query) if main_query in positions.tolist() else 0
     fields = _Fields(blocks, contents.mass)
 
     def cut(cells: Tensor | None, rows: Tensor, columns: Tensor) -> Tensor | None:
@@ -149,9 +146,8 @@ def entry_of(
     }
     packed = [layer for layers in fields.layers_of.values() for layer in layers if layer is not None]
     whole = all("broken" not in layer for layer in packed)
-    first_rows = (
-        {"raw": trace.raw(positions[[main]], layers=-1)[0, 0, 0, real]} if whole else {}
-    )  # what is shown first
+    # What is shown first.
+    first_rows = {"raw": trace.raw(positions[[main]], layers=-1)[0, 0, 0, real]} if whole else {}
     for name, method in methods("maps").items():
         missing: str | None
         if name == "raw":
@@ -195,7 +191,7 @@ def _add_method(
 ) -> str | None:
     """Add a method's rows for the requested queries, (query, token) per layer; or return why there are none.
 
-    The main query's row at the last layer also goes to `drawn`.
+    The main query's row at the last layer also goes to `first_rows`.
     """
     quick, possible = method.cost.every, method.cost.most
     if isinstance(contents.queries, str):
@@ -208,9 +204,8 @@ def _add_method(
     else:
         rows = numbers("queries", contents.queries, len(positions))
     options = method.fitting({"residual": contents.residual, "progress": contents.progress})
-    request_of(
-        trace.levels(), method.options_of({**options, "queries": positions[rows]})
-    )  # raises if the arguments are wrong
+    # Raises if the arguments are wrong.
+    request_of(trace.levels(), method.options_of({**options, "queries": positions[rows]}))
     try:
         values = trace.read(method.name, positions[rows], **options)[0]
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -343,10 +338,8 @@ def _add_spread(
 
     def drawn(layer: int, each: bool) -> Tensor:
         """(sample, head or 1, query, key), of single heads or of their mean."""
-        spread = torch.stack(
-            [draw.maps[layer].flatten(0, -3) for draw in trace.draws]
-        ).double()  # one example
-        cells: Tensor = cut(spread if each else spread.mean(dim=1, keepdim=True), positions, positions)
+        maps = torch.stack([draw.maps[layer].flatten(0, -3) for draw in trace.draws]).double()  # one example
+        cells: Tensor = cut(maps if each else maps.mean(dim=1, keepdim=True), positions, positions)
         return cells
 
     for suffix, each in (("", False), (" heads", True)) if single else (("", False),):

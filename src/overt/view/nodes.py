@@ -127,35 +127,35 @@ class _Scene:
 def _scene(whole: Neighbours, layers: list[LayerEdges], method: str, top: int) -> _Scene:
     """The node, the first `top` others that it draws on, the nodes that link them to it, and the edges."""
     node_row = int((whole.ids == whole.node).nonzero())
-    used = sum((whole.value(one) for one in whole.methods), whole.raw.sum(dim=0)) > 0.0
+    used = sum((whole.value(name) for name in whole.methods), whole.raw.sum(dim=0)) > 0.0
     others = [row for row in used.nonzero().flatten().tolist() if row != node_row]
     first = others[:top]
     hop = dict(zip(whole.ids.tolist(), whole.hops.tolist(), strict=True))
     shown = {whole.node, *whole.ids[first].tolist()}
     for far in range(max(hop.values()), 1, -1):  # from the outermost ring inwards
         ties = _ties(layers, shown)
-        for one in sorted(one for one in shown if hop[one] == far):
-            inside = {other: share for other, share in ties[one].items() if hop[other] == far - 1}
+        for node in sorted(node for node in shown if hop[node] == far):
+            inside = {other: share for other, share in ties[node].items() if hop[other] == far - 1}
             if inside and not shown & set(inside):
                 shown.add(max(inside, key=lambda other: (inside[other], -other)))
     on_way = [row for row in others[top:] if int(whole.ids[row]) in shown]
     table = whole.some([node_row, *first, *on_way])
     ties = _ties(layers, shown)
     edges = {
-        (min(one, other), max(one, other)): share
-        for one, found in ties.items()
-        for other, share in found.items()
+        (min(node, other), max(node, other)): share
+        for node, neighbours in ties.items()
+        for other, share in neighbours.items()
         if other in shown
     }
     heaviest = max(edges.values(), default=1.0)
     drawn_edges = {pair: share for pair, share in edges.items() if share >= FAINTEST * heaviest}
-    for one in shown - {whole.node}:
+    for node in shown - {whole.node}:
         inside = {
-            other: share for other, share in ties[one].items() if other in shown and hop[other] < hop[one]
+            other: share for other, share in ties[node].items() if other in shown and hop[other] < hop[node]
         }
         if inside:
             other = max(inside, key=lambda other: (inside[other], -other))
-            drawn_edges[min(one, other), max(one, other)] = inside[other]
+            drawn_edges[min(node, other), max(node, other)] = inside[other]
     place = {row: number for number, row in enumerate([node_row, *first])}
     bars = [place[row] for row in sorted(place)]
     return _Scene(table, bars, drawn_edges, heaviest, method, len(others), {}, {})
@@ -210,7 +210,7 @@ def _shade(part: float) -> Any:
 
 
 def _shades(scene: _Scene) -> dict[int, Any]:
-    return {one: _shade(value / scene.largest) for one, value in scene.values.items()}
+    return {node: _shade(value / scene.largest) for node, value in scene.values.items()}
 
 
 def _angles(hops: dict[int, int], edges: dict[Pair, float]) -> dict[int, float]:
@@ -222,38 +222,38 @@ def _angles(hops: dict[int, int], edges: dict[Pair, float]) -> dict[int, float]:
     parent: dict[int, int] = {}
     best: dict[int, tuple[float, int]] = {}
     for pair, share in edges.items():
-        inner, outer = sorted(pair, key=lambda one: (hops[one], one))
+        inner, outer = sorted(pair, key=lambda node: (hops[node], node))
         if 0 < hops[inner] < hops[outer]:
             best[outer] = max(best.get(outer, (-1.0, 0)), (share, -inner))
             parent[outer] = -best[outer][1]
 
-    def root(one: int) -> int:
-        while one in parent:
-            one = parent[one]
-        return one
+    def root(node: int) -> int:
+        while node in parent:
+            node = parent[node]
+        return node
 
-    roots = [one for one in hops if hops[one] > 0 and one not in parent]
-    members: dict[int, list[int]] = {one: [] for one in roots}
-    for one in parent:
-        members[root(one)].append(one)
+    roots = [node for node in hops if hops[node] > 0 and node not in parent]
+    members: dict[int, list[int]] = {node: [] for node in roots}
+    for node in parent:
+        members[root(node)].append(node)
     between: Counter[Pair] = Counter()
     for pair in edges:
-        if all(hops[one] for one in pair):
+        if all(hops[node] for node in pair):
             first, second = sorted(map(root, pair))
             between[first, second] += int(first != second)
-    size = {one: max(1.0, 0.85 * len(members[one])) for one in roots}
+    size = {node: max(1.0, 0.85 * len(members[node])) for node in roots}
     turn = 2.0 * math.pi / max(sum(size.values()), 1.0)
 
     def placed(order: Sequence[int]) -> dict[int, float]:
         start, angles_of = 0.0, {}
-        for one in order:
-            angles_of[one] = math.pi / 2.0 - (start + size[one] / 2.0) * turn
-            start += size[one]
+        for node in order:
+            angles_of[node] = math.pi / 2.0 - (start + size[node] / 2.0) * turn
+            start += size[node]
         return angles_of
 
     def length(order: Sequence[int]) -> float:
         at = placed(order)
-        return sum(count * (1.0 - math.cos(at[one] - at[other])) for (one, other), count in between.items())
+        return sum(count * (1.0 - math.cos(at[node] - at[other])) for (node, other), count in between.items())
 
     order = list(roots)
     shortest = length(order)
@@ -270,20 +270,20 @@ def _angles(hops: dict[int, int], edges: dict[Pair, float]) -> dict[int, float]:
         if shortest == before:
             break
     angles_of = placed(order)
-    near: dict[int, list[int]] = {one: [] for one in hops}
-    for one, other in edges:
-        near[one].append(other)
-        near[other].append(one)
-    for one in order:
+    near: dict[int, list[int]] = {node: [] for node in hops}
+    for node, other in edges:
+        near[node].append(other)
+        near[other].append(node)
+    for node in order:
 
-        def lean(member: int, middle: float = angles_of[one]) -> float:
+        def lean(member: int, middle: float = angles_of[node]) -> float:
             """How far a member leans towards the sectors of its other neighbours."""
             others = [angles_of[root(other)] for other in near[member] if hops[other]]
             return sum(math.sin(angle - middle) for angle in others) / max(1, len(others))
 
-        held = sorted(members[one], key=lambda member: (-lean(member), member))
+        held = sorted(members[node], key=lambda member: (-lean(member), member))
         for number, member in enumerate(held):
-            angles_of[member] = angles_of[one] + size[one] * turn * (0.5 - (number + 0.5) / len(held))
+            angles_of[member] = angles_of[node] + size[node] * turn * (0.5 - (number + 0.5) / len(held))
     return angles_of
 
 
@@ -305,35 +305,35 @@ def _draw_rings(axis: Axes, scene: _Scene, legend: dict[str, str]) -> None:
     values, spreads = scene.values, scene.spreads
     hops = dict(zip(table.ids.tolist(), table.hops.tolist(), strict=True))
     angles = _angles(hops, scene.edges)
-    places = {one: (hops[one] * math.cos(a), hops[one] * math.sin(a)) for one, a in angles.items()}
+    places = {node: (hops[node] * math.cos(a), hops[node] * math.sin(a)) for node, a in angles.items()}
     places[table.node] = (0.0, 0.0)
     rings = max(1, *hops.values())
     for hop in range(1, rings + 1):
         axis.add_patch(Circle((0.0, 0.0), hop, fill=False, edgecolor=SOFT, linewidth=0.8, zorder=0))
-    for (one, other), share in sorted(scene.edges.items(), key=lambda item: item[1]):
-        ends, bent = (places[one], places[other]), None
-        if table.node not in (one, other):
-            bent = _bend((hops[one], hops[other]), (angles[one], angles[other]))
+    for (node, other), share in sorted(scene.edges.items(), key=lambda item: item[1]):
+        ends, bent = (places[node], places[other]), None
+        if table.node not in (node, other):
+            bent = _bend((hops[node], hops[other]), (angles[node], angles[other]))
         _draw_edge(axis, ends, bent, share / scene.heaviest)
-    for one in table.ids.tolist():
-        x, y = places[one]
-        colour = scene.colours[one]
-        around = _area((values[one] + spreads[one]) / largest)
-        if spreads[one] > 0.0:
+    for node in table.ids.tolist():
+        x, y = places[node]
+        colour = scene.colours[node]
+        around = _area((values[node] + spreads[node]) / largest)
+        if spreads[node] > 0.0:
             axis.scatter([x], [y], s=around, color=[colour], alpha=0.4, linewidths=0.0, zorder=2)
-        rim = 1.8 if one == table.node else 0.7
-        area = _area(values[one] / largest)
+        rim = 1.8 if node == table.node else 0.7
+        area = _area(values[node] / largest)
         axis.scatter([x], [y], s=area, color=[colour], edgecolors=INK, linewidths=rim, zorder=3)
-        angle, reach = angles.get(one, -math.pi / 2.0), math.sqrt(around / math.pi) + 3.0
+        angle, reach = angles.get(node, -math.pi / 2.0), math.sqrt(around / math.pi) + 3.0
         axis.annotate(
-            scene.names[one],
+            scene.names[node],
             (x, y),
             xytext=(reach * math.cos(angle), reach * math.sin(angle)),
             textcoords="offset points",
             ha="left" if math.cos(angle) > 0.3 else "right" if math.cos(angle) < -0.3 else "center",
             va="bottom" if math.sin(angle) > 0.3 else "top" if math.sin(angle) < -0.3 else "center",
             fontsize=8,
-            fontweight="bold" if one == table.node else "normal",
+            fontweight="bold" if node == table.node else "normal",
             color=INK,
             path_effects=[withStroke(linewidth=2.0, foreground="white")],
             zorder=4,
@@ -412,7 +412,7 @@ def _draw_bars(panels: Sequence[Axes], scene: _Scene) -> None:
     ids, rows = table.ids.tolist(), list(range(len(table)))
     for panel, method in zip(panels, table.methods, strict=True):
         values, spreads = table.value(method).tolist(), table.spread(method)
-        panel.barh(rows, values, height=0.72, color=[scene.colours[one] for one in ids])
+        panel.barh(rows, values, height=0.72, color=[scene.colours[node] for node in ids])
         if spreads is not None:
             seen = [row for row in rows if values[row] > 0.0]
             whiskers: dict[str, Any] = {"ecolor": INK, "elinewidth": 0.9, "capsize": 1.8}
@@ -423,7 +423,7 @@ def _draw_bars(panels: Sequence[Axes], scene: _Scene) -> None:
         heading = "raw, top layer" if method == "raw" else method
         bold = "bold" if method == scene.method else "normal"
         panel.set_title(heading, fontsize=9, color=INK, fontweight=bold)
-        words = [f"{scene.names[one]}{' (itself)' if one == table.node else ''}" for one in ids]
+        words = [f"{scene.names[node]}{' (itself)' if node == table.node else ''}" for node in ids]
         panel.set_yticks(rows, words if panel is panels[0] else [""] * len(rows), fontsize=7.5)
         panel.tick_params(axis="y", length=0)
         panel.tick_params(axis="x", labelsize=7.5)

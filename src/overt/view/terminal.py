@@ -53,34 +53,32 @@ def table(
     query = trace.main_queries()[0] if query is None else query
     readers = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
     check_known(readers, arguments)
-    columns = {
-        reader.title: trace.read(reader.name, query, **reader.fitting({"layers": layer, **arguments}))[
-            0, 0, 0
-        ]
-        for reader in readers
-    }
-    rows = Table(
+    columns = {}
+    for reader in readers:
+        options = reader.fitting({"layers": layer, **arguments})
+        columns[reader.title] = trace.read(reader.name, query, **options)[0, 0, 0]
+    grid = Table(
         title=None if title is None else escape(title),
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    rows.add_column("", justify="right", style="dim")
-    rows.add_column("token", no_wrap=True)
+    grid.add_column("", justify="right", style="dim")
+    grid.add_column("token", no_wrap=True)
     for title_of in columns:
-        rows.add_column(title_of, no_wrap=True)
+        grid.add_column(title_of, no_wrap=True)
     wide = max(LEAST_BAR, min(BAR, ROOM // max(len(columns), 1) - 8))
     source = trace.first
     place = source + query % trace.queries
     for token in torch.nonzero(trace.mask[0]).flatten().tolist():
         if token == source > 0:
-            rows.add_section()
+            grid.add_section()
         word = escape(_shown(trace.tokens[0][token]))
         word = f"[bold]{word}[/bold]" if token in mark else word
         word += " [cyan]◂[/cyan]" if token == place else ""
         cells = [_cell(values, token, wide) for values in columns.values()]
-        rows.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
-    return rows
+        grid.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
+    return grid
 
 
 def _cell(values: torch.Tensor, token: int, wide: int) -> str:

@@ -204,13 +204,19 @@ export class Pane {
     else if (y + size > top + height - 30) this.scroll.scrollTop = y + size + 60 - height;
   }
 
-  /** The view as an SVG; only the visible part of a very tall one. */
-  svg() {
+  /** The area that is exported: the whole drawing, or only the visible part of a very tall one. */
+  exported() {
     this.draw();
     const whole = this.content.height <= TALLEST;
     const wide = Math.max(this.content.width, this.size.width);
     const top = whole ? 0 : this.scroll.scrollTop;
     const tall = whole ? Math.max(this.content.height, 60) : this.size.height;
+    return { wide, top, tall };
+  }
+
+  /** The view as an SVG. */
+  svg() {
+    const { wide, top, tall } = this.exported();
     const theme = palette(this.theme());
     const surface = new SvgSurface(wide, tall, theme.paper);
     if (top) surface.parts.push(`<g transform="translate(0 ${-Math.round(top)})">`);
@@ -221,11 +227,7 @@ export class Pane {
 
   /** The view as a PNG at twice its size, as a promise of a blob. */
   async png() {
-    this.draw();
-    const whole = this.content.height <= TALLEST;
-    const wide = Math.max(this.content.width, this.size.width);
-    const top = whole ? 0 : this.scroll.scrollTop;
-    const tall = whole ? Math.max(this.content.height, 60) : this.size.height;
+    const { wide, top, tall } = this.exported();
     const canvas = element("canvas");
     canvas.width = 2 * wide;
     canvas.height = 2 * tall;
