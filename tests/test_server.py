@@ -935,7 +935,7 @@ def test_enter_traces_and_shift_enter_breaks_the_line(browser: Any, up: Running)
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("bart")
         box = page.get_by_label("Sentence")
-        assert page.get_by_text("Enter traces, Shift+Enter breaks the line").all_inner_texts()[0]
+        assert page.get_by_text("Enter to trace, Shift+Enter for a new line").all_inner_texts()[0]
         box.fill("the key")
         tall = box.bounding_box()["height"]
         for _ in range(4):
@@ -967,7 +967,7 @@ def test_an_image_is_dropped_and_its_link_shows_it_again(browser: Any, up: Runni
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("vit")
         page.locator("#serve-file").set_input_files({**file, "name": "a.svg", "mimeType": "image/svg+xml"})
-        page.get_by_text("is no image that can be read").wait_for()
+        page.get_by_text("is not a supported image").wait_for()
         page.locator("#serve-file").set_input_files(file)
         page.get_by_text(TOOK).wait_for()
         link = page.url.removeprefix(f"http://127.0.0.1:{up.port}")
