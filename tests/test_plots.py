@@ -527,7 +527,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         save(Figure(), tmp_path / "folder.pdf")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         save(Figure(), tmp_path / "none" / "figure.pdf")
-    with pytest.raises(ValueError, match=r"take trace\.encoder, or view=\"cross\""):
+    with pytest.raises(ValueError, match=r"use trace\.encoder, or view=\"cross\""):
         plot(family("Marian"), "graph")
 
 

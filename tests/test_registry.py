@@ -340,9 +340,8 @@ def test_named_methods_are_read_by_name() -> None:
 def test_nothing_that_runs_the_model_is_on_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from overt.view.server.asks import Ask
-
     from overt.recipes import tracing
+    from overt.view.server.trace_request import TraceRequest
 
     model = BY_NAME["BERT"].make()
     trace = overt.trace(model, tokens())
@@ -355,7 +354,7 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     assert trace.html().index["traces"][0]["importances"] == []
     table(trace)
     trace.plot("strip")
-    assert set(Ask(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
+    assert set(TraceRequest(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
     monkeypatch.setattr(tracing, "open_model", lambda _: model)
     monkeypatch.setattr(tracing, "read_input", lambda _: tokens())
     tracing.run(["a"], ["b"], out=tmp_path / "page.html")
