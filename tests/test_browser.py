@@ -355,7 +355,9 @@ def test_a_tab_without_data_offers_the_traces_that_have_some(opened: Opener) -> 
     settle(shown)
     assert shown.evaluate(OFFERS) == [[hostile, "again"]]
     assert shown.inner_text(".offers p") == "These traces on the page have data for Evolution:"
-    assert "no parts: overt.trace(…, parts=True) of an evolving model" in texts(shown), "and how to have some"
+    assert "no parts: trace an evolving model with overt.trace(…, parts=True)" in texts(shown), (
+        "and how to have some"
+    )
     assert shown.evaluate(OVERFLOW) <= 0
     shown.click(".offers button >> nth=1")
     settle(shown)
@@ -390,7 +392,7 @@ def test_an_offer_is_for_the_pane_that_makes_it(opened: Opener) -> None:
 def test_where_no_trace_has_data_it_is_said_what_would_give_some(opened: Opener) -> None:
     shown = opened(page([made(), made(seed=1)]).html(), "view=uncertainty&beside=none")
     assert shown.evaluate(OFFERS) == [[]]
-    assert "no posterior samples: overt.trace(…, samples=20) of a Bayesian model" in texts(shown)
+    assert "no posterior samples: trace a Bayesian model with overt.trace(…, samples=20)" in texts(shown)
 
 
 # --- links

@@ -317,7 +317,7 @@ def test_norms_of_torch_attention_are_those_by_hand() -> None:
 def test_a_projection_that_is_not_there_is_not_made_up() -> None:
     model = llama_like("BitNet")()  # a norm lies between attention and projection
     for mixing in ("norm", "effective"):
-        with pytest.raises(ValueError, match=r"what follows model\.layers.* is no linear projection"):
+        with pytest.raises(ValueError, match=r"model\.layers.* is not followed by a linear projection"):
             overt.trace(model, tokens(), mixing=mixing)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ import overt
 from families import BY_NAME, eager, inputs_of, tokens
 from overt.tracing.levels import Levels
 from overt.tracing.methods import flow as flow_file
-from overt.tracing.methods.method import ask
+from overt.tracing.methods.method import request_of
 from overt.tracing.methods.rollout import rollout_of
 from overt.tracing.options import Options
 
@@ -86,7 +86,7 @@ def test_the_first_layer_of_rollout_and_flow_is_the_map_with_its_residual() -> N
     first = with_residual(attentions[0, 0].mean(axis=0))
     np.testing.assert_allclose(overt.rollout(attentions)[0, 0], first, atol=1e-15)
     np.testing.assert_allclose(overt.flow(attentions)[0, 0], first, atol=1e-15)
-    with pytest.raises(ValueError, match=r"residual means nothing to raw, got residual=0\.9"):
+    with pytest.raises(ValueError, match=r"residual has no meaning for raw, got residual=0\.9"):
         overt.raw(attentions, residual=0.9)
     np.testing.assert_allclose(overt.raw(attentions)[0], attentions[0].mean(axis=1), atol=1e-15)
 
@@ -116,10 +116,10 @@ def test_one_row_of_rollout_multiplies_no_matrices(monkeypatch: pytest.MonkeyPat
 
     levels = Levels([torch.rand(1, 50, 50) for _ in range(6)], torch.ones(1, 50, dtype=torch.bool))
     monkeypatch.setattr(Tensor, "__matmul__", counted)
-    rollout_of(levels, ask(levels, Options(queries=0)))
+    rollout_of(levels, request_of(levels, Options(queries=0)))
     assert sum(sizes) == 50 * 50 * sum(range(6)), "a vector–matrix product per level below each layer"
     sizes.clear()
-    rollout_of(levels, ask(levels, Options()))
+    rollout_of(levels, request_of(levels, Options()))
     assert sum(sizes) <= 11 * 50**3, "all rows: a product of matrices per layer, not per pair of layers"
 
 

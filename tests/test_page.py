@@ -503,7 +503,7 @@ def test_examples_have_names_of_their_own() -> None:
         ({"queries": 9}, "queries"),
         ({"importances": "maybe"}, "importances must be one of True, False, 'auto'; got 'maybe'"),
         ({"mass": 2}, "mass must lie in [0, 1], got 2"),
-        ({"names": ["a", "b"]}, "names must be 1, one for each example, got 2"),
+        ({"names": ["a", "b"]}, "names must have 1 entries, one for each example, got 2"),
         ({"residual": 1.5}, "residual"),
     ],
     ids=lambda one: str(one)[:30],
@@ -516,7 +516,7 @@ def test_wrong_arguments_are_refused_in_one_line(arguments: Any, error: str) -> 
 
 
 def test_what_is_no_trace_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^traces must be of overt.trace, got Tensor$"):
+    with pytest.raises(TypeError, match=r"^traces must come from overt.trace, got Tensor$"):
         page([torch.ones(3)])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"^traces must hold at least one trace, got none$"):
         page([])
@@ -685,7 +685,7 @@ def test_modules_are_inlined_once_each_what_is_needed_first(modules: Any) -> Non
     [
         (
             {"entry": 'import { a } from "./b.js";\nlet same;\n', "b": "export let a;\nconst same = 2;\n"},
-            "same stands at the top of b.js and of entry.js",
+            "same is a top-level name of both b.js and entry.js",
         ),
         (
             {"entry": 'import { a } from "./b.js";\n', "b": 'import { c } from "./entry.js";\n'},
@@ -696,8 +696,8 @@ def test_modules_are_inlined_once_each_what_is_needed_first(modules: Any) -> Non
         ({"entry": "export default 1;\n"}, "entry.js has a line that cannot be inlined: export default 1;"),
         ({"entry": 'import * as b from "./b.js";\n', "b": ""},
          'entry.js has a line that cannot be inlined: import * as b from "./b.js";'),
-        ({"entry": 'const a = "</SCRIPT>";\n'}, "entry.js: a script that ends itself cannot stand in a page"),
-        ({"entry": "// <!-- \n"}, "entry.js: a script that ends itself cannot stand in a page"),
+        ({"entry": 'const a = "</SCRIPT>";\n'}, "entry.js: a script with its own end tag cannot be inlined"),
+        ({"entry": "// <!-- \n"}, "entry.js: a script with its own end tag cannot be inlined"),
     ],
     ids=["same name", "circle", "no export", "default", "star", "ends itself", "comment"],
 )  # fmt: skip
@@ -717,7 +717,7 @@ def test_weights_that_are_no_numbers_are_counted_and_stop_no_page() -> None:
     trace = made()
     trace.maps[1][0, 0, 2, 3] = torch.nan
     [entry] = page(trace).index["traces"]
-    assert entry["missing"]["flow"] == "no flow: the maps hold weights that are no numbers"
+    assert entry["missing"]["flow"] == "no flow: the maps contain NaN or infinite weights"
     assert entry["fields"]["mean"][1]["broken"] == 1
     assert "broken" not in entry["fields"]["mean"][0]
 
@@ -759,7 +759,7 @@ def test_a_target_that_is_none_stops_the_page() -> None:
     trace = overt.trace(model, torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="target must lie in 0 to 1"):
         trace.html(target=99, unk=0, importances="auto")
-    with pytest.raises(ValueError, match="importances=True has them"):
+    with pytest.raises(ValueError, match="importances=True includes them"):
         trace.html(target=1, unk=0)
     [entry] = trace.html(target=1, unk=0, importances=True).index["traces"]
     assert {one["target"] for one in entry["importances"]} == {"“LABEL_1”"}

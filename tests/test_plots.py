@@ -497,7 +497,7 @@ def test_a_figure_that_is_given_is_drawn_in_and_keeps_its_size() -> None:
         ({"method": "raw", "methods": ["flow"]}, r"not both: got method='raw' and methods=\['flow'\]"),
         ({"query": 7, "example": 1}, "query 7 is padding in example 1; its tokens are 0 to 6"),
         ({"query": -1, "example": 1, "view": "graph"}, "query 7 is padding in example 1"),
-        ({"view": "graph", "query": 0, "normalize": True}, "paths of a query have none"),
+        ({"view": "graph", "query": 0, "normalize": True}, "not to the paths of a query"),
         ({"view": "heads", "head": 1}, r"head=1 needs the maps of single heads.*heads=True"),
         ({"view": "evolution"}, r"evolution needs .*overt\.trace\(…, parts=True\)"),
         ({"view": "uncertainty"}, r"uncertainty needs posterior samples: overt\.trace\(…, samples=20\)"),
@@ -512,7 +512,7 @@ def test_what_cannot_be_drawn_is_refused_in_a_line(arguments: dict[str, Any], sa
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"trace must be a Trace, .*got list"):
+    with pytest.raises(TypeError, match=r"trace must be a Trace .*got list"):
         plot([1, 2])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="figure must be a matplotlib Figure or SubFigure, got int"):
         plot(made(), figure=3)  # type: ignore[arg-type]
@@ -527,7 +527,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         save(Figure(), tmp_path / "folder.pdf")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         save(Figure(), tmp_path / "none" / "figure.pdf")
-    with pytest.raises(ValueError, match=r"take trace\.encoder, or view=\"cross\""):
+    with pytest.raises(ValueError, match=r"use trace\.encoder, or view=\"cross\""):
         plot(family("Marian"), "graph")
 
 

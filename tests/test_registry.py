@@ -140,7 +140,9 @@ def test_a_loaded_trace_of_an_unknown_mixing_says_what_is_missing(tmp_path: Path
     trace = made()
     trace.mixing = "theirs"
     trace.save(tmp_path / "t.safetensors")
-    with pytest.raises(ValueError, match="of the mixing 'theirs', which is not registered here"):
+    with pytest.raises(
+        ValueError, match="has the mixing 'theirs', which is not registered: import the module"
+    ):
         overt.Trace.load(tmp_path / "t.safetensors").rollout()
 
 
@@ -148,7 +150,7 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
     run = mine.run
     for wrong, words in (
         (dataclasses.replace(mine, name="two words"), "name must be a word"),
-        (dataclasses.replace(mine, name="mean"), "name must be none that pages have"),
+        (dataclasses.replace(mine, name="mean"), "name must not be one that pages use"),
         (dataclasses.replace(mine, name="rollout"), "there is a method 'rollout' already"),
         (
             dataclasses.replace(mine, name="blankout-absolute".replace("-", "_"), reads="map"),
@@ -184,9 +186,9 @@ def test_what_is_registered_is_checked(mine: Method) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda values: values[:, 0], r"'half' must give shape \(1, 3, 9, 9\), got \(1, 9, 9\)"),
-        (lambda values: values.int(), "'half' must give a tensor of floats, got a tensor of torch.int32"),
-        (lambda values: values.numpy(), "'half' must give a tensor of floats, got a ndarray"),
+        (lambda values: values[:, 0], r"'half' must return shape \(1, 3, 9, 9\), got \(1, 9, 9\)"),
+        (lambda values: values.int(), "'half' must return a tensor of floats, got a tensor of torch.int32"),
+        (lambda values: values.numpy(), "'half' must return a tensor of floats, got a ndarray"),
     ],
 )
 def test_what_a_method_gives_is_checked(mine: Method, given: Any, words: str) -> None:
@@ -231,7 +233,7 @@ def test_a_method_that_runs_the_model_finds_it_in_evaluation_mode(mine: Method) 
     trace = overt.trace(model, tokens())
     assert trace.read("theirs").shape == (3, 1, 1, 9)
     assert model.training
-    with pytest.raises(ValueError, match="layers means nothing to theirs"):
+    with pytest.raises(ValueError, match="layers has no meaning for theirs"):
         trace.read("theirs", layers=0)
 
 
@@ -241,7 +243,7 @@ def test_a_method_that_runs_the_model_finds_it_in_evaluation_mode(mine: Method) 
         (lambda _: None, "has no map of .*: map returned None for it"),
         (lambda weights: weights, r"'squared' must make maps of shape \(3, 9, 9\), got \(3, 4, 9, 9\)"),
         (lambda weights: weights.mean(1).numpy(), "got a ndarray"),
-        (lambda weights: -weights.mean(1), "'squared' is not signed, and made -"),
+        (lambda weights: -weights.mean(1), "'squared' is not signed, but its map of .* has -"),
     ],
 )
 def test_what_a_mixing_makes_is_checked(doubled: type[Mixing], cells: Any, words: str) -> None:
@@ -307,7 +309,7 @@ def test_every_method_takes_the_same_arguments(name: str) -> None:
     others = {"layers": [0], "heads": [1], "residual": 0.2, "receptive_field": True}
     for argument, value in others.items():
         if argument in methods()[name].idle:
-            with pytest.raises(ValueError, match=f"{argument} means nothing to .*: leave it out"):
+            with pytest.raises(ValueError, match=f"{argument} has no meaning for .*: leave it out"):
                 trace.read(name, **own, **{argument: value})
         else:
             other = trace.read(name, **own, **{argument: value})
@@ -339,7 +341,7 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from overt.cli import trace as command
-    from overt.view.server.asks import Ask
+    from overt.view.server.trace_request import TraceRequest
 
     model = BY_NAME["BERT"].make()
     trace = overt.trace(model, tokens())
@@ -352,7 +354,7 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     assert trace.html().index["traces"][0]["importances"] == []
     table(trace)
     trace.plot("strip")
-    assert set(Ask(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
+    assert set(TraceRequest(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
     monkeypatch.setattr(command, "open_model", lambda _: model)
     monkeypatch.setattr(command, "read_input", lambda _: tokens())
     command.run(["a"], ["b"], out=tmp_path / "page.html")

@@ -35,6 +35,7 @@ pytest.importorskip("starlette", reason="needs starlette")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
+
 import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
 from overt.cli import serve as command  # noqa: E402
@@ -43,12 +44,12 @@ from overt.view.server import (  # noqa: E402
     Limits,
     Served,
     app,
-    asks,
     host_of,
     is_loopback,
+    trace_request,
 )
-from overt.view.server.asks import clean  # noqa: E402
 from overt.view.server.run import bound, server  # noqa: E402
+from overt.view.server.trace_request import clean  # noqa: E402
 from overt.view.server.work import Cache  # noqa: E402
 
 pytest_plugins = ["browser"]
@@ -230,7 +231,7 @@ def test_decoders_are_fed_or_write_themselves(up: Running) -> None:
     assert fed.status == 200, fed.body
     assert "lies" in json.dumps(fed.json["index"])
     assert up.trace("the key", model="bart", methods=["raw"]).status == 200
-    assert up.trace("the key", decoder="key").error == "model 'bert' has no decoder to feed"
+    assert up.trace("the key", decoder="key").error == "model 'bert' has no decoder that takes a text"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
@@ -249,7 +250,7 @@ def test_a_picture_has_a_link_as_long_as_it_is_kept(served: dict[str, Served]) -
             assert up.picture(png(width), query="model=vit&methods=raw").status == 200
         gone = up.ask("GET", f"/api/picture?name={name}")
         assert gone.status == 404
-        assert "no longer kept" in gone.error
+        assert "no longer cached" in gone.error
 
 
 def test_layers_and_mixings_are_taken(up: Running) -> None:
@@ -264,14 +265,14 @@ def test_layers_and_mixings_are_taken(up: Running) -> None:
 def test_what_runs_the_model_is_asked_for_and_bounded(up: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     (entry,) = up.trace("the key lies").json["index"]["traces"]
     assert entry["importances"] == []
-    assert entry["missing"]["blankout"] == "blank-out was not asked for"
+    assert entry["missing"]["blankout"] == "blank-out was not requested"
     (entry,) = up.trace("the key lies", methods=["raw", "blankout"]).json["index"]["traces"]
     assert [one["method"] for one in entry["importances"]] == ["blankout"]
-    monkeypatch.setattr(asks, "RUNNING", 0.0)
+    monkeypatch.setattr(trace_request, "RUNNING", 0.0)
     (entry,) = up.trace("the key lies by", methods=["raw", "blankout"]).json["index"]["traces"]
     assert entry["importances"] == []
     assert "would take the server too long" in entry["missing"]["blankout"]
-    monkeypatch.setattr(asks, "TRACING", 0.0)
+    monkeypatch.setattr(trace_request, "TRACING", 0.0)
     refused = up.trace("the key lies by", mixing="value-zeroing")
     assert refused.status == 422
     assert "value zeroing of 6 tokens would take the server too long" in refused.error
@@ -354,7 +355,7 @@ def test_heads_are_sent_as_long_as_they_are_few(up: Running, monkeypatch: pytest
 
     assert heads("the key lies to") == 4
     assert heads("the key lies to", mixing="norm") == 0, "the norm of a sum is not the mean of norms"
-    monkeypatch.setattr(asks, "CELLS", 10)
+    monkeypatch.setattr(trace_request, "CELLS", 10)
     assert heads("the key lies to cabinets") == 0
 
 
@@ -404,7 +405,7 @@ def test_fifty_at_once_are_answered_or_told_that_it_is_busy(
         assert sorted({one.status for one in found}) == [200, 503]
         assert len(busy) == 41
         for one in busy:
-            assert one.error == "busy: 8 requests wait, try again in a moment"
+            assert one.error == "busy: 8 requests are waiting, try again in a moment"
             assert int(one.headers["retry-after"]) >= 1
 
         def patient(text: str) -> int:
@@ -471,21 +472,37 @@ def test_an_answer_that_takes_too_long_is_given_up(
         (b"null", 400, "must be a JSON object, got null"),
         (b"[" * 200_000, 400, "must be JSON|nested too deep"),
         (b'{"a":' * 100_000, 400, "must be JSON|nested too deep"),
-        (b'{"text": ' + b"9" * 100_000 + b"}", 400, "number without end"),
-        (b'{"model": "bert", "text": NaN}', 400, "NaN is no number"),
+        (b'{"text": ' + b"9" * 100_000 + b"}", 400, "number that is too long"),
+        (b'{"model": "bert", "text": NaN}', 400, "NaN is not a JSON number"),
         (b'{"model": "bert", "text": 1e999}', 400, "text must be a string, got a number"),
         (b'{"model": "bert", "text": true}', 400, "text must be a string, got a truth value"),
         (b'{"model": "bert", "text": ["a"]}', 400, "text must be a string, got a list"),
         (b'{"model": "bert"}', 400, "text must be a string, got null"),
-        (b'{"model": "bert", "text": ""}', 400, "must hold words, got nothing"),
-        (b'{"model": "bert", "text": " \\n\\t "}', 400, "must hold words, got nothing"),
-        (b'{"model": "bert", "text": "a\\u0000b"}', 400, "must hold no NUL"),
+        (b'{"model": "bert", "text": ""}', 400, "must contain words, got nothing"),
+        (b'{"model": "bert", "text": " \\n\\t "}', 400, "must contain words, got nothing"),
+        (b'{"model": "bert", "text": "a\\u0000b"}', 400, "must not contain NUL"),
         (b'{"model": "bert", "text": "\\ud800"}', 400, "half of a surrogate pair"),
         (b'{"model": "bert", "text": "a", "path": "/etc/passwd"}', 400, "there is no field 'path'"),
-        (b'{"model": "bert", "text": "a", "methods": []}', 400, "methods must be some of raw, rollout, flow"),
-        (b'{"model": "bert", "text": "a", "methods": "raw"}', 400, "methods must be some of"),
-        (b'{"model": "bert", "text": "a", "methods": ["__class__"]}', 400, "methods must be some of"),
-        (b'{"model": "bert", "text": "a", "methods": [["raw"]]}', 400, "methods must be some of"),
+        (
+            b'{"model": "bert", "text": "a", "methods": []}',
+            400,
+            "methods must be a list of one or more of raw, rollout, flow",
+        ),
+        (
+            b'{"model": "bert", "text": "a", "methods": "raw"}',
+            400,
+            "methods must be a list of one or more of",
+        ),
+        (
+            b'{"model": "bert", "text": "a", "methods": ["__class__"]}',
+            400,
+            "methods must be a list of one or more of",
+        ),
+        (
+            b'{"model": "bert", "text": "a", "methods": [["raw"]]}',
+            400,
+            "methods must be a list of one or more of",
+        ),
         (b'{"model": "bert", "text": "a", "layers": 0}', 400, "layers must be at least 1"),
         (b'{"model": "bert", "text": "a", "layers": true}', 400, "layers must be a whole number"),
         (b'{"model": "bert", "text": "a", "layers": 1e9}', 400, "layers must be a whole number"),
@@ -573,7 +590,7 @@ def test_bodies_that_are_too_large_are_not_read(served: dict[str, Served]) -> No
         assert up.picture(b" " * 2001).status == 413
         pieces = (b" " * 500 for _ in range(5))
         found = up.ask("POST", "/api/trace", pieces, JSON)  # chunked
-        assert (found.status, found.error) == (413, "the body must have at most 1,000 bytes, more came")
+        assert (found.status, found.error) == (413, "the body must have at most 1,000 bytes, got more")
         answer = up.raw(HEAD + b"Content-Length: 99999999999999999999\r\nExpect: 100-continue\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 "), "before anything was sent"
         assert up.state.bodies.held == 0
@@ -691,7 +708,7 @@ def test_other_hosts_are_refused(up: Running, host: str) -> None:
     for method, path in (("GET", "/"), ("GET", "/metrics"), ("POST", "/api/trace")):
         found = up.ask(method, path, headers={"Host": host})
         assert found.status == 403
-        assert "answers to its own names only" in found.error
+        assert "answers only under its own names" in found.error
 
 
 def test_beyond_this_machine_a_host_is_an_address_or_a_known_name(served: dict[str, Served]) -> None:
@@ -745,7 +762,7 @@ def test_hosts_are_read_whole_or_not_at_all(header: str, host: str | None) -> No
 def test_other_origins_are_refused(up: Running, headers: dict[str, str]) -> None:
     body = json.dumps({"model": "bert", "text": "the key"})
     found = up.ask("POST", "/api/trace", body, {**JSON, **headers})
-    assert (found.status, found.error) == (403, "requests from pages of other origins are not answered")
+    assert (found.status, found.error) == (403, "requests from pages of other origins are refused")
     ours = {"Origin": f"http://127.0.0.1:{up.port}", "Sec-Fetch-Site": "same-origin"}
     assert up.ask("POST", "/api/trace", body, {**JSON, **ours}).status == 200
 
@@ -807,8 +824,8 @@ def test_images_that_are_none_or_too_large(up: Running, data: bytes, kind: str, 
         ("model=bert", 400, "takes text as JSON"),
         ("model=vit&layers=x", 400, "layers must be a whole number"),
         ("model=vit&layers=" + "9" * 50, 400, "layers must be a whole number"),
-        ("model=vit&methods=", 400, "methods must be some of"),
-        ("model=vit&methods=raw,magic", 400, "methods must be some of"),
+        ("model=vit&methods=", 400, "methods must be a list of one or more of"),
+        ("model=vit&methods=raw,magic", 400, "methods must be a list of one or more of"),
         ("model=vit&file=/etc/passwd", 400, "there is no field 'file'"),
         ("model=vit&model=bert", 400, "came twice"),
         ("&".join(f"a{n}=1" for n in range(40)), 400, "at most 32 fields"),
@@ -870,7 +887,7 @@ def test_what_a_model_cannot_do_is_said() -> None:
     with running({"small": Served("small", small, tokenizer())}) as up:
         found = up.trace("the " * 20, model="small")
         assert found.status == 422
-        assert found.error == "the input has 22 tokens, the model has positions for 8: cut it"
+        assert found.error == "the input has 22 tokens, but the model has positions for 8: shorten it"
 
 
 # In a browser
@@ -918,7 +935,7 @@ def test_enter_traces_and_shift_enter_breaks_the_line(browser: Any, up: Running)
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("bart")
         box = page.get_by_label("Sentence")
-        assert page.get_by_text("Enter traces, Shift+Enter breaks the line").all_inner_texts()[0]
+        assert page.get_by_text("Enter to trace, Shift+Enter for a new line").all_inner_texts()[0]
         box.fill("the key")
         tall = box.bounding_box()["height"]
         for _ in range(4):
@@ -950,7 +967,7 @@ def test_an_image_is_dropped_and_its_link_shows_it_again(browser: Any, up: Runni
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("vit")
         page.locator("#serve-file").set_input_files({**file, "name": "a.svg", "mimeType": "image/svg+xml"})
-        page.get_by_text("is no image that can be read").wait_for()
+        page.get_by_text("is not a supported image").wait_for()
         page.locator("#serve-file").set_input_files(file)
         page.get_by_text(TOOK).wait_for()
         link = page.url.removeprefix(f"http://127.0.0.1:{up.port}")
@@ -1020,10 +1037,10 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(
             OSError,
-            match=rf"--host 127.0.0.1 --port {port} cannot be listened on \(address .*\): choose another",
+            match=rf"cannot listen on --host 127.0.0.1 --port {port} \(address .*\): choose another",
         ):
             command.run(["./nowhere"], port=port)
-    with pytest.raises(OSError, match="is no address of this machine"):
+    with pytest.raises(OSError, match="is not an address of this machine"):
         bound("no such host", 1)
 
 
@@ -1055,11 +1072,11 @@ COMMAND = """
 import sys, time
 import overt.view.server as server
 from overt.cli.serve import run
-real = server.made
-def slow(ask, limits, wanted):
+real = server.trace_answer
+def slow(request, limits, wanted):
     time.sleep(1)
-    return real(ask, limits, wanted)
-server.made = slow
+    return real(request, limits, wanted)
+server.trace_answer = slow
 run([sys.argv[1]], port=0)
 """
 

@@ -144,7 +144,9 @@ def test_what_cannot_be_traced_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="torch module, got str"):
         overt.trace("bert", tokens())  # type: ignore[arg-type]
     clip = BY_NAME["CLIP"]
-    with pytest.raises(ValueError, match=r"several stacks, choose one by stack=…: 'vision_model\.enc"):
+    with pytest.raises(
+        ValueError, match=r"several stacks of attention layers, choose one with stack=…: 'vision_model\.enc"
+    ):
         overt.trace(clip.make(), inputs_of(clip))
     with pytest.raises(ValueError, match="no attention ran in 'nowhere'"):
         overt.trace(clip.make(), inputs_of(clip), stack="nowhere")
@@ -156,7 +158,10 @@ def test_what_cannot_be_traced_is_refused_by_name() -> None:
         (3.0, "inputs must be text, token ids, images"),
         ([[1, 2], ["x"]], "inputs must be lists of whole numbers"),
         ([[1, 2], [61]], "input_ids must lie in 0 to 59, got 61"),
-        (torch.zeros(1, 513, dtype=torch.long), "the input has 513 tokens, the model has positions for 512"),
+        (
+            torch.zeros(1, 513, dtype=torch.long),
+            "the input has 513 tokens, but the model has positions for 512",
+        ),
         ([], "inputs must be text"),
         (torch.zeros(2, 3, 4, dtype=torch.long), "got a tensor of shape"),
         ("text", "needs its tokenizer"),
@@ -269,7 +274,7 @@ def test_evolving_parts_are_the_maps_of_the_equation() -> None:
     own = AgreementClassifier(20, [overt.Evolving(alpha=0.0, beta=0.0)], layers=3, width=32, heads=4)
     plain = overt.trace(own, inputs, parts=True)
     torch.testing.assert_close(plain.parts["attention"][2], plain.maps[2])
-    with pytest.raises(ValueError, match="parts=True needs a mechanism whose work has parts"):
+    with pytest.raises(ValueError, match="parts=True needs a mechanism that exposes its parts"):
         overt.trace(BY_NAME["BERT"].make(), tokens(), parts=True)
 
 
@@ -336,7 +341,7 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no trace at"):
         overt.Trace.load(tmp_path / "none")
     (tmp_path / "junk").write_bytes(b"\x80\x04junk of some other kind")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         overt.Trace.load(tmp_path / "junk")
     save_file({"x": torch.ones(1)}, tmp_path / "other")
     with pytest.raises(ValueError, match="holds no trace"):
@@ -487,7 +492,7 @@ def test_wrong_names_and_indices_are_refused() -> None:
         overt.trace(model, tokens(), tokens=[["a", "b"]])
     with pytest.raises(ValueError, match="got a flat list"):
         overt.trace(model, tokens(), tokens=["a", "b"])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="examples are taken by number or slice"):
+    with pytest.raises(TypeError, match="examples are selected by number or slice"):
         overt.trace(model, tokens())[[0, 2]]  # type: ignore[index]
     assert len(overt.trace(model, tokens())[torch.tensor(1)]) == 1  # type: ignore[index]
     with pytest.raises(ValueError, match=r"no attention ran in 'nowhere'; stacks that did: 'bert\.encoder"):

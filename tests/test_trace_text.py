@@ -287,6 +287,6 @@ def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
     model = hf.BertModel.from_pretrained(tmp_path)
     assert overt.trace(model, torch.tensor([[5, 6, 30]])).tokens == [["5", "6", "30"]]
     with pytest.raises(
-        ValueError, match=r"no tokenizer in .* \(there are no files of one\): give tokenizer="
+        ValueError, match=r"no tokenizer in .* \(the folder has no tokenizer files\): give tokenizer="
     ):
         overt.trace(model, "a word")

@@ -219,7 +219,7 @@ def test_a_layer_that_remembers_is_refused() -> None:
 
     network = Network()
     network.layers[1] = Remembering()
-    with pytest.raises(ValueError, match=r"layers\.1 gives something else when it is run again"):
+    with pytest.raises(ValueError, match=r"layers\.1 gives another output when it is run again"):
         overt.trace(network, {"x": torch.randn(1, 4, 8)}, mixing=MIXING)
 
 

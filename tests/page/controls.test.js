@@ -40,6 +40,6 @@ test("a method that the index does not tell of is not offered", () => {
 test("heads are for the maps themselves; of other methods it is said that they have none", () => {
   const trace = traceOf({ tokens: ["a", "b"], methods: [...METHODS, HALF] }, { mean: [[MAP]], heads: [[MAP, MAP]], half: [[MAP]] });
   const picked = (method) => controls(trace, { method }, ["method", "head"]).viewer.controls.all((one) => one.title && one.tagName === "LABEL");
-  assert.deepEqual(picked("half").map((one) => one.title), ["half rollout is of the mean of the heads"]);
+  assert.deepEqual(picked("half").map((one) => one.title), ["half rollout uses the mean of the heads"]);
   assert.deepEqual(picked("raw"), []);
 });

@@ -126,7 +126,7 @@ test("rows of an encoder–decoder are over the source, then the target; rows th
   const trace = traceOf(about, { mean: [[[[1, 0], [0.25, 0.75]]]], "cross mean": [[[[1], [1]]]], rollout: [[[[0.5, 0.25, 0.25]]]] });
   assert.deepEqual(Array.from(trace.row("raw", 0, 1).values), [1, 0.25, 0.75]);
   assert.deepEqual(Array.from(trace.row("rollout", 0, 1).values), [0.5, 0.25, 0.25]);
-  assert.match(trace.row("rollout", 0, 0).missing, /rollout of one query only/);
+  assert.match(trace.row("rollout", 0, 0).missing, /rollout for one query only/);
   assert.equal(trace.row("flow", 0, 0).missing, "too long");
   assert.deepEqual(trace.methods, ["raw", "rollout"]);
 });
@@ -386,7 +386,7 @@ test("importances say of which tokens the page has them", () => {
   assert.deepEqual(trace.importances(0)[0].values, [3, 2, 1]);
   assert.deepEqual(trace.importances(1)[0], { method: "gradients", title: "gradients", target: "the next token", only: [2, 0], values: null });
   const strip = drawn(stripView, trace, { query: 1, method: "raw" });
-  assert.ok(strip.texts.includes("the page has it of token 2, token 0 only"), strip.texts.join("|"));
+  assert.ok(strip.texts.includes("the page has it only for token 2, token 0"), strip.texts.join("|"));
 });
 
 test("what is not in the page is said under the strip", () => {
@@ -413,7 +413,7 @@ test("a method that no view has heard of is one of the trace's where the page ha
   assert.deepEqual(without.methods, ["raw"]);
   assert.ok(drawn(stripView, without, { method: "raw" }).texts.includes("half rollout takes long"));
   const few = traceOf({ tokens: ["a", "b"], methods, queries: { half: [0] } }, { mean: [[map]], half: [[[[1, 0]]]] });
-  assert.match(few.row("half", 0, 1).missing, /the page has half rollout of one query only/);
+  assert.match(few.row("half", 0, 1).missing, /the page has half rollout for one query only/);
   assert.equal(traceOf({ tokens: ["a"], methods }, {}).row("half", 0, 0).missing, "the page has no half rollout");
 });
 

@@ -39,7 +39,7 @@ const tipOf = (surface, token) => surface.hits.find((hit) => hit.target.hover?.t
 
 test("it is for encoder–decoders", () => {
   assert.equal(crossView.applies(pair()), true);
-  assert.equal(crossView.applies(traceOf({ tokens: ["a"] }, { mean: [[[[1]]]] })), "this model has no encoder and decoder");
+  assert.equal(crossView.applies(traceOf({ tokens: ["a"] }, { mean: [[[[1]]]] })), "this model is not an encoder–decoder");
 });
 
 test("raw is cross attention before self-attention, of the chosen step", () => {
@@ -70,7 +70,7 @@ test("targets that are not yet written are soft, yet legible, and have no colour
   const filled = surface.of("rect").filter((call) => call.look.fill && call.look.radius === 5).map((call) => `${call.at[0]} ${call.at[2]}`);
   assert.deepEqual([5, 6].map((token) => filled.includes(`${boxes[token].x} ${boxes[token].wide}`)), [true, false]);
   assert.equal(look("der").weight, 700);
-  assert.match(tipOf(surface, 6), /not written yet/);
+  assert.match(tipOf(surface, 6), /not generated yet/);
 });
 
 test("the parts of source and target in rollout are said", () => {
@@ -160,8 +160,8 @@ test("a cell of the matrix links step and source word, by raw and by rollout", (
 test("rollout of some tokens only: the row says why, the matrix shows attention", () => {
   const trace = pair({ rollout: [ROLLOUT[2]], queries: { rollout: [2] } });
   const texts = drawn(crossView, trace, { method: "rollout", query: 0 }).texts.join("\n");
-  assert.match(texts, /the page has rollout of one query only/);
-  assert.match(texts, /attention to the source, layer 1, mean of heads \(the page has rollout of some tokens only\)/);
+  assert.match(texts, /the page has rollout for one query only/);
+  assert.match(texts, /attention to the source, layer 1, mean of heads \(the page has rollout for some tokens only\)/);
   assert.match(crossView.describe({ trace, seen: { method: "rollout", layer: 0, head: null, query: 0, token: null } }), /one query only/);
 });
 

@@ -133,10 +133,10 @@ test("a group that does not evolve says which does", () => {
   const trace = made();
   trace.about.groups.encoder = { layers: 2, heads: 2, rows: [0, 4], columns: [0, 4] };
   assert.equal(evolutionView.applies(trace), true);
-  assert.deepEqual(drawn(evolutionView, trace, { group: "encoder", layer: 1 }).texts, ["this attention does not evolve; look at: decoder"]);
+  assert.deepEqual(drawn(evolutionView, trace, { group: "encoder", layer: 1 }).texts, ["this attention does not evolve; see: decoder"]);
 });
 
 test("a trace without parts says how to have them", () => {
   const trace = traceOf({ tokens: ["a", "b"] }, { mean: [maps(1, 2, 2, 0.1)] });
-  assert.equal(evolutionView.applies(trace), "no parts: overt.trace(…, parts=True) of an evolving model");
+  assert.equal(evolutionView.applies(trace), "no parts: trace an evolving model with overt.trace(…, parts=True)");
 });

@@ -215,7 +215,7 @@ test("raw paths of an encoder–decoder are rollout's without a residual: its la
   const { edges } = graphPaths(trace, "raw", 1, 2);
   assert.ok(edges.length && edges.every((edge) => edge.to < source));
   const said = (method) => drawn(graphView, trace, { method, picked: true, layer: 1, query: 2 }).texts.join(" ");
-  assert.match(said("raw"), /without a residual it passes on nothing of the target/);
+  assert.match(said("raw"), /without a residual it passes nothing on from the target/);
 });
 
 /** One decoder layer whose self-attention and cross-attention share a row: of target 1, 0.5 + 0.1 on the source, 0.4 on the target. */
@@ -290,8 +290,8 @@ test("what packing left out of shared rows is made up for in both", () => {
 
 test("a shared row is not said to keep the target from passing", () => {
   const said = (trace) => drawn(graphView, trace, { method: "raw", picked: true, layer: 0, query: 1 }).texts.join(" ");
-  assert.doesNotMatch(said(joint()), /passes on nothing of the target/);
-  assert.match(said(joint({ joint: false })), /passes on nothing of the target/);
+  assert.doesNotMatch(said(joint()), /passes nothing on from the target/);
+  assert.match(said(joint({ joint: false })), /passes nothing on from the target/);
 });
 
 test("tokens of an encoder–decoder are counted from 0 in source and target", () => {
@@ -388,7 +388,7 @@ test("flow goes in straight lines to the input, and the drawing says why", () =>
   const ends = surface.of("line").filter((line) => line.at[0] === x(3) && line.at[2] === x(0));
   assert.deepEqual(new Set(ends.map((line) => line.at[3])), new Set(words.map((_, i) => y(i))));
   for (const line of ends) assert.equal(line.at[1], y(1));
-  assert.ok(surface.texts.includes("flow is no sum over paths: its amounts are drawn, straight to the input"));
+  assert.ok(surface.texts.includes("flow is not a sum over paths: its amounts are drawn straight to the input"));
 });
 
 test("a method that no view has heard of is drawn in straight lines, by its title and its measure", () => {
@@ -404,7 +404,7 @@ test("a method that no view has heard of is drawn in straight lines, by its titl
   const ends = surface.of("line").filter((line) => line.at[0] === x(3) && line.at[2] === x(0));
   assert.deepEqual(new Set(ends.map((line) => line.at[3])), new Set(words.map((_, i) => y(i))));
   assert.ok(surface.texts.includes("half rollout of “key”, layer 3, share"), surface.texts.join("|"));
-  assert.ok(surface.texts.includes("half rollout is no sum over paths: its shares are drawn, straight to the input"));
+  assert.ok(surface.texts.includes("half rollout is not a sum over paths: its shares are drawn straight to the input"));
   assert.match(hitAt(surface, 20, y(1)).tip, new RegExp(`\nhalf rollout, share: ${halves[2][1][1].toFixed(3)}$`));
   assert.match(graphView.describe({ trace, seen: trace.nearest({ ...state, head: null }) }), /draws on \(half rollout, share\): /);
 });
@@ -445,9 +445,9 @@ test("rows that the page has not are said, the others drawn", () => {
   const surface = drawn(graphView, trace, { method: "flow" });
   const { y } = graphLayout(trace, 900);
   assert.deepEqual(new Set(surface.of("curve").map((curve) => curve.at[1])), new Set([y(2)]));
-  assert.ok(surface.texts.some((text) => text.includes("the page has flow of one query only")));
+  assert.ok(surface.texts.some((text) => text.includes("the page has flow for one query only")));
   const picked = drawn(graphView, trace, { method: "flow", picked: true, query: 0 });
-  assert.ok(picked.texts.some((text) => text.includes("the page has flow of one query only")));
+  assert.ok(picked.texts.some((text) => text.includes("the page has flow for one query only")));
 });
 
 test("rollout's paths need no rollout row", () => {

@@ -81,7 +81,7 @@ test("a cell of the enlarged map tells its weight and leads to its query and key
 test("the enlarged map's scale ends at its own largest weight", () => {
   const surface = drawn(headsView, made(), { layer: 0, head: 0 }, 1280);
   assert.ok(surface.texts.includes("0.044"), "1 + 400 + 4000 of 100 000");
-  assert.ok(surface.texts.some((text) => text.startsWith("each has a scale of its own")));
+  assert.ok(surface.texts.some((text) => text.startsWith("each has its own scale")));
 });
 
 test("what rows left out stands beside them, from nothing to the page's unit", () => {

@@ -31,7 +31,7 @@ const light = (pixels, i) => pixels.data[4 * i] + pixels.data[4 * i + 1] + pixel
 afterEach(() => delete globalThis.Image);
 
 test("what is no image says so", () => {
-  assert.match(imageView.applies(traceOf({ tokens: TOKENS }, { mean: LAYERS })), /this trace is of no image/);
+  assert.match(imageView.applies(traceOf({ tokens: TOKENS }, { mean: LAYERS })), /this trace is not of an image/);
   assert.match(imageView.applies(made({ grid: [9, 9] })), /fewer tokens/);
   assert.equal(imageView.applies(made()), true);
 });
@@ -148,7 +148,7 @@ test("the picture is loaded once, drawn when it has come, and nothing else is fe
 test("a method that has not the query says so", () => {
   const trace = made({ queries: { rollout: [0] } });
   const surface = drawn(imageView, trace, { layer: 0, query: 3 });
-  assert.match(surface.texts.join(" "), /the page has rollout of one query/);
+  assert.match(surface.texts.join(" "), /the page has rollout for one query/);
   assert.equal(surface.of("image").length, 0);
 });
 

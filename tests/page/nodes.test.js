@@ -171,7 +171,7 @@ test("a hub draws few of many: in the picture, and of the table what is on the s
 
 test("what the page left out is said", () => {
   const texts = drawn(nodesView, hub(3, { left_out: 41 })).texts.join("\n");
-  assert.match(texts, /41 more not in the page/);
+  assert.match(texts, /41 more not on the page/);
   assert.match(texts, /41 more neighbours/);
 });
 

@@ -16,8 +16,8 @@ import { drawn, Recorder, traceOf } from "./record.js";
 const TOKENS = ["[CLS]", "key", "lies", "[SEP]"];
 const ROWS = [[0.8, 0.05, 0.03, 0.12], [0.7, 0.2, 0.04, 0.06], [0.7, 0.05, 0.2, 0.05], [0.6, 0.05, 0.05, 0.3]];
 const FOUND = { method: "rollout", token: 0, special: 0.8, word: 0.05 };
-const WHY = "Scaled by words: by rollout “[CLS]” draws on itself with 0.800 at layer 1, on words with at most 0.050; what is larger is drawn like the scale’s end.";
-const CHOSEN = "Scaled by words: what is larger is drawn like the scale’s end.";
+const WHY = "Scaled by words: by rollout “[CLS]” draws on itself with 0.800 at layer 1, on words with at most 0.050; larger values are drawn like the end of the scale.";
+const CHOSEN = "Scaled by words: larger values are drawn like the end of the scale.";
 
 function sunk(about = {}) {
   return traceOf({ tokens: TOKENS, special: [1, 0, 0, 1], drowned: FOUND, ...about }, { mean: [[ROWS]], rollout: [[ROWS]] });

@@ -101,7 +101,7 @@ test("both boxes send on Enter, once for a key that is held down, and say so", (
     press({ isComposing: true });
     assert.deepEqual([runs, kept], [1, 2], "these are the browser’s");
     const hint = form.form.all((one) => one.id === box.getAttribute("aria-describedby"));
-    assert.deepEqual(hint.map((one) => one.textContent), ["Enter traces, Shift+Enter breaks the line"]);
+    assert.deepEqual(hint.map((one) => one.textContent), ["Enter to trace, Shift+Enter for a new line"]);
   }
 });
 

@@ -148,10 +148,10 @@ test("maps that are not attention are said to be what they are", () => {
 test("a query without rollouts is said to have none, and those that are there are shown", () => {
   const trace = made({ queries: { "rollout average": [0], "rollout spread": [0] } }, { "rollout average": [[[MEAN[0]]]], "rollout spread": [[[SPREAD[0]]]] });
   const surface = drawn(uncertaintyView, trace, { query: 2 });
-  assert.match(surface.texts.join(" "), /Not of “key” \(token 2\): the page has the samples’ rollouts of “\[CLS\]” \(token 0\) only\./);
+  assert.match(surface.texts.join(" "), /None for “key” \(token 2\): the page has the samples’ rollouts only for “\[CLS\]” \(token 0\)\./);
   assert.ok(surface.texts.includes("What “[CLS]” draws on"));
   assert.ok(surface.texts.includes("0.500 ± 0.125"));
-  assert.doesNotMatch(drawn(uncertaintyView, trace, { query: 0 }).texts.join(" "), /Not of/);
+  assert.doesNotMatch(drawn(uncertaintyView, trace, { query: 0 }).texts.join(" "), /None for/);
 });
 
 test("a page without rollouts says so and still has the maps", () => {

@@ -102,18 +102,18 @@ def _check_weights(place: str) -> None:
 
 def _trace_once(served: Served, place: str) -> Served:
     """Trace once, to refuse a model that cannot be traced and to compile before the first request."""
-    from overt.view.server.asks import Ask, made
+    from overt.view.server.trace_request import TraceRequest, trace_answer
 
-    ask = Ask(served, WORDS)
+    request = TraceRequest(served, WORDS)
     if served.kind == "image":
         need("PIL", "view")
         from PIL import Image
 
         picture = io.BytesIO()
         Image.new("RGB", (64, 64), (120, 90, 60)).save(picture, "PNG")
-        ask = Ask(served, picture=picture.getvalue(), format="PNG")
+        request = TraceRequest(served, picture=picture.getvalue(), format="PNG")
     try:
-        answer = json.loads(made(ask, Limits(), lambda: True))
+        answer = json.loads(trace_answer(request, Limits(), lambda: True))
     except Exception as error:  # a model's own code can fail in any way
         raise ValueError(f"--model {place} cannot be traced: {_line(error)}") from None
     return replace(served, layers=answer["index"]["traces"][0]["layers"])

@@ -1,7 +1,7 @@
-"""Attention read back to the input: traces, the mixings they hold, the methods that read them.
+"""Attention traced back to the input: traces, the mixings that fill their maps, the methods that read them.
 
-`trace` makes a `Trace`. A mixing (`register_mixing`) defines what its maps hold, and a method
-(`register_method`) what a query draws on according to them.
+`trace` makes a `Trace`. A mixing (`register_mixing`) defines what its maps hold; a method (`register_method`)
+computes from them what each query draws on.
 """
 
 from overt.tracing.arrays import flow, raw, read, rollout

@@ -1,7 +1,7 @@
 """Methods on plain arrays: from Hugging Face's `output.attentions`, from a file, from anywhere.
 
-They give (batch, layer, query, token) in float64, with one more axis after the layer for `heads="each"`; an
-array for arrays and a tensor for tensors, zeros at padding. A `Trace` has the same methods.
+They return (batch, layer, query, token) in float64, with an extra axis after the layer for `heads="each"`: an
+array for arrays and a tensor for tensors, with zeros at padding. A `Trace` has the same methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Arrays: TypeAlias = Union[Tensor, "np.ndarray[Any, Any]", Sequence[Any]]
 
 
 class ArrayArguments(Arguments, total=False):
-    """Those of `read`, for methods that have none of their own."""
+    """Keyword arguments of `read`, for methods without additional ones."""
 
     mask: Any
     encoder: Arrays | None
@@ -33,7 +33,7 @@ class ArrayArguments(Arguments, total=False):
 
 
 class FlowArrayArguments(FlowArguments, ArrayArguments, total=False):
-    """Those of `flow`."""
+    """Keyword arguments of `flow`."""
 
 
 def read(
@@ -47,36 +47,36 @@ def read(
     queries: Numbers = None,
     **options: Any,
 ) -> Any:
-    """A method that reads maps, by its name.
+    """Apply a method that reads maps, chosen by its name.
 
     Args:
         method: "raw", "rollout", "flow" or your own.
         attentions: (batch, layer, head, query, key), or one (batch, head, query, key) per layer as Hugging
-            Face returns them: numpy arrays, tensors or nested lists. Of an encoder–decoder, the decoder's
+            Face returns them: numpy arrays, tensors or nested lists. For an encoder–decoder, the decoder's
             self-attention.
-        mask: (batch, token), 0 or False at padding; tokens are source, then target in an encoder–decoder.
+        mask: (batch, token), 0 or False at padding; in an encoder–decoder, source, then target.
         encoder: an encoder–decoder's encoder maps.
         cross: its cross-attention maps, (batch, head, target, source) per decoder layer.
         visible: boolean (batch or 1, query, key), which cells attention may fill, for `receptive_field`: one
-            for all layers or one per layer, such as a sliding window's. None takes the lower triangle for
-            causal maps and everything for others.
+            mask for all layers or one per layer, such as a sliding window's. None means the lower triangle
+            for causal maps and all cells for others.
         queries: which rows; all by default.
-        options: others of the method, as in `Options`.
+        options: the method's other arguments, as in `Options`.
 
     Returns:
         (batch, layer, query, token) in float64, an array for arrays and a tensor for tensors; (batch, layer,
         head, query, token) for `heads="each"`. Zeros at padding.
     """
-    found = method_of(method, methods("maps"))
+    reader = method_of(method, methods("maps"))
     levels, back = levels_of(attentions, mask, encoder, cross, visible)
-    return back(read_levels(found, levels, queries, options))
+    return back(read_levels(reader, levels, queries, options))
 
 
 def raw(attentions: Arrays, **options: Unpack[ArrayArguments]) -> Any:
-    """The maps of each layer as they are, in the shape that the other methods have.
+    """The maps of each layer as they are, in the shape of the other methods' results.
 
     Args:
-        attentions: (batch, layer, head, query, key), or one map per layer; negative ones are refused.
+        attentions: (batch, layer, head, query, key), or one map per layer; negative values are refused.
         options: mask, encoder, cross, visible, queries as for `overt.tracing.read`; layers, heads, normalize,
             receptive_field as in `overt.tracing.Options`.
     """
@@ -88,7 +88,7 @@ def rollout(attentions: Arrays, **options: Unpack[ArrayArguments]) -> Any:
 
     Args:
         attentions: (batch, layer, head, query, key), or one (batch, head, query, key) per layer as Hugging
-            Face returns them: numpy arrays, tensors or nested lists. Of an encoder–decoder, the decoder's
+            Face returns them: numpy arrays, tensors or nested lists. For an encoder–decoder, the decoder's
             self-attention.
         options: mask, encoder, cross, visible, queries as for `overt.tracing.read`; layers, heads, residual
             (0.5 by default), normalize, receptive_field as in `overt.tracing.Options`.
@@ -99,8 +99,8 @@ def rollout(attentions: Arrays, **options: Unpack[ArrayArguments]) -> Any:
 def flow(attentions: Arrays, **options: Unpack[FlowArrayArguments]) -> Any:
     """Attention flow: the maximum flow from each query to each input, edges carrying up to their weight.
 
-    Values are flows, in [0, 1] for maps whose rows sum to one; the authors' code reports them with rows that
-    sum to one (`normalize=True`).
+    Values are flows, in [0, 1] for maps whose rows sum to one; the authors' code reports them normalised so
+    that rows sum to one (`normalize=True`).
 
     Args:
         attentions: as for `rollout`.
@@ -116,7 +116,7 @@ def levels_of(
     cross: Arrays | None = None,
     visible: Any = None,
 ) -> tuple[Levels, Callable[[Tensor], Any]]:
-    """Arrays as levels, and the way back from tensors to the kind of array that came."""
+    """Arrays as levels, and a function that converts results to the kind of array that was passed."""
     maps, tensors = _layers("attentions", attentions)
     below = [] if encoder is None else _layers("encoder", encoder)[0]
     across = [] if cross is None else _layers("cross", cross)[0]
@@ -157,19 +157,19 @@ def levels_of(
     return levels, back
 
 
-def _visible(levels: Levels, given: Any) -> list[Tensor | None]:
-    """Which cells each map may fill: as told, or by whether all maps are causal."""
+def _visible(levels: Levels, visible: Any) -> list[Tensor | None]:
+    """Which cells each map may fill: as given, or by whether all maps are causal."""
     rest: list[Tensor | None] = [None] * (len(levels.encoder) + len(levels.cross))
     n = levels.queries
-    if given is None:
-        # Padding's rows may hold anything, so they have no say.
+    if visible is None:
+        # Rows of padding may hold anything, so they are ignored.
         real = levels.without_padding().maps
         causal = n > 1 and all(not bool(cells.triu(1).any()) for cells in real)
         seen = torch.ones(1, n, n, dtype=torch.bool).tril() if causal else None
         return [seen] * levels.layers + rest
-    listed = given if isinstance(given, list | tuple) else [given] * levels.layers
-    masks: list[Tensor | None] = [_tensor(one) != 0 for one in listed]
-    sizes = {tuple(one.shape) for one in masks if one is not None}
+    listed = visible if isinstance(visible, list | tuple) else [visible] * levels.layers
+    masks: list[Tensor | None] = [_tensor(mask) != 0 for mask in listed]
+    sizes = {tuple(mask.shape) for mask in masks if mask is not None}
     if len(masks) != levels.layers or not sizes <= {(1, n, n), (levels.mask.shape[0], n, n)}:
         raise ValueError(
             f"visible must have shape (1, {n}, {n}) or ({levels.mask.shape[0]}, {n}, {n}), one for all "
@@ -179,14 +179,14 @@ def _visible(levels: Levels, given: Any) -> list[Tensor | None]:
 
 
 def _layers(name: str, value: Arrays) -> tuple[list[Tensor], bool]:
-    """Maps, one tensor per layer, and whether tensors came."""
+    """Maps, one tensor per layer, and whether tensors were passed."""
     if value is None or isinstance(value, Mapping) or (isinstance(value, tuple) and None in value):
         what = type(value).__name__ if not isinstance(value, tuple) else "a tuple with None in it"
         raise ValueError(f"{name} must be attention maps, such as a model's output.attentions, got {what}")
     listed = isinstance(value, list | tuple)
     tensors = isinstance(value, Tensor) or (listed and len(value) > 0 and isinstance(value[0], Tensor))
     if listed and len(value) == 0:
-        raise ValueError(f"{name} must hold at least one layer, got none (was sdpa asked for attentions?)")
+        raise ValueError(f"{name} must hold at least one layer, got none (sdpa returns no attentions)")
     if listed and (tensors or hasattr(value[0], "shape")):
         layers = [_map(f"{name}[{number}]", cells) for number, cells in enumerate(value)]
     else:

@@ -1,8 +1,8 @@
-"""Watching a model attend: one forward pass, and a call back for every attention that runs in it.
+"""Watching a model attend: one forward pass, with a callback for every attention that runs in it.
 
-Three kinds of attention are watched: those that transformers dispatches, plain or attached to;
-`torch.nn.MultiheadAttention`; and Overt's own. Whatever is changed for it (hooks, attention implementation,
-torch's fast path, training mode) is put back, also when the forward fails.
+Three kinds of attention are watched: those that transformers dispatches, plain or attached;
+`torch.nn.MultiheadAttention`; and Overt's own. Everything that is changed for this (hooks, attention
+implementation, torch's fast path, training mode) is restored, even if the forward pass fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from overt.mechanisms.site import Kind
 
 NAME = "overt-trace"
 FUSED = "fused"  # the part that is the map in use
-# Of torch's MultiheadAttention and of ours, by position.
+# Positional arguments of torch's MultiheadAttention and of ours.
 ARGUMENTS = (
     "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights",
     "is_causal",
@@ -48,13 +48,13 @@ class CapturedAttention:
         kind: "encoder", "decoder" or "cross".
         weights: (batch, head, query, key), as used.
         visible: boolean (batch or 1, query, key), or None for all.
-        value: (batch, head, key, dim), where asked for.
-        output: weight of the projection that follows, (width, head·dim), where asked for.
-        parts: of its mechanisms, name → (batch, head, query, key), where asked for.
-        part_names: names of all parts that its mechanisms can show.
+        value: (batch, head, key, dim), if requested.
+        output: weight of the projection that follows, (width, head·dim), if requested.
+        parts: those of its mechanisms, name → (batch, head, query, key), if requested.
+        part_names: names of all parts that its mechanisms can expose.
         sums_to_one: whether rows of visible weights sum to one.
         signed: whether weights may be negative.
-        number: its place among the calls of the pass that are traced.
+        number: its place among the traced calls of the pass.
     """
 
     path: str
@@ -71,7 +71,7 @@ class CapturedAttention:
     number: int = -1
 
     def made_by(self, map: AttentionMap | None) -> None:
-        """Note what the mechanisms of a map say of its weights."""
+        """Record the properties that a map's mechanisms declare for its weights."""
         if map is not None:
             self.sums_to_one, self.signed = map.sums_to_one, map.signed
             self.part_names = tuple(name for layer in map.layers for name in layer.part_names)
@@ -83,37 +83,37 @@ Edit = Callable[[str, Tensor], Tensor]
 
 @dataclass(eq=False)
 class Watch:
-    """Who is called back, and what for.
+    """The callback, and what to capture for it.
 
     Attributes:
-        seen: is called with each attention that ran.
-        values: whether values and output projections are given.
-        parts: whether parts of mechanisms are given.
-        edit: if set, takes an attention's path and its values, (batch, head, key, dim), and gives those that
-            are mixed in their place; nobody is called back while it is.
+        seen: called with each attention that ran.
+        values: whether to capture values and output projections.
+        parts: whether to capture the parts of mechanisms.
+        edit: if set, takes an attention's path and its values, (batch, head, key, dim), and returns the
+            values to mix instead; there are no callbacks while it is set.
     """
 
     seen: Seen
     values: bool
     parts: bool
     edit: Edit | None = None
-    # By the storage of its output, until that is projected; the output is held, or its place would be reused.
+    # By the storage of their output, until it is projected; holding the output keeps its memory from reuse.
     waiting: dict[int, tuple[CapturedAttention, Tensor]] = field(default_factory=dict)
-    wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → what PEFT put around it
-    found: dict[str, Tensor] = field(default_factory=dict)  # parts of the map that is being made
+    wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → PEFT's wrapper around it
+    parts_shown: dict[str, Tensor] = field(default_factory=dict)  # parts of the map being computed
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def check_projected(self) -> None:
-        """Refuse attentions whose output went into no projection, where that was to be given."""
+        """Refuse attentions whose output went into no projection, if projections are captured."""
         if self.waiting:
             call, _ = next(iter(self.waiting.values()))
             raise ValueError(
-                f"what follows {call.path} is no linear projection of its output, which this mixing needs"
+                f"{call.path} is not followed by a linear projection of its output, which this mixing needs"
             )
 
     def visible(self, mask: Tensor | None, keys: int) -> Tensor | None:
-        """A mask of transformers' as visibility, made once for the layers that share it."""
+        """A mask from transformers as visibility, computed once for the layers that share it."""
         if mask is None:
             return None
         known = self.masks.get(id(mask))
@@ -124,18 +124,18 @@ class Watch:
         return known[1]
 
 
-_watching = threading.local()
+_thread_state = threading.local()
 _one_at_a_time = threading.RLock()
 
 
 def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """The family's own eager attention, with a look at its weights."""
-    watch: Watch | None = getattr(_watching, "now", None)
+    """The model family's own eager attention, whose weights are captured."""
+    watch: Watch | None = getattr(_thread_state, "now", None)
     eager = eager_of(module)
     if eager is None:
-        raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be seen")
+        raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be captured")
     place = None if watch is None else watch.places.get(id(module))
     if watch is not None and watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
@@ -145,13 +145,13 @@ def _dispatch(
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
         if watch.values:
-            output = output.contiguous()  # so that the caller reshapes it in place, and it is known again
+            output = output.contiguous()  # so that the caller's reshape is a view, which is recognised later
         _projected_later(watch, call, value, output)
     return output, weights
 
 
 def _projected_later(watch: Watch, call: CapturedAttention, value: Tensor, output: Tensor) -> None:
-    """Report a call; where values are wanted, once the projection that takes its output is known."""
+    """Report a call; if values are captured, only once the projection that takes its output is known."""
     if not watch.values:
         watch.seen(call)
         return
@@ -165,61 +165,61 @@ def _register() -> None:
 
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, eager_mask)
-    register_attached()  # what is traced may be attached to, and have come from another process
+    register_attached()  # the traced model may be attached, and come from another process
 
 
 @contextmanager
 def watching(
     model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False, edits: bool = False
 ) -> Iterator[Watch]:
-    """CapturedAttention `seen` for each attention of a model that runs inside, in evaluation mode.
+    """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
         model: any module with attentions of the three kinds.
-        seen: is called with each.
-        values: also give values and output projections.
-        parts: also give the parts of mechanisms that have some.
+        seen: called with each.
+        values: also capture values and output projections.
+        parts: also capture the parts of mechanisms that expose them.
         edits: whether values will be edited.
     """
     watch = Watch(seen, values, parts)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        stack.enter_context(wanting_maps())  # which fused kernels do not make
-        found = _watch_dispatched(model, watch, stack)
+        stack.enter_context(wanting_maps())  # fused kernels make none
+        traceable = _watch_dispatched(model, watch, stack)
         for path, module in model.named_modules():
             if isinstance(module, AttachedAttention):
                 _watch_attached(path, module, watch, stack)
-                found = True
+                traceable = True
             elif isinstance(module, MultiheadAttention):
                 _watch_own(path, module, watch, stack, edits)
-                found = True
+                traceable = True
             elif isinstance(module, nn.MultiheadAttention):
                 _watch_torch(path, module, watch, stack)
-                found = True
+                traceable = True
             elif isinstance(module, MechanismLayer) and module.part_names and parts:
-                stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_parts(watch))))
+                stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_parts(watch))))
             elif isinstance(inner := getattr(module, "base_layer", None), nn.Module) and values:
                 watch.wrappers[id(inner)] = module
             elif values and _is_projection(module):
-                stack.enter_context(_hooked(module.register_forward_pre_hook(_look_at_projection(watch))))
-        if not found:
+                stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_projection(watch))))
+        if not traceable:
             raise ValueError(
                 f"{name_of(model)} cannot be traced: its attention is neither dispatched through "
-                "transformers' attention interface nor torch's nor overt's MultiheadAttention (weights from "
-                "elsewhere go into overt.rollout and overt.flow)"
+                "transformers' attention interface nor torch's nor overt's MultiheadAttention (overt.rollout "
+                "and overt.flow take weights from any source)"
             )
-        before = getattr(_watching, "now", None)
-        _watching.now = watch
+        before = getattr(_thread_state, "now", None)
+        _thread_state.now = watch
         try:
             yield watch
         finally:
-            _watching.now = before
+            _thread_state.now = before
         watch.check_projected()
 
 
 @contextmanager
-def _hooked(handle: Any) -> Iterator[None]:
+def _hook(handle: Any) -> Iterator[None]:
     try:
         yield
     finally:
@@ -245,7 +245,7 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     watch.places = {id(place.module): place for place in plain}
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
-        return True  # the attentions of an attached model all have their part
+        return True  # all attentions of an attached model have their own module
     configs = {id(c): c for m in (*models, *(p.module for p in plain)) if (c := getattr(m, "config", None))}
     stack.enter_context(_implementation(list(configs.values())))
     return True
@@ -257,21 +257,21 @@ def _holds(outer: nn.Module, inner: nn.Module) -> bool:
 
 @contextmanager
 def _implementation(configs: list[Any]) -> Iterator[None]:
-    """Dispatch to the watching attention; every config gets its own implementation back."""
-    kept = [
+    """Dispatch to the watching attention; every config gets its implementation back."""
+    implementations = [
         (c, c._attn_implementation_internal) for c in configs if hasattr(c, "_attn_implementation_internal")
     ]
     try:
-        for config, _ in kept:
+        for config, _ in implementations:
             config._attn_implementation_internal = NAME
         yield
     finally:
-        for config, implementation in kept:
+        for config, implementation in implementations:
             config._attn_implementation_internal = implementation
 
 
 def _chain(path: str) -> str:
-    """The list of layers that a path leads through; the path itself where there is none."""
+    """The list of layers that a path leads through; the path itself if there is none."""
     return re.split(r"\.\d+(?:\.|$)", path)[0]
 
 
@@ -286,28 +286,28 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
 
     def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         if watch.edit is not None:
-            watch.found = {}
+            watch.parts_shown = {}
             return
         mixed, weights = output
-        call = CapturedAttention(name, chain, kind, weights, parts=watch.found)
+        call = CapturedAttention(name, chain, kind, weights, parts=watch.parts_shown)
         call.made_by(part.map)
-        watch.found = {}
+        watch.parts_shown = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
         _projected_later(watch, call, args[2], mixed)
 
     kind = module.kind
-    stack.enter_context(_hooked(module.register_forward_pre_hook(before)))
-    stack.enter_context(_hooked(module.register_forward_hook(look)))
+    stack.enter_context(_hook(module.register_forward_pre_hook(before)))
+    stack.enter_context(_hook(module.register_forward_hook(look)))
 
 
 def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitStack, edits: bool) -> None:
-    """Overt's own attention: the map is a module of its own, whose call tells what may be seen."""
+    """Overt's own attention: the map is a separate module, whose call has the visibility."""
     kind, chain = module.map.site.kind, _chain(path)
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-        inputs[:] = [(given["query"], given["key"], given["value"])]
+        named = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        inputs[:] = [(named["query"], named["key"], named["value"])]
 
     def edited(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = project(query, key, value)
@@ -315,12 +315,12 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
 
     def look(part: Any, args: tuple[Any, ...], weights: Tensor) -> None:
         if watch.edit is not None:
-            watch.found = {}
+            watch.parts_shown = {}
             return
         visible = args[0].visible().expand(weights.shape).any(dim=1).cpu()
-        call = CapturedAttention(path, chain, kind, weights, visible, parts=watch.found)
+        call = CapturedAttention(path, chain, kind, weights, visible, parts=watch.parts_shown)
         call.made_by(part)
-        watch.found = {}
+        watch.parts_shown = {}
         if watch.values:
             query, key, value = inputs[0]
             if query.dim() == 2:
@@ -332,29 +332,29 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
         watch.seen(call)
 
     project = module._project
-    stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True)))
-    stack.enter_context(_hooked(module.map.register_forward_hook(look)))
+    stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True)))
+    stack.enter_context(_hook(module.map.register_forward_hook(look)))
     if edits:
         object.__setattr__(module, "_project", edited)
         stack.callback(object.__delattr__, module, "_project")
 
 
 def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: ExitStack) -> None:
-    """torch's attention: ask it for weights, and give its caller what the caller asked for."""
+    """torch's attention: request its weights, and return to the caller what the caller requested."""
     if module.add_zero_attn or module.bias_k is not None:
-        raise ValueError(f"{path}: add_bias_kv and add_zero_attn have keys that are no tokens: not supported")
+        raise ValueError(f"{path}: add_bias_kv and add_zero_attn add keys that are not tokens: not supported")
     chain = _chain(path)
-    wanted: list[tuple[bool, bool]] = []
+    requests: list[tuple[bool, bool]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-        wanted.append((given.get("need_weights", True), given.get("average_attn_weights", True)))
-        return (), {**given, "need_weights": True, "average_attn_weights": False}
+        named = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        requests.append((named.get("need_weights", True), named.get("average_attn_weights", True)))
+        return (), {**named, "need_weights": True, "average_attn_weights": False}
 
     def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         del args
         mixed, weights = output
-        need, average = wanted.pop()
+        need, average = requests.pop()
         unbatched = weights.dim() == 3
         whole = weights.unsqueeze(0) if unbatched else weights
         query, key = kwargs["query"], kwargs["key"]
@@ -371,8 +371,8 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
             )
             if watch.edit is not None:
                 call.value = watch.edit(path, call.value)
-            # torch returns a view beside the way to its output; the output is made again from it, so that
-            # gradients of the weights exist.
+            # The weights that torch returns are not on the path to its output; the output is computed again
+            # from them, so that they have gradients.
             joined = (whole @ call.value).transpose(1, 2).flatten(2)
             again = nn.functional.linear(joined, module.out_proj.weight, module.out_proj.bias)
             mixed = again[0] if unbatched else again if module.batch_first else again.transpose(0, 1)
@@ -382,8 +382,8 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
             return mixed, None
         return mixed, weights.mean(dim=-3) if average else weights
 
-    stack.enter_context(_hooked(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
-    stack.enter_context(_hooked(module.register_forward_hook(look, with_kwargs=True)))
+    stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
+    stack.enter_context(_hook(module.register_forward_hook(look, with_kwargs=True)))
     stack.enter_context(_slow_path())
 
 
@@ -398,10 +398,10 @@ def _slow_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _visible_of_torch(given: Mapping[str, Any], weights: Tensor) -> Tensor | None:
+def _visible_of_torch(arguments: Mapping[str, Any], weights: Tensor) -> Tensor | None:
     batch, heads, queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool, device=weights.device)
-    mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
+    mask, padding = arguments.get("attn_mask"), arguments.get("key_padding_mask")
     if mask is None and padding is None:
         return None
     if mask is not None:
@@ -430,12 +430,12 @@ def _value_of_torch(module: nn.MultiheadAttention, value: Tensor, unbatched: boo
 
 def _look_at_parts(watch: Watch) -> Callable[..., None]:
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """What a mechanism's layer is about to do."""
+        """Capture the parts of a mechanism's layer before it runs."""
         assert isinstance(layer, MechanismLayer)
-        found = layer.parts(*args)
-        if unknown := sorted(set(found) - set(layer.part_names)):
-            raise ValueError(f"{layer.name} shows {', '.join(unknown)}, which its part_names do not have")
-        watch.found |= found
+        parts = layer.parts(*args)
+        if unknown := sorted(set(parts) - set(layer.part_names)):
+            raise ValueError(f"{layer.name} exposes {', '.join(unknown)}, which its part_names lack")
+        watch.parts_shown |= parts
 
     return look
 
@@ -446,14 +446,14 @@ def _is_projection(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
-def _adapted(wrapper: Any, path: str) -> Any:
+def _adapter_weight(wrapper: Any, path: str) -> Any:
     """What PEFT's adapters add to a projection's weight."""
     if wrapper.merged:
         return 0.0
     names = [name for name in wrapper.active_adapters if name in getattr(wrapper, "lora_A", {})]
     plain = hasattr(wrapper, "get_delta_weight") and not any(getattr(wrapper, "use_dora", {}).values())
     if not names or not plain:
-        raise ValueError(f"the adapter on the projection after {path} is not LoRA's: merge it before tracing")
+        raise ValueError(f"the adapter on the projection after {path} is not LoRA: merge it before tracing")
     return sum(wrapper.get_delta_weight(name) for name in names)
 
 
@@ -469,7 +469,7 @@ def _look_at_projection(watch: Watch) -> Callable[..., None]:
         call.output = weight if isinstance(module, nn.Linear) else weight.T  # Conv1D keeps it transposed
         wrapper: Any = watch.wrappers.get(id(module))
         if wrapper is not None:
-            call.output = call.output + _adapted(wrapper, call.path)
+            call.output = call.output + _adapter_weight(wrapper, call.path)
         watch.seen(call)
 
     return look

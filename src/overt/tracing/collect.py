@@ -1,4 +1,4 @@
-"""Collecting: one forward pass of a model, and of each attention in it no more than was asked for."""
+"""Collecting maps: one forward pass of a model, keeping only what was requested of each attention."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from overt.tracing.subject import differentiable, with_history
 
 
 class Collector:
-    """Takes each attention's map as it comes.
+    """Receives each attention's map as it is computed.
 
     Attributes:
         mixing: makes the maps.
-        parts: of each call, what its mechanisms show, where asked for.
-        stack: path of the stack that is traced; None for all.
-        calls: that ran, without their tensors.
-        shapes: of their weights, (batch, head, query, key).
-        maps: float32 on the CPU; None until it comes.
-        stacks: all that ran, in order.
+        parts: the parts that the mechanisms of each call expose, if requested.
+        stack: path of the traced stack; None for all.
+        calls: the calls, without their tensors.
+        shapes: shapes of their weights, (batch, head, query, key).
+        maps: one per call, float32 on the CPU; None until computed.
+        stacks: all stacks that ran, in order.
     """
 
     def __init__(self, mixing: Mixing, parts: bool = False, stack: str | None = None) -> None:
@@ -40,28 +40,28 @@ class Collector:
         self.stacks: dict[str, None] = {}
 
     def __call__(self, call: CapturedAttention) -> None:
-        """Take one attention's map."""
+        """Receive one attention."""
         self.stacks[call.chain] = None
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
             return
-        nothing = torch.empty(0)  # a view of the weights, however small, would keep all of them
+        nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
         call.number = len(self.calls)
         self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
         self.shapes.append(call.weights.shape)
         cells = self.mixing.map(call)
-        self.maps.append(None if cells is None else self._checked(call.number, cells))
-        self.parts.append({name: self._part(one) for name, one in call.parts.items()})
+        self.maps.append(None if cells is None else self._check_map(call.number, cells))
+        self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
 
     def _part(self, cells: Tensor) -> Tensor:
-        return _kept(cells if self.mixing.keep else cells.mean(dim=1, dtype=torch.float32))
+        return _cpu_copy(cells if self.mixing.keep else cells.mean(dim=1, dtype=torch.float32))
 
     def finish(self, score: Callable[[], Tensor]) -> None:
-        """Take the maps that come after the pass."""
+        """Receive the maps that are computed after the pass."""
         for number, cells in self.mixing.maps_after(score).items():
-            self.maps[number] = self._checked(number, cells)
+            self.maps[number] = self._check_map(number, cells)
 
-    def _checked(self, number: int, cells: Tensor) -> Tensor:
-        """A map that is one, kept."""
+    def _check_map(self, number: int, cells: Tensor) -> Tensor:
+        """A copy of a map, after checking its shape and sign."""
         batch, heads, queries, keys = self.shapes[number]
         shape = (batch, heads, queries, keys) if self.mixing.keep else (batch, queries, keys)
         if not isinstance(cells, Tensor) or cells.shape != shape:
@@ -69,27 +69,27 @@ class Collector:
             raise ValueError(f"the mixing {self.mixing.name!r} must make maps of shape {shape}, got {got}")
         if self.mixing.signed is False and bool((cells < 0).any()):
             raise ValueError(
-                f"the mixing {self.mixing.name!r} is not signed, and made {float(cells.min()):g} of "
-                f"{self.calls[number].path}"
+                f"the mixing {self.mixing.name!r} is not signed, but its map of "
+                f"{self.calls[number].path} has {float(cells.min()):g}"
             )
-        return _kept(cells)
+        return _cpu_copy(cells)
 
     def map(self, number: int) -> Tensor:
-        """A call's map, which has come."""
-        found = self.maps[number]
-        if found is None:
+        """A call's map; an error if there is none."""
+        cells = self.maps[number]
+        if cells is None:
             call = self.calls[number]
             raise ValueError(f"{self.mixing.title} has no map of {call.path}: {self.mixing.why_no_map(call)}")
-        return found
+        return cells
 
     def part(self, number: int, name: str) -> Tensor | None:
-        """A part of a call's map; None where it has none, as where no mechanism is attached."""
-        found = self.parts[number]
-        return (self.map(number) if found else None) if name == FUSED else found.get(name)
+        """A part of a call's map; None where there is none, for example without an attached mechanism."""
+        parts = self.parts[number]
+        return (self.map(number) if parts else None) if name == FUSED else parts.get(name)
 
 
-def _kept(cells: Tensor) -> Tensor:
-    # Not a view of something larger, and not the tensor that the model goes on with.
+def _cpu_copy(cells: Tensor) -> Tensor:
+    # Neither a view of a larger tensor nor the tensor that the model goes on to use.
     return cells.detach().to("cpu", torch.float32, copy=True)
 
 
@@ -100,19 +100,19 @@ def collect(
     score: Callable[[Any], Tensor] | None = None,
     check: Callable[[Collector], object] | None = None,
 ) -> Any:
-    """Run the model once, in evaluation mode, under a collector; returns what it returned.
+    """Run the model once, in evaluation mode, under a collector; returns the model's result.
 
     Args:
         model: the model.
-        arguments: of its forward.
-        collector: takes the maps.
-        score: from what the model returned, what gradients explain; None where nobody asks.
-        check: refuses what ran, before more is made of it.
+        arguments: those of its forward.
+        collector: receives the maps.
+        score: takes the model's result and returns the score to differentiate; None where none is needed.
+        check: raises an error if the captured calls cannot be traced, before further work is done.
     """
 
-    def explained() -> Tensor:
+    def scored() -> Tensor:
         if score is None:
-            raise ValueError(f"{collector.mixing.title} asks for a score, and there is none here")
+            raise ValueError(f"{collector.mixing.title} needs a score to differentiate, and none was given")
         return score(result)
 
     mixing = collector.mixing
@@ -126,22 +126,22 @@ def collect(
         watch.check_projected()
         if check is not None:
             check(collector)
-        collector.finish(explained)
+        collector.finish(scored)
     return result
 
 
 class sampling:  # noqa: N801, used like a function
     """Arguments of a forward that draws posterior sample `number`."""
 
-    def __init__(self, model: nn.Module, given: Inputs, number: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, number: int, seed: int) -> None:
         from overt.attaching.state import AttachedState
 
-        self.arguments, self.number, self.seed = dict(given.arguments), number, seed
+        self.arguments, self.number, self.seed = dict(inputs.arguments), number, seed
         self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)
         if self.state is None and not _takes_chain(model):
             raise ValueError(
-                "samples needs random weights: overt.attach a Bayesian(…), or use a model of overt's that "
-                "takes a chain"
+                "samples needs random weights: overt.attach a Bayesian(…), or use one of overt's models "
+                "that takes a chain"
             )
         if self.state is None:
             step = getattr(model, "step", 0)

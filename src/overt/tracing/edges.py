@@ -1,7 +1,7 @@
 """The edges over which a node of a graph draws on others, layer by layer: what methods on graphs run over.
 
-Nothing here is quadratic in the graph: a node's neighbourhood is walked back from the top layer, edge list by
-edge list, and the rest is done on that part alone.
+Nothing here is quadratic in the size of the graph: a node's neighbourhood is walked back from the top layer,
+edge list by edge list, and only that part of the graph is used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from overt.tracing.options import Heads
 
-MOST_FLOW_NODES = 2048  # that flow over three or more layers takes: it holds a square of them per layer
+MOST_FLOW_NODES = (
+    2048  # limit of flow over three or more layers, which holds a square matrix of them per layer
+)
 
 
 class Part(NamedTuple):
-    """What of one layer's edges a neighbourhood has: their rows in the layer's list, and both ends in it."""
+    """One layer's edges in a neighbourhood: their rows in the layer's list, and the places of both ends."""
 
     rows: Tensor
     source: Tensor
@@ -30,7 +32,7 @@ class Part(NamedTuple):
 class Hood:
     """Nodes that may reach a node through the layers up to `top`, and the edges that lead there.
 
-    Nodes go by their places in `ids`.
+    Nodes are numbered by their places in `ids`.
     """
 
     place: int  # of the node itself
@@ -40,12 +42,12 @@ class Hood:
 
     @property
     def top(self) -> int:
-        """The layer that is started from."""
+        """The layer to start from."""
         return len(self.parts) - 1
 
     @property
     def size(self) -> int:
-        """How many nodes it has."""
+        """Number of nodes."""
         return len(self.ids)
 
 
@@ -59,7 +61,7 @@ def hood_of(node: int, top: int, edges: Sequence[Tensor], nodes: int) -> Hood:
         source, target = edges[layer]
         rows = (hops[target] < far).nonzero().flatten()
         into.append(rows)
-        # A step costs one hop and staying none, so that with or without self-loops these are distances.
+        # A step is one hop and staying is none, so these are distances, with or without self-loops.
         hops = hops.scatter_reduce(0, source[rows], hops[target[rows]] + 1, "amin")
     ids = (hops < far).nonzero().flatten()
     place = torch.empty(nodes, dtype=torch.int64)
@@ -77,8 +79,8 @@ class Walk:
 
     Attributes:
         hood: the neighbourhood.
-        weights: one per layer, (sample, edge, head), of all edges of the layer.
-        heads: which heads are averaged, or "each" of the uppermost layer's on top of the others averaged.
+        weights: one tensor per layer, (sample, edge, head), for all edges of the layer.
+        heads: which heads to average; "each" keeps the heads of the top layer and averages those below.
     """
 
     hood: Hood
@@ -87,21 +89,21 @@ class Walk:
 
     @property
     def top(self) -> int:
-        """The layer that is started from."""
+        """The layer to start from."""
         return self.hood.top
 
     @property
     def place(self) -> int:
-        """Of the node itself."""
+        """Place of the node itself."""
         return self.hood.place
 
     @property
     def size(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return self.hood.size
 
     def cells(self, layer: int, rows: Tensor) -> Tensor:
-        """Weights of some edges, float64 (sample, head, edge); averaged ones have one head."""
+        """Weights of some edges, float64 (sample, head, edge); one head if they are averaged."""
         cells = self.weights[layer][:, rows].double().transpose(1, 2)
         if isinstance(self.heads, str):
             single = self.heads == "each" and layer == self.top
@@ -114,7 +116,7 @@ class Walk:
         return cells.new_zeros(*cells.shape[:-1], count).index_add_(-1, places, cells)
 
     def start(self) -> Tensor:
-        """All of the node itself, (1, 1, place)."""
+        """The starting row: 1 at the node itself, (1, 1, place)."""
         carried = torch.zeros(1, 1, self.size, dtype=torch.float64)
         carried[..., self.place] = 1.0
         return carried
@@ -122,33 +124,33 @@ class Walk:
     def into_node(self, layer: int) -> Tensor:
         """Weights of a layer's edges into the node, (sample, head, place)."""
         part = self.hood.parts[layer]
-        own = (part.target == self.place).nonzero().flatten()
-        return self.summed(self.cells(layer, part.rows[own]), part.source[own])
+        into = (part.target == self.place).nonzero().flatten()
+        return self.summed(self.cells(layer, part.rows[into]), part.source[into])
 
     def carried(self, layer: int, rows: Tensor, residual: float) -> Tensor:
-        """What lies on the nodes above a layer, carried down over its edges and its residual."""
+        """A row over the nodes above a layer, carried down over its edges and its residual."""
         part = self.hood.parts[layer]
         handed = self.summed(self.cells(layer, part.rows) * rows[..., part.target], part.source)
         return (1.0 - residual) * handed + residual * rows
 
     def capacities(self, layer: int, residual: float) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's edges with the residual's, parallel ones made one: sources, targets, capacities."""
+        """A layer's edges with the residual's, parallel edges merged: sources, targets, capacities."""
         part, size = self.hood.parts[layer], self.size
         cells = self.cells(layer, part.rows)
         source, target = part.source, part.target
         if residual:
-            own = torch.arange(size)
-            source, target = torch.cat([source, own]), torch.cat([target, own])
-            kept = cells.new_full((*cells.shape[:2], size), residual)
-            cells = torch.cat([(1.0 - residual) * cells, kept], dim=-1)
-        pairs, which = torch.unique(target * size + source, return_inverse=True)
-        return pairs % size, pairs // size, self.summed(cells, which, len(pairs))
+            itself = torch.arange(size)
+            source, target = torch.cat([source, itself]), torch.cat([target, itself])
+            residuals = cells.new_full((*cells.shape[:2], size), residual)
+            cells = torch.cat([(1.0 - residual) * cells, residuals], dim=-1)
+        pairs, pair_of = torch.unique(target * size + source, return_inverse=True)
+        return pairs % size, pairs // size, self.summed(cells, pair_of, len(pairs))
 
     def check_flow(self) -> None:
         """Refuse neighbourhoods that are too large to solve."""
         if self.top > 1 and self.size > MOST_FLOW_NODES:
             raise ValueError(
                 f"flow over {self.top + 1} layers takes neighbourhoods of up to {MOST_FLOW_NODES} nodes, "
-                f"here are {self.size}: leave it out (flow=False), or ask for layers 0 and 1, "
+                f"got {self.size}: leave it out (flow=False), or ask for layers 0 and 1, "
                 "whose flow has no limit"
             )

@@ -1,7 +1,7 @@
-"""Traces in files: tensors and what belongs to them in one safetensors file, whole or not at all.
+"""Traces in files: tensors and metadata in one safetensors file, written atomically.
 
-Format 2 of token traces says of each part in which layers it is. Format 1 left the map in use out of the
-parts, and its maps under posterior samples are the samples' mean; it is read as what it is.
+Format 2 of token traces records in which layers each part exists. Format 1 omitted the map in use from the
+parts, and its maps under posterior samples are the samples' mean; files of format 1 are read as such.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUPS = {"": "maps", "encoder ": "encoder_maps", "cross ": "cross"}  # prefixes
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], about: dict[str, Any], form: str) -> None:
-    """Write tensors and JSON-able facts, under the name of a format."""
+    """Write tensors and JSON metadata, with the name of their format."""
     from safetensors.torch import save_file
 
     with written_whole(check_folder("path", path)) as part:
@@ -41,13 +41,13 @@ def read(
     what: str,
     make: Callable[[dict[str, Tensor], dict[str, Any], str], T],
 ) -> T:
-    """What `make` makes of a file that `write` wrote; anything else is refused in a line.
+    """Read a file that `write` wrote, and pass its contents to `make`; a one-line error for any other file.
 
     Args:
         path: of the file.
-        forms: names of the formats that are read.
-        what: the format in words.
-        make: takes tensors, facts and the format; what it raises means that the file is broken.
+        forms: names of the accepted formats.
+        what: the kind of trace, for errors.
+        make: takes tensors, metadata and the format; an error that it raises means that the file is broken.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -56,20 +56,20 @@ def read(
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
     form = metadata.get("format", "")
     if form not in forms or "overt" not in metadata:
-        raise ValueError(f"{path} holds no {what} of this version of overt")
+        raise ValueError(f"{path} holds no {what} that this version of overt can read")
     try:
         return make(tensors, json.loads(metadata["overt"]), form)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"{path} holds a broken trace ({type(error).__name__}: {error})") from None
 
 
-def packed(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A `Trace` as tensors and facts."""
+def pack(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A `Trace` as tensors and metadata."""
     tensors: dict[str, Tensor] = {"mask": trace.mask, "special": trace.special}
     single = {"offsets": trace.offsets, "picture": trace.picture, "outputs": trace.outputs}
     single |= {f"draws.{number}.outputs": drawn.outputs for number, drawn in enumerate(trace.draws)}
@@ -81,20 +81,20 @@ def packed(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= {f"{name}.{i}": cells for i, cells in enumerate(group)}
     places: dict[str, list[str]] = {}
     for name, parts in trace.parts.items():
-        own = groups[GROUPS[_prefix(name)]]
-        places[name] = [_place(name, cells, own[i]) for i, cells in enumerate(parts)]
+        own_maps = groups[GROUPS[_prefix(name)]]
+        places[name] = [_place(name, cells, own_maps[i]) for i, cells in enumerate(parts)]
         tensors |= {
             f"parts.{name}.{i}": cells
             for i, cells in enumerate(parts)
             if cells is not None and places[name][i] == "here"
         }
-    kept: list[Tensor] = []  # layers share masks, which are written once
+    masks: list[Tensor] = []  # layers share masks, which are written once
     seen: list[int | None] = []
     for mask in trace.visible:
-        if mask is not None and not any(mask is other for other in kept):
-            kept.append(mask)
-        seen.append(None if mask is None else next(i for i, m in enumerate(kept) if m is mask))
-    tensors |= {f"visible.{i}": mask for i, mask in enumerate(kept)}
+        if mask is not None and not any(mask is other for other in masks):
+            masks.append(mask)
+        seen.append(None if mask is None else next(i for i, m in enumerate(masks) if m is mask))
+    tensors |= {f"visible.{i}": mask for i, mask in enumerate(masks)}
     about = {
         "kind": trace.kind,
         "mixing": trace.mixing,
@@ -116,26 +116,26 @@ def packed(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _prefix(part: str) -> str:
-    """Of a part's name: whose maps it is a part of."""
+    """The prefix of a part's name, which says whose maps it belongs to."""
     return next((prefix for prefix in GROUPS if prefix and part.startswith(prefix)), "")
 
 
 def _place(name: str, cells: Tensor | None, whole: Tensor) -> str:
-    """Where a part's map is written: nowhere, as the trace's own map, or by itself."""
+    """Where a part's map is written: nowhere, as the trace's own map, or separately."""
     if cells is None:
         return "none"
     same = name.removeprefix(_prefix(name)) == FUSED and (cells is whole or torch.equal(cells, whole))
     return "map" if same else "here"
 
 
-def unpacked(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict[str, Any]:
-    """The fields of a trace from what a file holds; those of draws as dicts."""
+def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict[str, Any]:
+    """The fields of a trace from the contents of a file; those of draws as dicts."""
 
     def group(name: str) -> list[Tensor]:
-        found: list[Tensor] = []
-        while f"{name}.{len(found)}" in tensors:
-            found.append(tensors[f"{name}.{len(found)}"])
-        return found
+        members: list[Tensor] = []
+        while f"{name}.{len(members)}" in tensors:
+            members.append(tensors[f"{name}.{len(members)}"])
+        return members
 
     maps = {name: group(name) for name in GROUPS.values()}
     count = int(about["draws"])
@@ -147,13 +147,13 @@ def unpacked(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> di
         for i in range(count)
     ]
     if not all(len(draw[name]) == len(maps[name]) for draw in draws for name in maps):
-        raise ValueError("maps and draws do not fit")
+        raise ValueError("maps and draws do not match")
     mask = tensors["mask"]
     if not maps["maps"] or [len(words) for words in about["tokens"]] != [mask.shape[1]] * len(mask):
-        raise ValueError("maps, mask and tokens do not fit")
-    said = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
-    if any(value is not None and len(value) != len(mask) for value in said):
-        raise ValueError("picture, outputs and mask do not fit")
+        raise ValueError("maps, mask and tokens do not match")
+    per_example = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
+    if any(value is not None and len(value) != len(mask) for value in per_example):
+        raise ValueError("picture, outputs and mask do not match")
     places = about["parts"] if form != "1" else _places_before(tensors, about["parts"], bool(draws))
     visible = group("visible")
     return {
@@ -196,16 +196,16 @@ def _part(
 def _places_before(tensors: dict[str, Tensor], counts: dict[str, int], drawn: bool) -> dict[str, list[str]]:
     """Where the parts of a format 1 file are.
 
-    The map in use is there where its layer has another part. Under posterior samples the file has only their
-    mean, which is another map, so there is no such part.
+    The map in use exists where its layer has another part. Under posterior samples the file has only their
+    mean, which is a different map, so there is no such part.
     """
     places: dict[str, list[str]] = {}
     for name, count in counts.items():
         if name.removeprefix(_prefix(name)) != FUSED:
             listed = [f"parts.{name}.{i}" in tensors for i in range(int(count))]
-            places[name] = ["here" if one else "none" for one in listed]
+            places[name] = ["here" if here else "none" for here in listed]
         elif not drawn:
-            others = [one for one in counts if _prefix(one) == _prefix(name) and one != name]
-            has = [any(f"parts.{one}.{i}" in tensors for one in others) for i in range(int(count))]
-            places[name] = ["map" if one else "none" for one in has]
+            others = [other for other in counts if _prefix(other) == _prefix(name) and other != name]
+            has = [any(f"parts.{other}.{i}" in tensors for other in others) for i in range(int(count))]
+            places[name] = ["map" if beside else "none" for beside in has]
     return places

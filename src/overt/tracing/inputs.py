@@ -1,4 +1,4 @@
-"""What a user gives to trace, as a model's arguments and as tokens to show beside its maps."""
+"""A user's inputs, as arguments of the model and as tokens to show with its maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overt._modes import evaluating
 from overt.attaching.find import name_of
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
-GENERATED = 64  # tokens at most, where an encoder–decoder has to write the target itself
+GENERATED = 64  # tokens at most, where an encoder–decoder generates the target
 
 
 @dataclass(eq=False)
@@ -26,17 +26,17 @@ class Inputs:
     """One batch for a model.
 
     Attributes:
-        arguments: of its forward.
-        tokens: per example, along the token axis; source, then target in an encoder–decoder.
-        special: boolean (batch, token), which are special; None where nobody knows.
-        offsets: (batch, token, 2), where in the text each token stands; None where nobody knows.
-        mask: boolean (batch, token), False at padding; None where it is to be seen from the maps.
-        grid: rows and columns of patches, of an image.
+        arguments: those of its forward.
+        tokens: names per example, along the token axis; source, then target in an encoder–decoder.
+        special: boolean (batch, token), which tokens are special; None if unknown.
+        offsets: (batch, token, 2), where in the text each token begins and ends; None if unknown.
+        mask: boolean (batch, token), False at padding; None where it follows from the maps.
+        grid: rows and columns of an image's patches.
         image: height and width in pixels.
-        labels: that came with the inputs.
-        unknown: id of the token that blanks another out.
-        tokenizer: the one known for the model's text.
-        processor: the one that made pixel values of images.
+        labels: the labels among the inputs.
+        unknown: id of the token that replaces a blanked-out one.
+        tokenizer: the tokenizer of the model's text, if known.
+        processor: the image processor that made the pixel values.
     """
 
     arguments: dict[str, Any]
@@ -63,38 +63,38 @@ def prepare(
     tokens: Sequence[Sequence[str]] | None = None,
 ) -> Inputs:
     """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
-    made = _made(model, inputs, tokenizer, processor)
+    batch = _batch_of(model, inputs, tokenizer, processor)
     if decoder is not None or _is_pair(model):
-        _add_target(model, made, decoder, tokenizer)
+        _add_target(model, batch, decoder, tokenizer)
     if tokens is not None:
-        if any(isinstance(one, str) for one in tokens):
+        if any(isinstance(words, str) for words in tokens):
             raise ValueError("tokens must be a list of words for each example, got a flat list")
-        made.tokens = [list(map(str, one)) for one in tokens]
-        made.extra["named"] = True
-    _check_length(model, made.arguments)
+        batch.tokens = [list(map(str, words)) for words in tokens]
+        batch.extra["named"] = True
+    _check_length(model, batch.arguments)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    made.arguments = {
+    batch.arguments = {
         name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in made.arguments.items()
+        for name, value in batch.arguments.items()
     }
     accepted = inspect.signature(model.forward).parameters
-    if "use_cache" in accepted and "use_cache" not in made.arguments and _config(model) is not None:
-        made.arguments["use_cache"] = False
-    return made
+    if "use_cache" in accepted and "use_cache" not in batch.arguments and _config(model) is not None:
+        batch.arguments["use_cache"] = False
+    return batch
 
 
-def _made(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inputs:
-    if isinstance(inputs, str) or (_listed(inputs) and inputs and isinstance(inputs[0], str)):
+def _batch_of(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inputs:
+    if isinstance(inputs, str) or (_is_list(inputs) and inputs and isinstance(inputs[0], str)):
         return _from_text(model, [inputs] if isinstance(inputs, str) else list(inputs), tokenizer)
     if isinstance(inputs, Mapping):
         return _from_mapping(model, dict(inputs), tokenizer)
-    if _is_picture(inputs) or (_listed(inputs) and inputs and _is_picture(inputs[0])):
+    if _is_picture(inputs) or (_is_list(inputs) and inputs and _is_picture(inputs[0])):
         return _from_pictures(model, [inputs] if _is_picture(inputs) else list(inputs), processor)
     if isinstance(inputs, np.ndarray):
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         return _from_floats(model, inputs)
-    if _listed(inputs) and inputs and all(_listed(row) and row for row in inputs):
+    if _is_list(inputs) and inputs and all(_is_list(row) and row for row in inputs):
         return _from_rows(model, inputs, tokenizer)
     ids = inputs if isinstance(inputs, Tensor) else _ids(inputs)
     if ids is None or ids.dim() not in (1, 2) or ids.numel() == 0:
@@ -107,13 +107,13 @@ def _made(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inpu
 
 def _from_rows(model: nn.Module, rows: Any, tokenizer: Any) -> Inputs:
     """Lists of token ids, padded on the right where their lengths differ."""
-    if not all(isinstance(one, int) for row in rows for one in row):
+    if not all(isinstance(number, int) for row in rows for number in row):
         raise ValueError(f"inputs must be lists of whole numbers, got {rows!r}"[:120])
     longest = max(map(len, rows))
     pad = getattr(_config(model), "pad_token_id", None)
-    arguments = {"input_ids": _padded(rows, longest, pad if isinstance(pad, int) else 0)}
+    arguments = {"input_ids": _pad_rows(rows, longest, pad if isinstance(pad, int) else 0)}
     if min(map(len, rows)) < longest:
-        arguments["attention_mask"] = _padded([[1] * len(row) for row in rows], longest, 0)
+        arguments["attention_mask"] = _pad_rows([[1] * len(row) for row in rows], longest, 0)
     return _from_mapping(model, arguments, tokenizer)
 
 
@@ -133,7 +133,7 @@ def check_ids(model: nn.Module, ids: Tensor, name: str = "input_ids") -> None:
 
 
 def _check_length(model: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Refuse ids out of the vocabulary, and more tokens than there are learnt positions for."""
+    """Refuse ids outside the vocabulary, and more tokens than the model has learnt positions for."""
     ids = arguments.get("input_ids")
     if not isinstance(ids, Tensor) or _config(model) is None:
         return
@@ -144,10 +144,12 @@ def _check_length(model: nn.Module, arguments: Mapping[str, Any]) -> None:
         for name, module in model.named_modules()
     )
     if learnt and isinstance(limit, int) and ids.shape[1] > limit:
-        raise ValueError(f"the input has {ids.shape[1]} tokens, the model has positions for {limit}: cut it")
+        raise ValueError(
+            f"the input has {ids.shape[1]} tokens, but the model has positions for {limit}: shorten it"
+        )
 
 
-def _listed(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
@@ -158,8 +160,8 @@ def _describe(value: Any) -> str:
 
 
 def _ids(value: Any) -> Tensor | None:
-    """Nested lists of whole numbers as a tensor; lists of several lengths are no batch."""
-    if not _listed(value):
+    """Nested lists of whole numbers as a tensor; None for anything else, such as lists of unequal lengths."""
+    if not _is_list(value):
         return None
     try:
         ids = torch.tensor(value)
@@ -180,21 +182,21 @@ def _is_pair(model: nn.Module) -> bool:
     return bool(getattr(_config(model), "is_encoder_decoder", False))
 
 
-def _tokenizer(model: nn.Module, tokenizer: Any, wanted: bool = True) -> Any:
-    """The tokenizer given, or the one that lies beside the model's weights."""
+def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
+    """The given tokenizer, or the one saved with the model's weights."""
     if tokenizer is not None:
         return tokenizer
-    place = getattr(_config(model), "_name_or_path", "")
-    if place:
+    source = getattr(_config(model), "_name_or_path", "")
+    if source:
         try:
-            return _loaded(place, wanted)
+            return _load_tokenizer(source, required)
         except (OSError, ValueError, ImportError, KeyError) as error:
-            if wanted:
+            if required:
                 raise ValueError(
-                    f"no tokenizer in {place} ({str(error).splitlines()[0][:80]}): give tokenizer=…"
+                    f"no tokenizer in {source} ({str(error).splitlines()[0][:80]}): give tokenizer=…"
                 ) from None
             return None
-    if wanted:
+    if required:
         raise ValueError(f"text for {name_of(model)} needs its tokenizer: give tokenizer=…, or token ids")
     return None
 
@@ -203,13 +205,13 @@ OF_TOKENIZERS = re.compile(r"tokenizer|vocab|merges|special_tokens|.*\.(model|sp
 
 
 @lru_cache(maxsize=4)
-def _loaded(place: str, ask_the_hub: bool) -> Any:
+def _load_tokenizer(source: str, ask_the_hub: bool) -> Any:
     from transformers import AutoTokenizer
 
-    # Where there are no files, transformers makes one up that knows next to no words.
-    if os.path.isdir(place) and not any(OF_TOKENIZERS.match(name) for name in os.listdir(place)):
-        raise OSError("there are no files of one")
-    return AutoTokenizer.from_pretrained(place, local_files_only=not ask_the_hub)
+    # Without tokenizer files, transformers returns a tokenizer that knows next to no words.
+    if os.path.isdir(source) and not any(OF_TOKENIZERS.match(name) for name in os.listdir(source)):
+        raise OSError("the folder has no tokenizer files")
+    return AutoTokenizer.from_pretrained(source, local_files_only=not ask_the_hub)
 
 
 def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
@@ -223,25 +225,25 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
         raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
     ids = [code["input_ids"] for code in coded]
     longest = max(map(len, ids))
-    arguments = {"input_ids": _padded(ids, longest, _pad(tokenizer))}
-    arguments["attention_mask"] = _padded([[1] * len(one) for one in ids], longest, 0)
+    arguments = {"input_ids": _pad_rows(ids, longest, _pad(tokenizer))}
+    arguments["attention_mask"] = _pad_rows([[1] * len(row) for row in ids], longest, 0)
     kinds = [code.get("token_type_ids") for code in coded]
     if all(kind is not None for kind in kinds):
-        arguments["token_type_ids"] = _padded(kinds, longest, 0)
-    made = Inputs(arguments, unknown=_unknown(tokenizer), tokenizer=tokenizer)
-    made.tokens = _words(tokenizer, arguments["input_ids"])
-    made.mask = arguments["attention_mask"].bool()
-    made.special = _padded([code["special_tokens_mask"] for code in coded], longest, 1).bool()
+        arguments["token_type_ids"] = _pad_rows(kinds, longest, 0)
+    batch = Inputs(arguments, unknown=_unknown(tokenizer), tokenizer=tokenizer)
+    batch.tokens = _words(tokenizer, arguments["input_ids"])
+    batch.mask = arguments["attention_mask"].bool()
+    batch.special = _pad_rows([code["special_tokens_mask"] for code in coded], longest, 1).bool()
     if offsets:
         spans = torch.zeros(len(ids), longest, 2, dtype=torch.int64)
         for number, code in enumerate(coded):
             spans[number, : len(code["offset_mapping"])] = torch.tensor(code["offset_mapping"])
-        made.offsets = spans
-    made.extra["texts"] = texts
-    return made
+        batch.offsets = spans
+    batch.extra["texts"] = texts
+    return batch
 
 
-def _padded(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
+def _pad_rows(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
     return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
 
 
@@ -254,7 +256,7 @@ def _pad(tokenizer: Any) -> int:
 
 
 def _unknown(tokenizer: Any) -> int | None:
-    """What stands for a word that is blanked out: unknown, masked, padding or the end, as there is one."""
+    """Id that replaces a blanked-out word: the first that exists of unknown, mask, padding and end."""
     for name in ("unk_token_id", "mask_token_id", "pad_token_id", "eos_token_id"):
         value = getattr(tokenizer, name, None)
         if isinstance(value, int):
@@ -263,16 +265,16 @@ def _unknown(tokenizer: Any) -> int | None:
 
 
 def _special(tokenizer: Any, ids: Tensor) -> Tensor:
-    """Which ids only frame a text. An unknown or masked word is a word."""
+    """Which ids only delimit a text. An unknown or masked word counts as a word."""
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
     frame = {getattr(tokenizer, name, None) for name in names}
     words = {getattr(tokenizer, name, None) for name in ("unk_token_id", "mask_token_id")}
     special = ({*tokenizer.all_special_ids} - words) | frame
-    return torch.tensor([[one in special for one in row] for row in ids.tolist()])
+    return torch.tensor([[number in special for number in row] for row in ids.tolist()])
 
 
 def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
-    """Tokens as a reader knows them: byte-level and sentence pieces decoded, word pieces as they are."""
+    """Readable tokens: byte-level and sentence pieces are decoded, word pieces stay as they are."""
     out = []
     for row in ids.tolist():
         pieces = tokenizer.convert_ids_to_tokens(row)
@@ -287,10 +289,10 @@ def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
 
 
 def names_of(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
-    """Tokens by their ids, without ids that the tokenizer lacks: a model's vocabulary may be padded."""
-    inside = [one for one in ids if one < len(tokenizer)]
+    """Id → token, without ids that the tokenizer lacks: a model's vocabulary may be padded."""
+    inside = [number for number in ids if number < len(tokenizer)]
     pieces = tokenizer.convert_ids_to_tokens(inside)
-    known = [one for one, piece in zip(inside, pieces, strict=True) if piece is not None]
+    known = [number for number, piece in zip(inside, pieces, strict=True) if piece is not None]
     return dict(zip(known, _words(tokenizer, torch.tensor([known]))[0], strict=True))
 
 
@@ -298,27 +300,28 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
     if not arguments:
         raise ValueError("inputs must hold the model's arguments, got an empty mapping")
     labels = arguments.get("labels")
-    made = Inputs({name: value for name, value in arguments.items() if name not in LABELS})
-    made.labels = labels if isinstance(labels, Tensor) else None
-    for name, value in made.arguments.items():
-        if isinstance(value, np.ndarray) or (_listed(value) and name in ("input_ids", "attention_mask")):
-            made.arguments[name] = torch.as_tensor(value)
-    ids, mask = made.arguments.get("input_ids"), made.arguments.get("attention_mask")
+    batch = Inputs({name: value for name, value in arguments.items() if name not in LABELS})
+    batch.labels = labels if isinstance(labels, Tensor) else None
+    for name, value in batch.arguments.items():
+        if isinstance(value, np.ndarray) or (_is_list(value) and name in ("input_ids", "attention_mask")):
+            batch.arguments[name] = torch.as_tensor(value)
+    ids, mask = batch.arguments.get("input_ids"), batch.arguments.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2:
-        made.mask = mask.bool().cpu()
-    pixels = made.arguments.get("pixel_values")
+        batch.mask = mask.bool().cpu()
+    pixels = batch.arguments.get("pixel_values")
     if isinstance(ids, Tensor):
         if ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, token), got {tuple(ids.shape)}")
-        known = _tokenizer(model, tokenizer, wanted=False)
-        if known is not None:
-            made.tokens, made.unknown, made.tokenizer = _words(known, ids), _unknown(known), known
-            made.special = _special(known, ids)
+        text_tokenizer = _tokenizer(model, tokenizer, required=False)
+        if text_tokenizer is not None:
+            batch.tokens, batch.unknown = _words(text_tokenizer, ids), _unknown(text_tokenizer)
+            batch.tokenizer = text_tokenizer
+            batch.special = _special(text_tokenizer, ids)
         else:
-            made.tokens = [[str(one) for one in row] for row in ids.tolist()]
+            batch.tokens = [[str(number) for number in row] for row in ids.tolist()]
     if isinstance(pixels, Tensor) and pixels.dim() == 4:
-        _add_grid(model, made, pixels)
-    return made
+        _add_grid(model, batch, pixels)
+    return batch
 
 
 def _from_floats(model: nn.Module, values: Tensor) -> Inputs:
@@ -328,41 +331,41 @@ def _from_floats(model: nn.Module, values: Tensor) -> Inputs:
                 f"images must have shape (batch, channel, height, width), got {tuple(values.shape)}"
             )
         pixels = values if values.dim() == 4 else values.unsqueeze(0)
-        made = Inputs({"pixel_values": pixels})
-        _add_grid(model, made, pixels)
-        return made
+        batch = Inputs({"pixel_values": pixels})
+        _add_grid(model, batch, pixels)
+        return batch
     first = next(iter(inspect.signature(model.forward).parameters))
     return Inputs({first: values})
 
 
 def _from_pictures(model: nn.Module, pictures: list[Any], processor: Any) -> Inputs:
     if processor is None:
-        place = getattr(_config(model), "_name_or_path", "")
+        source = getattr(_config(model), "_name_or_path", "")
         try:
             from transformers import AutoImageProcessor
 
-            processor = AutoImageProcessor.from_pretrained(place)  # type: ignore[no-untyped-call]
+            processor = AutoImageProcessor.from_pretrained(source)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             raise ValueError(
                 f"images for {name_of(model)} need its image processor ({str(error).splitlines()[0][:80]}): "
                 "give processor=…, or pixel_values as a tensor"
             ) from None
     coded = processor(images=[picture.convert("RGB") for picture in pictures], return_tensors="pt")
-    made = _from_mapping(model, {"pixel_values": coded["pixel_values"]}, None)
-    made.processor = processor
-    return made
+    batch = _from_mapping(model, {"pixel_values": coded["pixel_values"]}, None)
+    batch.processor = processor
+    return batch
 
 
-def picture_of(made: Inputs) -> Tensor | None:
-    """Pixel values as colours, uint8 (batch, height, width, 3); None where there are not 1 or 3 channels.
+def picture_of(inputs: Inputs) -> Tensor | None:
+    """Pixel values as colours, uint8 (batch, height, width, 3); None unless there are 1 or 3 channels.
 
-    The processor's normalisation is undone where it is known; else each image is stretched from its own
-    least value to its greatest.
+    The processor's normalisation is undone if it is known; otherwise each image's values are stretched from
+    its minimum to its maximum.
     """
-    pixels = made.arguments["pixel_values"].detach().to("cpu", torch.float32)
+    pixels = inputs.arguments["pixel_values"].detach().to("cpu", torch.float32)
     if pixels.shape[1] not in (1, 3):
         return None
-    shades = _unnormalised(made.processor, pixels)
+    shades = _undo_normalisation(inputs.processor, pixels)
     if shades is None:
         low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
         shades = (pixels - low) * (255 / torch.where(high == low, 1.0, high - low))
@@ -370,8 +373,8 @@ def picture_of(made: Inputs) -> Tensor | None:
     return colours.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous()
 
 
-def _unnormalised(processor: Any, pixels: Tensor) -> Tensor | None:
-    """Pixel values from 0 to 255 again, by what an image processor says it does; None where it does not."""
+def _undo_normalisation(processor: Any, pixels: Tensor) -> Tensor | None:
+    """Pixel values scaled back to 0 … 255 by the image processor's settings; None where those are missing."""
     processor = getattr(processor, "image_processor", processor)
     normalizes, rescales = (getattr(processor, f"do_{what}", None) for what in ("normalize", "rescale"))
     if normalizes is None or rescales is None:
@@ -388,7 +391,7 @@ def _unnormalised(processor: Any, pixels: Tensor) -> Tensor | None:
 
 
 def patch_of(model: nn.Module) -> tuple[int, int] | None:
-    """Height and width of a vision model's patches, by its config."""
+    """Height and width of a vision model's patches, from its config."""
     config = _config(model)
     for source in (config, getattr(config, "vision_config", None), getattr(config, "encoder", None)):
         size = getattr(source, "patch_size", None)
@@ -399,55 +402,57 @@ def patch_of(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _add_grid(model: nn.Module, made: Inputs, pixels: Tensor) -> None:
+def _add_grid(model: nn.Module, batch: Inputs, pixels: Tensor) -> None:
     patch, config = patch_of(model), _config(model)
-    made.image = int(pixels.shape[-2]), int(pixels.shape[-1])
-    # Tokens after the patches (YOLOS) or patches left out and shuffled (MAE): nobody knows which is which.
+    batch.image = int(pixels.shape[-2]), int(pixels.shape[-1])
+    # With tokens after the patches (YOLOS), or patches left out and shuffled (MAE), the grid is unknown.
     other = any(getattr(config, name, None) is not None for name in ("num_detection_tokens", "mask_ratio"))
     if patch is not None and not other:
-        made.grid = made.image[0] // patch[0], made.image[1] // patch[1]
+        batch.grid = batch.image[0] // patch[0], batch.image[1] // patch[1]
 
 
-def _add_target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> None:
-    """The decoder's inputs: as given, or what the model itself writes, greedily."""
-    arguments = made.arguments
+def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None:
+    """Add the decoder's inputs: as given, or generated by the model with greedy decoding."""
+    arguments = batch.arguments
     if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments:
-        arguments["decoder_input_ids"] = _target(model, made, decoder, tokenizer)
+        arguments["decoder_input_ids"] = _target(model, batch, decoder, tokenizer)
     elif decoder is not None:
-        raise ValueError("decoder was given twice: as an argument and as decoder_input_ids")
+        raise ValueError("decoder was given twice: as the argument decoder and as decoder_input_ids")
     ids = arguments.get("decoder_input_ids")
     mask = arguments.get("decoder_attention_mask")
     if not isinstance(ids, Tensor):
         return
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool().cpu()
     pad = getattr(model.config, "pad_token_id", None)
-    if mask is None and pad is not None and decoder is None and made.extra.get("written"):
-        real[:, 1:] = ids[:, 1:].cpu() != pad  # the first may be the start token, which some models pad with
-    made.extra["target mask"] = real
-    known = _tokenizer(model, tokenizer, wanted=False)
-    words = [[str(one) for one in row] for row in ids.tolist()] if known is None else _words(known, ids.cpu())
-    made.extra["target tokens"] = words
-    if known is not None:
-        made.tokenizer = known
-        made.extra["target special"] = _special(known, ids.cpu())
+    if mask is None and pad is not None and decoder is None and batch.extra.get("generated"):
+        # The first token may be the start token, which some models also use as padding.
+        real[:, 1:] = ids[:, 1:].cpu() != pad
+    batch.extra["target mask"] = real
+    text_tokenizer = _tokenizer(model, tokenizer, required=False)
+    if text_tokenizer is None:
+        batch.extra["target tokens"] = [[str(number) for number in row] for row in ids.tolist()]
+    else:
+        batch.extra["target tokens"] = _words(text_tokenizer, ids.cpu())
+        batch.tokenizer = text_tokenizer
+        batch.extra["target special"] = _special(text_tokenizer, ids.cpu())
 
 
-def _target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
+def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if decoder is None and made.labels is not None and made.labels.dim() == 2 and shift is not None:
-        made.arguments["decoder_attention_mask"] = (made.labels != -100).long()
-        shifted: Tensor = shift(labels=made.labels)
+    if decoder is None and batch.labels is not None and batch.labels.dim() == 2 and shift is not None:
+        batch.arguments["decoder_attention_mask"] = (batch.labels != -100).long()
+        shifted: Tensor = shift(labels=batch.labels)
         return shifted
-    if isinstance(decoder, str) or (_listed(decoder) and decoder and isinstance(decoder[0], str)):
+    if isinstance(decoder, str) or (_is_list(decoder) and decoder and isinstance(decoder[0], str)):
         texts = [decoder] if isinstance(decoder, str) else list(decoder)
-        known = _tokenizer(model, tokenizer)
+        text_tokenizer = _tokenizer(model, tokenizer)
         start = getattr(model.config, "decoder_start_token_id", None)
-        start = known.bos_token_id if start is None else start
-        rows = [[start, *known(text_target=text)["input_ids"]] for text in texts]
-        rows = [row[:-1] if row[-1] == known.eos_token_id else row for row in rows]
+        start = text_tokenizer.bos_token_id if start is None else start
+        rows = [[start, *text_tokenizer(text_target=text)["input_ids"]] for text in texts]
+        rows = [row[:-1] if row[-1] == text_tokenizer.eos_token_id else row for row in rows]
         longest = max(map(len, rows))
-        made.arguments["decoder_attention_mask"] = _padded([[1] * len(row) for row in rows], longest, 0)
-        return _padded(rows, longest, _pad(known))
+        batch.arguments["decoder_attention_mask"] = _pad_rows([[1] * len(row) for row in rows], longest, 0)
+        return _pad_rows(rows, longest, _pad(text_tokenizer))
     if decoder is not None:
         ids = decoder if isinstance(decoder, Tensor) else _ids(decoder)
         if ids is None or ids.dim() not in (1, 2):
@@ -456,9 +461,9 @@ def _target(model: Any, made: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
     if not hasattr(model, "generate"):
         raise ValueError(f"{name_of(model)} needs the decoder's inputs: give decoder=…, or decoder_input_ids")
     device = next(model.parameters()).device
-    given = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in made.arguments.items()}
+    arguments = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in batch.arguments.items()}
     with evaluating(model):
-        written = model.generate(**given, max_new_tokens=GENERATED, do_sample=False, num_beams=1)
-    made.extra["written"] = True
-    ended: Tensor = written[:, :-1] if written.shape[1] > 1 else written
+        generated = model.generate(**arguments, max_new_tokens=GENERATED, do_sample=False, num_beams=1)
+    batch.extra["generated"] = True
+    ended: Tensor = generated[:, :-1] if generated.shape[1] > 1 else generated
     return ended.cpu()

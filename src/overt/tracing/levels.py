@@ -1,4 +1,4 @@
-"""Attention maps as a layered graph, which the methods that read maps run over.
+"""Attention maps as a layered graph, over which the methods that read maps run.
 
 A level holds the edges from the nodes of one level to those of the level below; the inputs are level 0. An
 encoder's or a decoder's layer is one level. An encoder–decoder has its encoder's levels first and then two
@@ -18,10 +18,10 @@ from overt.tracing.options import Heads
 
 
 class Level(Protocol):
-    """One level's edges as an operator: who runs over levels asks for rows and products, not for a map."""
+    """One level's edges as an operator: methods use rows and products, not the whole map."""
 
     def row(self, places: Sequence[int]) -> Tensor:
-        """What some nodes draw on below, (batch, [head,] place, token)."""
+        """What the nodes at these places draw on below, (batch, [head,] place, token)."""
         ...
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class MapLevel:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The maps of a batch, and what is known of them.
+    """The maps of a batch, and their properties.
 
     Attributes:
         maps: one per layer, (batch, query, key) or (batch, head, query, key); of an encoder–decoder, the
@@ -55,10 +55,10 @@ class Levels:
         encoder: the encoder's maps, of an encoder–decoder.
         cross: its cross-attention, one map per decoder layer.
         visible: which cells each map may fill, boolean (batch or 1, query, key), or None for all; maps,
-            encoder and cross in this order. Only uniform attention asks for it.
-        unit: make rows sum to one before the residual joins, for maps that are no distributions.
+            encoder and cross in this order. Used only for uniform attention.
+        unit: make rows sum to one before the residual is added, for maps whose rows are not distributions.
         signed: maps may be negative.
-        cuts: negative weights may be cut at zero by methods that take none.
+        cuts: methods that take no negative weights may clip them at zero.
         joint: a decoder layer's self-attention and cross-attention share one row that sums to one; what the
             row has for the target passes through the cross-attention.
         residual: the default weight of the residual connection.
@@ -97,16 +97,16 @@ class Levels:
 
     @property
     def heads(self) -> int:
-        """Heads of the level that results of a layer start from; 0 where maps are head averages."""
+        """Number of heads at the level where a layer's results start; 0 where maps are head averages."""
         top = self.cross[0] if self.cross else self.maps[0]
         return top.shape[1] if top.dim() == 4 else 0
 
     def level_of(self, layer: int) -> int:
-        """How many levels lie at and below the top of a layer."""
+        """Number of levels up to the top of a layer."""
         return len(self.encoder) + 2 * (layer + 1) if self.cross else layer + 1
 
     def weights(self, layer: int, heads: Heads) -> Level:
-        """A layer's maps as they are, without residual: rows are queries, columns tokens."""
+        """A layer's maps as they are, without the residual: rows are queries, columns tokens."""
         cells = averaged(self.maps[layer], heads).double()
         if self.cross:
             cells = torch.cat([averaged(self.cross[layer], heads).double(), cells], dim=-1)
@@ -115,13 +115,13 @@ class Levels:
     def level(
         self, number: int, heads: Heads, residual: float, *, clip: bool = False, passing: float = 1.0
     ) -> Level:
-        """Level `number` ≥ 1 with its residual, in float64; it has a head axis for "each".
+        """Level `number` ≥ 1 with its residual, in float64; with a head axis for "each".
 
         Args:
-            number: of the level, from the inputs.
+            number: of the level, counted from the inputs.
             heads: which heads to average, or "each".
             residual: weight of the residual connection.
-            clip: cut negative weights and make rows sum to one.
+            clip: clip negative weights at zero and make rows sum to one.
             passing: weight of the edges of nodes that pass through.
         """
         return MapLevel(self._cells(number, heads, residual, clip, passing))
@@ -135,8 +135,8 @@ class Levels:
             block = self._level(self.encoder[number - 1], heads, residual, clip)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
             whole[..., :source, :source] = block
-            own = whole.diagonal(dim1=-2, dim2=-1)
-            own[..., source:] = passing
+            diagonal = whole.diagonal(dim1=-2, dim2=-1)
+            diagonal[..., source:] = passing
             return whole
         layer, is_cross = divmod(number - len(self.encoder) - 1, 2)
         if not is_cross:
@@ -151,8 +151,8 @@ class Levels:
             block = self._level(cells, heads, residual, clip, first=source)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
             whole[..., source:, :] = block
-        own = whole.diagonal(dim1=-2, dim2=-1)
-        own[..., :source] = passing
+        diagonal = whole.diagonal(dim1=-2, dim2=-1)
+        diagonal[..., :source] = passing
         return whole
 
     def _level(self, cells: Tensor, heads: Heads, residual: float, clip: bool, first: int = 0) -> Tensor:
@@ -169,7 +169,7 @@ class Levels:
         return level if self.signed and not clip else unit_rows(level)
 
     def examples(self, start: int, stop: int) -> Levels:
-        """Some of the batch."""
+        """Examples `start` to `stop` of the batch."""
         whole = self.mask.shape[0]
         return replace(
             self,
@@ -183,7 +183,7 @@ class Levels:
         )
 
     def without_padding(self) -> Levels:
-        """Zeros in the rows and columns of padding."""
+        """The same levels with zeros in the rows and columns of padding."""
         source = self.first
         real = self.mask
         if bool(real.all()):
@@ -202,21 +202,21 @@ class Levels:
         """The same graph with every query attending equally to all that it may see."""
         after, before = self.mask[:, self.first :], self.mask[:, : self.first]
         seen = list(self.visible) or [None] * (len(self.maps) + len(self.encoder) + len(self.cross))
-        made: dict[tuple[int, int], Tensor] = {}  # layers that share a mask share their map
+        map_of: dict[tuple[int, int], Tensor] = {}  # layers that share a mask share their map
 
         def flat(group: Sequence[Tensor], start: int, queries: Tensor, keys: Tensor) -> list[Tensor]:
             maps = []
             for visible in seen[start : start + len(group)]:
                 key = (id(visible), start)
-                if key not in made:
+                if key not in map_of:
                     both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
-                    made[key] = unit_rows((both if visible is None else both & visible).double())
-                maps.append(made[key])
+                    map_of[key] = unit_rows((both if visible is None else both & visible).double())
+                maps.append(map_of[key])
             return maps
 
         maps = flat(self.maps, 0, after, after)
         cross = flat(self.cross, len(self.maps) + len(self.encoder), after, before)
-        if self.joint and self.cross:  # each as likely as any other of the row that they share
+        if self.joint and self.cross:  # all cells of the shared row are equally likely
             counts = [
                 ((own > 0).sum(-1), (other > 0).sum(-1)) for own, other in zip(maps, cross, strict=True)
             ]
@@ -234,7 +234,7 @@ class Levels:
 
 
 def averaged(cells: Tensor, heads: Heads) -> Tensor:
-    """A map's mean over heads, over some of them, or each: (batch, [head,] query, key)."""
+    """A map averaged over all or some heads, or with each head: (batch, [head,] query, key)."""
     if cells.dim() == 3:
         if isinstance(heads, str) and heads == "mean":
             return cells
@@ -259,7 +259,7 @@ def unit_sizes(rows: Tensor) -> Tensor:
 
 
 def unit_signed_rows(rows: Tensor) -> Tensor:
-    """Rows divided by their sum; a row of zeros stays. One whose parts cancel out has no such form."""
+    """Rows divided by their sum; a row of zeros stays. Raises if a row's sum is not positive."""
     total, size = rows.sum(dim=-1, keepdim=True), rows.abs().sum(dim=-1, keepdim=True)
     if bool((total < 1e-3 * size).any()):
         raise ValueError(

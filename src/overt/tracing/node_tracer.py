@@ -1,4 +1,4 @@
-"""Tracing graph networks: hooks on PyG's layers, one forward pass, and a trace of the nodes."""
+"""Tracing graph networks: hooks on PyG's layers and one forward pass give a trace of the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from overt.tracing.nodes import NodeTrace
 
 
 class _Collector:
-    """Takes each attention layer's edges and weights as it runs."""
+    """Receives each attention layer's edges and weights as it runs."""
 
     def __init__(self, heads: bool) -> None:
         self.heads = heads
@@ -30,13 +30,13 @@ class _Collector:
         self.pooled = ""
 
     def called(self, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """See what a layer is given: how many nodes, and that sources and targets are the same ones."""
+        """Check a layer's inputs: count the nodes, and refuse different sets of sources and targets."""
         x = arguments[0] if arguments else named.get("x")
         if isinstance(x, tuple | list):
             if len(x) != 2 or x[0] is not x[1]:
                 raise ValueError(
-                    f"{path} runs from one set of nodes to another (bipartite), whose numbers mean different "
-                    "nodes: not supported"
+                    f"{path} runs from one set of nodes to another (bipartite), which are numbered "
+                    "separately: not supported"
                 )
             x = x[0]
         if isinstance(x, Tensor):
@@ -46,7 +46,7 @@ class _Collector:
         """Keep a copy of a layer's edges and weights."""
         if self.pooled:
             raise ValueError(
-                f"{path} runs after {self.pooled}, which numbers nodes anew, so that hops cannot be told: "
+                f"{path} runs after {self.pooled}, which renumbers the nodes, so hops cannot be counted: "
                 "not supported"
             )
         edges = _edge_list(edge_index, layer.flow)
@@ -68,10 +68,10 @@ class _Collector:
 
 
 def _edge_list(edge_index: Any, flow: str) -> Tensor:
-    """(2, edge), source and target, whatever form PyG takes edges in."""
+    """(2, edge), source and target, from any of the forms in which PyG takes edges."""
     utils = need("torch_geometric.utils", "graphs")
     if utils.is_sparse(edge_index):
-        target, source = utils.to_edge_index(edge_index)[0]  # PyG takes such matrices transposed
+        target, source = utils.to_edge_index(edge_index)[0]  # PyG expects such matrices transposed
     else:
         source, target = edge_index[0], edge_index[1]
         if flow == "target_to_source":
@@ -98,7 +98,7 @@ def _watching(model: nn.Module, collector: _Collector) -> Iterator[None]:
                 undo.callback(module.register_forward_hook(_pools(path, collector)).remove)
         if not attends:
             raise ValueError(
-                f"{type(model).__name__} has no graph attention to trace: no PyG layer that weighs edges by "
+                f"{type(model).__name__} has no graph attention to trace: no PyG layer that weights edges in "
                 "edge_update, such as GATConv or GATv2Conv"
             )
         yield
@@ -125,26 +125,28 @@ def _pools(path: str, collector: _Collector) -> Callable[..., None]:
 
 
 def _arguments(model: nn.Module, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments of the model, from tensors or from one PyG Data."""
+    """Positional and keyword arguments of the model, from tensors or from one PyG Data."""
     if not inputs:
-        raise ValueError("inputs must be a PyG Data, or what the model takes, such as x and edge_index")
+        raise ValueError(
+            "inputs must be a PyG Data, or the model's arguments, such as x and edge_index; got nothing"
+        )
     data = need("torch_geometric.data", "graphs")
-    for one in inputs:
-        if isinstance(one, dict | data.HeteroData):
+    for value in inputs:
+        if isinstance(value, dict | data.HeteroData):
             raise ValueError(
-                "graphs with several kinds of nodes are not supported: inputs hold a "
-                f"{type(one).__name__}, a Data or tensors would do"
+                "graphs with several kinds of nodes are not supported: inputs must be a Data or tensors, got "
+                f"a {type(value).__name__}"
             )
-    given = inputs[0]
-    if len(inputs) > 1 or not isinstance(given, data.Data):
+    graph = inputs[0]
+    if len(inputs) > 1 or not isinstance(graph, data.Data):
         return list(inputs), {}
-    wanted = inspect.signature(model.forward).parameters
-    if "edge_index" in wanted:
-        return [], {name: given[name] for name in wanted if given.get(name) is not None}
-    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in wanted.values()):
+    parameters = inspect.signature(model.forward).parameters
+    if "edge_index" in parameters:
+        return [], {name: graph[name] for name in parameters if graph.get(name) is not None}
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values()):
         names = ("x", "edge_index", "edge_attr")
-        return [given[name] for name in names if given.get(name) is not None], {}
-    return [given], {}  # forward(data)
+        return [graph[name] for name in names if graph.get(name) is not None], {}
+    return [graph], {}  # forward(data)
 
 
 def trace_nodes(
@@ -157,17 +159,17 @@ def trace_nodes(
 ) -> NodeTrace:
     """Run a graph network once, in evaluation mode, and keep its attention over edges.
 
-    Any PyG model will do whose layers weigh edges by `edge_update`: PyG's `GATConv` and `GATv2Conv`, Overt's,
-    and your own. Layers are taken to stand one upon the other, in the order of their calls. Of a mini-batch,
-    nodes are numbered as in the inputs. The model is left as it was, also when something fails.
+    Works with any PyG model whose layers weight edges in `edge_update`: PyG's `GATConv` and `GATv2Conv`,
+    Overt's layers, and your own. Layers are assumed to be stacked in the order of their calls. In a
+    mini-batch, nodes are numbered as in the inputs. The model is left unchanged, even if an error occurs.
 
     Args:
         model: the model.
-        inputs: a PyG `Data`, or the model's arguments in their order, such as x and edge_index.
-        samples: number of posterior samples of a Bayesian model to draw beside the mean of its weights, which
-            the trace's own weights are of.
-        step: of the samples' noise, as in `Chain`.
-        seed: of the samples' noise.
+        inputs: a PyG `Data`, or the model's positional arguments, such as x and edge_index.
+        samples: number of posterior samples to draw from a Bayesian model, in addition to the pass at the
+            mean of its weights, which the trace's own weights come from.
+        step: step of the samples' noise, as in `Chain`.
+        seed: random seed of the samples.
         heads: keep each head's weights, for `heads="each"` and lists of heads; by default only their mean.
     """
     if not isinstance(model, nn.Module):
@@ -185,23 +187,25 @@ def trace_nodes(
         if isinstance(module, MechanismLayer) and (module.signed or not module.sums_to_one):
             raise ValueError(
                 f"{module.name} makes weights that do not sum to one over the edges into a node, or may be "
-                "negative: such weights are not traced on graphs"
+                "negative: tracing such weights on graphs is not supported"
             )
-    first = run(Chain(step=step, seed=seed, kl=False))
-    if not first.edges:
+    mean_pass = run(Chain(step=step, seed=seed, kl=False))
+    if not mean_pass.edges:
         raise ValueError("no attention ran: nothing to trace")
-    made = NodeTrace(first.nodes, first.edges, first.weights, paths=first.paths, single=heads)
+    trace = NodeTrace(
+        mean_pass.nodes, mean_pass.edges, mean_pass.weights, paths=mean_pass.paths, single=heads
+    )
     if not samples:
-        return made
+        return trace
     drawn: list[list[Tensor]] = []
     for number in range(samples):
-        again = run(Chain(step=step, seed=seed, sample=number, kl=False))
-        same = len(again.edges) == len(first.edges)
-        if not same or not all(map(torch.equal, again.edges, first.edges)):
-            raise ValueError("edges differ between posterior samples, so that no spread can be told")
-        drawn.append(again.weights)
-    made.draws = [torch.stack(layer) for layer in zip(*drawn, strict=True)]
+        sample = run(Chain(step=step, seed=seed, sample=number, kl=False))
+        same = len(sample.edges) == len(mean_pass.edges)
+        if not same or not all(map(torch.equal, sample.edges, mean_pass.edges)):
+            raise ValueError("edges differ between posterior samples, so there is no spread")
+        drawn.append(sample.weights)
+    trace.draws = [torch.stack(layer) for layer in zip(*drawn, strict=True)]
     random = any(isinstance(module, MechanismLayer) and module.random for module in model.modules())
-    if not random and all(bool((d == w).all()) for d, w in zip(made.draws, made.weights, strict=True)):
+    if not random and all(bool((d == w).all()) for d, w in zip(trace.draws, trace.weights, strict=True)):
         raise ValueError("samples needs random weights: give the model's graph attention a Bayesian(…)")
-    return made
+    return trace

@@ -1,7 +1,7 @@
-"""What every tracing method may be asked: the shared arguments, as one frozen object and as a signature.
+"""The arguments that all tracing methods share, as a frozen object and as a signature.
 
 `Options` has the values and their defaults; `Arguments` has the same names for `**options: Unpack[…]`, which
-editors and type checkers read. A method with arguments of its own extends both, side by side in its file.
+editors and type checkers read. A method with additional arguments extends both in its own file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Numbers: TypeAlias = Union[int, Sequence[int], torch.Tensor, "np.ndarray[Any, An
 
 
 class Arguments(TypedDict, total=False):
-    """Shared by all methods; `queries` comes before them. What they mean is told by `Options`."""
+    """Keyword arguments shared by all methods (`queries` is positional); `Options` documents them."""
 
     layers: Numbers
     heads: Heads
@@ -29,19 +29,19 @@ class Arguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a call asks of a method.
+    """The arguments of a method.
 
     Attributes:
         queries: which rows; all by default.
         layers: which layers; all by default. Negative numbers count from the end.
-        heads: "mean" averages all heads; a list averages those, in every layer; "each" gives each head's own
-            map on top of the layers below averaged (Abnar & Zuidema 2020, appendix A.1), and one more axis
-            after the layer.
-        residual: weight r of the residual connection, (1 − r)·A + r·I. None takes what the mixing implies:
-            0.5, and 0 where a residual is in the maps already or a layer has none.
-        normalize: make each row sum to one; of signed values, their sizes.
-        receptive_field: divide by what the method gives for uniform attention under the same mask and
-            residual, then make rows sum to one; for causal models, whose first tokens are seen by all.
+        heads: "mean" averages all heads; a list averages those heads, in every layer; "each" puts each head's
+            own map on top of the head averages of the layers below (Abnar & Zuidema 2020, appendix A.1), and
+            adds an axis after the layer.
+        residual: weight r of the residual connection, (1 − r)·A + r·I. None takes the mixing's default: 0.5,
+            or 0 where the maps include the residual already or a layer has none.
+        normalize: make each row sum to one; for signed values, the sum of absolute values.
+        receptive_field: divide by the method's values for uniform attention under the same mask and residual,
+            then make rows sum to one; meant for causal models, where all queries see the first tokens.
     """
 
     queries: Numbers = None
@@ -52,23 +52,23 @@ class Options:
     receptive_field: bool = False
 
 
-def numbers(name: str, asked: object, count: int) -> list[int]:
-    """Positions along an axis of `count`: None is all; one number or several; negative ones from the end."""
-    if asked is None:
+def numbers(name: str, selection: object, count: int) -> list[int]:
+    """Positions along an axis of `count`: None for all, one number or several; negative ones count back."""
+    if selection is None:
         return list(range(count))
-    listed: Any = asked.tolist() if hasattr(asked, "tolist") else asked
-    several = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else [listed]
+    listed: Any = selection.tolist() if hasattr(selection, "tolist") else selection
+    entries = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else [listed]
     out = []
-    for one in several:
+    for entry in entries:
         try:
-            value = int(one.__index__())
+            index = int(entry.__index__())
         except (AttributeError, TypeError):
-            raise ValueError(f"{name} must be whole numbers, got {asked!r}") from None
-        if isinstance(one, bool) or not -count <= value < count:
-            raise ValueError(f"{name} must lie in 0 to {count - 1} (or −{count} to −1), got {one}")
-        out.append(value % count)
+            raise ValueError(f"{name} must be whole numbers, got {selection!r}") from None
+        if isinstance(entry, bool) or not -count <= index < count:
+            raise ValueError(f"{name} must lie in 0 to {count - 1} (or −{count} to −1), got {entry}")
+        out.append(index % count)
     if not out:
-        raise ValueError(f"{name} must name at least one of {count}, got {asked!r}")
+        raise ValueError(f"{name} must name at least one of {count}, got {selection!r}")
     return out
 
 

@@ -1,4 +1,4 @@
-"""A bar and an estimate for flows that take long, and silence for those that do not."""
+"""A progress bar and an estimate for long flows, and no output for short ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 PATIENCE = 3.0  # seconds; shorter runs show nothing
-WORTH_ESTIMATING = 10**7  # cells × sources; less is done before an estimate is
+WORTH_ESTIMATING = 10**7  # cells × sources; less work finishes before an estimate would
 
 
 @contextmanager
 def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
-    """A function that runs the solver, with a bar on standard error where it is worth one.
+    """A function that runs the solver, with a bar on standard error if the run is long.
 
     Args:
         progress: True or False; None shows a bar on a terminal where more than a few seconds are left.
@@ -47,9 +47,9 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
             if task is not None:
                 bar.update(task, completed=runs + done / max(total, 1))
 
-        found = solve(levels, sources, threads=threads, report=report)
+        flows = solve(levels, sources, threads=threads, report=report)
         runs += 1
-        return found
+        return flows
 
     try:
         yield run
@@ -60,12 +60,12 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def counting(words: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how much of a step is done; a bar on a terminal where it takes long.
+    """A function to report how much of a step is done; shows a bar on a terminal if the work is long.
 
-    Steps follow each other, and how many there will be is not known, so the bar is of each step.
+    The number of steps is not known in advance, so each step has its own bar.
 
     Args:
-        words: beside the bar.
+        words: label of the bar.
     """
     if not sys.stderr.isatty():
         yield _silent
@@ -74,7 +74,7 @@ def counting(words: str) -> Iterator[Callable[[int, int], None]]:
     task: Any = None
     steps, began = 0, time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal task, steps
         if task is None and time.monotonic() - began > PATIENCE:
             bar.start()
@@ -84,7 +84,7 @@ def counting(words: str) -> Iterator[Callable[[int, int], None]]:
         steps += done == total
 
     try:
-        yield tell
+        yield report
     finally:
         if task is not None:
             bar.stop()
@@ -95,7 +95,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _bar() -> Any:
-    """A bar on standard error that vanishes when it is done."""
+    """A progress bar on standard error that disappears when done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

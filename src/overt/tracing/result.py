@@ -36,7 +36,7 @@ NO_SAMPLES = "no posterior samples were traced: trace with samples=20"
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation over posterior samples (divided by their number)."""
+    """Mean and standard deviation (divisor n) over posterior samples."""
 
     mean: Tensor
     spread: Tensor
@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
 
     Attributes:
         labels: their names.
-        mean: (class,), their probabilities, averaged over posterior samples where there are some.
+        mean: (class,), their probabilities, averaged over any posterior samples.
         draws: (sample, class), their probabilities in each posterior sample, or None.
     """
 
@@ -68,52 +68,52 @@ class PosteriorDraw:
 
 @dataclass(eq=False)
 class Trace(ShownTrace):
-    """What one batch's attention was, layer by layer. `overt.trace` makes it.
+    """One batch's attention, layer by layer. Made by `overt.trace`.
 
-    Results of the methods have shape (batch, layer, query, token) in float64, with zeros at padding. Tokens
-    of an encoder–decoder are those of the source, then those of the target; its queries are the target's, and
-    its layers the decoder's (`encoder` is the trace of its encoder alone).
+    Results of the methods have shape (batch, layer, query, token) in float64, with zeros at padding. For an
+    encoder–decoder, tokens are those of the source, then those of the target; queries are the target's tokens
+    and layers the decoder's (`encoder` is the trace of the encoder alone).
 
     Attributes:
         kind: "encoder", "causal" or "encoder–decoder".
-        maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); of an
+        maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); for an
             encoder–decoder, the decoder's self-attention. Float32, on the CPU.
         mask: boolean (batch, token), False at padding.
-        tokens: per example, the token axis in words.
+        tokens: per example, the names of the tokens.
         special: boolean (batch, token), which tokens are special ([CLS], [SEP], …).
-        offsets: (batch, token, 2), where in the text each token begins and ends; None where unknown.
+        offsets: (batch, token, 2), where in the text each token begins and ends; None if unknown.
         grid: rows and columns of an image's patches, which are the last tokens (of the source); else None.
         image: height and width of the image in pixels; else None.
-        picture: uint8 (batch, height, width, 3), the image as the model sees it: of PIL images in their own
-            colours, of pixel values with each image's least value black and its greatest white; None where
-            there is no image, or it has other than 1 or 3 channels.
-        encoder_maps: the encoder's maps, of an encoder–decoder.
+        picture: uint8 (batch, height, width, 3), the image as the model sees it: PIL images in their own
+            colours, pixel values scaled so that each image's minimum is black and its maximum white; None
+            without an image, or if it has other than 1 or 3 channels.
+        encoder_maps: the encoder's maps, for an encoder–decoder.
         cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
         mixing: what the maps hold: "attention", "effective", "norm", "gradient", "value-zeroing", or the name
             of another registered mixing.
-        parts: of a model traced with `parts=True`, what its mechanisms show of their work, and "fused", the
+        parts: for a model traced with `parts=True`, the parts that its mechanisms expose, and "fused", the
             map in use. Evolving has "attention", the layer's own map, and "convolution", what the convolution
-            makes of it and the previous map. Each has one map per layer, None where there is none, as where a
-            chain starts and there is no convolution. Of an encoder–decoder these are the decoder's
+            makes of it and the previous map. Each has one map per layer, or None where there is none: where a
+            chain starts there is no convolution. For an encoder–decoder these are the parts of the decoder's
             self-attention; "encoder attention", "cross attention" and so on are the others.
-        draws: of a Bayesian model traced with `samples`, the maps of each posterior sample. `maps` are those
-            of the mean of the weights, with or without samples; the draws' mean is `spread().mean`.
+        draws: for a Bayesian model traced with `samples`, the maps of each posterior sample. `maps` are those
+            at the mean of the weights, with or without samples; the draws' mean is `spread().mean`.
         visible: which cells each map may fill, boolean (batch or 1, query, key) or None for all.
         paths: names of the attentions, one per map.
-        outputs: (batch, class), the model's logits, in float32: of a model with one output per position,
-            those at `main_queries()`. With `samples`, those of the mean of the weights; each draw has its
-            own. None where the model returns none (a tensor with a row for each token counts as hidden
+        outputs: (batch, class), the model's logits, in float32; for a model with one output per position,
+            those at `main_queries()`. With `samples`, those at the mean of the weights; each draw has its
+            own. None if the model returns no logits (a tensor with a row for each token counts as hidden
             states: give `output`).
-        labels: names of the classes, in order; empty where there are none.
-        words: of a language model whose tokenizer is known, class → token, for the 50 likeliest classes of
+        labels: names of the classes, in order; empty if unknown.
+        words: for a language model whose tokenizer is known, class → token, for the 50 likeliest classes of
             each example (by the outputs, each draw, and the draws' mean).
-        link: how outputs become probabilities: "softmax"; "sigmoid", of several labels at once; "identity",
-            of a single output or a regression, which are none.
-        sums_to_one: whether rows of the weights sum to one. Where a mechanism makes others, rollout and flow
-            make them sum to one before the residual joins.
-        signed: whether a mechanism makes weights that may be negative, of which there is no flow.
-        averaged: whether `maps` are the means of the draws after all, as in files that earlier versions wrote
-            of a trace with samples.
+        link: how outputs become probabilities: "softmax"; "sigmoid" for several labels at once; "identity"
+            for a single output or a regression, whose outputs are not probabilities.
+        sums_to_one: whether rows of the weights sum to one. If a mechanism's rows do not, rollout and flow
+            normalise them before adding the residual.
+        signed: whether a mechanism makes weights that may be negative, which have no flow.
+        averaged: whether `maps` are the means of the draws, as in traces with samples that earlier versions
+            saved.
     """
 
     kind: TraceKind
@@ -155,24 +155,24 @@ class Trace(ShownTrace):
         return self.mask.shape[0]
 
     def __getitem__(self, index: int | slice) -> Trace:
-        """Some of the examples: `t[0]` and `t[2:4]` are traces too; the batch axis stays."""
+        """Some of the examples: `t[0]` and `t[2:4]` are traces with a batch axis."""
         if isinstance(index, slice):
             rows = list(range(len(self)))[index]
         else:
             try:
                 index = operator.index(index)
             except TypeError:
-                raise TypeError(f"examples are taken by number or slice, got {index!r}") from None
+                raise TypeError(f"examples are selected by number or slice, got {index!r}") from None
             if not -len(self) <= index < len(self):
                 raise IndexError(f"trace holds {len(self)} examples, got {index}")
             rows = [index % len(self)]
         if not rows:
-            raise IndexError(f"trace holds {len(self)} examples, {index} takes none of them")
+            raise IndexError(f"trace holds {len(self)} examples, {index} selects none of them")
 
         def cut(value: Tensor) -> Tensor:
             return value[rows] if value.shape[0] == len(self) else value
 
-        def some(maps: Sequence[Tensor]) -> list[Tensor]:
+        def cut_all(maps: Sequence[Tensor]) -> list[Tensor]:
             return [cut(cells) for cells in maps]
 
         def cut_any(value: Tensor | None) -> Tensor | None:
@@ -180,16 +180,16 @@ class Trace(ShownTrace):
 
         return replace(
             self,
-            maps=some(self.maps),
+            maps=cut_all(self.maps),
             mask=cut(self.mask),
             tokens=[self.tokens[row] for row in rows],
             special=cut(self.special),
             offsets=cut_any(self.offsets),
-            encoder_maps=some(self.encoder_maps),
-            cross=some(self.cross),
+            encoder_maps=cut_all(self.encoder_maps),
+            cross=cut_all(self.cross),
             parts={name: [cut_any(cells) for cells in maps] for name, maps in self.parts.items()},
             draws=[
-                PosteriorDraw(some(d.maps), some(d.encoder_maps), some(d.cross), cut_any(d.outputs))
+                PosteriorDraw(cut_all(d.maps), cut_all(d.encoder_maps), cut_all(d.cross), cut_any(d.outputs))
                 for d in self.draws
             ],
             visible=[cut_any(seen) for seen in self.visible],
@@ -200,7 +200,7 @@ class Trace(ShownTrace):
 
     @property
     def samples(self) -> int:
-        """How many posterior samples were drawn."""
+        """Number of posterior samples."""
         return len(self.draws)
 
     @property
@@ -217,7 +217,7 @@ class Trace(ShownTrace):
     def encoder(self) -> Trace:
         """The trace of an encoder–decoder's encoder alone, which has no outputs."""
         if not self.encoder_maps:
-            raise ValueError(f"this trace is of kind {self.kind!r} and has no encoder of its own")
+            raise ValueError(f"this trace is of kind {self.kind!r} and has no separate encoder")
         source = self.first
         return Trace(
             kind="encoder",
@@ -263,43 +263,43 @@ class Trace(ShownTrace):
     def spread(self, method: str = "raw", queries: Numbers = None, **options: Any) -> Spread:
         """Mean and spread of a method's result over the posterior samples.
 
-        The mean of a method over samples is not the method of the mean map: rollout and flow bend.
+        Rollout and flow are nonlinear: their mean over samples is not their value at the mean map.
 
         Args:
             method: one that reads maps, such as "raw", "rollout" or "flow".
             queries: as for the method.
-            options: others of the method.
+            options: the method's other arguments.
         """
         method_of(method, methods("maps"))
         if not self.draws:
             raise ValueError(NO_SAMPLES)
         drawn = (self.draw(number) for number in range(self.samples))
-        found = torch.stack([one.read(method, queries, **options) for one in drawn])
-        return Spread(found.mean(dim=0), found.std(dim=0, correction=0))
+        values = torch.stack([draw.read(method, queries, **options) for draw in drawn])
+        return Spread(values.mean(dim=0), values.std(dim=0, correction=0))
 
     def predictions(self, top: int = 5) -> list[Predictions]:
-        """What the model says of each example: its likeliest classes with their probabilities, in float64.
+        """The model's predictions for each example: its likeliest classes and probabilities, in float64.
 
-        With posterior samples, classes are ranked by their probability averaged over the samples. Names are
-        those of `labels`, or the tokens of a language model; where there is none, the class's number. Of a
+        With posterior samples, classes are ranked by their probability averaged over the samples. Names come
+        from `labels` or, for a language model, are its tokens; a class without a name has its number. For a
         single output or a regression, values are the outputs themselves.
 
         Args:
-            top: how many classes; all where there are fewer.
+            top: number of classes; all if there are fewer.
         """
         _check.whole("top", top, 1)
         if self.outputs is None:
             raise ValueError(
                 "this trace has no outputs: the model returned no logits (give trace(…, output=…)), or it is "
-                "a part"
+                "the encoder of another trace"
             )
-        found = []
+        predictions = []
         for example in range(len(self)):
             mean, samples = self._probabilities(example)
             best = mean.argsort(descending=True, stable=True)[:top]
             names = [self._name(number) for number in best.tolist()]
-            found.append(Predictions(names, mean[best], None if samples is None else samples[:, best]))
-        return found
+            predictions.append(Predictions(names, mean[best], None if samples is None else samples[:, best]))
+        return predictions
 
     def _name(self, number: int) -> str:
         return self.labels[number] if self.labels else self.words.get(number, str(number))
@@ -314,19 +314,19 @@ class Trace(ShownTrace):
         return samples.mean(dim=0), samples
 
     def main_queries(self) -> list[int]:
-        """The row of each example that says most: CLS, or the last real token where later ones see more."""
+        """Each example's most informative row: CLS, or the last real token of a causal model or decoder."""
         return main_queries(self.kind, self.mask, self.queries)
 
     @property
     def mixing_kind(self) -> type[Mixing]:
-        """What is known of the mixing."""
-        found = mixings().get(self.mixing)
-        if found is None:
+        """The class of the mixing."""
+        kind = mixings().get(self.mixing)
+        if kind is None:
             raise ValueError(
-                f"this trace is of the mixing {self.mixing!r}, which is not registered here: import what "
-                "registers it"
+                f"this trace has the mixing {self.mixing!r}, which is not registered: import the module "
+                "that registers it"
             )
-        return found
+        return kind
 
     def levels(self) -> Levels:
         """The maps as the layered graph that methods read."""
@@ -346,31 +346,31 @@ class Trace(ShownTrace):
 
     def why_not(self, method: str | Method) -> str | None:
         """Why a method cannot read this trace; None if it can."""
-        one = method_of(method) if isinstance(method, str) else method
-        if one.runs_model:
-            gone = "this trace has no model with it (it was loaded from a file, say)"
-            return f"no {one.title}: {gone}" if self.subject is None else None
-        return why_not_levels(one, self.levels())
+        reader = method_of(method) if isinstance(method, str) else method
+        if reader.runs_model:
+            no_model = "this trace has no model (it was loaded from a file, for example)"
+            return f"no {reader.title}: {no_model}" if self.subject is None else None
+        return why_not_levels(reader, self.levels())
 
     def read(self, method: str, queries: Numbers = None, **options: Any) -> Tensor:
-        """A method by its name: `t.read("rollout", layers=-1)` is `t.rollout(layers=-1)`.
+        """Apply a method by name: `t.read("rollout", layers=-1)` is `t.rollout(layers=-1)`.
 
-        All methods take the same arguments, `Options`, and some have their own; what means nothing to a
-        method is refused.
+        All methods take the same arguments, `Options`, and some have additional ones; arguments that have no
+        meaning for a method are refused.
 
         Args:
-            method: any that is registered: "raw", "rollout", "flow", "blankout", "gradients", or your own.
+            method: any registered method: "raw", "rollout", "flow", "blankout", "gradients", or your own.
             queries: which rows; all by default.
-            options: the others.
+            options: the other arguments.
 
         Returns:
             (batch, layer, query, token) in float64, zeros at padding; (batch, layer, head, query, token) for
             `heads="each"`. The layer axis of a method that runs the model has length one.
         """
-        found = method_of(method)
-        if found.runs_model:
-            return read_subject(found, self._subject(found.title), queries, options)
-        return read_levels(found, self.levels(), queries, options)
+        reader = method_of(method)
+        if reader.runs_model:
+            return read_subject(reader, self._subject(reader.title), queries, options)
+        return read_levels(reader, self.levels(), queries, options)
 
     def raw(self, queries: Numbers = None, **options: Unpack[Arguments]) -> Tensor:
         """The maps as they are. Arguments as in `Options`, without `residual`."""
@@ -381,7 +381,7 @@ class Trace(ShownTrace):
         return self.read("rollout", queries, **options)
 
     def flow(self, queries: Numbers = None, **options: Unpack[FlowArguments]) -> Tensor:
-        """Attention flow. Arguments as in `FlowOptions`; effective attention is cut at zero, renormalised."""
+        """Attention flow. Arguments as in `FlowOptions`; effective attention is clipped at zero."""
         return self.read("flow", queries, **options)
 
     def blankout(self, queries: Numbers = None, **options: Unpack[BlankoutArguments]) -> Tensor:
@@ -395,27 +395,28 @@ class Trace(ShownTrace):
     def gradients(self, queries: Numbers = None, **options: Unpack[GradientsArguments]) -> Tensor:
         """Gradient of p(target) at the input embeddings: (batch, 1, query, token).
 
-        Axes are as of `blankout`, arguments as in `GradientsOptions`.
+        Axes are those of `blankout`, arguments as in `GradientsOptions`.
         """
         return self.read("gradients", queries, **options)
 
     def _subject(self, what: str) -> Subject:
         if self.subject is None:
             raise ValueError(
-                f"{what} needs the model, which this trace has not (it was loaded, or is a part)"
+                f"{what} needs the model: this trace has no model (it was loaded from a file, or is an "
+                "encoder's)"
             )
         return self.subject
 
     def patches(self, values: Tensor) -> Tensor:
         """(…, token) → (…, row, column), the patches of an image."""
         if self.grid is None:
-            raise ValueError("this trace is of no image: it has no grid of patches")
+            raise ValueError("this trace is not of an image: it has no grid of patches")
         count = self.grid[0] * self.grid[1]
         end = values.shape[-1] - (self.maps[0].shape[-1] if self.cross else 0)
         return values[..., end - count : end].reshape(*values.shape[:-1], *self.grid)
 
     def pixels(self, values: Tensor, mode: Literal["nearest", "bilinear"] = "nearest") -> Tensor:
-        """(…, token) → (…, height, width), each patch's value at its pixels, or smoothly between them."""
+        """(…, token) → (…, height, width), each patch's value at its pixels, or interpolated."""
         _check.one_of("mode", mode, ("nearest", "bilinear"))
         patches = self.patches(values)
         assert self.image is not None
@@ -425,21 +426,21 @@ class Trace(ShownTrace):
 
     def save(self, path: str | Path) -> None:
         """Write the trace, without its model, as one safetensors file."""
-        files.write(path, *files.packed(self), files.TRACE)
+        files.write(path, *files.pack(self), files.TRACE)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read what `save` wrote; blank-out and gradients need the model, and so a new trace."""
+        """Read a file written by `save`; blank-out and gradients need the model, and so a new trace."""
 
-        def made(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> Trace:
-            fields = files.unpacked(tensors, about, form)
+        def make(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> Trace:
+            fields = files.unpack(tensors, about, form)
             return cls(**{**fields, "draws": [PosteriorDraw(**draw) for draw in fields["draws"]]})
 
-        return files.read(path, files.TRACES, "trace", made)
+        return files.read(path, files.TRACES, "trace", make)
 
 
 def main_queries(kind: str, mask: Tensor, queries: int) -> list[int]:
-    """Of each example CLS, the first real token of an encoder; or the last real query of others."""
+    """For each example, an encoder's first real token (CLS), or the last real query of other models."""
     if kind == "encoder":
         first: list[int] = mask.int().argmax(dim=1).tolist()
         return first

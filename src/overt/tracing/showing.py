@@ -1,4 +1,4 @@
-"""How traces are looked at. The methods stand with the traces; what they call is told by whoever can show."""
+"""How traces are shown: methods of the traces, and a registry of the viewers that they call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ShownPage(Protocol):
         ...
 
     def save(self, path: str | Path) -> ShownPage:
-        """Write the page, whole or not at all."""
+        """Write the page, atomically."""
         ...
 
     def widget(self, height: int = ...) -> Any:
-        """An anywidget, for a notebook."""
+        """An anywidget for a notebook."""
         ...
 
     def _repr_html_(self) -> str: ...
@@ -32,13 +32,13 @@ _viewers: dict[str, Callable[..., Any]] = {}
 
 
 def register_viewer(**viewers: Callable[..., Any]) -> None:
-    """Say who shows: `page` and `plot` of traces, `node_page` and `node_plot` of traces of nodes."""
+    """Register viewers: `page` and `plot` for traces, `node_page` and `node_plot` for traces of nodes."""
     _viewers.update(viewers)
 
 
 def _viewer(name: str) -> Callable[..., Any]:
     if name not in _viewers:
-        raise RuntimeError(f"nothing is registered that shows traces ({name}): import overt does that")
+        raise RuntimeError(f"no viewer is registered for traces ({name}): import overt registers them")
     return _viewers[name]
 
 
@@ -46,14 +46,14 @@ class ShownTrace:
     """`html` and `plot` of a trace."""
 
     def html(self, path: str | Path | None = None, **arguments: Any) -> ShownPage:
-        """The trace as a page that needs nothing else; written to `path`, and displayed by a notebook.
+        """The trace as a self-contained page; written to `path` if given, and displayed by a notebook.
 
         Args:
             path: a file to write, such as "page.html".
             arguments: of `overt.page`: title, names, methods, queries, residual, importances, target, mass.
         """
-        made: ShownPage = _viewer("page")(self, **arguments)
-        return made if path is None else made.save(path)
+        page: ShownPage = _viewer("page")(self, **arguments)
+        return page if path is None else page.save(path)
 
     def plot(self, view: str = "strip", path: str | Path | None = None, **arguments: Any) -> Figure:
         """A matplotlib figure of one view, for papers (extra `view`); written to `path` if given.
@@ -71,15 +71,15 @@ class ShownNodes:
     """`html` and `plot` of a trace of nodes."""
 
     def html(self, nodes: Any, path: str | Path | None = None, **arguments: Any) -> ShownPage:
-        """Neighbourhoods of some nodes as a page that needs nothing else.
+        """The neighbourhoods of some nodes as a self-contained page.
 
         Args:
             nodes: a node's number, or several.
             path: a file to write, such as "page.html".
             arguments: of `overt.view.pages.node_page`: title, labels, names, by, layer, heads, residual, top.
         """
-        made: ShownPage = _viewer("node_page")(self, nodes, **arguments)
-        return made if path is None else made.save(path)
+        page: ShownPage = _viewer("node_page")(self, nodes, **arguments)
+        return page if path is None else page.save(path)
 
     def plot(self, node: int, **arguments: Any) -> Figure:
         """A matplotlib figure of a node's neighbourhood: `overt.graphs.plot_neighbours`."""

@@ -1,7 +1,7 @@
-"""A model with the batch that was traced, as methods that run the model ask it.
+"""A model with the batch that was traced, for the methods that run the model.
 
-The score that they explain is the probability of the target: a class, or a token at a position. A model with
-a single output is explained by that output.
+The score that they explain is the probability of the target: a class, or a token at a position. For a model
+with a single output, the score is that output.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Subject:
     """A model with the batch that was traced.
 
     Attributes:
-        model: in evaluation mode, for as long as a method asks it.
-        inputs: the batch; `inputs.arguments` are those of the model's forward, in the caller's own tensors,
-            of which `rows` gives copies.
+        model: the model, in evaluation mode while a method runs it.
+        inputs: the batch; `inputs.arguments` are the arguments of the model's forward and hold the caller's
+            own tensors, which `rows` copies.
         mask: boolean (batch, token).
         first: the token that is query 0.
-        kind: of the trace.
-        output: takes logits, (batch, classes) or (batch, position, classes), from what the model returns.
+        kind: the kind of the trace: "encoder", "causal" or "encoder–decoder".
+        output: extracts logits, (batch, classes) or (batch, position, classes), from what the model returns.
     """
 
     def __init__(
@@ -44,8 +44,9 @@ class Subject:
         self.contrasts = False
 
     def logits(self, arguments: dict[str, Any]) -> Tensor:
-        """(batch, position, classes); one position where the output is one for all."""
-        device = next((p.device for p in self.model.parameters()), None)  # it may have moved since the trace
+        """(batch, position, classes); a single position where the model has one output for all tokens."""
+        # The model may have moved since the trace.
+        device = next((p.device for p in self.model.parameters()), None)
         moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
         return self.logits_in(self.model(**moved))
 
@@ -60,14 +61,13 @@ class Subject:
         return Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
 
     def logits_in(self, given: Any) -> Tensor:
-        """The logits in what the model returned, as `logits` gives them."""
-        found = self._found(given)
-        if found is None:
+        """The logits in what the model returned, in the shape that `logits` returns."""
+        logits: Tensor | None = self._logits_or_none(given)
+        if logits is None:
             raise ValueError(
                 f"{type(self.model).__name__} returns no logits to explain: use a model with a head, or "
-                "give trace(…, output=…), a function from what it returns to logits"
+                "give trace(…, output=…), a function that extracts the logits from what it returns"
             )
-        logits: Tensor = found
         self.contrasts = self.contrasts or self._contrasts(given)
         if logits.dim() == 2:
             return logits.unsqueeze(1)
@@ -78,24 +78,24 @@ class Subject:
             )
         return logits
 
-    def _found(self, given: Any) -> Any:
-        """What stands for logits in what the model returned; None where nothing does."""
+    def _logits_or_none(self, result: Any) -> Any:
+        """The logits in what the model returned; None where there are none."""
         if self.output is not None:
-            return self.output(given)
-        if isinstance(given, Tensor):
-            return given
+            return self.output(result)
+        if isinstance(result, Tensor):
+            return result
         name = "logits"
-        if self._contrasts(given):
+        if self._contrasts(result):
             name = "logits_per_image" if self.inputs.grid is not None else "logits_per_text"
-        return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
+        return result.get(name) if isinstance(result, dict) else getattr(result, name, None)
 
     def outputs_in(self, given: Any, queries: list[int]) -> Tensor | None:
-        """(batch, classes) in float32 on the CPU: one query's logits of each example, or its only ones.
+        """Each example's logits at its query (or its only ones), (batch, classes), in float32 on the CPU.
 
-        None where there is no `output` to take them and nothing that is known to be logits of this
+        None where there is no `output` function, and nothing in the result is known to be the logits of this
         trace's examples and queries.
         """
-        if self.output is None and not self._answers(given):
+        if self.output is None and not self._has_logits(given):
             return None
         logits = self.logits_in(given).detach()
         if logits.shape[0] != len(queries):
@@ -103,18 +103,18 @@ class Subject:
         places = [0] * len(queries) if logits.shape[1] == 1 else queries
         return logits[list(range(len(queries))), places].to("cpu", torch.float32, copy=True)
 
-    def _answers(self, given: Any) -> bool:
-        """Whether there are logits, of the traced stack's positions where they are of positions."""
-        logits, positions = self._found(given), self.mask.shape[1] - self.first
+    def _has_logits(self, result: Any) -> bool:
+        """Whether the result has logits; if per position, the positions must be the traced stack's."""
+        logits, positions = self._logits_or_none(result), self.mask.shape[1] - self.first
         if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
             return False
         if logits.dim() == 2:
             labels = getattr(getattr(self.model, "config", None), "num_labels", logits.shape[1])
-            # One logit per token (ELECTRA's discriminator) is no row of classes.
-            return self._contrasts(given) or logits.shape[1] != positions or labels == positions
-        if isinstance(given, Tensor) or logits.shape[1] != positions:
-            return False  # a tensor with a row for each token may as well be hidden states
-        # The stack that was traced may be below the one that answers, and as long by chance.
+            # One logit per token (ELECTRA's discriminator) is not a row of classes.
+            return self._contrasts(result) or logits.shape[1] != positions or labels == positions
+        if isinstance(result, Tensor) or logits.shape[1] != positions:
+            return False  # a tensor with a row for each token may just as well be hidden states
+        # The traced stack may lie below the one that outputs the logits, and have the same length by chance.
         inputs = self.inputs.arguments
         return self.kind != "encoder" or not (
             "decoder_input_ids" in inputs or (self.inputs.grid is not None and "input_ids" in inputs)
@@ -122,31 +122,31 @@ class Subject:
 
     @property
     def texts(self) -> list[str]:
-        """Arguments that hold the token ids of the traced stack; an image's has none."""
-        pictured = self.inputs.grid is not None
-        pair = self.kind == "encoder–decoder"
-        wanted = [name for name in IDS if (name == "decoder_input_ids" and pair) or not pictured]
-        return [name for name in wanted if isinstance(self.inputs.arguments.get(name), Tensor)]
+        """Names of the arguments that hold the token ids of the traced stack; an image has none."""
+        of_image = self.inputs.grid is not None
+        encoder_decoder = self.kind == "encoder–decoder"
+        names = [name for name in IDS if (name == "decoder_input_ids" and encoder_decoder) or not of_image]
+        return [name for name in names if isinstance(self.inputs.arguments.get(name), Tensor)]
 
     @staticmethod
-    def _contrasts(given: Any) -> bool:
+    def _contrasts(result: Any) -> bool:
         """Whether the output compares every text with every image, as CLIP's does."""
-        return isinstance(given, dict) and "logits_per_text" in given
+        return isinstance(result, dict) and "logits_per_text" in result
 
     def rows(self, arguments: dict[str, Any], example: Tensor) -> dict[str, Any]:
         """Arguments of a batch of copies of these examples.
 
-        A contrasting model's other side stays as it is: its inputs are the classes.
+        The other side of a contrastive model stays as it is: its inputs are the classes.
         """
         batch = self.mask.shape[0]
-        own = ("pixel_values",) if self.inputs.grid is not None else TEXT
+        traced_side = ("pixel_values",) if self.inputs.grid is not None else TEXT
         return {
-            name: value if self.contrasts and name not in own else take(value, example, batch)
+            name: value if self.contrasts and name not in traced_side else take(value, example, batch)
             for name, value in arguments.items()
         }
 
     def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
-        """Probability of the target, (batch, query); of a regression, the output itself."""
+        """Probability of the target, (batch, query); for a regression, the output itself."""
         logits = logits[:, queries].double()
         if logits.shape[-1] == 1:
             return logits[:, :, 0]
@@ -154,18 +154,18 @@ class Subject:
         return p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     def link(self, classes: int) -> Link:
-        """How logits of so many classes become probabilities."""
+        """How logits over this many classes become probabilities."""
         return link_of(getattr(self.model, "config", None), classes)
 
     def labels(self, classes: int) -> list[str]:
-        """Names of the classes, as the model's config has them; none where it has another number."""
-        named = getattr(getattr(self.model, "config", None), "id2label", None)
-        if self.contrasts or not isinstance(named, dict) or set(named) != set(range(classes)):
-            return []  # what a contrasting model chooses from is the other side's batch
-        return [str(named[number]) for number in range(classes)]
+        """Names of the classes in the model's config; empty where the number of classes differs."""
+        names = getattr(getattr(self.model, "config", None), "id2label", None)
+        if self.contrasts or not isinstance(names, dict) or set(names) != set(range(classes)):
+            return []  # a contrastive model chooses from the other side's batch
+        return [str(names[number]) for number in range(classes)]
 
     def speaks(self, classes: int) -> bool:
-        """Whether the classes are the tokens of a tokenizer that is known."""
+        """Whether the classes are the tokens of a known tokenizer."""
         config: Any = getattr(self.model, "config", None)
         tokenizer = self.inputs.tokenizer
         if tokenizer is None or self.contrasts:
@@ -174,11 +174,11 @@ class Subject:
         return classes in (getattr(text, "vocab_size", None), len(tokenizer))
 
     def places(self, logits: Tensor, queries: Any) -> list[int]:
-        """Positions of the output to explain; the only one, whatever is asked, where there is one."""
+        """Positions of the output to explain; position 0 where the model has one output for all tokens."""
         return [0] if logits.shape[1] == 1 else numbers("queries", queries, logits.shape[1])
 
     def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
-        """(batch, query): as given, as labelled, the next token of the input, or what the model predicts."""
+        """(batch, query): the given target, the label, the next token of the input, or the prediction."""
         batch, positions, classes = logits.shape
         likely = logits[:, queries].argmax(dim=-1)
         labels = self.inputs.labels
@@ -202,36 +202,38 @@ class Subject:
         if target is None:
             return likely
         try:
-            given = torch.as_tensor(target, device=logits.device)
+            chosen_classes = torch.as_tensor(target, device=logits.device)
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(
                 f"target must be the number of a class, or one per example, got {target!r}"
             ) from None
-        if given.is_floating_point():
-            raise ValueError(f"target must hold classes, got {given.dtype}")
-        if given.dim() == 0:
-            given = given.expand(batch)
-        if given.dim() == 1:
-            given = given.unsqueeze(1).expand(-1, len(queries))
-        if given.shape != (batch, len(queries)):
+        if chosen_classes.is_floating_point():
+            raise ValueError(f"target must hold classes, got {chosen_classes.dtype}")
+        if chosen_classes.dim() == 0:
+            chosen_classes = chosen_classes.expand(batch)
+        if chosen_classes.dim() == 1:
+            chosen_classes = chosen_classes.unsqueeze(1).expand(-1, len(queries))
+        if chosen_classes.shape != (batch, len(queries)):
             raise ValueError(
                 f"target must be one class, one per example ({batch}) or one per example and query, "
-                f"got shape {tuple(given.shape)}"
+                f"got shape {tuple(chosen_classes.shape)}"
             )
-        if classes > 1 and (int(given.min()) < 0 or int(given.max()) >= classes):
-            raise ValueError(f"target must lie in 0 to {classes - 1}, got {given.flatten().tolist()}"[:120])
-        return given if classes > 1 else torch.zeros_like(given)
+        if classes > 1 and (int(chosen_classes.min()) < 0 or int(chosen_classes.max()) >= classes):
+            raise ValueError(
+                f"target must lie in 0 to {classes - 1}, got {chosen_classes.flatten().tolist()}"[:120]
+            )
+        return chosen_classes if classes > 1 else torch.zeros_like(chosen_classes)
 
 
 def take(value: Any, index: Tensor, batch: int) -> Any:
-    """Rows of an argument that has one per example, as a copy; anything else as it is."""
+    """A copy of some rows of an argument that has one row per example; anything else unchanged."""
     if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
         return value.index_select(0, index.to(value.device))
     return value
 
 
 def with_history(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that gradients can be taken with: tensors made in inference mode are copied."""
+    """Arguments through which gradients can flow: tensors made in inference mode are copied."""
     return {
         name: value.clone() if isinstance(value, Tensor) and value.is_inference() else value
         for name, value in arguments.items()
@@ -240,7 +242,7 @@ def with_history(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Gradients on, also through a frozen model and inside of inference mode; flags come back."""
+    """Turn gradients on, also for a frozen model and inside inference mode; flags are restored."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with torch.inference_mode(False), torch.enable_grad():

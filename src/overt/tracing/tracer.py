@@ -1,4 +1,4 @@
-"""`trace`: a model, an input, and the trace of it."""
+"""`trace` runs a model on an input and returns the trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.mechanisms.attention_map import AttentionMap
-from overt.tracing.assemble import Frame, assembled, drawn, framed, sort_calls
+from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
 from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import names_of, prepare
 from overt.tracing.mixing.mixing import mixing_of
@@ -18,7 +18,7 @@ from overt.tracing.options import numbers
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output
 
-NAMED = 50  # likeliest tokens of each example whose names a trace of a language model keeps
+NAMED = 50  # a language model's trace keeps the names of this many likeliest tokens per example
 
 
 def trace(
@@ -41,63 +41,65 @@ def trace(
 ) -> Trace:
     """Run a model once, in evaluation mode, and keep its attention maps.
 
-    Any Hugging Face model that dispatches its attention will do, plain or attached to, whatever its attention
-    implementation; models built on `torch.nn.MultiheadAttention`; and Overt's own. The model is left as it
-    was, also when something fails.
+    Works with any Hugging Face model that dispatches its attention, plain or attached, whatever its attention
+    implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models. The model
+    is left unchanged, even if an error occurs.
 
     Args:
         model: the model.
         inputs: text or a list of texts; token ids; images (PIL, or a float tensor of pixel values); or a
-            mapping of the model's arguments, as tokenizers and collators give it.
-        tokenizer: for text; by default the one that lies beside the model's weights.
-        processor: for PIL images; by default the one that lies beside the weights.
-        decoder: text or token ids that an encoder–decoder's decoder is fed. By default the model writes
-            them itself, greedily.
-        tokens: names of the tokens, per example, where the inputs have none.
+            mapping of the model's arguments, as tokenizers and collators return.
+        tokenizer: for text; by default the one saved with the model's weights.
+        processor: for PIL images; by default the one saved with the weights.
+        decoder: text or token ids to feed to an encoder–decoder's decoder. By default the model generates
+            them by greedy decoding.
+        tokens: names of the tokens, per example, for inputs that have none.
         heads: keep each head's maps, for `heads="each"` and lists of heads; by default only their mean.
-        mixing: what the maps are. "attention": the weights. "effective": without the part that changes no
-            output (Brunner et al. 2020); signed in rollout, cut at zero and renormalised in flow.
-            "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient": max(0, A ⊙ ∂y/∂A)
-            with y the target's logit. Rows of these two are made to sum to one before the residual joins.
-            "value-zeroing": how far each token's output of a layer turns when another's values are zeroed
-            (Mohebbi et al. 2023); the residual is in it, so methods add none by default. It runs each layer
-            again for every token.
-        target: of "gradient": class or token, or one per example; by default as for `Trace.blankout`.
-        query: of "gradient", for models with one output per position: which one; by default the first of an
-            encoder's, the last real one of others'.
-        parts: keep the parts of maps that the model's mechanisms show, as Evolving does.
-        samples: number of posterior samples of a model with random weights to draw beside the mean of its
-            weights, which the maps are of.
-        seed: of the samples' noise.
-        stack: path of the stack to trace, where a model has several, such as "vision_model".
-        output: takes the logits from what the model returns, where it has no `logits`.
+        mixing: what the maps hold. "attention": the weights. "effective": the weights without the part that
+            changes no output (Brunner et al. 2020); signed in rollout, clipped at zero and renormalised in
+            flow. "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient":
+            max(0, A ⊙ ∂y/∂A) with y the target's logit. The rows of these two are normalised to sum to one
+            before the residual is added. "value-zeroing": how far each token's output of a layer turns when
+            another token's values are zeroed (Mohebbi et al. 2023); it includes the residual, so methods add
+            none by default. It runs each layer again for every token.
+        target: for "gradient": a class or token, or one per example; the default is that of `Trace.blankout`.
+        query: for "gradient" on models with one output per position: the position to explain; by default the
+            first token of an encoder, the last real token of other models.
+        parts: keep the parts of the maps that the model's mechanisms expose, as Evolving does.
+        samples: number of posterior samples to draw from a model with random weights, in addition to the
+            pass at the mean of its weights, which the maps come from.
+        seed: random seed of the samples.
+        stack: path of the stack to trace, such as "vision_model", for a model that has several.
+        output: extracts the logits from what the model returns, for models that return no `logits`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     kind = mixing_of(mixing)
     _check.whole("samples", samples, 0)
-    for name, asked, has in (("samples", samples, kind.samples), ("heads", heads, kind.heads)):
-        if asked and not has:
-            raise ValueError(f"{name} with mixing={mixing!r} is not supported: trace one or the other")
+    for name, requested, supported in (("samples", samples, kind.samples), ("heads", heads, kind.heads)):
+        if requested and not supported:
+            raise ValueError(f"{name} with mixing={mixing!r} is not supported: use one or the other")
     model = _unwrapped(model)
-    given = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
+    batch = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     collector = Collector(kind(heads), parts, stack)
 
     def score(result: Any) -> Tensor:
-        return _score(framed(model, given, collector, output), result, target, query)
+        return _score(make_frame(model, batch, collector, output), result, target, query)
 
-    result = collect(model, given.arguments, collector, score, sort_calls)
-    frame = framed(model, given, collector, output)
-    made = assembled(frame, collector)
-    made.outputs = frame.subject.outputs_in(result, frame.main_queries())
-    del result  # its logits of all positions may be large
+    result = collect(model, batch.arguments, collector, score, sort_calls)
+    frame = make_frame(model, batch, collector, output)
+    result_trace = assemble(frame, collector)
+    result_trace.outputs = frame.subject.outputs_in(result, frame.main_queries())
+    del result  # its logits at all positions may be large
     for number in range(samples):
-        again = Collector(kind(heads), False, stack)
-        with sampling(model, given, number, seed) as arguments:
-            result = collect(model, arguments, again)
-        made.draws.append(drawn(again, frame.subject.outputs_in(result, frame.main_queries())))
-    _name_classes(made)
-    return made
+        draw_collector = Collector(kind(heads), False, stack)
+        with sampling(model, batch, number, seed) as arguments:
+            result = collect(model, arguments, draw_collector)
+        result_trace.draws.append(
+            posterior_draw(draw_collector, frame.subject.outputs_in(result, frame.main_queries()))
+        )
+    _name_classes(result_trace)
+    return result_trace
 
 
 def _score(frame: Frame, result: Any, target: Any, query: int | None) -> Tensor:
@@ -106,50 +108,50 @@ def _score(frame: Frame, result: Any, target: Any, query: int | None) -> Tensor:
     logits = subject.logits_in(result)
     queries = frame.main_queries() if query is None else [query] * batch
     queries = [0] * batch if logits.shape[1] == 1 else numbers("query", queries, logits.shape[1])
-    asked = sorted(set(queries))
-    goal = subject.target(logits.detach(), target, asked)
+    distinct = sorted(set(queries))
+    goal = subject.target(logits.detach(), target, distinct)
     examples = list(range(batch))
-    chosen = goal[examples, [asked.index(one) for one in queries]]
+    chosen = goal[examples, [distinct.index(position) for position in queries]]
     return logits[examples, queries, chosen].sum()
 
 
-def _name_classes(made: Trace) -> None:
-    """What the classes of the outputs are called, and how outputs become probabilities."""
-    subject = made.subject
-    if made.outputs is None or subject is None:
+def _name_classes(trace: Trace) -> None:
+    """Add the names of the output's classes, and how outputs become probabilities."""
+    subject = trace.subject
+    if trace.outputs is None or subject is None:
         return
-    classes = made.outputs.shape[1]
-    made.link, made.labels = subject.link(classes), subject.labels(classes)
-    if made.labels or not subject.speaks(classes):
+    classes = trace.outputs.shape[1]
+    trace.link, trace.labels = subject.link(classes), subject.labels(classes)
+    if trace.labels or not subject.speaks(classes):
         return
-    rows = [made.outputs, *(draw.outputs for draw in made.draws if draw.outputs is not None)]
-    if made.draws:
-        rows.append(torch.stack([made._probabilities(example)[0] for example in range(len(made))]))
+    rows = [trace.outputs, *(draw.outputs for draw in trace.draws if draw.outputs is not None)]
+    if trace.draws:
+        rows.append(torch.stack([trace._probabilities(example)[0] for example in range(len(trace))]))
     likely = {number for row in rows for number in row.topk(min(NAMED, classes)).indices.flatten().tolist()}
-    made.words = names_of(subject.inputs.tokenizer, sorted(likely))
+    trace.words = names_of(subject.inputs.tokenizer, sorted(likely))
 
 
 def everything(model: nn.Module, mixing: str = "attention", samples: int = 20) -> dict[str, Any]:
-    """Arguments of `trace` that keep all there is: heads, parts, posterior samples, as a model has them.
+    """Arguments of `trace` that keep everything a model has: heads, parts and posterior samples.
 
     Args:
         model: the model.
-        mixing: what the maps are. Heads are kept where their mean is the map without them.
-        samples: of a Bayesian model's posterior.
+        mixing: what the maps hold. Heads are kept if the map without heads is their mean.
+        samples: number of posterior samples, for a Bayesian model.
     """
     maps = [module for module in model.modules() if isinstance(module, AttentionMap)]
-    parted = any(layer.part_names for one in maps for layer in one.layers)
-    random = any(one.random for one in maps)
+    has_parts = any(layer.part_names for map in maps for layer in map.layers)
+    random = any(map.random for map in maps)
     kind = mixing_of(mixing)
     return {
         "heads": kind.heads and kind.averages,
-        "parts": parted and kind.parts,
+        "parts": has_parts and kind.parts,
         "samples": samples if random and kind.samples else 0,
     }
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what torch.compile or data parallelism put around it."""
+    """The model inside the wrappers of torch.compile and data parallelism."""
     for name in ("_orig_mod", "module"):
         inner = model._modules.get(name)
         if inner is not None and type(model).__module__.startswith("torch."):

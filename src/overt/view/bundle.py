@@ -1,8 +1,8 @@
-"""The page's ES modules as one script: what an entry imports, each file once, in order.
+"""The page's ES modules as one script: an entry and what it imports, each file once, in order.
 
 The modules under `viewer/` keep to a small grammar, checked here: one-line imports by name, exports at the
-start of a line, and no name at the top of two files. So they run as they stand in a browser or in Node, and
-together as one script once the words `import` and `export` are taken out.
+start of a line, and no top-level name in two files. So they run as they are in a browser or in Node, and
+together as one script once the words `import` and `export` are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXPORTED = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) ([\w$
 
 @lru_cache
 def script(entry: str) -> str:
-    """The modules that `entry` needs and itself, in one script."""
+    """`entry` and the modules that it needs, in one script."""
     order: list[str] = []
     _visit(entry, order, ())
     owner: dict[str, str] = {}
@@ -28,7 +28,7 @@ def script(entry: str) -> str:
     for name in order:
         text = _read(name)
         for needed, other in IMPORT.findall(text):
-            missing = {one.strip() for one in needed.split(",")} - set(EXPORTED.findall(_read(other)))
+            missing = {word.strip() for word in needed.split(",")} - set(EXPORTED.findall(_read(other)))
             if missing:
                 raise ValueError(
                     f"{name} imports {', '.join(sorted(missing))}, which {other} does not export"
@@ -38,12 +38,12 @@ def script(entry: str) -> str:
             raise ValueError(f"{name} has a line that cannot be inlined: {left[0]}")
         for top in TOP.findall(body):
             if top in owner:
-                raise ValueError(f"{top} stands at the top of {owner[top]} and of {name}")
+                raise ValueError(f"{top} is a top-level name of both {owner[top]} and {name}")
             owner[top] = name
         parts.append(f"// {name}\n{body.strip()}\n")
     whole = "\n".join(parts)
     if "</script" in whole.lower() or "<!--" in whole:
-        raise ValueError(f"{entry}: a script that ends itself cannot stand in a page")
+        raise ValueError(f"{entry}: a script with its own end tag cannot be inlined")
     return whole
 
 

@@ -22,29 +22,28 @@ def page_data(
 ) -> dict[str, Any]:
     """A node's neighbourhood as plain lists and numbers, ready for `json.dumps` and a page.
 
-    Its "nodes" are the rows of `neighbours` in their order; its "edges" are those of each layer that lead
-    from one of them to where the layers above may look, as `shares` has them. A spread is None without
-    posterior samples.
+    Its "nodes" are the rows of `neighbours` in their order; its "edges" are the edges of `shares` in each
+    layer whose two ends are among these nodes. A spread is None without posterior samples.
 
     Args:
-        trace: what `overt.graphs.trace` made.
-        node: whose attention.
-        top: keep the first so many nodes, and the node itself; None keeps all.
+        trace: from `overt.graphs.trace`.
+        node: the node whose attention is shown.
+        top: how many nodes to keep, in addition to the node itself; None keeps all.
         labels: the nodes' classes, one for each node of the graph: numbers or words.
-        names: the nodes' names, likewise.
-        arguments: of `NodeTrace.neighbours`: by, layer, heads, residual, flow. Edges have no residual.
+        names: the nodes' names, one for each node of the graph.
+        arguments: those of `NodeTrace.neighbours`: by, layer, heads, residual, flow. Edges have no residual.
     """
     labels, names = trace.named("labels", labels), trace.named("names", names)
     table = trace.neighbours(node, **arguments)
     table = table if top is None else table.top(top)
     known = edge_methods()
     nodes = []
-    for row, (one, hop) in enumerate(zip(table.ids.tolist(), table.hops.tolist(), strict=True)):
-        about: dict[str, Any] = {"id": one, "hop": hop}
+    for row, (number, hop) in enumerate(zip(table.ids.tolist(), table.hops.tolist(), strict=True)):
+        about: dict[str, Any] = {"id": number, "hop": hop}
         if names is not None:
-            about["name"] = names[one]
+            about["name"] = names[number]
         if labels is not None:
-            about["label"] = labels[one]
+            about["label"] = labels[number]
         about["raw"] = table.raw[:, row].tolist()
         about["raw_spread"] = None if table.raw_spread is None else table.raw_spread[:, row].tolist()
         for name in known:
@@ -55,16 +54,16 @@ def page_data(
         nodes.append(about)
     edges: list[dict[str, Any]] = []
     shared: Any = {name: value for name, value in arguments.items() if name not in ("by", "flow")}
-    for found in trace.shares(node, **shared):
-        for row in (torch.isin(found.source, table.ids) & torch.isin(found.target, table.ids)).nonzero():
-            edge = {"source": int(found.source[row]), "target": int(found.target[row])}
-            spread = None if found.spread is None else float(found.spread[row])
-            weights = {"weight": float(found.weight[row]), "spread": spread}
-            edges.append({**edge, "layer": found.layer, **weights, "share": float(found.share[row])})
+    for layer in trace.shares(node, **shared):
+        for row in (torch.isin(layer.source, table.ids) & torch.isin(layer.target, table.ids)).nonzero():
+            edge = {"source": int(layer.source[row]), "target": int(layer.target[row])}
+            spread = None if layer.spread is None else float(layer.spread[row])
+            weights = {"weight": float(layer.weight[row]), "spread": spread}
+            edges.append({**edge, "layer": layer.layer, **weights, "share": float(layer.share[row])})
     return {
         "node": table.node,
         "by": table.by,
-        "methods": [method_entry(one) for one in known.values()],
+        "methods": [method_entry(method) for method in known.values()],
         "layers": table.raw.shape[0],
         "paths": trace.paths[: table.raw.shape[0]],
         "samples": trace.samples,

@@ -1,16 +1,16 @@
-"""Maps as few bytes: the large entries of each row, one byte or two each, compressed.
+"""Compressed maps: the large entries of each row, one byte or two each, deflated.
 
-A row keeps its largest entries until they hold `mass` of its absolute sum; what the others held is kept as
+A row keeps its largest entries until they hold `mass` of its absolute sum; the share of the others is kept as
 one number per row. An entry w becomes the code c = round(steps · log2(1 + |w| / s)) and is read back as
-s · (2^(c / steps) − 1). The row's scale s is near the median of what was kept, and such that the largest
-entry comes back as it was. Small fields have codes of two bytes, a thousand steps to a doubling. Large ones
-have one byte and ten steps, so that an entry comes back within 4 % of itself plus 8 % of the median. None
-that is kept becomes zero.
+s · (2^(c / steps) − 1). The row's scale s is near the median of the kept entries, and chosen so that the
+largest entry is read back exactly. Small fields have codes of two bytes, a thousand steps per doubling. Large
+fields have one byte and ten steps, so that an entry is read back within 4 % of itself plus 8 % of the median.
+No kept entry becomes zero.
 
 The bytes of a field (map, row, column) are two deflated parts. The first has the scales (float32, little
-endian) and the dropped shares (one byte each) of all rows, then which cells are kept, one bit each, then the
-signs of those that are, where there are negative ones. The second has their codes. Bits and codes run down
-the columns: neighbours in a column are more alike.
+endian) and the dropped shares (one byte each) of all rows, then one bit per cell (kept or not), then the
+signs of the kept cells, if any are negative. The second has their codes. Bits and codes run down the columns:
+neighbours in a column are more alike.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Array = np.ndarray[Any, Any]
 
 
 def pack(cells: Tensor, mass: float = MASS) -> tuple[dict[str, Any], bytes]:
-    """Facts that `unpack` needs, fit for JSON, and the bytes.
+    """Metadata that `unpack` needs, as JSON values, and the bytes.
 
     Args:
-        cells: (map, row, column), signed or not; NaN and infinities count as zero, and are counted.
+        cells: (map, row, column), signed or not; NaN and infinities become zero, and are counted.
         mass: share of each row's absolute sum to keep, in [0, 1].
     """
     _check.fraction("mass", mass)
@@ -88,17 +88,17 @@ def unpack(about: dict[str, Any], data: bytes) -> tuple[Tensor, Tensor]:
     dropped = np.frombuffer(first[4 * count : 5 * count], dtype=np.uint8).reshape(maps, rows)
     bits = first[5 * count :]
     kept = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=cells).astype(bool)
-    found = np.zeros(cells, dtype=np.float32)
-    found[kept] = 2.0 ** (codes / about["steps"]) - 1.0
+    values = np.zeros(cells, dtype=np.float32)
+    values[kept] = 2.0 ** (codes / about["steps"]) - 1.0
     if about["signed"]:
         signs = np.frombuffer(bits[(cells + 7) // 8 :], dtype=np.uint8)
-        found[kept] *= 1.0 - 2.0 * np.unpackbits(signs, count=len(codes))
-    down = found.reshape(maps, columns, rows).swapaxes(1, 2) * scale
+        values[kept] *= 1.0 - 2.0 * np.unpackbits(signs, count=len(codes))
+    down = values.reshape(maps, columns, rows).swapaxes(1, 2) * scale
     return torch.from_numpy(down.astype(np.float32)), torch.from_numpy(dropped * (about["unit"] / 255.0))
 
 
 def _largest(sizes: Array, mass: float) -> tuple[Array, Array, Array, Array]:
-    """Which cells are kept; of what is kept in each row the median and the largest; the share dropped."""
+    """Which cells are kept; each row's median and largest kept entry; the share dropped."""
     maps, rows, columns = sizes.shape
     if not columns:
         nothing = np.zeros((maps, rows, 1), dtype=np.float32)
@@ -108,7 +108,7 @@ def _largest(sizes: Array, mass: float) -> tuple[Array, Array, Array, Array]:
     total = sums[..., -1:]
     count = np.minimum((sums < mass * total).sum(axis=-1, keepdims=True), columns - 1)
     least = np.take_along_axis(ordered, count, axis=-1)
-    kept = (sizes >= least) & (sizes > 0.0)  # equals of the last one stay with it
+    kept = (sizes >= least) & (sizes > 0.0)  # entries equal to the last kept one are kept too
     many = kept.sum(axis=-1, keepdims=True)
     median = np.take_along_axis(ordered, many // 2, axis=-1)
     left = total - np.where(kept, sizes, 0.0).sum(axis=-1, keepdims=True, dtype=np.float64)

@@ -1,6 +1,6 @@
-"""A trace as one page that needs nothing else: no network, no server, no file beside it.
+"""A trace as one self-contained page: no network, no server, no other files.
 
-The page is made of three things: an index (`overt.view.index`: tokens, shapes, importances), packed maps
+The page consists of three things: an index (`overt.view.index`: tokens, shapes, importances), packed maps
 (`overt.view.pack`), and the viewer (`viewer/*.js`, inlined by `overt.view.bundle`). The same index and maps
 serve a notebook's widget and the local server.
 """
@@ -33,16 +33,16 @@ from overt.view.neighbourhood import page_data
 from overt.view.pack import MASS
 
 HEIGHT = 620  # pixels, in a notebook
-COLOURS = 8  # for classes of nodes; where these are more, the last is for those left over
+COLOURS = 8  # for classes of nodes; if there are more classes, the last colour is for the rest
 
 
 @dataclass(repr=False)
 class Page:
-    """One or more traces, ready to be looked at. `Trace.html` and `page` make it; a notebook displays it.
+    """One or more traces as a page. Made by `Trace.html` and `page`; a notebook displays it.
 
     Attributes:
-        index: what the viewer knows at once; fit for JSON.
-        blocks: packed maps, by the numbers that the index gives them.
+        index: what the viewer loads first, as JSON values.
+        blocks: packed maps, by their numbers in the index.
         title: of the page.
     """
 
@@ -53,7 +53,7 @@ class Page:
     def html(self) -> str:
         """The whole page as text."""
         script, look = bundle.script("page.js"), bundle.style("page.css")
-        # Nothing but the script and the style below may run here, whatever the tokens say.
+        # Only the script and the style below may run here, whatever the tokens contain.
         policy = (
             f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(look)}'; "
             "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -65,7 +65,7 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             f"<title>{html.escape(printable(self.title))}</title>\n<style>{look}</style></head>\n",
             '<body><div id="overt"></div>\n',
-            "<noscript>This page needs JavaScript, its own and no other.</noscript>\n",
+            "<noscript>This page needs JavaScript; it runs only its own.</noscript>\n",
             f'<script type="application/json" id="overt-index">{_json(self.index)}</script>\n',
         ]
         for block in self.blocks:
@@ -75,7 +75,7 @@ class Page:
         return "".join(parts)
 
     def save(self, path: str | Path) -> Page:
-        """Write the page, whole or not at all."""
+        """Write the page, atomically."""
         with written_whole(check_folder("path", path)) as part:
             part.write_text(self.html(), encoding="utf-8")
         return self
@@ -86,7 +86,7 @@ class Page:
         return f"Page({self.title!r}, {traces}, {size / 1e6:.1f} MB of maps)"
 
     def _repr_html_(self) -> str:
-        # A frame of its own: the notebook's styles and scripts stay out, the page's stay in.
+        # A separate frame keeps the notebook's styles and scripts out and the page's in.
         text = html.escape(self.html())
         rules = "allow-scripts allow-downloads"
         look = f"width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:8px"
@@ -94,7 +94,7 @@ class Page:
         return f'<iframe srcdoc="{text}" sandbox="{rules}" style="{look}" title="{title}"></iframe>'
 
     def widget(self, height: int = HEIGHT) -> Any:
-        """An anywidget: as the page, and `widget.selection` follows what is selected, both ways.
+        """The page as an anywidget whose `selection` is kept in step with the viewer's, in both directions.
 
         Args:
             height: in pixels.
@@ -117,38 +117,38 @@ def page(
     mass: float = MASS,
     progress: bool | None = None,
 ) -> Page:
-    """Traces on one page; two or more can be compared there, side by side with one selection.
+    """Traces on one page; two or more can be compared side by side, with a shared selection.
 
     Args:
-        traces: a trace, several, or a mapping from names to them. Each example of a batch is one of its own.
-        title: of the page; the first tokens by default.
-        names: of the examples, in order, instead of their first words.
-        methods: which to have; raw is always there. By default all that read maps and can read these: flow
-            cannot where weights may be negative.
-        queries: for which tokens to have rollout and flow: "all", "main" (`Trace.main_queries`), numbers, or
-            "auto": all where that is quick, else the main one, and flow not at all for very long texts.
+        traces: a trace, several, or a mapping from names to traces. Each example of a batch is one entry.
+        title: of the page; by default the first tokens.
+        names: of the examples, in order; by default their first words.
+        methods: which methods to include; raw is always included. By default all that read maps and can read
+            these: flow cannot if weights may be negative.
+        queries: the tokens for which to compute rollout and flow: "all", "main" (`Trace.main_queries`),
+            numbers, or "auto": all if that is quick, otherwise the main one, and no flow for very long texts.
             Numbers count an example's tokens as the page shows them, without padding.
-        residual: weight of the residual connection; by default what each trace's mixing implies.
-        importances: whether to have the methods that run the model too, blank-out and gradients, for models
-            that have outputs; "auto" leaves out what takes long or cannot be had.
+        residual: weight of the residual connection; by default that of each trace's mixing.
+        importances: whether to include the methods that run the model, blank-out and gradients, for models
+            that have outputs; "auto" leaves out what is slow or not possible.
         target: what the importances explain, as for `Trace.blankout`.
-        unk: id of the token that blanks out, as for `Trace.blankout`.
-        mass: share of each row's sum that its kept weights hold; the page says what was left out.
-        progress: show a bar for long flows; on a terminal by default.
+        unk: id of the replacement token, as for `Trace.blankout`.
+        mass: share of each row's sum that its kept weights hold; the page reports what was left out.
+        progress: show a progress bar for long flows; by default on a terminal.
     """
     if isinstance(traces, Mapping):
-        named = [(printable(str(name)), one) for name, one in traces.items()]
+        named = [(printable(str(name)), trace) for name, trace in traces.items()]
     else:
         listed: list[Any] = list(traces) if isinstance(traces, list | tuple) else [traces]
-        named = [("", one) for one in listed]
-    for _, one in named:
-        if not isinstance(one, Trace):
-            raise TypeError(f"traces must be of overt.trace, got {type(one).__name__}")
+        named = [("", trace) for trace in listed]
+    for _, trace in named:
+        if not isinstance(trace, Trace):
+            raise TypeError(f"traces must come from overt.trace, got {type(trace).__name__}")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
     reading, named_methods = known_methods("maps"), methods is not None
     if methods is None:
-        methods = [name for name, one in reading.items() if not any(t.why_not(one) for _, t in named)]
+        methods = [name for name, method in reading.items() if not any(t.why_not(method) for _, t in named)]
     methods = [methods] if isinstance(methods, str) else list(methods)
     for method in methods:
         method_of(method, argument="methods")
@@ -161,26 +161,30 @@ def page(
     running: dict[str, bool | Literal["auto"]] = {}
     if importances is not False:
         running = dict.fromkeys(known_methods("model"), importances)
-    running |= dict.fromkeys((one for one in methods if one not in reading), True)
+    running |= dict.fromkeys((name for name in methods if name not in reading), True)
     if target is not None and not running:
         raise ValueError(
-            f"target is what methods that run the model explain, got {target!r} and none of them: "
-            "importances=True has them"
+            f"target is for methods that run the model, got {target!r} but none of them: "
+            "importances=True includes them"
         )
-    asked = tuple(one for one in methods if one in reading)
-    wanted = PageContents(asked, named_methods, running, queries, residual, target, unk, mass, progress)
-    for name, one in named:
-        for number in range(len(one)):
-            example = one if len(one) == 1 else one[number]
+    map_methods = tuple(name for name in methods if name in reading)
+    contents = PageContents(
+        map_methods, named_methods, running, queries, residual, target, unk, mass, progress
+    )
+    for name, trace in named:
+        for number in range(len(trace)):
+            example = trace if len(trace) == 1 else trace[number]
             label = label_of(example)
             if name:
-                label = name if len(one) == 1 else f"{name}: {label}"
-            entries.append({"name": label, **entry_of(example, wanted, blocks, number, len(one))})
+                label = name if len(trace) == 1 else f"{name}: {label}"
+            entries.append({"name": label, **entry_of(example, contents, blocks, number, len(trace))})
     if names is not None:
         if len(names) != len(entries):
-            raise ValueError(f"names must be {len(entries)}, one for each example, got {len(names)}")
-        for entry, given in zip(entries, names, strict=True):
-            entry["name"] = printable(str(given))
+            raise ValueError(
+                f"names must have {len(entries)} entries, one for each example, got {len(names)}"
+            )
+        for entry, label in zip(entries, names, strict=True):
+            entry["name"] = printable(str(label))
     title = str(entries[0]["name"] if title is None else title)
     return _page(title, entries, blocks, mass)
 
@@ -197,12 +201,12 @@ def node_page(
     """Neighbourhoods of a graph's nodes on one page.
 
     Args:
-        trace: what `overt.graphs.trace` made.
-        nodes: whose neighbourhoods.
+        trace: from `overt.graphs.trace`.
+        nodes: the nodes whose neighbourhoods to show.
         title: of the page.
         labels: the nodes' classes, one for each node of the graph.
-        names: the nodes' names, likewise.
-        arguments: further ones of `overt.graphs.page_data`: by, layer, heads, residual, flow, top.
+        names: the nodes' names, one for each node of the graph.
+        arguments: further arguments of `overt.graphs.page_data`: by, layer, heads, residual, flow, top.
     """
     try:
         listed = [operator.index(nodes)]  # type: ignore[arg-type]
@@ -210,23 +214,23 @@ def node_page(
         listed = [operator.index(node) for node in nodes]  # type: ignore[union-attr]
     if not listed:
         raise ValueError("nodes must name at least one node, got none")
-    found = [page_data(trace, node, labels=labels, names=names, **arguments) for node in listed]
-    classes = _classes(trace.named("labels", labels), found)
+    hoods = [page_data(trace, node, labels=labels, names=names, **arguments) for node in listed]
+    classes = _classes(trace.named("labels", labels), hoods)
     entries = []
-    for about in found:
-        own = next(one for one in about["nodes"] if one["id"] == about["node"])
-        name = printable(f"node {own.get('name', own['id'])}")
+    for about in hoods:
+        node = next(row for row in about["nodes"] if row["id"] == about["node"])
+        name = printable(f"node {node.get('name', node['id'])}")
         entries.append({"name": name, "kind": "nodes", "nodes": short({**about, "classes": classes})})
     return _page(title or entries[0]["name"], entries, [], 1.0)
 
 
-def _classes(labels: list[Any] | None, found: list[dict[str, Any]]) -> list[Any] | None:
-    """The classes that get a colour, the same one on all of the page; of many, the most frequent there."""
+def _classes(labels: list[Any] | None, hoods: list[dict[str, Any]]) -> list[Any] | None:
+    """The classes that get a colour, the same throughout the page; if there are many, the most frequent."""
     if labels is None:
         return None
     every = set(labels)
     if len(every) > COLOURS:
-        often = Counter(one["label"] for about in found for one in about["nodes"])
+        often = Counter(row["label"] for about in hoods for row in about["nodes"])
         return [kind for kind, _ in often.most_common(COLOURS - 1)]
     try:
         return sorted(every)
@@ -241,7 +245,7 @@ def _page(title: str, entries: list[dict[str, Any]], blocks: list[bytes], mass: 
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -249,7 +253,7 @@ def _json(value: Any) -> str:
 
 
 def content_hash(text: str) -> str:
-    """The source that a content security policy knows an inline script or style by."""
+    """The hash by which a content security policy allows an inline script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -20,7 +20,7 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(value: float, largest: float, width: int = BAR) -> str:
-    """A bar of eighths of characters, as long as the value is large."""
+    """A bar in eighths of a character, whose length shows the value."""
     eighths = 0 if largest <= 0 else round(8 * width * min(max(value, 0.0) / largest, 1.0))
     whole, rest = divmod(eighths, 8)
     return ("█" * whole + BLOCKS[rest]).ljust(width)[:width]
@@ -35,50 +35,50 @@ def table(
     mark: Sequence[int] = (),
     **arguments: Any,
 ) -> Table:
-    """One example's tokens with what a query draws from each, by several methods.
+    """A table of one example's tokens, with what a query draws from each by several methods.
 
     Args:
         trace: its first example is shown.
-        methods: by name; by default all that read maps. Those that run the model need a trace that has it.
-        query: whose row; CLS by default, or the last token of a causal model or decoder.
-        layer: of which layer.
+        methods: by name; by default all that read maps. Those that run the model need a trace with its model.
+        query: whose row to show; by default CLS, or the last token of a causal model or decoder.
+        layer: which layer to show.
         title: above the table.
-        mark: tokens to point at.
-        arguments: further ones; each method gets those that mean something to it.
+        mark: tokens to print in bold.
+        arguments: further arguments of the methods; each method gets those that it takes.
     """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     query = trace.main_queries()[0] if query is None else query
-    asked = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
-    check_known(asked, arguments)
-    columns = {
-        one.title: trace.read(one.name, query, **one.fitting({"layers": layer, **arguments}))[0, 0, 0]
-        for one in asked
-    }
-    made = Table(
+    readers = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
+    check_known(readers, arguments)
+    columns = {}
+    for reader in readers:
+        options = reader.fitting({"layers": layer, **arguments})
+        columns[reader.title] = trace.read(reader.name, query, **options)[0, 0, 0]
+    grid = Table(
         title=None if title is None else escape(title),
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    made.add_column("", justify="right", style="dim")
-    made.add_column("token", no_wrap=True)
+    grid.add_column("", justify="right", style="dim")
+    grid.add_column("token", no_wrap=True)
     for title_of in columns:
-        made.add_column(title_of, no_wrap=True)
+        grid.add_column(title_of, no_wrap=True)
     wide = max(LEAST_BAR, min(BAR, ROOM // max(len(columns), 1) - 8))
     source = trace.first
     place = source + query % trace.queries
     for token in torch.nonzero(trace.mask[0]).flatten().tolist():
         if token == source > 0:
-            made.add_section()
+            grid.add_section()
         word = escape(_shown(trace.tokens[0][token]))
         word = f"[bold]{word}[/bold]" if token in mark else word
         word += " [cyan]◂[/cyan]" if token == place else ""
         cells = [_cell(values, token, wide) for values in columns.values()]
-        made.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
-    return made
+        grid.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
+    return grid
 
 
 def _cell(values: torch.Tensor, token: int, wide: int) -> str:

@@ -1,7 +1,7 @@
 """Exact attention flow: the maximum flow from any node of an attention graph to every input.
 
-`naive` is the definition; `solve` gives the same numbers many thousand times faster, in compiled code that
-is loaded at its first use.
+`naive` is the definition; `solve` returns the same numbers many thousand times faster, in compiled code that
+is loaded on first use.
 """
 
 from overt.tracing.maxflow.solver import Report, compiled, estimate, solve

@@ -1,6 +1,6 @@
 """Attention flow by its definition: one maximum flow for each pair, by networkx.
 
-Slow, and meant to be: it is what the compiled solver is tested against.
+Slow by design: the compiled solver is tested against it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def graph_below(levels: NDArray[np.float64], level: int) -> Any:
 def solve(levels: NDArray[np.float64], sources: Any, flow_func: Any = None) -> NDArray[np.float64]:
     """Maximum flow from each source (level, node) to each input, shape (count, n).
 
-    `flow_func` is one of networkx's; the one of the released code is `edmonds_karp`.
+    `flow_func` is one of networkx's; the released code uses `edmonds_karp`.
     """
     n = levels.shape[1]
     out = np.zeros((len(sources), n))

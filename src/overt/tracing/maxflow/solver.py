@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, float | None], object]
 
 _REPORT_SECONDS = 0.2
-# A rough guess, for each pair, level and node; below a short time, starting threads would not pay.
+# A rough guess, for each pair, level and node; for short work, starting threads would not pay off.
 _SECONDS_PER_STEP = 1e-7
 _SHORT_SECONDS = 0.008
 # An estimate samples at most this many sinks, and stops after this time.
 _SAMPLES = 24
 _SAMPLE_SECONDS = 1.0
-# Records of arcs with flow that a workspace has at first; it grows when it must.
+# Initial number of records of arcs with flow in a workspace, which grows as needed.
 _RECORDS_PER_NODE = 16
 
 
 class _Problem(NamedTuple):
-    """Everything that threads share."""
+    """The data that threads share."""
 
     depth: int
     n: int
@@ -43,7 +43,7 @@ class _Problem(NamedTuple):
     rows: Any
     infinite: Any
     layout: Layout
-    ints: Any  # what a workspace starts from
+    ints: Any  # initial contents of a workspace
     reals: Any
     stop: Any
     tiny: float
@@ -51,7 +51,7 @@ class _Problem(NamedTuple):
     out: Any
 
 
-def _checked(levels: Any, sources: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _check_arguments(levels: Any, sources: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     levels, sources = np.asarray(levels), np.asarray(sources)
     if levels.ndim != 3 or levels.shape[1] != levels.shape[2] or 0 in levels.shape:
         raise ValueError(f"levels must have shape (depth, n, n), got {levels.shape}")
@@ -66,8 +66,8 @@ def _checked(levels: Any, sources: Any) -> tuple[NDArray[np.float64], NDArray[np
     level, node = sources.T
     wrong = np.flatnonzero((level < 1) | (level > depth) | (node < 0) | (node >= n))
     if wrong.size:
-        given = f"(level {level[wrong[0]]}, node {node[wrong[0]]})"
-        raise ValueError(f"source {given} is not among levels 1 … {depth} and nodes 0 … {n - 1}")
+        source = f"(level {level[wrong[0]]}, node {node[wrong[0]]})"
+        raise ValueError(f"source {source} is not among levels 1 … {depth} and nodes 0 … {n - 1}")
     return np.ascontiguousarray(levels, dtype=np.float64), sources.astype(np.int64)
 
 
@@ -94,7 +94,7 @@ def _bounds(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rollouts(levels: Any, row_sums: Any, sources: Any) -> NDArray[np.float64]:
-    """Flows that each source can bring to the low levels: every node hands on in proportion to its arcs."""
+    """Flows that each source can bring to the low levels: every node splits it in proportion to its arcs."""
     from overt.tracing.maxflow import kernels
 
     lowest = kernels.ROLLOUT_LEVELS[0]
@@ -126,7 +126,7 @@ def _infinite(levels: Any) -> NDArray[np.bool_]:
 
 
 def _layout(depth: int, n: int) -> tuple[Layout, int, int]:
-    """Offsets of the parts of a workspace, and how many integers and reals it has."""
+    """Offsets of the parts of a workspace, and its numbers of integers and reals."""
     from overt.tracing.maxflow import kernels
 
     words = -(-n // kernels.BITS)
@@ -155,7 +155,7 @@ def _layout(depth: int, n: int) -> tuple[Layout, int, int]:
     return kernels.Layout(n=n, words=words, **offsets), totals[0], totals[1]
 
 
-def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Problem:
+def _prepare(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Problem:
     from overt.tracing.maxflow import kernels
 
     depth, n = int(sources[:, 0].max()), levels.shape[1]
@@ -168,7 +168,7 @@ def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Probl
         where = np.argwhere(~(levels >= 0))[0].tolist()
         raise ValueError(f"capacities must be ≥ 0, got {levels[tuple(where)]} at levels{where}")
     bounds = _bounds(sums)
-    # No finite flow exceeds the largest of these by much; what is tiny beside it is rounding.
+    # No finite flow exceeds the largest of these by much; what is tiny next to it is rounding.
     columns = np.minimum(sums[2, 0], bounds[kernels.BY_SOURCE, level, node].max())
     scale = float(np.max(columns, initial=0.0, where=np.isfinite(columns)))
     if not np.isfinite(columns).all():
@@ -181,7 +181,7 @@ def _prepared(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Probl
     kernels.pack(capacity, top, n, layout.words, tiny, ints[layout.open_arcs :])
     reals = np.zeros((top + 1) * n)
     reals[n:] = np.diagonal(levels[:top], axis1=1, axis2=2).reshape(-1)
-    # Values of lower levels help those above; worth their price when about half of them are asked for.
+    # Values of lower levels help those above; this pays off when about half of them are requested.
     sweep = depth > 2 and 2 * len(sources) > n * (depth - 1)
     rows = np.full((depth, n), -1)
     rows[level - 1, node] = np.arange(len(sources))
@@ -227,7 +227,7 @@ def _workspace(problem: _Problem) -> Workspace:
 
 
 def _run(problem: _Problem, space: Workspace, first: int, last: int) -> Workspace:
-    """Do the sinks first … last − 1 on this thread; returns the workspace, which may have grown."""
+    """Solve for the sinks first … last − 1 on this thread; returns the workspace, which may have grown."""
     from overt.tracing.maxflow import kernels
 
     p = problem
@@ -276,7 +276,7 @@ def _work(problem: _Problem, space: Workspace, chunks: Iterator[range], lock: th
 
 
 def _run_threads(problem: _Problem, threads: int, report: Report | None) -> None:
-    """Share out the sinks; this thread only waits, reports, and passes on an interruption."""
+    """Distribute the sinks over threads; this thread only waits, reports, and passes on an interruption."""
     from overt.tracing.maxflow import kernels
 
     n, per_sink = problem.n, len(problem.sources)
@@ -302,26 +302,26 @@ def _run_threads(problem: _Problem, threads: int, report: Report | None) -> None
 def solve(
     levels: Any, sources: Any, *, threads: int | None = None, report: Report | None = None
 ) -> NDArray[np.float64]:
-    """Maximum flow from each source to each input, every pair on its own.
+    """Maximum flow from each source to each input, each pair separately.
 
     Args:
         levels: capacities ≥ 0 of shape (depth, n, n); `levels[l − 1][i, j]` is that of the edge from node
             (l, i) to node (l − 1, j). Inputs are the nodes (0, j). Rows may have any sum; `np.inf` is an edge
-            without limit.
+            without a limit.
         sources: integers of shape (count, 2), each a (level 1 … depth, node).
-        threads: how many to use; None for one for each core, or a single one where the work is short.
+        threads: how many to use; None for one per core, or a single one if the work is short.
         report: called from this thread as report(pairs done, pairs in all, seconds left or None), a few
-            times a second and once at the end. Whatever it raises stops the work and comes out of here.
+            times a second and once at the end. An exception that it raises stops the work and propagates.
 
     Returns:
-        Flows of shape (count, n), `np.inf` where a path without limit leads to the input. Sums are in
-        float64: a result is off by about 1e-13 of the largest flow, at most.
+        Flows of shape (count, n), `np.inf` where an unlimited path leads to the input. Sums are in
+        float64: the error of a result is at most about 1e-13 of the largest flow.
     """
-    levels, sources = _checked(levels, sources)
+    levels, sources = _check_arguments(levels, sources)
     if len(sources) == 0:
         return np.zeros((0, levels.shape[1]))
     distinct, inverse = np.unique(sources, axis=0, return_inverse=True)
-    problem = _prepared(levels, distinct)
+    problem = _prepare(levels, distinct)
     count = _thread_count(threads, problem)
     if problem.tiny == 0.0:
         pass  # nothing flows: a source or all inputs without arcs
@@ -342,7 +342,9 @@ def compiled() -> bool:
     if kernels.by_source.signatures:
         return True
     folder = Path(kernels.__file__).parent / "__pycache__"
-    return any(folder.glob("kernels.by_source*.nbc"))  # numba may keep it elsewhere; then nobody knows
+    return any(
+        folder.glob("kernels.by_source*.nbc")
+    )  # numba may keep its cache elsewhere, which is not looked up
 
 
 def _spread(count: int) -> NDArray[np.float64]:
@@ -351,7 +353,7 @@ def _spread(count: int) -> NDArray[np.float64]:
 
 
 def _mean_seconds(problems: list[_Problem]) -> float | None:
-    """Mean time of a sink in each of these problems; None when time was up before the first was done."""
+    """Mean time of a sink in each of these problems; None if time ran out before the first was done."""
     stop, n = problems[0].stop, problems[0].n
     space = _workspace(problems[0])
     timer = threading.Timer(_SAMPLE_SECONDS, stop.fill, (1,))
@@ -375,15 +377,15 @@ def _mean_seconds(problems: list[_Problem]) -> float | None:
 def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
     """Seconds that `solve` will take, from a sample of its work spread over sinks, levels and nodes.
 
-    Takes a second or two itself, at most, and less where all the work is short; compiling is not counted.
+    Takes a second or two itself at most, and less if the work is short; compilation is not counted.
     """
-    levels, sources = _checked(levels, sources)
+    levels, sources = _check_arguments(levels, sources)
     if len(sources) == 0:
         return 0.0
     solve(np.ones((3, 1, 1)), [[3, 0]], threads=1)  # compiled, or loaded, before the clock starts
     distinct = np.unique(sources, axis=0)
     start = time.perf_counter()
-    problem = _prepared(levels, distinct)
+    problem = _prepare(levels, distinct)
     prepared = time.perf_counter() - start
     count = _thread_count(threads, problem)
     if problem.tiny == 0.0:
@@ -393,7 +395,7 @@ def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
         solve(np.ones((3, 1, 1)), [[1, 0], [2, 0], [3, 0]], threads=1)
         seconds = _mean_seconds([problem] * _SAMPLES)
     if seconds is None:
-        # Each sampled source is a problem of its own, on the same maps.
+        # Each sampled source is a separate problem on the same maps.
         picks = np.unique((_spread(_SAMPLES) * len(distinct)).astype(np.int64))
         rolled = _rollouts(levels, problem.row_sums, distinct[picks])
         single = [

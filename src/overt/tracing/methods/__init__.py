@@ -1,4 +1,4 @@
-"""Tracing methods, one file each. Every line below is a method; their order is that of tables and pages."""
+"""Tracing methods, one file each. The lines below set the order of tables and pages."""
 
 # ruff: noqa: F401, I001
 import overt.tracing.methods.raw

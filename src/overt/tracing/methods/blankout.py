@@ -1,4 +1,4 @@
-"""Blank-out: how the target's probability falls when a token is replaced by an unknown one."""
+"""Blank-out: how much the target's probability falls when a token is replaced by the unknown token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from overt.tracing.subject import Subject
 
 
 class BlankoutArguments(Arguments, total=False):
-    """Those of `BlankoutOptions`."""
+    """Keyword arguments for `BlankoutOptions`."""
 
     target: Any
     unk: int | None
@@ -26,15 +26,15 @@ class BlankoutArguments(Arguments, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class BlankoutOptions(Options):
-    """What a call asks of blank-out; `layers`, `heads`, `residual` and `receptive_field` mean nothing to it.
+    """The arguments of blank-out; `layers`, `heads`, `residual` and `receptive_field` mean nothing here.
 
     Attributes:
         queries: positions of the output, for models with one output per position; all by default. A model
-            with one output for all tokens has one row, whatever is asked.
-        target: class, or one per example, or one per example and query. By default the labels among the
-            inputs; the next token of the input, for causal models and decoders; else the prediction.
-        unk: id of the token that blanks out; the tokenizer's unknown token by default.
-        absolute: drop the sign.
+            with one output for all tokens always has one row.
+        target: a class, one per example, or one per example and query. By default the labels among the
+            inputs; for causal models and decoders, the next token of the input; otherwise the prediction.
+        unk: id of the replacement token; by default the tokenizer's unknown token.
+        absolute: return absolute values.
         rows: how many ablations run at once.
     """
 
@@ -48,8 +48,8 @@ class BlankoutOptions(Options):
 def blankout_of(subject: Subject, options: Options) -> Tensor:
     """p(target) − p(target | the token blanked out), (batch, 1, query, token).
 
-    All ablations run as rows of a few batches. A token becomes `unk`, the tokenizer's unknown token by
-    default; a patch of an image becomes 0, which is the mean colour after the usual normalisation.
+    All ablations run as rows of a few batches. A token is replaced by `unk`, by default the tokenizer's
+    unknown token; a patch of an image by 0, which is the mean colour after the usual normalisation.
     """
     assert isinstance(options, BlankoutOptions)
     rows = options.rows
@@ -57,11 +57,11 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
     inputs, mask = subject.inputs, subject.mask
     logits = subject.logits(inputs.arguments)
     places = subject.places(logits, options.queries)
-    goal = subject.target(logits, options.target, places)
-    whole = subject.score(logits, goal, places)
+    target = subject.target(logits, options.target, places)
+    whole = subject.score(logits, target, places)
     cells = _blanks(subject, options.unk)
     batch, tokens = mask.shape
-    found = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
+    effects = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
     pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
     classes = logits.shape[-1]
     del logits
@@ -72,21 +72,21 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
         for row, (_, token) in enumerate(part):
             name, index, filler = cells[token]
             arguments[name][(row, *index)] = filler
-        device = goal.device
+        device = target.device
         changed = subject.logits(arguments)
         if changed.shape[-1] != classes:
             raise ValueError(
-                f"the output has {classes} classes, and {changed.shape[-1]} where {len(part)} rows run "
+                f"the output has {classes} classes, but {changed.shape[-1]} when {len(part)} rows run "
                 "at once: classes that depend on the batch cannot be explained"
             )
-        score = subject.score(changed, goal[example.to(device)], places)
+        score = subject.score(changed, target[example.to(device)], places)
         change = (whole[example.to(device)] - score).cpu()
-        found[example, :, [t for _, t in part]] = change
-    return (found.abs() if options.absolute else found).unsqueeze(1)
+        effects[example, :, [t for _, t in part]] = change
+    return (effects.abs() if options.absolute else effects).unsqueeze(1)
 
 
 def _blanked(subject: Subject, cells: dict[int, Any], example: int, token: int) -> bool:
-    """Whether a token can be blanked out; the places of an image within a text cannot."""
+    """Whether a token can be blanked out; an image's positions within a text cannot."""
     if token not in cells:
         return False
     name, index, _ = cells[token]
@@ -96,7 +96,7 @@ def _blanked(subject: Subject, cells: dict[int, Any], example: int, token: int) 
 
 
 def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any, ...], float]]:
-    """Token → the argument, the cells of a row of it, and what goes there to blank it out."""
+    """Token → the argument, the cells in a row of it, and the value that blanks the token out."""
     inputs, source = subject.inputs, subject.first
     cells: dict[int, tuple[str, tuple[Any, ...], float]] = {}
     if inputs.grid is not None and inputs.image is not None:
@@ -122,7 +122,7 @@ def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any
         cells |= {start + token: (name, (token,), int(filler)) for token in range(ids.shape[1])}
     if not cells:
         raise ValueError(
-            "blank-out needs input_ids or pixel_values to change, "
+            "blank-out needs input_ids or pixel_values to change; "
             f"the model was given {', '.join(inputs.arguments)}"
         )
     return cells
@@ -134,7 +134,7 @@ register_method(
         title="blank-out",
         reads="model",
         run=blankout_of,
-        cost=Cost("a pass of the model per token", every=64, passes=1),
+        cost=Cost("a forward pass of the model per token", every=64, passes=1),
         options=BlankoutOptions,
         value="effect",
         variants={"blankout-absolute": {"absolute": True}},

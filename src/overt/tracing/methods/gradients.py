@@ -1,4 +1,4 @@
-"""Gradients of the target's probability at the input: their size, times the input, or integrated."""
+"""Gradients of the target's probability at the input: their norm, times the input, or integrated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Gradient = Literal["norm", "input", "integrated"]
 
 
 class GradientsArguments(Arguments, total=False):
-    """Those of `GradientsOptions`."""
+    """Keyword arguments for `GradientsOptions`."""
 
     target: Any
     kind: Gradient
@@ -31,15 +31,15 @@ class GradientsArguments(Arguments, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientsOptions(Options):
-    """What a call asks of gradients; `layers`, `heads`, `residual` and `receptive_field` mean nothing to it.
+    """The arguments of gradients; `layers`, `heads`, `residual` and `receptive_field` mean nothing here.
 
     Attributes:
         queries: positions of the output, as for blank-out.
-        target: what is explained, as for blank-out.
-        kind: "norm", L2 norm over the embedding; "input", gradient × input, signed; "integrated", integrated
+        target: what to explain, as for blank-out.
+        kind: "norm": L2 norm over the embedding. "input": gradient × input, signed. "integrated": integrated
             gradients from a sentence of unknown tokens, signed (extra `interpret`).
         unk: id of the unknown token, for "integrated".
-        steps: of the integral.
+        steps: steps of the integral.
     """
 
     target: Any = None
@@ -58,26 +58,26 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad(), _Leaves(subject) as leaves:
         logits = subject.logits(leaves.arguments)
         places = subject.places(logits, options.queries)
-        goal = subject.target(logits.detach(), options.target, places)
-        score = subject.score(logits, goal, places)
+        target = subject.target(logits.detach(), options.target, places)
+        score = subject.score(logits, target, places)
         for number, place in enumerate(places):
             if kind == "integrated":
-                products = _integrated(subject, leaves, goal[:, number], place, options)
+                products = _integrated(subject, leaves, target[:, number], place, options)
                 rows.append(leaves.tokens([product.double() for product in products]))
                 continue
             again = number + 1 < len(places)
-            found = torch.autograd.grad(score[:, number].sum(), leaves.values, retain_graph=again)
+            gradients = torch.autograd.grad(score[:, number].sum(), leaves.values, retain_graph=again)
             if kind == "norm":
-                rows.append(leaves.tokens([gradient.double().square() for gradient in found]).sqrt())
+                rows.append(leaves.tokens([gradient.double().square() for gradient in gradients]).sqrt())
             else:
-                pairs = zip(found, leaves.values, strict=True)
+                pairs = zip(gradients, leaves.values, strict=True)
                 rows.append(leaves.tokens([(gradient * x.detach()).double() for gradient, x in pairs]))
-    found_rows = torch.stack(rows, dim=1)
-    return found_rows.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
+    values = torch.stack(rows, dim=1)
+    return values.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
 
 
 def _integrated(
-    subject: Subject, leaves: _Leaves, goal: Tensor, place: int, options: GradientsOptions
+    subject: Subject, leaves: _Leaves, target: Tensor, place: int, options: GradientsOptions
 ) -> tuple[Tensor, ...]:
     """Integrated gradients at each leaf, by captum."""
     method = need("captum.attr", "interpret").IntegratedGradients
@@ -92,21 +92,21 @@ def _integrated(
         with leaves.replaced(values, arguments):
             logits = subject.logits(arguments)
         places = [0] if logits.shape[1] == 1 else [place]
-        return subject.score(logits, goal.repeat(times).unsqueeze(1), places).squeeze(1)
+        return subject.score(logits, target.repeat(times).unsqueeze(1), places).squeeze(1)
 
-    found: tuple[Tensor, ...] = method(score).attribute(
+    attributions: tuple[Tensor, ...] = method(score).attribute(
         tuple(leaves.values),
         tuple(leaves.blank(unknown)),
         n_steps=options.steps,
         internal_batch_size=max(batch, 64),
     )
-    return found
+    return attributions
 
 
 class _Leaves:
-    """The inputs that gradients are taken at: token embeddings, or the pixels of an image.
+    """The inputs at which gradients are taken: token embeddings, or the pixels of an image.
 
-    While it is entered, embeddings that read the input ids give leaves of the graph instead of parts of it.
+    While it is entered, embeddings that read the input ids return leaves of autograd's graph.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -114,7 +114,7 @@ class _Leaves:
         self.arguments = with_history(subject.inputs.arguments)
         self.names: list[str] = []
         self.values: list[Tensor] = []
-        self.modules: list[tuple[nn.Module, int]] = []  # and which of its calls in a forward
+        self.modules: list[tuple[nn.Module, int]] = []  # and the number of its call in a forward pass
         self.replacing: tuple[Tensor, ...] | None = None
         self.calls: dict[nn.Module, int] = {}
         self.handles: list[Any] = []
@@ -136,7 +136,7 @@ class _Leaves:
 
     @contextmanager
     def replaced(self, values: tuple[Tensor, ...], arguments: dict[str, Any]) -> Iterator[None]:
-        """Let other values stand where the leaves stood."""
+        """Use other values in place of the leaves."""
         pictures = len(self.values) - len(self.modules)
         if pictures:
             arguments["pixel_values"] = values[0]
@@ -153,10 +153,10 @@ class _Leaves:
             key = (module, call)
             return self.replacing[self.modules.index(key)] if key in self.modules else None
         for name in self.subject.texts:
-            own, ids = self.arguments[name], args[0] if args else None
+            input_ids, ids = self.arguments[name], args[0] if args else None
             if name in self.names or not isinstance(ids, Tensor):
                 continue
-            if ids.numel() == own.numel() and torch.equal(ids.reshape(own.shape), own):
+            if ids.numel() == input_ids.numel() and torch.equal(ids.reshape(input_ids.shape), input_ids):
                 leaf = output.detach().requires_grad_()
                 self.names.append(name)
                 self.values.append(leaf)
@@ -165,7 +165,7 @@ class _Leaves:
         return None
 
     def blank(self, unknown: int | None) -> list[Tensor]:
-        """Where an integral starts: unknown tokens, and images of 0."""
+        """Where the integral starts: unknown tokens, or images of 0."""
         starts = [torch.zeros_like(value) for value in self.values[: len(self.values) - len(self.modules)]]
         self.replacing = ()
         for (module, _), value in zip(self.modules, self.values[len(starts) :], strict=True):
@@ -177,8 +177,8 @@ class _Leaves:
     def tokens(self, parts: list[Tensor]) -> Tensor:
         """Values at each leaf, summed for each token: (batch, token)."""
         if not self.values:
-            given = ", ".join(self.arguments)
-            raise ValueError(f"gradients need input_ids or pixel_values; the model was given {given}")
+            names = ", ".join(self.arguments)
+            raise ValueError(f"gradients need input_ids or pixel_values; the model was given {names}")
         subject = self.subject
         out = torch.zeros(subject.mask.shape, dtype=torch.float64)
         for name, part in zip(self.names, parts, strict=True):
@@ -209,7 +209,7 @@ register_method(
         title="gradients",
         reads="model",
         run=gradients_of,
-        cost=Cost("a pass of the model and one backward per query", every=64),
+        cost=Cost("a forward pass of the model, and a backward pass per query", every=64),
         options=GradientsOptions,
         value="effect",
         variants={"gradient-input": {"kind": "input"}, "integrated": {"kind": "integrated"}},

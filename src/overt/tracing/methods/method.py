@@ -1,7 +1,7 @@
-"""What a tracing method is, and the registry of them.
+"""What a tracing method is, and the registry of methods.
 
 A method is one file: its options, the function that computes it, and `register_method`. Tables, pages,
-figures, the judge and the command line know methods by the registry alone.
+figures, the judge and the command line find methods only through the registry.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from overt.tracing.subject import Subject
 
 Reads = Literal["maps", "model"]
 RESERVED = ("average", "heads", "hop", "id", "label", "layers", "mean", "name", "spread")  # in a page's index
-SHARED = tuple(one.name for one in dataclasses.fields(Options))
-OF_MAPS = ("layers", "heads", "residual", "receptive_field")  # which say how maps are read
+SHARED = tuple(option.name for option in dataclasses.fields(Options))
+OF_MAPS = ("layers", "heads", "residual", "receptive_field")  # arguments that say how maps are read
 VALUES = ("weight", "share", "amount", "effect")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method costs, for those who choose what to show unasked.
+    """What a method costs, to decide what to compute by default.
 
     Attributes:
-        words: in a line.
-        every: up to how many tokens it is quick for every query; None for any number.
-        most: beyond how many tokens it takes long even for one query; None for no number.
-        passes: passes of the model for each token; 0 of a method that reads maps.
+        words: the cost in one line.
+        every: the number of tokens up to which it is quick for every query; None for no limit.
+        most: the number of tokens beyond which even one query is slow; None for no limit.
+        passes: passes of the model for each token; 0 for a method that reads maps.
     """
 
     words: str
@@ -47,25 +47,26 @@ class Cost:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to tell what a query draws on.
+    """A way to compute what a query draws on.
 
     Attributes:
-        name: by which it is asked for, a word.
-        title: for a reader.
+        name: identifies the method; one word.
+        title: readable name.
         reads: "maps", or "model" if it runs the model.
-        run: of a method that reads maps, (levels, asked) → (batch, layer, [head,] query, token). Levels have
-            zeros at padding; `asked` is checked: queries and layers are lists, the residual is a number. Of
-            one that runs the model, (subject, options) → (batch, 1, query, token).
+        run: for a method that reads maps, (levels, request) → (batch, layer, [head,] query, token). Levels
+            have zeros at padding; `request` is checked: queries and layers are lists, the residual is a
+            number. For one that runs the model, (subject, options) → (batch, 1, query, token).
         cost: what it costs.
         options: its arguments and their defaults.
-        needless: which of the shared arguments mean nothing to it; anything but their default is refused. To
-            a method that runs the model layers, heads, residual and receptive_field never mean anything.
-        value: what its values are: "weight", "share" of a whole, "amount" that sums to nothing, "effect".
-        paths: whether the row of a query is the sum over paths down the levels, so that a view may draw them.
-        signed: whether it takes negative weights as they are; where not, effective attention is cut at zero,
-            and what a mechanism makes with signs is refused.
-        edges: its form on the edge lists of a graph network, (walk, asked) → (sample, head, place), or None.
-        variants: other names under which a judge knows it, with their options.
+        needless: the shared arguments that have no meaning for it; anything but their default is refused. For
+            a method that runs the model, layers, heads, residual and receptive_field never have a meaning.
+        value: what its values are: "weight", "share" of a whole, "amount" without a fixed sum, "effect".
+        paths: whether a query's row is the sum over paths down the levels, so that a view may draw them.
+        signed: whether it takes negative weights as they are; if not, effective attention is clipped at zero,
+            and the signed weights of a mechanism are refused.
+        edges: its form on the edge lists of a graph network, (walk, request) → (sample, head, place), or
+            None.
+        variants: further names for use by the judge, with their options.
     """
 
     name: str
@@ -83,31 +84,35 @@ class Method:
 
     @property
     def runs_model(self) -> bool:
-        """Whether it runs the model, which a loaded trace has not."""
+        """Whether it runs the model, which a loaded trace lacks."""
         return self.reads == "model"
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Names of the shared arguments that mean nothing to it."""
+        """Names of the shared arguments that have no meaning for it."""
         return (*self.needless, *OF_MAPS) if self.runs_model else self.needless
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """Names of the arguments that mean something to it."""
-        return tuple(one.name for one in dataclasses.fields(self.options) if one.name not in self.idle)
+        """Names of the arguments that it takes."""
+        return tuple(
+            option.name for option in dataclasses.fields(self.options) if option.name not in self.idle
+        )
 
     def options_of(self, given: Mapping[str, Any]) -> Options:
-        """Arguments as one frozen object; what means nothing to the method is refused."""
-        known = {one.name: one.default for one in dataclasses.fields(self.options)}
+        """Arguments as one frozen object; those without meaning for the method are refused."""
+        known = {option.name: option.default for option in dataclasses.fields(self.options)}
         for name, value in given.items():
             if name not in known:
                 raise TypeError(f"{self.name} takes no {name}; it takes {', '.join(self.takes)}")
             if name in self.idle and not _same(value, known[name]):
-                raise ValueError(f"{name} means nothing to {self.title}, got {name}={value!r}: leave it out")
+                raise ValueError(
+                    f"{name} has no meaning for {self.title}, got {name}={value!r}: leave it out"
+                )
         return self.options(**given)
 
     def fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Of arguments meant for several methods, those that mean something to this one."""
+        """Of arguments for several methods, those that this one takes."""
         return {name: value for name, value in given.items() if name in self.takes}
 
 
@@ -119,17 +124,16 @@ _registered: dict[str, Method] = {}
 
 
 def register_method(method: Method) -> Method:
-    """Make a method known: to `Trace.read`, tables, pages, figures, the judge and the command line.
+    """Register a method for `Trace.read`, tables, pages, figures, the judge and the command line.
 
-    A method that comes from the same function as one before, as when a notebook's cell runs again, takes its
-    place.
+    A method replaces an earlier one of its name with the same function, as when a notebook cell runs again.
     """
     if not isinstance(method, Method):
         raise TypeError(f"method must be an overt.tracing.Method, got {type(method).__name__}")
     if not method.name.isidentifier():
         raise ValueError(f"name must be a word of letters, digits and _, got {method.name!r}")
     if method.name in RESERVED or method.name.endswith("_spread"):
-        raise ValueError(f"name must be none that pages have for something else, got {method.name!r}")
+        raise ValueError(f"name must not be one that pages use for something else, got {method.name!r}")
     _check.one_of("reads", method.reads, ("maps", "model"))
     _check.one_of("value", method.value, VALUES)
     if not callable(method.run):
@@ -140,63 +144,63 @@ def register_method(method: Method) -> Method:
     if set(method.needless) - set(SHARED):
         shared = ", ".join(SHARED)
         raise ValueError(f"needless must list shared arguments ({shared}), got {method.needless!r}")
-    known_options = {one.name for one in dataclasses.fields(method.options)}
+    known_options = {option.name for option in dataclasses.fields(method.options)}
     for name, options in method.variants.items():
         if name == method.name or set(options) - known_options:
             raise ValueError(f"variants must have names and options of the method, got {name!r}: {options!r}")
     for name in (method.name, *method.variants):
-        known = next((one for one in _registered.values() if name in (one.name, *one.variants)), None)
-        if known is not None and _place(known) != _place(method):
+        known = next((other for other in _registered.values() if name in (other.name, *other.variants)), None)
+        if known is not None and _origin(known) != _origin(method):
             raise ValueError(f"there is a method {name!r} already: choose another name")
     _registered[method.name] = method
     return method
 
 
 def _check_options(options: Any) -> None:
-    """Refuse anything but a frozen dataclass over `Options`."""
+    """Refuse anything but a frozen dataclass derived from `Options`."""
     if not (isinstance(options, type) and issubclass(options, Options)):
         raise TypeError(f"options must be a subclass of overt.tracing.Options, got {options!r}")
-    made = vars(options).get("__dataclass_params__")
-    if made is None or not made.frozen:
+    parameters = vars(options).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
         raise TypeError(f"{options.__name__} must be a dataclass(frozen=True, kw_only=True)")
 
 
-def _place(method: Method) -> tuple[str, str, str]:
-    """What tells a method that is registered again from another of its name."""
+def _origin(method: Method) -> tuple[str, str, str]:
+    """Name and function, which distinguish a method registered again from another of its name."""
     run: Any = method.run
     return method.name, getattr(run, "__module__", ""), getattr(run, "__qualname__", repr(type(run)))
 
 
-def check_known(asked: Iterable[Method], given: Mapping[str, Any]) -> None:
-    """Refuse arguments that none of several methods has."""
-    known = {field.name for one in asked for field in dataclasses.fields(one.options)}
-    for name in given:
+def check_known(candidates: Iterable[Method], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that none of several methods takes."""
+    known = {field.name for method in candidates for field in dataclasses.fields(method.options)}
+    for name in arguments:
         if name not in known:
             raise TypeError(f"no method here takes {name}; they take {', '.join(sorted(known))}")
 
 
 def method_of(name: str, among: Mapping[str, Method] | None = None, argument: str = "method") -> Method:
-    """The method of a name; an error that lists those there are."""
+    """The method of this name; the error for an unknown name lists the known ones."""
     known = _registered if among is None else among
     _check.one_of(argument, name, tuple(known))
     return known[name]
 
 
 def methods(reads: Reads | None = None) -> dict[str, Method]:
-    """The methods that are known, by name, in the order of their registration; of one kind, if asked."""
-    return {name: one for name, one in _registered.items() if reads is None or one.reads == reads}
+    """The registered methods by name, in the order of registration; all, or those of one kind."""
+    return {name: method for name, method in _registered.items() if reads is None or method.reads == reads}
 
 
 @dataclass(frozen=True)
 class MethodRequest:
-    """What a call asks of levels, checked.
+    """A checked request to a method that reads levels.
 
     Attributes:
         queries: which rows.
         layers: which layers.
         heads: as in `Options`.
         residual: a number.
-        options: all of them, the method's own among them.
+        options: all options, including the method's own.
     """
 
     queries: list[int]
@@ -207,23 +211,23 @@ class MethodRequest:
 
     @property
     def each(self) -> bool:
-        """Whether each head has a row of its own."""
+        """Whether each head has its own row."""
         return isinstance(self.heads, str) and self.heads == "each"
 
     @property
     def below(self) -> Heads:
-        """Heads of the layers below the one that is started from."""
+        """Heads of the layers below the starting one."""
         return "mean" if self.each else self.heads
 
 
-def ask(levels: Levels, options: Options) -> MethodRequest:
-    """Check the arguments that all methods share against the maps that they are asked of."""
-    heads = listed(options.heads)
+def request_of(levels: Levels, options: Options) -> MethodRequest:
+    """Check the shared arguments against the maps that they apply to."""
+    heads = head_list(options.heads)
     check_heads(heads, levels.heads)
     residual = levels.residual if options.residual is None else options.residual
     _check.fraction("residual", residual)
     if levels.heads == 0:
-        averaged(levels.maps[0], heads)  # says that single heads were not kept
+        averaged(levels.maps[0], heads)  # raises: single heads were not kept
     return MethodRequest(
         numbers("queries", options.queries, levels.queries),
         numbers("layers", options.layers, levels.layers),
@@ -233,33 +237,33 @@ def ask(levels: Levels, options: Options) -> MethodRequest:
     )
 
 
-def listed(heads: Any) -> Heads:
-    """Heads as a word or a list."""
+def head_list(heads: Any) -> Heads:
+    """Heads as "mean", "each" or a list."""
     heads = heads.tolist() if hasattr(heads, "tolist") else heads
     return list(heads) if isinstance(heads, tuple | range) else heads
 
 
-def read_levels(method: Method, levels: Levels, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
-    """A method over levels, (batch, layer, [head,] query, token), with the normalisations asked for."""
-    options = method.options_of({**given, "queries": queries})
+def read_levels(method: Method, levels: Levels, queries: Numbers, arguments: Mapping[str, Any]) -> Tensor:
+    """A method over levels, (batch, layer, [head,] query, token), with the requested normalisations."""
+    options = method.options_of({**arguments, "queries": queries})
     if (reason := why_not_levels(method, levels)) is not None:
         raise ValueError(reason)
-    asked, levels = ask(levels, options), levels.without_padding()
-    values = _run(method, levels, asked)
+    request, levels = request_of(levels, options), levels.without_padding()
+    values = _run(method, levels, request)
     if options.receptive_field:
-        flat = _run(method, levels.uniform(), replace(asked, heads="mean"))
-        flat = flat if flat.dim() == values.dim() else flat.unsqueeze(2)
-        values = values / torch.where(flat == 0.0, 1.0, flat)
-        values = values.masked_fill((flat == 0.0).expand_as(values), 0.0)
+        uniform = _run(method, levels.uniform(), replace(request, heads="mean"))
+        uniform = uniform if uniform.dim() == values.dim() else uniform.unsqueeze(2)
+        values = values / torch.where(uniform == 0.0, 1.0, uniform)
+        values = values.masked_fill((uniform == 0.0).expand_as(values), 0.0)
     return unit_rows(values) if options.normalize or options.receptive_field else values
 
 
-def _run(method: Method, levels: Levels, asked: MethodRequest) -> Tensor:
-    """A method's own values, of the shape that all have, with zeros at padding."""
-    real, places = levels.mask, [levels.first + query for query in asked.queries]
-    heads = [levels.heads] if asked.each else []
-    shape = (len(real), len(asked.layers), *heads, len(places), levels.tokens)
-    values = checked(method, method.run(levels, asked), shape)
+def _run(method: Method, levels: Levels, request: MethodRequest) -> Tensor:
+    """A method's values before normalisation, checked, with zeros at padding."""
+    real, places = levels.mask, [levels.first + query for query in request.queries]
+    heads = [levels.heads] if request.each else []
+    shape = (len(real), len(request.layers), *heads, len(places), levels.tokens)
+    values = check_values(method, method.run(levels, request), shape)
     if bool(real.all()):
         return values
     both = real[:, places].unsqueeze(-1) & real.unsqueeze(1)
@@ -268,15 +272,17 @@ def _run(method: Method, levels: Levels, asked: MethodRequest) -> Tensor:
     return values.masked_fill(~both, 0.0)
 
 
-def checked(method: Method, values: Any, shape: tuple[int | None, ...]) -> Tensor:
-    """Values in float64, if they are of a shape; None stands for any length."""
+def check_values(method: Method, values: Any, shape: tuple[int | None, ...]) -> Tensor:
+    """Values in float64, after checking their shape; None stands for any length."""
     kind = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
     if not isinstance(values, Tensor) or not values.is_floating_point():
-        raise TypeError(f"the method {method.name!r} must give a tensor of floats, got {kind}")
-    wanted = str(tuple("any" if one is None else one for one in shape)).replace("'", "")
+        raise TypeError(f"the method {method.name!r} must return a tensor of floats, got {kind}")
+    expected = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
     fits = len(values.shape) == len(shape)
-    if not fits or any(one not in (None, got) for one, got in zip(shape, values.shape, strict=True)):
-        raise ValueError(f"the method {method.name!r} must give shape {wanted}, got {tuple(values.shape)}")
+    if not fits or any(length not in (None, got) for length, got in zip(shape, values.shape, strict=True)):
+        raise ValueError(
+            f"the method {method.name!r} must return shape {expected}, got {tuple(values.shape)}"
+        )
     return values.detach().double()
 
 
@@ -290,18 +296,18 @@ def why_not_levels(method: Method, levels: Levels) -> str | None:
     )
 
 
-def read_subject(method: Method, subject: Subject, queries: Numbers, given: Mapping[str, Any]) -> Tensor:
+def read_subject(method: Method, subject: Subject, queries: Numbers, arguments: Mapping[str, Any]) -> Tensor:
     """A method that runs the model, in evaluation mode, (batch, 1, query, token)."""
-    options = method.options_of({**given, "queries": queries})
+    options = method.options_of({**arguments, "queries": queries})
     with evaluating(subject.model):
         values = method.run(subject, options)
-    values = checked(method, values, (subject.mask.shape[0], 1, None, subject.mask.shape[1]))
+    values = check_values(method, values, (subject.mask.shape[0], 1, None, subject.mask.shape[1]))
     return unit_sizes(values) if options.normalize else values
 
 
 def edge_methods() -> dict[str, Method]:
-    """Those that have a form on the edge lists of a graph network."""
-    return {name: one for name, one in methods("maps").items() if one.edges is not None}
+    """The methods that have a form on the edge lists of a graph network."""
+    return {name: method for name, method in methods("maps").items() if method.edges is not None}
 
 
 def method_over_edges(method: Method, walk: Walk, options: Options, residual: float) -> Tensor:

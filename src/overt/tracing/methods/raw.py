@@ -10,15 +10,15 @@ from overt.tracing.levels import Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
 
 
-def raw_of(levels: Levels, asked: MethodRequest) -> Tensor:
-    """The maps; of an encoder–decoder, cross-attention beside decoder self-attention."""
-    rows = [levels.weights(layer, asked.heads).row(asked.queries) for layer in asked.layers]
+def raw_of(levels: Levels, request: MethodRequest) -> Tensor:
+    """The maps; for an encoder–decoder, cross-attention next to the decoder's self-attention."""
+    rows = [levels.weights(layer, request.heads).row(request.queries) for layer in request.layers]
     return torch.stack(rows, dim=1)
 
 
-def raw_over_edges(walk: Walk, asked: MethodRequest) -> Tensor:
+def raw_over_edges(walk: Walk, request: MethodRequest) -> Tensor:
     """Weights of the edges into a node, (sample, head, place)."""
-    del asked
+    del request
     return walk.into_node(walk.top)
 
 
@@ -28,7 +28,7 @@ register_method(
         title="raw",
         reads="maps",
         run=raw_of,
-        cost=Cost("nothing: the maps are there"),
+        cost=Cost("nothing: the trace holds the maps"),
         needless=("residual",),
         value="weight",
         paths=True,

@@ -10,21 +10,21 @@ from overt.tracing.levels import Level, Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
 
 
-def rollout_of(levels: Levels, asked: MethodRequest) -> Tensor:
+def rollout_of(levels: Levels, request: MethodRequest) -> Tensor:
     """Products of levels. One row costs one vector–matrix product per level, never a product of matrices.
 
     Rows of all requested layers go down together, or whole matrices up, whichever is fewer multiplications;
     each level is made once.
     """
-    places = [levels.first + query for query in asked.queries]
+    places = [levels.first + query for query in request.queries]
     everything = range(levels.tokens)
-    layer_at = {levels.level_of(layer): layer for layer in asked.layers}
+    layer_at = {levels.level_of(layer): layer for layer in request.layers}
     highest = max(layer_at)
-    copies = levels.heads if asked.each else 1
+    copies = levels.heads if request.each else 1
 
     def start(number: int, level: Level) -> Tensor:
         """The rows that begin at a level, (batch, rows, token)."""
-        top = levels.level(number, "each", asked.residual) if asked.each else level
+        top = levels.level(number, "each", request.residual) if request.each else level
         return top.row(places).flatten(1, -2)
 
     down = sum(number * copies * len(places) for number in layer_at)
@@ -32,29 +32,29 @@ def rollout_of(levels: Levels, asked: MethodRequest) -> Tensor:
     parts: dict[int, Tensor] = {}
     if down <= up:
         for number in range(highest, 0, -1):
-            level = levels.level(number, asked.below, asked.residual)
+            level = levels.level(number, request.below, request.residual)
             parts = {layer: level.apply(rows) for layer, rows in parts.items()}
             if number in layer_at:
                 parts[layer_at[number]] = start(number, level)
     else:
         product: Tensor | None = None
         for number in range(1, highest + 1):
-            level = levels.level(number, asked.below, asked.residual)
+            level = levels.level(number, request.below, request.residual)
             if number in layer_at:
                 rows = start(number, level)
                 parts[layer_at[number]] = rows if product is None else rows @ product
             product = level.row(everything) if product is None else level.row(everything) @ product
-    found = torch.stack([parts[layer] for layer in asked.layers], dim=1)
-    if asked.each:
-        found = found.view(*found.shape[:2], copies, len(places), levels.tokens)
-    return found
+    values = torch.stack([parts[layer] for layer in request.layers], dim=1)
+    if request.each:
+        values = values.view(*values.shape[:2], copies, len(places), levels.tokens)
+    return values
 
 
-def rollout_over_edges(walk: Walk, asked: MethodRequest) -> Tensor:
+def rollout_over_edges(walk: Walk, request: MethodRequest) -> Tensor:
     """A row through the layers: one product and one sum per edge, (sample, head, place)."""
     carried = walk.start()
     for layer in range(walk.top, -1, -1):
-        carried = walk.carried(layer, carried, asked.residual)
+        carried = walk.carried(layer, carried, request.residual)
     return carried
 
 

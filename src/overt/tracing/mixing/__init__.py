@@ -1,4 +1,4 @@
-"""What the maps of a trace may hold, one file each. Every line below is a mixing, in the order of lists."""
+"""Mixings: what the maps of a trace may hold, one file each. The lines below set the order of lists."""
 
 # ruff: noqa: F401, I001
 import overt.tracing.mixing.attention

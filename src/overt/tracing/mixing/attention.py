@@ -1,4 +1,4 @@
-"""The weights themselves."""
+"""The attention weights themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Attention(Mixing):
 
     @classmethod
     def titled(cls, method: str) -> str:
-        """The plain ones."""
+        """The plain weights are called raw."""
         return f"raw {cls.title}" if method == "raw" else f"{cls.title} {method}"
 
     def map(self, call: CapturedAttention) -> Tensor:

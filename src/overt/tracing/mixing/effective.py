@@ -12,7 +12,7 @@ from overt.tracing.mixing.projected import projected
 
 @register_mixing
 class Effective(Mixing):
-    """Effective attention; signed in rollout, cut at zero and renormalised in flow."""
+    """Effective attention; signed in rollout, clipped at zero and renormalised in flow."""
 
     name = "effective"
     title = "effective attention"
@@ -26,7 +26,7 @@ class Effective(Mixing):
 
 
 def effective_map(call: CapturedAttention) -> Tensor:
-    """The part of each head's weights that its values can tell apart, (batch, head, query, key).
+    """The part of each head's weights that affects its output, (batch, head, query, key).
 
     Effective attention (Brunner et al. 2020): weights without their part in the left null space of W_O W_V x,
     which changes no output. A query's null space is that of the keys it may see. Entries may be negative.
@@ -56,7 +56,7 @@ def _column_space(vectors: Tensor) -> Tensor:
     """An orthonormal basis of each head's column space, zeros beyond its rank: (head, key, ≤ key)."""
     left, sizes, _ = torch.linalg.svd(vectors, full_matrices=False)
     floor = sizes[:, :1] * max(vectors.shape[-2:]) * torch.finfo(vectors.dtype).eps
-    # Values come from float32 arithmetic, whose rounding is no dimension.
+    # Values come from float32 arithmetic, whose rounding adds no dimension.
     floor = torch.maximum(floor, sizes[:, :1] * 1e-6)
     space: Tensor = left * (sizes > floor).unsqueeze(1)
     return space

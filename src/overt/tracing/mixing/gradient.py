@@ -1,4 +1,4 @@
-"""Weights times the gradient of what is explained, max(0, A ⊙ ∂y/∂A)."""
+"""Weights times the gradient of the score, max(0, A ⊙ ∂y/∂A)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gradient(Mixing):
 
     name = "gradient"
     title = "attention × gradient"
-    cost = "one pass of the model and one backward"
+    cost = "one forward and one backward pass of the model"
     gradients = True
     unit = True
     signed = False
@@ -25,17 +25,17 @@ class Gradient(Mixing):
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__(keep)
-        self.live: dict[int, Tensor] = {}  # weights that gradients will be asked for
+        self.live: dict[int, Tensor] = {}  # weights whose gradients will be computed
 
     def map(self, call: CapturedAttention) -> None:
         """Keep the weights for later."""
         self.live[call.number] = call.weights
 
     def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
-        """Gradients of the score at all weights."""
-        found = torch.autograd.grad(score(), list(self.live.values()), allow_unused=True)
+        """Gradients of the score with respect to all weights."""
+        gradients = torch.autograd.grad(score(), list(self.live.values()), allow_unused=True)
         maps = {}
-        for (number, weights), gradient in zip(self.live.items(), found, strict=True):
+        for (number, weights), gradient in zip(self.live.items(), gradients, strict=True):
             slope = torch.zeros_like(weights) if gradient is None else gradient
             maps[number] = gradient_map(weights, slope, self.keep)
         self.live = {}

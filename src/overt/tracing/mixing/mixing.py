@@ -1,8 +1,8 @@
-"""What the maps of a trace may hold, and the registry of such graphs.
+"""What the maps of a trace may hold, and the registry of mixings.
 
 A mixing is one file: a class that makes a map of each attention that runs, and `register_mixing`. An instance
-watches one forward pass. Tables, pages, figures, the judge and the command line know mixings by the registry
-alone.
+watches one forward pass. Tables, pages, figures, the judge and the command line find mixings only through the
+registry.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from overt.tracing.capture import CapturedAttention, Watch
 
 
 class Mixing:
-    """A map per attention, and what holds of such maps. Subclasses override `map`, or `maps_after`.
+    """Makes a map per attention, and declares the properties of these maps. Override `map` or `maps_after`.
 
     Attributes:
-        name: by which it is asked for.
-        title: of its weights, for a reader; a method's name follows it.
-        cost: of a trace, in a line.
-        values: whether it reads values and output projections, which are watched then.
-        gradients: whether it reads gradients of a score; the pass is differentiable then.
+        name: identifies the mixing, as in `trace(…, mixing=name)`.
+        title: readable name of its weights; a method's name follows it.
+        cost: cost of a trace, in one line.
+        values: whether it reads values and output projections, which are then captured.
+        gradients: whether it reads gradients of a score; the pass is then differentiable.
         edits: whether it runs attentions again with other values.
-        passes: passes of the model for each token, beside the one that is traced.
-        unit: whether rows have to be made to sum to one before a residual joins; None leaves it to what the
-            mechanisms say of their weights.
-        signed: whether weights may be negative; None leaves it to the mechanisms.
+        passes: passes of the model for each token, in addition to the traced one.
+        unit: whether rows must be made to sum to one before a residual is added; None if that depends on
+            what the mechanisms declare for their weights.
+        signed: whether weights may be negative; None if that depends on the mechanisms.
         joint: whether self-attention and cross-attention of a layer share one row that sums to one.
-        residual: weight of the residual connection that methods take by default.
+        residual: default weight of the residual connection for methods.
         heads: whether single heads have maps.
         averages: whether the map without single heads is the mean of theirs.
-        parts: whether the parts that mechanisms show are parts of its maps.
+        parts: whether the parts that mechanisms expose are parts of its maps.
         samples: whether posterior samples have maps.
-        keep: whether single heads are to be kept: as asked for.
+        keep: whether to keep single heads, as requested.
     """
 
     name: ClassVar[str]
@@ -62,31 +62,31 @@ class Mixing:
 
     @classmethod
     def titled(cls, method: str) -> str:
-        """A method's values over this mixing, for a reader."""
+        """Readable name of a method's values over this mixing."""
         return cls.title if method == "raw" else f"{cls.title} {method}"
 
     def map(self, call: CapturedAttention) -> Tensor | None:
-        """An attention's map, (batch, [head,] query, key); None if it comes later."""
+        """An attention's map, (batch, [head,] query, key); None if `maps_after` returns it."""
         del call
         return None
 
     @contextmanager
     def around(self, model: nn.Module, watch: Watch) -> Iterator[None]:
-        """Whatever else has to be in place while the model runs; a context manager."""
+        """A context manager for whatever else must be in place while the model runs."""
         del model, watch
         yield
 
     def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
-        """Maps that come after the pass, by `call.number`; all is still in place as while the model ran.
+        """Maps computed after the pass, by `call.number`; everything is in place as while the model ran.
 
         Args:
-            score: gives the logit that is explained, summed over examples.
+            score: returns the logit to explain, summed over examples.
         """
         del score
         return {}
 
     def why_no_map(self, call: CapturedAttention) -> str:
-        """Why an attention has no map, after all."""
+        """Why an attention has no map, for the error."""
         del call
         return "map returned None for it, and maps_after has none"
 
@@ -100,17 +100,17 @@ _registered: dict[str, type[Mixing]] = {}
 
 
 def register_mixing(kind: K) -> K:
-    """Make a mixing known: to `overt.trace`, tables, pages, figures, the judge and the command line.
+    """Register a mixing for `overt.trace`, tables, pages, figures, the judge and the command line.
 
-    A class of the same qualified name as one before, as when a notebook's cell runs again, takes its place.
+    A class replaces an earlier one of the same qualified name, as when a notebook cell runs again.
     """
     if not (isinstance(kind, type) and issubclass(kind, Mixing)):
         raise TypeError(f"a mixing must be a subclass of overt.tracing.Mixing, got {kind!r}")
     for name in ("name", "title"):
         if not isinstance(getattr(kind, name, None), str):
-            raise TypeError(f"{kind.__name__} needs a {name}, a text")
+            raise TypeError(f"{kind.__name__} needs a {name} of type str")
     if not re.fullmatch(r"[\w-]+", kind.name):
-        raise ValueError(f"name must be of letters, digits, _ and -, got {kind.name!r}")
+        raise ValueError(f"name must consist of letters, digits, _ and -, got {kind.name!r}")
     known = _registered.get(kind.name)
     if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(f"there is a mixing {kind.name!r} already: choose another name")
@@ -119,11 +119,11 @@ def register_mixing(kind: K) -> K:
 
 
 def mixing_of(name: str, argument: str = "mixing") -> type[Mixing]:
-    """The mixing of a name; an error that lists those there are."""
+    """The mixing of this name; the error for an unknown name lists the known ones."""
     _check.one_of(argument, name, tuple(_registered))
     return _registered[name]
 
 
 def mixings() -> dict[str, type[Mixing]]:
-    """The mixings that are known, by name."""
+    """The registered mixings, by name."""
     return dict(_registered)

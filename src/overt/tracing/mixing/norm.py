@@ -23,7 +23,7 @@ class Norm(Mixing):
 
     @classmethod
     def titled(cls, method: str) -> str:
-        """As the others, without a stumble."""
+        """As for other mixings, but worded for norms."""
         return cls.title if method == "raw" else f"{method} of norms"
 
     def map(self, call: CapturedAttention) -> Tensor:
@@ -37,7 +37,7 @@ def norm_map(call: CapturedAttention, each: bool) -> Tensor:
     if each:
         sizes: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
         return weights.abs() * sizes.unsqueeze(-2)
-    # ‖Σ_h α_h f_h‖² by the heads' inner products at each key: no (query, key, width) tensor is made.
+    # ‖Σ_h α_h f_h‖² by the heads' inner products at each key: no (query, key, width) tensor is needed.
     gram = torch.einsum("bhkd,bgkd->bkhg", vectors, vectors)
     square = torch.einsum("bkhg,bhqk,bgqk->bqk", gram, weights, weights)
     return square.clamp(min=0.0).sqrt()

@@ -1,4 +1,4 @@
-"""What attention adds to the output, which several mixings read."""
+"""What attention adds to the output, used by several mixings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def projected(call: CapturedAttention) -> Tensor:
     heads, dim = value.shape[1], value.shape[-1]
     if output.shape[1] != heads * dim:
         raise ValueError(
-            f"the projection after {call.path} reads {output.shape[1]} numbers, its {heads} heads of {dim} "
-            "make another number: not supported"
+            f"the projection after {call.path} reads {output.shape[1]} numbers, but {heads} heads of {dim} "
+            "write another number: not supported"
         )
     by_head: Tensor = output.T.reshape(heads, dim, -1)
-    found: Tensor = torch.einsum("bhkd,hdw->bhkw", value, by_head)
-    return found
+    vectors: Tensor = torch.einsum("bhkd,hdw->bhkw", value, by_head)
+    return vectors

@@ -1,9 +1,9 @@
 """Value zeroing (Mohebbi et al. 2023): how far a layer's outputs turn when a token's values are zeroed.
 
-The values of token j are zeroed in all heads of a layer, and the layer is run again on what it was given; the
-cosine distance of token i's output from what it was is how much i draws on j there. Queries, keys and so the
-weights stay as they are. Feed-forward network and residual connection are part of the layer, hence methods
-that read the maps add no residual by default.
+The values of token j are zeroed in all heads of a layer, and the layer is run again on the same inputs; the
+cosine distance between token i's new and original outputs is how much i draws on j there. Queries and keys,
+and so the weights, stay as they are. The feed-forward network and the residual connection are part of the
+layer, so methods that read the maps add no residual by default.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from overt.tracing.mixing.mixing import Mixing, register_mixing
 from overt.tracing.progress import counting
 
 MOST_ROWS = 128  # copies × examples that run at once
-MOST_CELLS = 2**26  # of their weights
+MOST_CELLS = 2**26  # of their attention weights
 
 
 @register_mixing
 class ValueZeroing(Mixing):
-    """Cosine distances of a layer's outputs, each row made to sum to one."""
+    """Cosine distances of a layer's outputs, with rows normalised to sum to one."""
 
     name = "value-zeroing"
     title = "value zeroing"
@@ -45,24 +45,24 @@ class ValueZeroing(Mixing):
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__(keep)
-        self.calls: dict[str, list[CapturedAttention]] = {}  # of each layer's run, until it ends
+        self.calls: dict[str, list[CapturedAttention]] = {}  # by layer, until the layer ends
         self.runs: list[_Run] = []
 
     def map(self, call: CapturedAttention) -> None:
         """Wait for the layer to end."""
         layer = _layer(call)
         if layer is not None:
-            shape = torch.empty(call.weights.shape, device="meta")  # the weights themselves are not wanted
+            shape = torch.empty(call.weights.shape, device="meta")  # the weights themselves are not needed
             self.calls.setdefault(layer, []).append(replace(call, weights=shape))
 
     def why_no_map(self, call: CapturedAttention) -> str:
-        """It has no layer around it."""
+        """It is in no layer."""
         del call
         return "it is in no layer that runs alone"
 
     @contextmanager
     def around(self, model: nn.Module, watch: Watch) -> Iterator[None]:
-        """Note what every layer is given, a layer being what a list of layers numbers."""
+        """Record the inputs of every layer, that is, of every numbered member of a list of layers."""
         for module in model.modules():
             if isinstance(module, MechanismLayer) and module.reads_below:
                 raise ValueError(
@@ -71,7 +71,7 @@ class ValueZeroing(Mixing):
                 )
         self.watch = watch
         handles = [
-            module.register_forward_hook(self._ended(path), with_kwargs=True)
+            module.register_forward_hook(self._end_hook(path), with_kwargs=True)
             for path, module in model.named_modules()
             if path.rpartition(".")[2].isdigit()
         ]
@@ -81,37 +81,37 @@ class ValueZeroing(Mixing):
             for handle in handles:
                 handle.remove()
 
-    def _ended(self, path: str) -> Callable[..., None]:
+    def _end_hook(self, path: str) -> Callable[..., None]:
         def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             calls = self.calls.pop(path, None) if self.watch.edit is None else None
             if calls is None:
                 return
             if len({call.kind == "cross" for call in calls}) < len(calls):
                 raise ValueError(
-                    f"{path} has {len(calls)} attentions of one kind, whose tokens cannot be told apart"
+                    f"{path} has {len(calls)} attentions of one kind, whose tokens cannot be distinguished"
                 )
             self.runs.append(_Run(path, module, args, kwargs, output, calls))
 
         return ended
 
     def maps_after(self, score: Callable[[], Tensor]) -> Mapping[int, Tensor]:
-        """Run each layer again, now that the model has ended and nobody takes note of what layers give."""
+        """Run each layer again, now that the model has ended and its hooks record nothing more."""
         del score
-        made: dict[int, Tensor] = {}
-        with counting(f"{self.title}: layers run again") as tell:
+        maps: dict[int, Tensor] = {}
+        with counting(f"{self.title}: layers run again") as report:
             while self.runs:
                 run = self.runs.pop(0)
-                again = _Again(run, self.watch)
-                turns = [again.turned(call, tell) for call in run.calls]
-                # What a layer draws on by self-attention and by cross-attention is one row.
+                again = _Rerun(run, self.watch)
+                turns = [again.distances_of(call, report) for call in run.calls]
+                # What a layer draws on by self-attention and cross-attention forms one row.
                 whole = unit_rows(torch.cat(turns, dim=-1))
                 parts = torch.split(whole, [cells.shape[-1] for cells in turns], dim=-1)
-                made |= {call.number: cells for call, cells in zip(run.calls, parts, strict=True)}
-        return made
+                maps |= {call.number: cells for call, cells in zip(run.calls, parts, strict=True)}
+        return maps
 
 
 class _Run(NamedTuple):
-    """A layer as it ran in the pass."""
+    """A layer's run in the pass."""
 
     path: str
     module: nn.Module
@@ -122,7 +122,7 @@ class _Run(NamedTuple):
 
 
 def _layer(call: CapturedAttention) -> str | None:
-    """Path of the layer that an attention is in; None where it is in none, or is one itself."""
+    """Path of the layer that contains an attention; None if there is none, or the attention is the layer."""
     if call.chain == call.path:
         return None
     number = call.path.removeprefix(f"{call.chain}.").partition(".")[0]
@@ -130,8 +130,8 @@ def _layer(call: CapturedAttention) -> str | None:
     return None if layer == call.path else layer
 
 
-class _Again:
-    """A layer that is run again, on what it was given."""
+class _Rerun:
+    """Runs a layer again on its recorded inputs."""
 
     def __init__(self, run: _Run, watch: Watch) -> None:
         self.path, self.module, self.watch = run.path, run.module, watch
@@ -139,8 +139,8 @@ class _Again:
         shapes = [call.weights.shape for call in run.calls]
         self.batch, self.queries = shapes[0][0], shapes[0][2]
         self.second = self._batch_is_second(run.output)
-        # Noise is drawn for the rows of a batch, so a layer with mechanisms gets the batch that it had.
-        mechanical = any(isinstance(one, MechanismLayer) for one in run.module.modules())
+        # Noise is drawn for the rows of a batch, so a layer with mechanisms gets its original batch.
+        mechanical = any(isinstance(module, MechanismLayer) for module in run.module.modules())
         rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
         most = min(rows // self.batch, max(keys for *_, keys in shapes))
         self.copies = 1 if mechanical or self.second else max(1, most)
@@ -151,68 +151,68 @@ class _Again:
             again = self._unchanged(1)
         if again is None:
             raise ValueError(
-                f"{self.path} gives something else when it is run again on what it was given: value zeroing "
+                f"{self.path} gives another output when it is run again on the same inputs: value zeroing "
                 "needs layers that can run alone"
             )
-        self.whole = again  # rounded as the other runs are, so that what does not change has no distance
+        self.whole = again  # rounded like the other runs, so that unchanged outputs have distance 0
 
     def _batch_is_second(self, output: Any) -> bool:
-        """Whether the layer takes (token, batch, width), as torch's attention does unless it is told."""
+        """Whether the layer takes (token, batch, width), as torch's attention does by default."""
         kinds = nn.MultiheadAttention | MultiheadAttention
-        attentions = [one for one in self.module.modules() if isinstance(one, kinds)]
-        if all(one.batch_first for one in attentions):
+        attentions = [module for module in self.module.modules() if isinstance(module, kinds)]
+        if all(attention.batch_first for attention in attentions):
             return False
         if self.batch != self.queries:
             shape = tuple(_states(output).shape[:2])
             return shape == (self.queries, self.batch)
-        # As many examples as tokens: twice the batch tells, which the attention sees on one of its axes.
-        found: set[int] = set()
+        # As many examples as tokens: the axis that doubles with the batch is the batch axis.
+        batches: set[int] = set()
 
         def look(path: str, value: Tensor) -> Tensor:
             del path
-            found.add(value.shape[0])
+            batches.add(value.shape[0])
             return value
 
         try:
-            self._called(2, look)
+            self._call_layer(2, look)
         except (RuntimeError, ValueError, TypeError, IndexError):
-            found = set()
-        if found not in ({self.batch}, {2 * self.batch}):
+            batches = set()
+        if batches not in ({self.batch}, {2 * self.batch}):
             raise ValueError(
-                f"{self.path} was given {self.batch} examples of {self.queries} tokens, and which axis is "
-                "which cannot be told: trace one example at a time"
+                f"{self.path} was given {self.batch} examples of {self.queries} tokens, and its axes "
+                "cannot be distinguished: trace one example at a time"
             )
-        return found == {self.batch}
+        return batches == {self.batch}
 
     def _unchanged(self, copies: int) -> Tensor | None:
-        """What the layer gives when it is run on copies of its batch; None if that is not what it gave."""
+        """The layer's output on copies of its batch; None if it differs from the original output."""
 
         def same(path: str, value: Tensor) -> Tensor:
             del path
             return value
 
         try:
-            found = self._run(copies, same)
+            states = self._run(copies, same)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if copies > 1:
                 return None
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"{self.path} cannot be run again on what it was given ({line}): value zeroing needs layers "
+                f"{self.path} cannot be run again on the same inputs ({line}): value zeroing needs layers "
                 "that can run alone"
             ) from error
         whole = self.whole.repeat(copies, 1, 1).double()
-        far = torch.linalg.vector_norm(found.double() - whole, dim=-1)
+        far = torch.linalg.vector_norm(states.double() - whole, dim=-1)
         size = torch.linalg.vector_norm(whole, dim=-1)
         exact = self.whole.dtype in (torch.float32, torch.float64)
         if bool((far > (1e-3 if exact else 0.1) * size).any()):
             return None
-        return found[: self.batch]
+        return states[: self.batch]
 
-    def turned(self, call: CapturedAttention, tell: Callable[[int, int], None]) -> Tensor:
+    def distances_of(self, call: CapturedAttention, report: Callable[[int, int], None]) -> Tensor:
         """Cosine distance of each output when each key's values are zeroed, float64 (batch, query, key)."""
         keys = call.weights.shape[-1]
-        found = torch.zeros(self.batch, self.queries, keys, dtype=torch.float64)
+        distances = torch.zeros(self.batch, self.queries, keys, dtype=torch.float64)
         before = torch.nn.functional.normalize(self.whole.double(), dim=-1)
         for start in range(0, keys, self.copies):
             tokens = list(range(start, min(start + self.copies, keys)))
@@ -228,66 +228,66 @@ class _Again:
             after = self._run(len(tokens), zeroed).double().view(len(tokens), *before.shape)
             # 1 − cos(a, b) = ‖a/|a| − b/|b|‖² / 2, which is zero where nothing changed.
             apart = torch.nn.functional.normalize(after, dim=-1) - before
-            found[:, :, tokens] = (0.5 * apart.square().sum(dim=-1)).permute(1, 2, 0).cpu()
-            tell(tokens[-1] + 1, keys)
-        return found if call.visible is None else found.masked_fill(~call.visible, 0.0)
+            distances[:, :, tokens] = (0.5 * apart.square().sum(dim=-1)).permute(1, 2, 0).cpu()
+            report(tokens[-1] + 1, keys)
+        return distances if call.visible is None else distances.masked_fill(~call.visible, 0.0)
 
     def _run(self, copies: int, edit: Edit) -> Tensor:
-        """The layer's output, (copies · batch, query, width), with other values in its attention."""
-        return self._tokens(self._called(copies, edit), copies)
+        """The layer's output, (copies · batch, query, width), with edited values in its attention."""
+        return self._tokens(self._call_layer(copies, edit), copies)
 
-    def _called(self, copies: int, edit: Edit) -> Any:
+    def _call_layer(self, copies: int, edit: Edit) -> Any:
         self.watch.edit = edit
         try:
-            args, kwargs = self._copied(self.args, copies), self._copied(self.kwargs, copies)
+            args, kwargs = self._repeat_batch(self.args, copies), self._repeat_batch(self.kwargs, copies)
             with running_again(), torch.compiler.set_stance("force_eager"):
                 return self.module(*args, **kwargs)
         finally:
             self.watch.edit = None
 
-    def _copied(self, value: Any, copies: int) -> Any:
-        """Arguments with the batch repeated, where they have one."""
+    def _repeat_batch(self, value: Any, copies: int) -> Any:
+        """Arguments with the batch repeated, if they have one."""
         if copies == 1:
             return value
         if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == self.batch:
             if self.batch == 1:
                 return value.expand(copies, *value.shape[1:])
             return value.repeat(copies, *[1] * (value.dim() - 1))
-        return _mapped(value, lambda one: self._copied(one, copies))
+        return _map_entries(value, lambda entry: self._repeat_batch(entry, copies))
 
     def _tokens(self, output: Any, copies: int) -> Tensor:
         """The hidden states among what a layer returns, (copies · batch, query, width)."""
-        found = _states(output)
-        if found.dim() == 2 and self.batch == 1:
-            found = found.unsqueeze(1 if self.second else 0)  # without a batch axis
-        ordered = found.transpose(0, 1) if self.second and found.dim() == 3 else found
+        states = _states(output)
+        if states.dim() == 2 and self.batch == 1:
+            states = states.unsqueeze(1 if self.second else 0)  # without a batch axis
+        ordered = states.transpose(0, 1) if self.second and states.dim() == 3 else states
         if ordered.dim() == 3 and ordered.shape[:2] == (copies * self.batch, self.queries):
             return ordered
         raise ValueError(
-            f"{self.path} must give hidden states of shape ({self.batch}, {self.queries}, width) for value "
-            f"zeroing, got {tuple(found.shape)}"
+            f"{self.path} must return hidden states of shape ({self.batch}, {self.queries}, width) for value "
+            f"zeroing, got {tuple(states.shape)}"
         )
 
 
 def _states(output: Any) -> Tensor:
     """The hidden states among what a layer returns."""
-    found = output[0] if isinstance(output, tuple | list) and output else output
-    if not isinstance(found, Tensor):
-        raise ValueError(f"a layer must give hidden states for value zeroing, got {type(found).__name__}")
-    return found
+    states = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(states, Tensor):
+        raise ValueError(f"a layer must return hidden states for value zeroing, got {type(states).__name__}")
+    return states
 
 
 def _without_cache(value: Any) -> Any:
-    """Arguments without a cache of keys and values, to which a second run would add its own."""
+    """Arguments without a cache of keys and values, which a second run would extend."""
     if hasattr(value, "get_seq_length") and hasattr(value, "update"):
         return None
-    return _mapped(value, _without_cache)
+    return _map_entries(value, _without_cache)
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A function of each entry of a plain tuple, list or dict; anything else as it is."""
+def _map_entries(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply a function to each entry of a plain tuple, list or dict; anything else stays unchanged."""
     if type(value) is dict:
-        return {name: change(one) for name, one in value.items()}
+        return {name: change(entry) for name, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(change(one) for one in value)
+        return type(value)(change(entry) for entry in value)
     return value

@@ -1,4 +1,4 @@
-"""Figures of a trace for papers: one column or two wide, in vectors, with the numbers of the methods."""
+"""Figures of a trace for papers: vector graphics, one column or two wide."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from overt import _check
 from overt.tracing.result import Trace
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
-from overt.view.plots.request import Number, PlotRequest, ask
+from overt.view.plots.request import Number, PlotRequest, request_of
 from overt.view.plots.saving import check_path, save
-from overt.view.plots.sheet import Sheet, drawn
+from overt.view.plots.sheet import Sheet, draw_figure
 from overt.view.plots.style import WIDTHS
 
 if TYPE_CHECKING:
@@ -53,53 +53,53 @@ def plot(
 ) -> Figure:
     """Draw a trace; returns the figure, which `save` writes as .pdf, .svg or .png.
 
-    Padding and special tokens are left out, and colours scaled to what is shown. Layers and heads are counted
-    from 0 in arguments, as everywhere, and from 1 in pictures, as in papers.
+    Padding and special tokens are left out, and colours are scaled to what is shown. Layers and heads are
+    numbered from 0 in arguments, as everywhere, and from 1 in figures, as in papers.
 
     Views:
         "strip": what the query draws on, tokens across, layers up, methods side by side (Abnar & Zuidema,
-            figures 2 and 3); where tokens are many, one under the other.
-        "graph": layers as columns from the input on, tokens as rows; a line between columns l − 1 and l is
-            as dark as the method's value at layer l (figure 1), up to `layer`. With `query`, that node's
-            paths down from `layer`: a line carries what comes to its upper end times its weight, so that the
-            input's column has the rollout (of raw attention: the product without residuals). Flow has no
-            such paths, its values are lines to the input.
-        "heads": a map per layer and head, of a trace with heads=True; else a map per layer. One `layer` and
-            one `head` give that map, with its tokens.
-        "evolution": an evolving layer's own map, its convolution's and the fused one, layer by layer, of a
+            figures 2 and 3), or one under the other if there are many tokens.
+        "graph": layers as columns starting from the input, tokens as rows; the darkness of a line between
+            columns l − 1 and l is the method's value at layer l (figure 1), up to `layer`. With `query`, that
+            node's paths down from `layer`: a line carries what reaches its upper end times its weight, so
+            that the input's column has the rollout (for raw attention, the product without residuals). Flow
+            has no such paths; its values are lines to the input.
+        "heads": a map per layer and head, for a trace with heads=True; otherwise a map per layer. One `layer`
+            and one `head` give that map, with its tokens.
+        "evolution": an evolving layer's own map, its convolution's and the fused one, layer by layer, for a
             trace with parts=True.
         "uncertainty": mean and spread of a layer's map over posterior samples, and the mean of what the query
-            draws on with whiskers of one spread, of a trace with samples=….
+            draws on with whiskers of one spread, for a trace with samples=….
         "image": the patches that the query draws on over the picture, layer by layer.
         "cross": what each target token draws from each source token at a layer.
 
     Args:
-        trace: what `overt.trace` made.
+        trace: from `overt.trace`.
         view: one of the above.
-        example: of the batch.
-        query: whose attention; CLS by default, or the last token of a causal model or decoder.
-        layer: one or several, where a view shows several; all by default, or the last where it shows one. Of
-            "graph", one number: the uppermost layer, and with `query` the layer of its node.
-        head: the mean of all by default.
-        method: one that reads maps; by default "raw" for "cross", "rollout" for others. Of "strip",
-            the only one. "heads" and "evolution" show the maps themselves and take none.
-        methods: of "strip", side by side; by default all that read maps.
-        importances: of "strip": also what runs the model, blank-out and gradients, as bars beneath.
-        tokens: which tokens to show, as positions; by default all but padding and special ones.
+        example: which example of the batch.
+        query: whose attention to show; by default CLS, or the last token of a causal model or decoder.
+        layer: one layer, or several in views that show several; by default all, or the last in views that
+            show one. For "graph", one number: the uppermost layer, and with `query` the layer of its node.
+        head: one head or several; by default the mean of all.
+        method: one that reads maps; by default "raw" for "cross", "rollout" for others. For "strip", the only
+            method shown. "heads" and "evolution" show the maps themselves and take none.
+        methods: for "strip", side by side; by default all that read maps.
+        importances: for "strip": also the methods that run the model, blank-out and gradients, as bars below.
+        tokens: positions of the tokens to show; by default all but padding and special tokens.
         special: show special tokens too.
         columns: width of the figure, of one column (3.3 in) or two (6.9 in).
-        title: above all.
-        residual: of rollout and flow; by default what the trace's mixing implies.
+        title: above the figure.
+        residual: of rollout and flow; by default that of the trace's mixing.
         normalize: make each row of a method's values sum to one (before tokens are left out).
-        receptive_field: divide by what uniform attention gives.
+        receptive_field: divide by the values of uniform attention.
         target: of importances.
         unk: of importances.
-        figure: draw in this figure or subfigure, as it is, rather than in a new one; it should have a
-            constrained layout.
+        figure: draw in this existing figure or subfigure instead of a new one; it should have a constrained
+            layout.
     """
     _check.one_of("view", view, VIEWS)
-    asked = ask(trace, locals())
-    return drawn(lambda sheet: VIEWS[view](sheet, asked), columns, title, figure)
+    request = request_of(trace, locals())
+    return draw_figure(lambda sheet: VIEWS[view](sheet, request), columns, title, figure)
 
 
 def plot_compare(
@@ -110,14 +110,15 @@ def plot_compare(
     figure: Figure | SubFigure | None = None,
     **arguments: Any,
 ) -> Figure:
-    """Strips of several traces one under the other, each method on one scale, so that colours compare.
+    """Strips of several traces, one under the other, with one colour scale per method for all traces.
 
     Args:
         traces: names and traces.
         columns: width of the figure.
-        title: above all.
-        figure: draw there.
-        arguments: others of `plot` for "strip": example, query, layer, head, method, methods, importances, ….
+        title: above the figure.
+        figure: an existing figure to draw in.
+        arguments: other arguments of `plot` for "strip": example, query, layer, head, method, methods,
+            importances, ….
     """
     if not isinstance(traces, Mapping) or not traces:
         got = "an empty mapping" if isinstance(traces, Mapping) else type(traces).__name__
@@ -126,5 +127,5 @@ def plot_compare(
     if unknown := sorted(arguments.keys() - known.keys()):
         raise ValueError(f"plot_compare takes the arguments of a strip, got {', '.join(unknown)}")
     known["view"] = "compare"
-    rows = {str(name): ask(one, {**known, **arguments}) for name, one in traces.items()}
-    return drawn(lambda sheet: strip.draw_several(sheet, rows), columns, title, figure)
+    rows = {str(name): request_of(trace, {**known, **arguments}) for name, trace in traces.items()}
+    return draw_figure(lambda sheet: strip.draw_several(sheet, rows), columns, title, figure)

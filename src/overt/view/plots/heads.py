@@ -1,4 +1,4 @@
-"""A map per layer and head, or per layer; a single one with its tokens."""
+"""A map per layer and head, or per layer; a single map with its tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import INK, LEADING, SIZE, TALLEST, side, title
 from overt.view.plots.words import PLAIN, width
 
-WORDY = 4  # heads across that have room for more than their numbers
-SIDES, ENDS = 0.75, 0.5  # inches beside a grid, of numbers and colour bar, and above and beneath it
+WORDY = 4  # heads across with room for more than their numbers
+SIDES, ENDS = 0.75, 0.5  # inches beside a grid, for numbers and colour bar, and above and below it
 NUMBERS = 0.2  # inches of a column of layers' numbers
 TITLE = 0.14  # inches of a title
 
 Cells = dict[tuple[int, int], Tensor]  # by layer and head
 
 
-def draw(sheet: Sheet, asked: PlotRequest) -> None:
+def draw(sheet: Sheet, request: PlotRequest) -> None:
     """A grid of maps, or one map with its tokens."""
-    maps, layers, queries, words = asked.trace.maps, asked.layers, asked.queries, asked.query_words
+    maps, layers, queries, words = request.trace.maps, request.layers, request.queries, request.query_words
     each = maps[0].dim() == 4
-    # Asking for a head where there are none is refused.
-    heads = asked.heads(maps) if each or asked.head is not None else [0]
+    # Requesting a head where there are none is refused.
+    heads = request.heads(maps) if each or request.head is not None else [0]
     cells = {
         (layer, head): (maps[layer][0, head] if each else maps[layer][0])[queries][:, queries]
         for layer in layers
@@ -35,16 +35,16 @@ def draw(sheet: Sheet, asked: PlotRequest) -> None:
     }
     if len(cells) == 1:
         named = f"layer {layers[0] + 1}" + (f", head {heads[0] + 1}" if each else ", mean of heads")
-        draw_map(sheet, next(iter(cells.values())), words, words, asked.weights, named)
+        draw_map(sheet, next(iter(cells.values())), words, words, request.weights, named)
     elif each:
-        _draw_heads(sheet, asked, cells)
+        _draw_heads(sheet, request, cells)
     else:
-        _draw_means(sheet, asked, cells)
+        _draw_means(sheet, request, cells)
 
 
 @dataclass(frozen=True)
 class _Fold:
-    """Layers in rows, from top to bottom; in several columns of rows where they are too many for one."""
+    """Layers in rows, from top to bottom; in several columns of rows if they are too many for one."""
 
     columns: int
     down: int
@@ -53,13 +53,13 @@ class _Fold:
 
 
 def _room(sheet: Sheet) -> tuple[float, float]:
-    """Inches across and down that maps can have."""
+    """Inches across and down available for maps."""
     tall = TALLEST if sheet.own else float(sheet.figure.bbox.height / sheet.figure.dpi)
     return max(sheet.width - SIDES, 0.5), max(tall - ENDS, 0.5)
 
 
-def _folded(sheet: Sheet, layers: int, heads: int) -> _Fold:
-    """As few columns of rows as let maps be square."""
+def _fold(sheet: Sheet, layers: int, heads: int) -> _Fold:
+    """As few columns of rows as allow square maps."""
     across, tall = _room(sheet)
     for columns in range(1, layers + 1):
         down = math.ceil(layers / columns)
@@ -69,18 +69,18 @@ def _folded(sheet: Sheet, layers: int, heads: int) -> _Fold:
     return _Fold(math.ceil(layers / down), down, wide, min(wide, tall / down))
 
 
-def _draw_heads(sheet: Sheet, asked: PlotRequest, cells: Cells) -> None:
+def _draw_heads(sheet: Sheet, request: PlotRequest, cells: Cells) -> None:
     """Layers as rows, heads as columns, on one scale."""
-    layers, heads = asked.layers, asked.heads(asked.trace.maps)
-    fold = _folded(sheet, len(layers), len(heads))
+    layers, heads = request.layers, request.heads(request.trace.maps)
+    fold = _fold(sheet, len(layers), len(heads))
     grid = sheet.equal_grid(fold.down, fold.columns * len(heads))
     scale = scaled(list(cells.values()))
-    made: Any = None
+    cells_drawn: Any = None
     for place, layer in enumerate(layers):
         column, y = divmod(place, fold.down)
         for x, head in enumerate(heads):
             axes = sheet.figure.add_subplot(grid[y, column * len(heads) + x])
-            made = mesh(axes, cells[layer, head], scale, lined=False, among=len(cells))
+            cells_drawn = mesh(axes, cells[layer, head], scale, lined=False, among=len(cells))
             if x == 0:
                 _number_layer(axes, layer, y, fold, wordy=_wordy(fold, len(heads)))
                 if column == 0:
@@ -93,7 +93,7 @@ def _draw_heads(sheet: Sheet, asked: PlotRequest, cells: Cells) -> None:
         sheet.figure.supxlabel("head", fontsize=SIZE, color=INK)
     if not _wordy(fold, len(heads)):
         sheet.figure.supylabel("layer", fontsize=SIZE, color=INK)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.weights)
+    colour_bar(sheet, cells_drawn, sheet.figure.add_subplot(grid[:, -1]), request.weights)
 
 
 def _few(fold: _Fold, heads: int) -> bool:
@@ -108,12 +108,12 @@ def _wordy(fold: _Fold, heads: int) -> bool:
 
 
 def _every(room: float, label: float) -> int:
-    """Every how many-th number there is room for; a label's size is in font sizes."""
+    """The step between numbers that fit; a label's size is in font sizes."""
     return math.ceil(label * LEADING * SIZE / 72.0 / room)
 
 
 def _number_layer(axes: Any, layer: int, y: int, fold: _Fold, wordy: bool) -> None:
-    """A layer at the left of its row: in words, or by number alone, or every n-th number."""
+    """Label a layer at the left of its row: in words, by its number, or every n-th number."""
     if wordy:
         side(axes, f"layer {layer + 1}")
     elif y % _every(fold.tall, 1.0) == 0:
@@ -121,27 +121,27 @@ def _number_layer(axes: Any, layer: int, y: int, fold: _Fold, wordy: bool) -> No
         axes.yaxis.label.set(rotation=0, ha="right", va="center")
 
 
-def _draw_means(sheet: Sheet, asked: PlotRequest, cells: Cells) -> None:
-    """Layers in reading order, as many across as let maps be square."""
-    words = asked.query_words
+def _draw_means(sheet: Sheet, request: PlotRequest, cells: Cells) -> None:
+    """Layers in reading order, as many across as allow square maps."""
+    words = request.query_words
     wide, tall = _room(sheet)
-    across = min(len(cells), 3 * asked.columns)
+    across = min(len(cells), 3 * request.columns)
     while across < len(cells) and math.ceil(len(cells) / across) * (wide / across + TITLE) > tall:
         across += 1
     down = math.ceil(len(cells) / across)
     grid = sheet.equal_grid(down, across)
     scale = scaled(list(cells.values()))
-    wordy = (width(f"layer {len(asked.trace.maps)}") + 1.0) * PLAIN * SIZE <= wide / across * 72.0
-    made: Any = None
+    wordy = (width(f"layer {len(request.trace.maps)}") + 1.0) * PLAIN * SIZE <= wide / across * 72.0
+    cells_drawn: Any = None
     for place, ((layer, _), values) in enumerate(cells.items()):
         y, x = divmod(place, across)
         axes = sheet.figure.add_subplot(grid[y, x])
-        made = mesh(axes, values, scale, lined=False, among=len(cells))
+        cells_drawn = mesh(axes, values, scale, lined=False, among=len(cells))
         if x == 0:
             sheet.row(axes, 1.0, relative=True)
         title(axes, f"layer {layer + 1}" if wordy else str(layer + 1))
-        # Labels beneath a row that is not the last would part all rows.
+        # Labels below a row that is not the last would push all rows apart.
         label_rim(sheet, axes, words, left=x == 0, lowest=y == down - 1)
     if not wordy:
         sheet.figure.supxlabel("layer", fontsize=SIZE, color=INK)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.weights)
+    colour_bar(sheet, cells_drawn, sheet.figure.add_subplot(grid[:, -1]), request.weights)

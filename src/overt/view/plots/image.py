@@ -1,4 +1,4 @@
-"""The patches that the query draws on, layer by layer, over the picture where the trace has it."""
+"""The patches that the query draws on, layer by layer, over the picture if the trace has it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from overt.view.plots.sheet import Sheet
 from overt.view.plots.style import HIGHLIGHT, MORE, bare, title
 
 
-def draw(sheet: Sheet, asked: PlotRequest) -> None:
+def draw(sheet: Sheet, request: PlotRequest) -> None:
     """The picture, then a panel per layer."""
-    trace, method = asked.trace, asked.method or "rollout"
+    trace, method = request.trace, request.method or "rollout"
     if trace.grid is None or trace.image is None:
         raise ValueError(
             "image needs a trace of an image, got one without patches: overt.trace(model, picture)"
         )
-    patches = trace.patches(asked.values(method, queries=asked.query, layers=asked.layers)[:, 0])
+    patches = trace.patches(request.values(method, queries=request.query, layers=request.layers)[:, 0])
     picture = trace.picture
     shades, norm = scaled([patches])
     edges: dict[str, Any] = {"snap": True, "label": SEAMLESS}
     if picture is not None:
         shades = fading(HIGHLIGHT, MORE if norm.vmin else None, opacity=0.85)
         edges = {"edgecolors": "none", "linewidth": 0.0, "antialiased": False}
-    panels: list[int | None] = [*([] if picture is None else [None]), *range(len(asked.layers))]
-    most = 4 if asked.columns == 1 else 7
+    panels: list[int | None] = [*([] if picture is None else [None]), *range(len(request.layers))]
+    most = 4 if request.columns == 1 else 7
     across = math.ceil(len(panels) / math.ceil(len(panels) / most))
     grid = sheet.equal_grid(math.ceil(len(panels) / across), across)
     (height, width), (rows, columns) = trace.image, trace.grid
-    made: Any = None
+    cells_drawn: Any = None
     for place, layer in enumerate(panels):
         axes = sheet.figure.add_subplot(grid[divmod(place, across)])
         if place % across == 0:
@@ -41,18 +41,18 @@ def draw(sheet: Sheet, asked: PlotRequest) -> None:
             pixels = np.asarray(picture[0])
             pixels = pixels if layer is None else _greyed(pixels)
             axes.imshow(pixels, extent=(0, columns, rows, 0), interpolation="antialiased")
-        title(axes, "input" if layer is None else f"layer {asked.layers[layer] + 1}")
+        title(axes, "input" if layer is None else f"layer {request.layers[layer] + 1}")
         if layer is not None:
-            made = axes.pcolormesh(patches[layer].numpy(), cmap=shades, norm=norm, **edges)
-            made.set_rasterized(rows * columns > MOST_CELLS)
+            cells_drawn = axes.pcolormesh(patches[layer].numpy(), cmap=shades, norm=norm, **edges)
+            cells_drawn.set_rasterized(rows * columns > MOST_CELLS)
         bare(axes, columns, rows)
-        # A figure of our own gets the height that makes it so.
+        # A new figure gets the height that gives this aspect ratio.
         axes.set_aspect("auto" if sheet.own else height / width * columns / rows)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[:, -1]), asked.title(method))
+    colour_bar(sheet, cells_drawn, sheet.figure.add_subplot(grid[:, -1]), request.title(method))
 
 
 def _greyed(pixels: Any) -> Any:
-    """A picture pale and grey, for a highlight to stand out against."""
+    """A pale grey picture, against which highlights stand out."""
     grey = pixels[..., :3].astype(np.float64) @ np.array([0.299, 0.587, 0.114])
     pale = np.clip(90.0 + grey * (165.0 / 255.0), 0.0, 255.0).astype(np.uint8)
     return np.repeat(pale[..., None], 3, axis=-1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
 
-MOST_CELLS = 10_000  # drawn one by one; more become a picture, or files get too large to open
+MOST_CELLS = 10_000  # drawn one by one; more are rasterised, or files would get too large to open
 SEAMLESS = "_seamless"  # label of meshes whose cells touch
 TALLEST_CELL = 0.34  # inches
 
@@ -22,12 +22,12 @@ Scale = tuple["Colormap", "Normalize"]
 
 
 def scaled(values: Sequence[Tensor], colours: str = VALUES) -> Scale:
-    """From zero to the largest value; around zero where there are negative ones."""
+    """A scale from zero to the largest value; symmetric about zero if there are negative values."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
-    low = min((float(one.min()) for one in values), default=0.0)
-    high = max((float(one.max()) for one in values), default=0.0)
+    low = min((float(cells.min()) for cells in values), default=0.0)
+    high = max((float(cells.max()) for cells in values), default=0.0)
     if low < -1e-9:
         most = max(high, -low)
         return colormaps[SIGNED], Normalize(-most, most)
@@ -35,7 +35,7 @@ def scaled(values: Sequence[Tensor], colours: str = VALUES) -> Scale:
 
 
 def fading(above: str, below: str | None, opacity: float = 1.0) -> Colormap:
-    """From nothing at zero to a colour, and to another one below zero if there is anything below."""
+    """From transparent at zero to a colour, and to another colour for negative values, if given."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     shades = [(*to_rgb(above), 0.0), (*to_rgb(above), opacity)]
@@ -45,37 +45,39 @@ def fading(above: str, below: str | None, opacity: float = 1.0) -> Colormap:
 
 
 def mesh(axes: Axes, values: Tensor, scale: Scale, *, lined: bool, down: bool = True, among: int = 1) -> Any:
-    """A matrix, in cells that vector programs can take apart.
+    """A matrix as cells that vector graphics programs can edit.
 
     Args:
         axes: to draw in.
         values: (row, column).
         scale: of colours.
-        lined: white lines between cells.
-        down: the first row is on top.
+        lined: draw white lines between cells.
+        down: whether the first row is at the top.
         among: how many such matrices the figure has.
     """
     rows, columns = values.shape
     many = rows * columns * among > MOST_CELLS
     edges: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.4}
     edges = edges if lined else {"snap": True, "label": "_cells" if many else SEAMLESS}
-    made = axes.pcolormesh(values.numpy(), cmap=scale[0], norm=scale[1], **edges)
-    made.set_rasterized(many)
+    cells = axes.pcolormesh(values.numpy(), cmap=scale[0], norm=scale[1], **edges)
+    cells.set_rasterized(many)
     bare(axes, columns, rows, down)
-    return made
+    return cells
 
 
-def colour_bar(sheet: Sheet, made: Any, axes: Any, words: str | None = None, upright: bool = True) -> None:
+def colour_bar(
+    sheet: Sheet, mappable: Any, axes: Any, words: str | None = None, upright: bool = True
+) -> None:
     """A colour bar in its own axes, with the ends of the scale."""
     from matplotlib.colors import PowerNorm
 
-    bar = sheet.figure.colorbar(made, cax=axes, orientation="vertical" if upright else "horizontal")
-    axes.set_label("<colorbar>")  # as matplotlib calls those that it places itself
-    low, high = made.norm.vmin, made.norm.vmax
+    bar = sheet.figure.colorbar(mappable, cax=axes, orientation="vertical" if upright else "horizontal")
+    axes.set_label("<colorbar>")  # matplotlib's own label for colour bars
+    low, high = mappable.norm.vmin, mappable.norm.vmax
     ticks = [low, 0.0, high] if low < 0.0 else [low, high]
-    if isinstance(made.norm, PowerNorm):
+    if isinstance(mappable.norm, PowerNorm):
         ticks = [low, high / 16.0, high / 4.0, high]
-    bar.set_ticks(ticks, labels=[number(one) for one in ticks])
+    bar.set_ticks(ticks, labels=[number(tick) for tick in ticks])
     bar.outline.set(linewidth=0.5, edgecolor=SOFT)
     axes.tick_params(**TICKS, color=SOFT, labelcolor=INK)
     if upright:
@@ -100,9 +102,9 @@ def draw_map(
     """One matrix with tokens on both sides; returns its axes."""
     grid = sheet.equal_grid(1, 1)
     axes = sheet.figure.add_subplot(grid[0, 0])
-    made = mesh(axes, cells, scaled([cells]), lined=max(cells.shape) <= 40)
+    cells_drawn = mesh(axes, cells, scaled([cells]), lined=max(cells.shape) <= 40)
     title(axes, title_words)
-    colour_bar(sheet, made, sheet.figure.add_subplot(grid[0, 1]), bar_words)
+    colour_bar(sheet, cells_drawn, sheet.figure.add_subplot(grid[0, 1]), bar_words)
     rows, columns = cells.shape
     sheet.row(axes, rows / columns, relative=True, most=TALLEST_CELL * rows)
     sheet.panels.append(Panel(axes, across, down))
@@ -110,6 +112,6 @@ def draw_map(
 
 
 def label_rim(sheet: Sheet, axes: Any, words: list[str], left: bool, lowest: bool) -> None:
-    """Tokens beside and beneath a grid of maps, at axes that stand there."""
+    """Label a grid of maps at the left and at the bottom, on the axes there."""
     if left or lowest:
         sheet.panels.append(Panel(axes, words if lowest else None, words if left else None, most=2))

@@ -1,4 +1,4 @@
-"""What is asked of a figure: one example of a trace, its query, layers, heads and tokens, checked."""
+"""A request for a figure: one example of a trace, its query, layers, heads and tokens, checked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from overt.tracing.result import Spread, Trace
 from overt.view.plots.style import WIDTHS
 from overt.view.plots.words import word
 
-VIEWS_OF_METHODS = ("strip", "compare")  # which show several methods
-VIEWS_OF_MAPS = ("heads", "evolution")  # which show no method
+VIEWS_OF_METHODS = ("strip", "compare")  # show several methods
+VIEWS_OF_MAPS = ("heads", "evolution")  # show no method
 
 Number = int | Sequence[int] | None
 
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """One example, and what of it is to be seen; the numbers are checked and not negative."""
+    """One example, and what to show of it; all numbers are checked and not negative."""
 
     trace: Trace
     query: int
@@ -57,23 +57,23 @@ class PlotRequest:
     @property
     def queries(self) -> list[int]:
         """The shown tokens that are queries, as queries."""
-        found = [token - self.first for token in self.shown if token >= self.first]
-        if not found:
-            raise ValueError(f"tokens must hold some of the queries, which begin at {self.first}")
-        return found
+        queries = [token - self.first for token in self.shown if token >= self.first]
+        if not queries:
+            raise ValueError(f"tokens must include queries, which begin at {self.first}")
+        return queries
 
     def words_of(self, tokens: Sequence[int]) -> list[str]:
-        """Tokens in words."""
+        """Names of some tokens."""
         return [word(self.trace.tokens[0][token]) for token in tokens]
 
     @property
     def words(self) -> list[str]:
-        """The tokens that are shown."""
+        """Names of the shown tokens."""
         return self.words_of(self.shown)
 
     @property
     def query_words(self) -> list[str]:
-        """The shown tokens that are queries."""
+        """Names of the shown tokens that are queries."""
         return self.words_of([self.first + query for query in self.queries])
 
     @property
@@ -83,37 +83,37 @@ class PlotRequest:
 
     @property
     def weights(self) -> str:
-        """What the maps hold, in words."""
+        """Title of what the maps hold."""
         return self.trace.mixing_kind.title
 
     def title(self, method: str) -> str:
-        """What a method's values are, in words."""
+        """Title of a method's values."""
         return self.trace.mixing_kind.titled(method_of(method).title)
 
     @property
     def layers(self) -> list[int]:
-        """The layers that are asked for; all by default."""
+        """The requested layers; all by default."""
         return numbers("layer", self.layer, len(self.trace.maps))
 
     def one_layer(self, view: str) -> int:
-        """The one layer of a view that has no more; the last by default."""
-        found = [len(self.trace.maps) - 1] if self.layer is None else self.layers
-        if len(found) != 1:
+        """The layer of a view that shows only one; the last by default."""
+        layers = [len(self.trace.maps) - 1] if self.layer is None else self.layers
+        if len(layers) != 1:
             raise ValueError(f"layer must be one number for view={view!r}, got {self.layer!r}")
-        return found[0]
+        return layers[0]
 
     def heads(self, maps: Sequence[Tensor | None]) -> list[int]:
-        """The heads that are asked for; all by default."""
-        kept = next(cells for cells in maps if cells is not None)
-        if kept.dim() != 4:
+        """The requested heads; all by default."""
+        cells = next(cells for cells in maps if cells is not None)
+        if cells.dim() != 4:
             raise ValueError(
                 f"head={self.head!r} needs the maps of single heads, which were not kept: "
                 "overt.trace(…, heads=True)"
             )
-        return numbers("head", self.head, kept.shape[1])
+        return numbers("head", self.head, cells.shape[1])
 
     @property
-    def given(self) -> dict[str, Any]:
+    def method_arguments(self) -> dict[str, Any]:
         """The arguments of a method, with its heads."""
         if self.head is None:
             return self.arguments
@@ -121,85 +121,91 @@ class PlotRequest:
 
     def values(self, method: str, **more: Any) -> Tensor:
         """A method's result for this example, (layer, query, token)."""
-        given = method_of(method).fitting({**self.given, **more})
-        return self.trace.read(method, **given)[0]
+        options = method_of(method).fitting({**self.method_arguments, **more})
+        return self.trace.read(method, **options)[0]
 
     def spread(self, method: str, **more: Any) -> Spread:
         """Mean and spread of a method's result over posterior samples."""
-        return self.trace.spread(method, **method_of(method).fitting({**self.given, **more}))
+        return self.trace.spread(method, **method_of(method).fitting({**self.method_arguments, **more}))
 
 
-def ask(trace: Trace, given: Mapping[str, Any]) -> PlotRequest:
+def request_of(trace: Trace, arguments: Mapping[str, Any]) -> PlotRequest:
     """Check the arguments that the views share."""
     if not isinstance(trace, Trace):
-        raise TypeError(f"trace must be a Trace, as overt.trace makes them, got {type(trace).__name__}")
-    _check.one_of("columns", given["columns"], WIDTHS)
-    one = trace[_one("example", given["example"], len(trace))]
-    methods = _methods(one, given)
-    queries, total = one.maps[0].shape[-2], one.mask.shape[1]
-    query = one.main_queries()[0] if given["query"] is None else _one("query", given["query"], queries)
-    if given["query"] is not None:
-        _check_real(one, query, given["example"])
-    if given["tokens"] is not None:
-        shown = sorted(set(numbers("tokens", given["tokens"], total)))
+        raise TypeError(f"trace must be a Trace from overt.trace, got {type(trace).__name__}")
+    _check.one_of("columns", arguments["columns"], WIDTHS)
+    example = trace[_single("example", arguments["example"], len(trace))]
+    methods = _methods(example, arguments)
+    queries, total = example.maps[0].shape[-2], example.mask.shape[1]
+    query = (
+        example.main_queries()[0]
+        if arguments["query"] is None
+        else _single("query", arguments["query"], queries)
+    )
+    if arguments["query"] is not None:
+        _check_real(example, query, arguments["example"])
+    if arguments["tokens"] is not None:
+        shown = sorted(set(numbers("tokens", arguments["tokens"], total)))
     else:
-        real = one.mask[0]
-        plain = real if given["special"] else real & ~one.special[0]
-        # Where all is special there is nothing else to show.
+        real = example.mask[0]
+        plain = real if arguments["special"] else real & ~example.special[0]
+        # If all tokens are special, show them.
         shown = (plain if bool(plain.any()) else real).nonzero().flatten().tolist()
-    layer: Any = given["layer"]
-    numbers("layer", layer, len(one.maps))
+    layer: Any = arguments["layer"]
+    numbers("layer", layer, len(example.maps))
     same = ("head", "method", "importances", "target", "unk", "columns")
     return PlotRequest(
-        trace=one,
+        trace=example,
         query=query,
-        named=given["query"] is not None,
+        named=arguments["query"] is not None,
         layer=layer.tolist() if hasattr(layer, "tolist") else layer,
         methods=methods,
         shown=shown,
-        arguments={name: given[name] for name in ("residual", "normalize", "receptive_field")},
-        **{name: given[name] for name in same},
+        arguments={name: arguments[name] for name in ("residual", "normalize", "receptive_field")},
+        **{name: arguments[name] for name in same},
     )
 
 
-def _methods(trace: Trace, given: Mapping[str, Any]) -> list[str]:
-    """The methods to show side by side; one that is named alone is all of them."""
-    method, view, known = given["method"], given["view"], methods("maps")
-    asked = given["methods"]
-    if asked is None:
-        several = [name for name, one in known.items() if trace.why_not(one) is None]
+def _methods(trace: Trace, arguments: Mapping[str, Any]) -> list[str]:
+    """The methods to show side by side; only `method` if it is given."""
+    method, view, known = arguments["method"], arguments["view"], methods("maps")
+    requested = arguments["methods"]
+    if requested is None:
+        several = [name for name, reader in known.items() if trace.why_not(reader) is None]
     else:
-        several = [asked] if isinstance(asked, str) else list(asked)
+        several = [requested] if isinstance(requested, str) else list(requested)
     if not several:
         raise ValueError(f"methods must name at least one of {', '.join(known)}, got none")
-    for one in several:
-        method_of(one, known, "methods")
+    for name in several:
+        method_of(name, known, "methods")
     if method is None:
         return several
     method_of(method, known)
     if view in VIEWS_OF_MAPS:
-        raise ValueError(f"view={view!r} shows the maps themselves, of no method; got method={method!r}")
+        raise ValueError(
+            f"view={view!r} shows the maps themselves and takes no method, got method={method!r}"
+        )
     if view not in VIEWS_OF_METHODS:
         return several
-    if asked is not None and several != [method]:
-        raise ValueError(f"method or methods, not both: got method={method!r} and methods={several}")
+    if requested is not None and several != [method]:
+        raise ValueError(f"give method or methods, not both: got method={method!r} and methods={several}")
     return [method]
 
 
-def _check_real(one: Trace, query: int, example: int) -> None:
-    """Refuse padding as a query: all its values are zeros."""
-    real = one.mask[0, -one.maps[0].shape[-2] :]
+def _check_real(trace: Trace, query: int, example: int) -> None:
+    """Refuse padding as a query: all its values are zero."""
+    real = trace.mask[0, -trace.maps[0].shape[-2] :]
     if not bool(real[query]):
-        kept = real.nonzero().flatten().tolist()
+        positions = real.nonzero().flatten().tolist()
         raise ValueError(
             f"query {query} is padding in example {example}; "
-            + (f"its tokens are {kept[0]} to {kept[-1]}" if kept else "it has no tokens")
+            + (f"its tokens are {positions[0]} to {positions[-1]}" if positions else "it has no tokens")
         )
 
 
-def _one(name: str, asked: Any, count: int) -> int:
+def _single(name: str, selection: Any, count: int) -> int:
     """One position along an axis."""
-    found = numbers(name, asked, count)
-    if len(found) != 1:
-        raise ValueError(f"{name} must be one number, got {asked!r}")
-    return found[0]
+    positions = numbers(name, selection, count)
+    if len(positions) != 1:
+        raise ValueError(f"{name} must be one number, got {selection!r}")
+    return positions[0]

@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Writing figures to files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FORMATS = (".pdf", ".svg", ".png")
 
 
 def save(figure: Figure, path: str | Path, dpi: float = 300.0) -> None:
-    """Write a figure whole or not at all; text stays text in .pdf and .svg, and equal figures equal files.
+    """Write a figure atomically; text stays text in .pdf and .svg, and equal figures give equal files.
 
-    Letters that no installed font has are boxes in .png and .pdf; an .svg leaves them to its reader's fonts.
+    Letters that no installed font has become boxes in .png and .pdf; in .svg, the reader's fonts are used.
 
     Args:
-        figure: what `plot` made, or any other.
-        path: ends in .pdf, .svg or .png.
-        dpi: of .png, and of what is a picture inside the others.
+        figure: from `plot`, or any other.
+        path: must end in .pdf, .svg or .png.
+        dpi: of .png, and of raster images inside the others.
     """
     need("matplotlib", "view")
     from matplotlib import rc_context
@@ -43,7 +43,7 @@ def save(figure: Figure, path: str | Path, dpi: float = 300.0) -> None:
 
 
 def check_path(name: str, path: str | Path) -> Path:
-    """Refuse a path that no figure can be written to."""
+    """Refuse a path to which no figure can be written."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{name} must end in {', '.join(FORMATS)}, got {path}")
@@ -52,10 +52,10 @@ def check_path(name: str, path: str | Path) -> Path:
 
 @contextmanager
 def _seamless(figure: Figure, kind: str) -> Iterator[None]:
-    """Let cells overlap by a hair in vectors, whose viewers smooth edges and so would show seams."""
+    """Let cells overlap slightly in vector formats, whose viewers smooth edges and would show seams."""
     from matplotlib.collections import QuadMesh
 
-    meshes = [one for one in figure.findobj(QuadMesh) if one.get_label() == SEAMLESS and kind != ".png"]
+    meshes = [mesh for mesh in figure.findobj(QuadMesh) if mesh.get_label() == SEAMLESS and kind != ".png"]
     try:
         for mesh in meshes:
             mesh.set(edgecolor="face", linewidth=0.1)

@@ -1,4 +1,4 @@
-"""A figure whose height follows from what is in it, and whose labels from the room there is."""
+"""A figure whose height depends on its contents, and whose labels depend on the available room."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ PAD = 0.02  # inches around axes
 
 @dataclass
 class Panel:
-    """Axes with words along their sides; the first token is at the left, or on top."""
+    """Axes with tokens along their sides; the first token is at the left, or at the top."""
 
     axes: Any
     across: list[str] | None = None
     down: list[str] | None = None
     strong: tuple[int | None, int | None] = (None, None)  # places of the query, across and down
-    most: int = 10_000  # every so many-th label at most is worth having
+    most: int = 10_000  # no labels if only every n-th fits, for n above this
 
 
 @dataclass
 class Sheet:
-    """A figure in the making.
+    """A figure under construction.
 
     Attributes:
         figure: where to draw.
-        own: whether its height is ours to choose.
-        panels: whose labels wait for their sizes.
-        rows: for each row of the grid an axes and the height wanted: in inches, or in widths of the axes but
-            at most so many inches.
-        bars: upright colour bars whose words wait for their sizes.
+        own: whether this module may choose its height.
+        panels: panels to be labelled once their sizes are known.
+        rows: for each row of the grid, its axes and requested height: in inches, or relative to the width of
+            the axes up to a maximum in inches.
+        bars: upright colour bars to be labelled once their sizes are known.
         spec: the grid.
     """
 
@@ -55,16 +55,16 @@ class Sheet:
         return float(self.figure.bbox.width / self.figure.dpi)
 
     def grid(self, heights: Sequence[float], widths: Sequence[float]) -> Any:
-        """Places for axes; heights and widths are inches, at least in proportion."""
+        """A grid for axes; heights and widths are in inches, or proportional to inches."""
         self.spec = self.figure.add_gridspec(
             len(heights), len(widths), height_ratios=heights, width_ratios=widths
         )
         return self.spec
 
     def equal_grid(self, down: int, across: int) -> Any:
-        """Places for equal panels, and a last column for a colour bar."""
+        """A grid for equal panels, with a last column for a colour bar."""
         if self.own:
-            # Titles alone would fill what is lower, and nothing be laid out.
+            # Titles alone would fill a lower figure, and the layout would fail.
             self.figure.set_figheight(max(self.figure.get_figheight(), 0.5 * down))
             pad = min(PAD, 0.1 * self.width / across)
             self.figure.get_layout_engine().set(w_pad=pad, h_pad=pad)
@@ -72,57 +72,57 @@ class Sheet:
         return self.grid([1.0] * down, [1.0] * across + [thin])
 
     def row(self, axes: Any, height: float, relative: bool = False, most: float = TALLEST) -> None:
-        """Want a height for the row of these axes."""
+        """Request a height for the row of these axes."""
         self.rows.append((axes, height, relative, most))
 
     def settle(self) -> None:
-        """Choose the height, then write what has room."""
+        """Choose the height, then write the labels that have room."""
         written = [_label(panel, *self._rooms(panel.axes)) for panel in self.panels]
         tall = [self._rooms(axes)[1] for axes in self.bars]
         for _ in range(2 if self.own else 0):
-            wanted = self._resize()
+            heights = self._resize()
             before = written
             written = [
-                _label(panel, _inches(panel.axes)[0], _within(panel.axes, wanted)) for panel in self.panels
+                _label(panel, _inches(panel.axes)[0], _within(panel.axes, heights)) for panel in self.panels
             ]
-            tall = [_within(axes, wanted) for axes in self.bars]
-            if written == before:  # else labels that turned want another height
+            tall = [_within(axes, heights) for axes in self.bars]
+            if written == before:  # otherwise rotated labels need another height
                 break
         for axes, height in zip(self.bars, tall, strict=True):
             words = axes.get_ylabel()
             room = height * 72.0 / SIZE
             options = (words, words.removeprefix("attention "), wrapped(words, room), "")
-            fitting = (one for one in options if max(map(width, one.split("\n"))) * PLAIN <= room)
+            fitting = (text for text in options if max(map(width, text.split("\n"))) * PLAIN <= room)
             axes.set_ylabel(next(fitting))
 
     def _resize(self) -> list[float]:
-        """Give the figure the height that its rows want; returns theirs, in inches."""
+        """Give the figure the height that its rows request; returns the rows' heights in inches."""
         root = self.figure
         with missing_letters_pass():
             root.get_layout_engine().execute(root)
-        # What is not axes is as high as it is, whatever the figure's height.
+        # Everything but the axes keeps its height, whatever the figure's height.
         between = root.get_figheight() - sum(_inches(axes)[1] for axes, *_ in self.rows)
-        wanted = [
+        heights = [
             min(height * _inches(axes)[0], most) if relative else height
             for axes, height, relative, most in self.rows
         ]
-        part = min(1.0, (TALLEST - between) / sum(wanted))
-        wanted = [part * height for height in wanted]
-        root.set_figheight(between + sum(wanted))
-        self.spec.set_height_ratios(wanted)
-        return wanted
+        part = min(1.0, (TALLEST - between) / sum(heights))
+        heights = [part * height for height in heights]
+        root.set_figheight(between + sum(heights))
+        self.spec.set_height_ratios(heights)
+        return heights
 
     def _rooms(self, axes: Any) -> tuple[float, float]:
-        """About how wide and high axes will be, before any layout."""
+        """Approximate width and height of axes before layout."""
         spec = axes.get_subplotspec()
         across, down = spec.get_gridspec().get_width_ratios(), spec.get_gridspec().get_height_ratios()
-        own = (sum(across[spec.colspan.start : spec.colspan.stop]) / sum(across)) * self.width * 0.8
+        wide = (sum(across[spec.colspan.start : spec.colspan.stop]) / sum(across)) * self.width * 0.8
         tall = sum(down[spec.rowspan.start : spec.rowspan.stop]) / sum(down)
-        return own, tall * float(self.figure.bbox.height / self.figure.dpi) * 0.8
+        return wide, tall * float(self.figure.bbox.height / self.figure.dpi) * 0.8
 
 
 def _within(axes: Any, heights: Sequence[float]) -> float:
-    """How high axes are, where rows of the grid have these heights."""
+    """Height of axes, given the heights of the grid's rows."""
     rows = axes.get_subplotspec().rowspan
     return sum(heights[rows.start : rows.stop])
 
@@ -133,10 +133,10 @@ def _inches(axes: Any) -> tuple[float, float]:
 
 
 def _label(panel: Panel, wide: float, tall: float) -> list[tuple[float, bool]]:
-    """Write tokens along the sides: every one, or every n-th where they would run into each other.
+    """Write tokens along the sides: every token, or every n-th if they would overlap.
 
     Returns:
-        For each side that has tokens, font size and whether they are level.
+        For each side that has tokens, the font size and whether they are horizontal.
     """
     chosen = []
     for name, words, room, strong in (
@@ -160,7 +160,7 @@ def _label(panel: Panel, wide: float, tall: float) -> list[tuple[float, bool]]:
     return chosen
 
 
-def drawn(
+def draw_figure(
     draw: Callable[[Sheet], None], columns: int, title: str | None, figure: Figure | SubFigure | None
 ) -> Figure:
     """Draw on a new sheet, or in the caller's figure."""
@@ -178,6 +178,6 @@ def drawn(
     if title is not None:
         place.suptitle(title, fontsize=SIZE + 1.0, color=INK, **plainly(title))
     sheet.settle()
-    found = place.figure
-    assert isinstance(found, Figure)
-    return found
+    root = place.figure
+    assert isinstance(root, Figure)
+    return root

@@ -11,34 +11,34 @@ from overt.view.plots.style import INK, SIZE, SPREADS, TICKS, VALUES, side, titl
 from overt.view.plots.words import wrapped
 
 
-def draw(sheet: Sheet, asked: PlotRequest) -> None:
-    """Two maps, and bars with whiskers: beside them in two columns, beneath in one."""
-    trace, method = asked.trace, asked.method or "rollout"
+def draw(sheet: Sheet, request: PlotRequest) -> None:
+    """Two maps, and bars with whiskers: next to them in two columns, below them in one."""
+    trace, method = request.trace, request.method or "rollout"
     if not trace.draws:
         raise ValueError("uncertainty needs posterior samples: overt.trace(…, samples=20)")
-    layer, queries, down = asked.one_layer("uncertainty"), asked.queries, asked.query_words
-    maps = asked.spread("raw", layers=layer)
-    row = asked.spread(method, queries=asked.query, layers=layer)
-    wide = asked.columns == 2
+    layer, queries, down = request.one_layer("uncertainty"), request.queries, request.query_words
+    maps = request.spread("raw", layers=layer)
+    row = request.spread(method, queries=request.query, layers=layer)
+    wide = request.columns == 2
     grid = sheet.grid([1.0], [1.4, 1.4, 1.9]) if wide else sheet.grid([1.1, 1.0], [1.0, 1.0])
-    panels = ((f"mean {asked.weights}", maps.mean, VALUES), ("its spread", maps.spread, SPREADS))
+    panels = ((f"mean {request.weights}", maps.mean, VALUES), ("its spread", maps.spread, SPREADS))
     for place, (words, values, colours) in enumerate(panels):
-        cells = values[0, 0][queries][:, asked.shown]
+        cells = values[0, 0][queries][:, request.shown]
         axes = sheet.figure.add_subplot(grid[0, place])
-        made = mesh(axes, cells, scaled([cells], colours), lined=False)
+        cells_drawn = mesh(axes, cells, scaled([cells], colours), lined=False)
         title(axes, wrapped(words, sheet.width * (0.22 if wide else 0.33) * 72.0 / SIZE))
-        colour_bar(sheet, made, axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
+        colour_bar(sheet, cells_drawn, axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
         if place == 0:
             side(axes, f"layer {layer + 1}")
             sheet.row(axes, cells.shape[0] / cells.shape[1], relative=True)
-        sheet.panels.append(Panel(axes, asked.words, down if place == 0 else None))
+        sheet.panels.append(Panel(axes, request.words, down if place == 0 else None))
     axes = sheet.figure.add_subplot(grid[0, 2] if wide else grid[1, :])
-    _whiskers(axes, *(values[0, 0, 0, asked.shown].tolist() for values in (row.mean, row.spread)))
+    _whiskers(axes, *(values[0, 0, 0, request.shown].tolist() for values in (row.mean, row.spread)))
     title(axes, f"mean ± one spread of {len(trace.draws)} samples")
-    side(axes, f"{method} of {asked.name}")
+    side(axes, f"{method} of {request.name}")
     if not wide:
         sheet.row(axes, 0.95)
-    sheet.panels.append(Panel(axes, asked.words, None, (asked.strong, None)))
+    sheet.panels.append(Panel(axes, request.words, None, (request.strong, None)))
 
 
 def _whiskers(axes: Any, values: list[float], spreads: list[float]) -> None:

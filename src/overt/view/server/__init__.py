@@ -1,7 +1,7 @@
-"""A local server: one types a sentence, or drops an image, and sees the trace. `app` makes it.
+"""A local server: type a sentence, or drop an image, and see the trace. `app` makes it.
 
-A request names one of the models that were given at start, and nothing else: no path, no address, no code.
-Pages from elsewhere cannot read its answers, and what is sent is held to `Limits`.
+A request names one of the models given at start, and nothing else: no path, no address, no code. Pages from
+other origins cannot read its answers, and requests are limited by `Limits`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from overt._extras import need
 from overt.tracing.methods.method import methods
 from overt.tracing.mixing.mixing import mixings
 from overt.view.index import method_entry
-from overt.view.server.asks import FORMATS, Ask, from_image, from_json, made, picture_key
 from overt.view.server.http import (
     LINGER_SECONDS,
     Answer,
@@ -27,13 +26,21 @@ from overt.view.server.http import (
     Receive,
     Scope,
     Send,
+    json_answer,
     refusal,
-    said,
     send,
 )
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
 from overt.view.server.metrics import TYPE, Metrics
 from overt.view.server.page import HEADERS, NOTHING, shell
+from overt.view.server.trace_request import (
+    FORMATS,
+    TraceRequest,
+    from_image,
+    from_json,
+    picture_key,
+    trace_answer,
+)
 from overt.view.server.work import Work
 
 if TYPE_CHECKING:
@@ -47,12 +54,12 @@ Handler = Callable[[HttpRequest], Awaitable[Answer]]
 
 
 class Serving:
-    """What the server knows and does; `app` puts it behind addresses.
+    """The server's state and handlers; `app` adds the routes.
 
     Args:
         models: by name.
-        limits: of requests.
-        threads: of torch in each worker; None leaves them as they are.
+        limits: limits of requests.
+        threads: of torch in each worker; None leaves the number as it is.
     """
 
     def __init__(self, models: Mapping[str, Served], limits: Limits, threads: int | None = None) -> None:
@@ -70,20 +77,20 @@ class Serving:
         self.stopping = False
 
     def stop(self) -> None:
-        """Begin to end: what runs is finished, what waits is told, nothing new is taken."""
+        """Begin to shut down: finish running work, refuse waiting and new requests."""
         self.stopping = True
         self.bodies.stop()
         self.work.stop()
 
-    async def front(self, asked: HttpRequest) -> Answer:
+    async def front(self, request: HttpRequest) -> Answer:
         """GET /"""
-        del asked
+        del request
         headers = {"Content-Security-Policy": self.shell.policy}
         return Answer(self.shell.body, "text/html; charset=utf-8", headers=headers)
 
-    async def list_models(self, asked: HttpRequest) -> Answer:
+    async def list_models(self, request: HttpRequest) -> Answer:
         """GET /api/models"""
-        del asked
+        del request
         limits = {
             "tokens": self.limits.tokens,
             "characters": self.limits.characters,
@@ -93,19 +100,19 @@ class Serving:
         models = [served.about() for served in self.models.values()]
         about = {
             "models": models,
-            "methods": [method_entry(one) for one in methods().values()],
+            "methods": [method_entry(method) for method in methods().values()],
             "mixings": [
-                {"name": name, "title": one.title, "passes": one.passes, "cost": one.cost}
-                for name, one in mixings().items()
+                {"name": name, "title": mixing.title, "passes": mixing.passes, "cost": mixing.cost}
+                for name, mixing in mixings().items()
             ],
             "images": list(FORMATS),
             "limits": limits,
         }
-        return said(about)
+        return json_answer(about)
 
-    async def health(self, asked: HttpRequest) -> Answer:
+    async def health(self, request: HttpRequest) -> Answer:
         """GET /health"""
-        del asked
+        del request
         facts = {
             "status": "stopping" if self.stopping else "ok",
             "models": len(self.models),
@@ -113,53 +120,55 @@ class Serving:
             "running": self.work.running,
             "uptime": round(time.monotonic() - self.began, 1),
         }
-        return said(facts, 503 if self.stopping else 200)
+        return json_answer(facts, 503 if self.stopping else 200)
 
-    async def show_metrics(self, asked: HttpRequest) -> Answer:
+    async def show_metrics(self, request: HttpRequest) -> Answer:
         """GET /metrics"""
-        del asked
+        del request
         text = self.metrics.text(
             {
                 "in_progress": (self.metrics.in_progress, "Requests being answered."),
-                "queue": (self.work.waiting, "Traces that wait for their turn."),
-                "running": (self.work.running, "Traces being made."),
-                "cache_entries": (len(self.work.cache), "Answers kept."),
-                "cache_bytes": (self.work.cache.size, "Bytes of the answers kept."),
+                "queue": (self.work.waiting, "Traces waiting in the queue."),
+                "running": (self.work.running, "Traces being computed."),
+                "cache_entries": (len(self.work.cache), "Cached answers."),
+                "cache_bytes": (self.work.cache.size, "Bytes of cached answers."),
                 "held_bytes": (self.bodies.held, "Bytes of requests being read or waiting."),
             }
         )
         return Answer(text.encode(), TYPE)
 
-    async def picture(self, asked: HttpRequest) -> Answer:
-        """GET /api/picture?name=…, the answer to an image that somebody sent before."""
-        kept = self.work.cache.get(picture_key(asked.query().get("name", "")))
-        if kept is None:
-            line = "this picture is no longer kept: the server keeps what was asked last, until it is stopped"
+    async def picture(self, request: HttpRequest) -> Answer:
+        """GET /api/picture?name=…: the answer for an image that was sent earlier."""
+        answer = self.work.cache.get(picture_key(request.query().get("name", "")))
+        if answer is None:
+            line = "this picture is no longer cached: the server keeps recent answers until it is stopped"
             raise RefusedError(404, f"{line}; drop the image again")
-        return Answer(kept)
+        return Answer(answer)
 
-    async def trace(self, asked: HttpRequest) -> Answer:
+    async def trace(self, request: HttpRequest) -> Answer:
         """POST /api/trace"""
-        _check_origin(asked)
+        _check_origin(request)
         if self.stopping:
             raise RefusedError(503, "the server is shutting down", 5, close=True)
-        image = asked.kind in FORMATS
-        if not image and asked.kind != "application/json":
+        image = request.kind in FORMATS
+        if not image and request.kind != "application/json":
             allowed = ", ".join(("application/json", *FORMATS))
             raise RefusedError(415, f"Content-Type must be one of {allowed}", close=True)
         most = self.limits.image_bytes if image else self.limits.text_bytes
-        with self.bodies.reading(asked, most) as read:
+        with self.bodies.reading(request, most) as read:
             body = await read()
             if image:
-                ask = from_image(body, asked.kind, asked.query(), self.models, self.limits)
+                trace_request = from_image(body, request.kind, request.query(), self.models, self.limits)
             else:
-                ask = from_json(body, self.models, self.limits)
+                trace_request = from_json(body, self.models, self.limits)
             del body
-            return Answer(await self._answer(ask, asked))
+            return Answer(await self._answer(trace_request, request))
 
-    async def _answer(self, ask: Ask, asked: HttpRequest) -> bytes:
+    async def _answer(self, trace_request: TraceRequest, request: HttpRequest) -> bytes:
         limits = self.limits
-        return await self.work.result(ask.key(), lambda wanted: made(ask, limits, wanted), asked.left)
+        return await self.work.result(
+            trace_request.key(), lambda wanted: trace_answer(trace_request, limits, wanted), request.left
+        )
 
 
 def app(
@@ -170,14 +179,14 @@ def app(
     addresses: bool = False,
     threads: int | None = None,
 ) -> Starlette:
-    """The application, for any ASGI server. `app(…).state.serving.stop()` begins its end.
+    """The application, for any ASGI server. `app(…).state.serving.stop()` begins its shutdown.
 
     Args:
         models: name → model, the only ones that requests can reach.
-        limits: of requests; the usual ones where None.
-        hosts: names that a request's Host header may have, so that no page from elsewhere can reach a server
-            on this machine under a name of its own; None for any.
-        addresses: whether a Host in numbers will do as well: no page from elsewhere has that for its name.
+        limits: limits of requests; the defaults if None.
+        hosts: names that a request's Host header may have, so that no page from another origin can reach a
+            server on this machine under its own name; None for any.
+        addresses: whether to accept a numeric Host too, which no page from another origin can have.
         threads: of torch in each worker.
     """
     need("starlette", "view")
@@ -195,7 +204,7 @@ def app(
         ("/health", "GET", serving.health),
         ("/metrics", "GET", serving.show_metrics),
     ]
-    made = Starlette(
+    application = Starlette(
         routes=[Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
         middleware=[
             Middleware(
@@ -206,12 +215,12 @@ def app(
                 routes=frozenset(path for path, *_ in routes),
             )
         ],
-        # Starlette's own words are plain text; ours are JSON, and the guard says them.
+        # Starlette's own errors are plain text; ours are JSON, and the guard sends them.
         exception_handlers={HTTPException: _no_route},
     )
-    made.router.redirect_slashes = False  # an address that is not there is not there
-    made.state.serving = serving
-    return made
+    application.router.redirect_slashes = False  # an unknown address is a 404, not a redirect
+    application.state.serving = serving
+    return application
 
 
 class _Endpoint:
@@ -221,17 +230,17 @@ class _Endpoint:
         self.handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, sending: Send) -> None:
-        asked = HttpRequest(scope, receive)
-        await send(await self.handler(asked), asked, sending)
+        request = HttpRequest(scope, receive)
+        await send(await self.handler(request), request, sending)
 
 
 def _no_route(request: Any, error: Any) -> Any:
-    lines = {404: "there is nothing at this address", 405: f"{request.method[:10]!a} is not done here"}
-    raise RefusedError(error.status_code, lines.get(error.status_code, "this cannot be done"), close=True)
+    lines = {404: "there is nothing at this address", 405: f"{request.method[:10]!a} is not allowed here"}
+    raise RefusedError(error.status_code, lines.get(error.status_code, "this is not supported"), close=True)
 
 
 class _Guard:
-    """Around everything: who may ask, headers of every answer, counts, and no traceback for anybody."""
+    """Wraps every request: checks the host, adds headers, counts requests, hides tracebacks."""
 
     def __init__(
         self,
@@ -249,21 +258,21 @@ class _Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, sending)
             return
-        asked, metrics = HttpRequest(scope, receive), self.serving.metrics
+        request, metrics = HttpRequest(scope, receive), self.serving.metrics
         began, status = time.monotonic(), 0
 
         async def with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name for name, _ in message["headers"]}
+                present = {name for name, _ in message["headers"]}
                 extra = {"Content-Security-Policy": NOTHING, **HEADERS}
                 message["headers"] = [
                     *message["headers"],
                     *(
                         (k.lower().encode(), v.encode())
                         for k, v in extra.items()
-                        if k.lower().encode() not in given
+                        if k.lower().encode() not in present
                     ),
                 ]
             await sending(message)
@@ -271,11 +280,11 @@ class _Guard:
         metrics.in_progress += 1
         try:
             try:
-                self._check_host(asked)
+                self._check_host(request)
                 await self.app(scope, receive, with_headers)
             except RefusedError as error:
                 linger = min(LINGER_SECONDS, self.serving.limits.patience)
-                await send(refusal(error), asked, with_headers, linger)
+                await send(refusal(error), request, with_headers, linger)
             except GoneError:
                 status = 499
             except Exception:
@@ -283,32 +292,32 @@ class _Guard:
                 if status:
                     raise
                 await send(
-                    refusal(RefusedError(500, "the server failed; its log says why")), asked, with_headers
+                    refusal(RefusedError(500, "the server failed; its log says why")), request, with_headers
                 )
         finally:
             metrics.in_progress -= 1
-            route = asked.path if asked.path in self.routes else "other"
+            route = request.path if request.path in self.routes else "other"
             metrics.done(route, status or 499, time.monotonic() - began)
 
-    def _check_host(self, asked: HttpRequest) -> None:
+    def _check_host(self, request: HttpRequest) -> None:
         if self.hosts is None:
             return
-        host = host_of(asked.headers.get("host", ""))
+        host = host_of(request.headers.get("host", ""))
         if host not in self.hosts and not (self.addresses and _is_address(host)):
-            line = "this server answers to its own names only, not to the Host of this request"
+            line = "this server answers only under its own names, not under the Host of this request"
             raise RefusedError(403, line, close=True)
 
 
 def host_of(header: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
+    """The name in a Host header, without its port; None if there is none."""
     try:
         parts = urlsplit(f"//{header}")
-        port = parts.port  # raises where it is no number
+        port = parts.port  # raises if it is not a number
     except ValueError:
         return None
     host = parts.hostname or ""
     shown = f"[{host}]" if ":" in host else host
-    # What was read must be all there was: no user, no path, nothing after it.
+    # Nothing else may be in the header: no user, no path, nothing after it.
     whole = header.lower() in (shown, f"{shown}:{port}")
     return host if whole else None
 
@@ -320,19 +329,19 @@ def _is_address(host: str | None) -> bool:
         return False
 
 
-def _check_origin(asked: HttpRequest) -> None:
-    """Refuse what a page from elsewhere makes a browser send."""
-    site, origin = asked.headers.get("sec-fetch-site"), asked.headers.get("origin")
+def _check_origin(request: HttpRequest) -> None:
+    """Refuse requests that a page from another origin makes a browser send."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     elsewhere = site is not None and site not in ("same-origin", "none")
     if origin is not None:
         scheme, _, place = origin.partition("://")
-        elsewhere |= scheme not in ("http", "https") or place != asked.headers.get("host")
+        elsewhere |= scheme not in ("http", "https") or place != request.headers.get("host")
     if elsewhere:
-        raise RefusedError(403, "requests from pages of other origins are not answered", close=True)
+        raise RefusedError(403, "requests from pages of other origins are refused", close=True)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Whether only this machine can reach a server that listens on this host."""
     if host.lower() == "localhost":
         return True
     try:

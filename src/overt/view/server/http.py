@@ -1,4 +1,4 @@
-"""Requests read with limits, answers sent with patience: the server's side of ASGI."""
+"""The server's side of ASGI: reading requests within limits, sending answers to slow clients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-PIECE = 2**16  # bytes that are sent before looking whether the client still reads
-LINGER_BYTES, LINGER_SECONDS = 2**25, 2.0  # of a refused body that are read and thrown away
+PIECE = 2**16  # bytes sent before checking whether the client still reads
+LINGER_BYTES, LINGER_SECONDS = 2**25, 2.0  # of a refused body to read and discard
 FIELDS = 32  # of a query string
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back."""
+    """An HTTP answer."""
 
     body: bytes
     kind: str = "application/json"
@@ -33,7 +33,7 @@ class Answer:
     close: bool = False
 
 
-def said(value: Any, status: int = 200, **headers: str) -> Answer:
+def json_answer(value: Any, status: int = 200, **headers: str) -> Answer:
     """A JSON answer."""
     body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Answer(body.encode(), status=status, headers=headers)
@@ -53,7 +53,7 @@ class HttpRequest:
         self.scope, self.receive = scope, receive
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        # Of a header that came twice nobody knows which counts; joined, it fits no check.
+        # A header that came twice is ambiguous; joined, it fails every check.
         self.headers: dict[str, str] = {}
         for name, value in scope["headers"]:
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -78,13 +78,13 @@ class HttpRequest:
         return dict(pairs)
 
     async def left(self) -> None:
-        """Return when the client has gone away."""
+        """Return when the client has disconnected."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
 
 class Bodies:
-    """Bodies of requests, each within its limit and all within one."""
+    """Reads bodies of requests, each within its own limit and all within a common one."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -109,30 +109,30 @@ class Bodies:
             self.held -= mine
 
     @contextmanager
-    def reading(self, asked: HttpRequest, most: int) -> Iterator[Callable[[], Awaitable[bytes]]]:
+    def reading(self, request: HttpRequest, most: int) -> Iterator[Callable[[], Awaitable[bytes]]]:
         """A function that reads the body, which counts as held until the end of the context.
 
         Args:
-            asked: the request.
-            most: bytes.
+            request: the request.
+            most: limit in bytes.
         """
         too_much = f"the body must have at most {most:,} bytes"
-        told = asked.headers.get("content-length", "")
-        if told.isdecimal() and (len(told) > 18 or int(told) > most):
-            raise RefusedError(413, f"{too_much}, got {told[:24]}", close=True)
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
+            raise RefusedError(413, f"{too_much}, got {declared[:24]}", close=True)
 
         async def read() -> bytes:
             parts: list[bytes] = []
             size = 0
-            # The length that was told may be a lie, or missing; what counts is what comes.
+            # The declared length may be wrong or missing; the bytes received count.
             while True:
-                message = await asked.receive()
+                message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise GoneError
                 piece = message.get("body", b"")
                 size += len(piece)
                 if size > most:
-                    raise RefusedError(413, f"{too_much}, more came", close=True)
+                    raise RefusedError(413, f"{too_much}, got more", close=True)
                 more(len(piece))
                 parts.append(piece)
                 if not message.get("more_body", False):
@@ -156,23 +156,23 @@ class Bodies:
             yield in_time
 
     def stop(self) -> None:
-        """Wait for no body any longer."""
+        """Stop waiting for bodies."""
         self.stopping = True
         now = asyncio.get_running_loop().time()
         for clock in list(self._clocks):
             clock.reschedule(now)
 
 
-async def send(answer: Answer, asked: HttpRequest, send: Send, linger: float = LINGER_SECONDS) -> None:
-    """Send an answer, in pieces; after one that refuses a body, throw away what is still coming.
+async def send(answer: Answer, request: HttpRequest, send: Send, linger: float = LINGER_SECONDS) -> None:
+    """Send an answer in pieces; if it refuses a body, discard the rest of that body.
 
     A connection that is closed with unread bytes is reset, and the client would never see the answer.
 
     Args:
         answer: what to send.
-        asked: to whom.
-        send: ASGI's.
-        linger: seconds to go on reading.
+        request: the request that it answers.
+        send: ASGI's send.
+        linger: seconds to keep reading.
     """
     headers = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body)), **answer.headers}
     if answer.close:
@@ -183,7 +183,7 @@ async def send(answer: Answer, asked: HttpRequest, send: Send, linger: float = L
         piece = answer.body[start : start + PIECE]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     if answer.close:
-        await _drain(asked.receive, linger)
+        await _drain(request.receive, linger)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

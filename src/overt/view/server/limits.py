@@ -1,4 +1,4 @@
-"""What the local server serves, what it allows, and how it says no."""
+"""What the local server serves, its limits, and how it refuses requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Literal
 from overt import _check
 
 MIB = 2**20
-CHARACTERS = 100  # per token allowed; longer texts are refused before anybody cuts them into tokens
+CHARACTERS = 100  # per allowed token; longer texts are refused before they are tokenized
 NAME = 100  # characters of a model's name
 
 
 class RefusedError(Exception):
-    """An answer that is no trace: a status and one line that says why.
+    """A request is refused: a status and one line that says why.
 
     Args:
         status: of the answer.
-        line: what came and what would do.
-        retry: seconds after which to ask again, where that may help.
-        close: whether the rest of the request is not worth reading.
+        line: what was sent and what would be accepted.
+        retry: seconds after which to try again, if that may help.
+        close: whether to leave the rest of the request unread.
     """
 
     def __init__(self, status: int, line: str, retry: int | None = None, close: bool = False) -> None:
@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 class GoneError(Exception):
-    """The client has left; nobody waits for an answer."""
+    """The client has disconnected; no one waits for an answer."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Limits:
     """What one request, and all of them together, may cost.
 
     Attributes:
-        text_bytes: the body of a request with text.
-        image_bytes: the body of a request with an image.
+        text_bytes: size of the body of a request with text.
+        image_bytes: size of the body of a request with an image.
         pixels: width × height of an image.
-        tokens: of a text, and of what a decoder is fed.
-        workers: traces at a time.
-        queue: traces that wait for their turn; more are told that the server is busy.
+        tokens: of a text, and of the decoder's input.
+        workers: traces computed at the same time.
+        queue: traces waiting; further requests are refused because the server is busy.
         seconds: from a request to its answer.
-        patience: seconds for a body, or a request's head, to arrive, and for a client to read on.
+        patience: seconds for a body or a request's head to arrive, and for a client to continue reading.
         finish: seconds for running work when the server stops.
-        cache: answers that are kept, for the same request again and for links to images.
-        cache_bytes: all of them together.
-        held_bytes: bodies of all requests that are being read or wait.
-        connections: open at a time.
+        cache: number of cached answers, for repeated requests and for links to images.
+        cache_bytes: total size of the cached answers.
+        held_bytes: total size of the bodies of requests being read or waiting.
+        connections: open at the same time.
     """
 
     text_bytes: int = 2 * MIB
@@ -70,12 +70,12 @@ class Limits:
     connections: int = 512
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.type == "float":
-                _check.positive(one.name, value)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if limit.type == "float":
+                _check.positive(limit.name, value)
             else:
-                _check.whole(one.name, value, 0 if one.name in ("cache", "cache_bytes", "queue") else 1)
+                _check.whole(limit.name, value, 0 if limit.name in ("cache", "cache_bytes", "queue") else 1)
         for name in ("text_bytes", "image_bytes"):
             if self.held_bytes < getattr(self, name):
                 raise ValueError(
@@ -84,7 +84,7 @@ class Limits:
 
     @property
     def characters(self) -> int:
-        """Of a text."""
+        """Limit of characters in a text."""
         return CHARACTERS * self.tokens
 
 
@@ -93,14 +93,14 @@ class Served:
     """A model that requests may name.
 
     Attributes:
-        name: by which they do.
+        name: its name in requests.
         model: in evaluation mode.
-        tokenizer: of a model of texts; of an image model, where its decoder is to be fed.
-        processor: of a model of images.
+        tokenizer: for a text model; for an image model, if its decoder takes a text.
+        processor: for an image model.
         kind: "text" or "image".
-        layers: how many it has, where known.
-        turn: held while the model is in use; its hooks, modes and tokenizer are no good for two at a time.
-        secrets: strings that no answer may hold, such as the folder it came from → what stands for them.
+        layers: number of layers, if known.
+        turn: held while the model is in use; its hooks, modes and tokenizer do not support two users at once.
+        secrets: strings that no answer may contain, such as the folder of the model → their replacements.
     """
 
     name: str
@@ -121,12 +121,12 @@ class Served:
 
     @property
     def decodes(self) -> bool:
-        """Whether it has a decoder that can be fed a text."""
+        """Whether it has a decoder that takes a text."""
         pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
         return bool(pair) and self.tokenizer is not None
 
     def about(self) -> dict[str, Any]:
-        """What the page has to know of it."""
+        """What the page needs to know about it."""
         return {"name": self.name, "kind": self.kind, "decoder": self.decodes, "layers": self.layers}
 
 
@@ -134,7 +134,9 @@ def check_name(name: str) -> None:
     """Refuse names that a link or a list cannot show."""
     shown = all(unicodedata.category(letter)[0] != "C" for letter in name)
     if not name.strip() or len(name) > NAME or not shown or "/" in name or "\\" in name:
-        raise ValueError(f"a model's name must be 1 to {NAME} letters without slashes, got {name[:NAME]!r}")
+        raise ValueError(
+            f"a model's name must be 1 to {NAME} characters without slashes, got {name[:NAME]!r}"
+        )
 
 
 def whole_seconds(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Counts of what a server did, as Prometheus reads them."""
+"""A server's counters, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """Requests by route and status, how long they took, and whatever else is counted.
 
-    Labels come from fixed sets only, never from what a client sent, so that nobody can fill the memory.
+    Labels come only from fixed sets, never from what a client sent, so that no client can fill the memory.
     """
 
     def __init__(self) -> None:
@@ -24,31 +24,31 @@ class Metrics:
         self._totals: Counter[str] = Counter()
 
     def done(self, route: str, status: int, seconds: float) -> None:
-        """Count one request that has its answer; status 499 is a client that left."""
+        """Count one answered request; status 499 is a client that disconnected."""
         self.requests[route, status] += 1
         self._totals[route] += 1
-        self._sums[route] += seconds  # type: ignore[assignment]  # a Counter of floats will do
+        self._sums[route] += seconds  # type: ignore[assignment]  # a Counter of floats works
         self._buckets.update((route, edge) for edge in BUCKETS if seconds <= edge)
 
     def text(self, gauges: Mapping[str, tuple[float, str]]) -> str:
-        """All of it, with gauges (name → value and help) that others keep."""
+        """All metrics as text, with gauges (name → value and help) from elsewhere."""
         lines = ["# HELP overt_requests_total Requests answered.", "# TYPE overt_requests_total counter"]
         for (route, status), count in sorted(self.requests.items()):
             lines.append(f'overt_requests_total{{route="{route}",status="{status}"}} {count}')
         lines += ["# HELP overt_seconds From a request to its answer.", "# TYPE overt_seconds histogram"]
         for route in sorted(self._totals):
             for edge in BUCKETS:
-                found = self._buckets[route, edge]
-                lines.append(f'overt_seconds_bucket{{route="{route}",le="{edge:g}"}} {found}')
+                count_below = self._buckets[route, edge]
+                lines.append(f'overt_seconds_bucket{{route="{route}",le="{edge:g}"}} {count_below}')
             lines.append(f'overt_seconds_bucket{{route="{route}",le="+Inf"}} {self._totals[route]}')
             lines.append(f'overt_seconds_sum{{route="{route}"}} {self._sums[route]:.6f}')
             lines.append(f'overt_seconds_count{{route="{route}"}} {self._totals[route]}')
         counters = {
-            "cache_hits": "Answers that were kept from before.",
-            "shared": "Requests that joined one already under way.",
-            "traces": "Traces made.",
-            "busy": "Requests told that the server is busy.",
-            "skipped": "Traces not made because the client had left.",
+            "cache_hits": "Answers from the cache.",
+            "shared": "Requests that joined one already running.",
+            "traces": "Traces computed.",
+            "busy": "Requests refused because the server was busy.",
+            "skipped": "Traces not computed because the client had disconnected.",
         }
         for name, about in counters.items():
             full = f"overt_{name}_total"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from overt.view import bundle
 from overt.view.pages import content_hash
 
-# Of every answer, whatever it is.
+# Headers of every answer.
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -31,7 +31,7 @@ SHELL = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<div id="serve" class="overt"><noscript>This page needs JavaScript, its own and no other.</noscript></div>
+<div id="serve" class="overt"><noscript>This page needs JavaScript; it runs only its own.</noscript></div>
 <script type="module">{script}</script>
 </body>
 </html>
@@ -40,17 +40,17 @@ SHELL = """<!doctype html>
 
 @dataclass(frozen=True)
 class Shell:
-    """A page and the policy that lets run what is in it, and nothing else."""
+    """A page and the policy that allows only what is in it to run."""
 
     body: bytes
     policy: str
 
 
 def shell(title: str = "Overt") -> Shell:
-    """The page: form and viewer, script and style in it, no data."""
+    """The page: form and viewer with script and style inline, without data."""
     code, look = bundle.script("serve.js"), bundle.style("page.css", "serve.css")
     if "</style" in look.lower():
-        raise ValueError("a style sheet that ends itself cannot stand in a page")
+        raise ValueError("a style sheet with its own end tag cannot be inlined")
     body = SHELL.format(title=html.escape(title), style=look, script=code)
     policy = "; ".join(
         (

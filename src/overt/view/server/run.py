@@ -1,4 +1,4 @@
-"""The application behind uvicorn: clients that dawdle are let go, and the end is an orderly one."""
+"""The application behind uvicorn: slow clients are disconnected, and the shutdown is orderly."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ KEEP_ALIVE = 5  # seconds
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or one line that says why not."""
+    """A socket that listens on a host and port; a one-line error if that is not possible."""
     where = f"--host {host} --port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError, OverflowError) as error:
-        raise OSError(f"{where} is no address of this machine ({error})") from None
-    made = socket.socket(family, kind, protocol)
+        raise OSError(f"{where} is not an address of this machine ({error})") from None
+    listening = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(512)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(512)
     except OSError as error:
-        made.close()
+        listening.close()
         line = (error.strerror or str(error)).lower()
-        raise OSError(f"{where} cannot be listened on ({line}): choose another") from None
-    made.setblocking(False)
-    return made
+        raise OSError(f"cannot listen on {where} ({line}): choose another") from None
+    listening.setblocking(False)
+    return listening
 
 
 def address_of(listening: socket.socket) -> str:
-    """What to type into a browser on this machine."""
+    """The address to open in a browser on this machine."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
@@ -57,7 +57,7 @@ def server(application: Starlette, limits: Limits) -> Server:
 
     class Orderly(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            # uvicorn's own raises the signal again at the end, and an orderly end would look like a crash.
+            # uvicorn's own handler raises the signal again at the end, which would look like a crash.
             del sig, frame
             if self.should_exit:
                 self.force_exit = True
@@ -68,7 +68,7 @@ def server(application: Starlette, limits: Limits) -> Server:
             await super().shutdown(sockets)
 
     for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong here, clients have caused
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # errors logged here are caused by clients
     config = uvicorn.Config(
         application,
         http=_protocol(limits),
@@ -76,7 +76,7 @@ def server(application: Starlette, limits: Limits) -> Server:
         loop="asyncio",
         lifespan="off",
         log_config=None,
-        access_log=False,  # addresses hold what people typed
+        access_log=False,  # addresses contain what people typed
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
@@ -86,7 +86,7 @@ def server(application: Starlette, limits: Limits) -> Server:
 
 
 def _protocol(limits: Limits) -> Any:
-    """uvicorn's protocol, with clocks for clients that send or read too slowly, and room for only so many."""
+    """uvicorn's protocol, with timeouts for clients that send or read slowly, and a limit of connections."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -112,7 +112,7 @@ def _protocol(limits: Limits) -> Any:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            # The head of a request must be whole in time; its body has a clock of its own.
+            # The head of a request must be complete in time; its body has a separate timeout.
             if self.conn.their_state is h11.IDLE:
                 self.head.start(self)
             else:
@@ -120,7 +120,7 @@ def _protocol(limits: Limits) -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            # A transport that closes waits for its last bytes to be read, however long that takes.
+            # A closing transport waits for its last bytes to be read, however long that takes.
             if self.transport.is_closing():
                 self.writing.start(self)
 
@@ -145,7 +145,7 @@ def _protocol(limits: Limits) -> Any:
 
 
 async def _busy(scope: Any, receive: Any, send: Any) -> None:
-    """What connections beyond the limit are told."""
+    """The answer to connections beyond the limit."""
     del scope, receive
     answer = refusal(RefusedError(503, "busy: too many connections, try again in a moment", 2))
     headers = {

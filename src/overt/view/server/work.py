@@ -1,4 +1,4 @@
-"""Work of a server: a few threads behind a bounded queue, equal requests shared, answers kept for a while."""
+"""A server's work: a few threads behind a bounded queue, shared equal requests, cached answers."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Make = Callable[[StillWanted], bytes]
 
 
 class Cache:
-    """The answers used last, by number and size."""
+    """The most recently used answers, limited in number and size."""
 
     def __init__(self, entries: int, most: int) -> None:
         self.entries, self.most, self.size = entries, most, 0
-        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._answers: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def get(self, key: Hashable) -> bytes | None:
-        """What is kept, which becomes the newest."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        """The cached answer, which becomes the most recent one."""
+        if key in self._answers:
+            self._answers.move_to_end(key)
+        return self._answers.get(key)
 
     def put(self, key: Hashable, value: bytes) -> None:
-        """Keep an answer, and forget the oldest that there is no room for."""
+        """Cache an answer, and drop the oldest ones that there is no room for."""
         if self.entries == 0 or len(value) > self.most:
             return
-        self.size -= len(self._kept.pop(key, b""))
-        self._kept[key] = value
+        self.size -= len(self._answers.pop(key, b""))
+        self._answers[key] = value
         self.size += len(value)
-        while len(self._kept) > self.entries or self.size > self.most:
-            _, old = self._kept.popitem(last=False)
+        while len(self._answers) > self.entries or self.size > self.most:
+            _, old = self._answers.popitem(last=False)
             self.size -= len(old)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._answers)
 
 
 @dataclass(eq=False)
@@ -56,21 +56,21 @@ class _Job:
     future: asyncio.Future[bytes]
     waiters: int = 0
     started: bool = False
-    late: bool = False  # somebody was told that it takes too long, and may ask again
+    late: bool = False  # a client was refused because it takes too long, and may ask again
 
     def wanted(self) -> bool:
         return self.waiters > 0 or self.late
 
 
 class Work:
-    """Jobs in the order they came. All methods belong to the event loop's thread.
+    """Runs jobs in the order in which they came. Call its methods only from the event loop's thread.
 
-    Threads are daemons of our own rather than an executor's, which the interpreter would wait for at its end.
+    It uses daemon threads rather than an executor's, which the interpreter would wait for at exit.
 
     Args:
-        limits: how many at a time and waiting, and for how long.
-        metrics: what is counted.
-        prepare: is called once in each thread.
+        limits: how many jobs run and wait, and for how long.
+        metrics: counters.
+        prepare: called once in each thread.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics, prepare: Callable[[], None] = lambda: None) -> None:
@@ -83,29 +83,29 @@ class Work:
         self._pending: deque[_Job] = deque()
         self._handed: queue.SimpleQueue[tuple[_Job, asyncio.AbstractEventLoop] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._mean = 0.3  # seconds of a job, by those that were done
+        self._mean = 0.3  # seconds of a job, by past jobs
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for their turn."""
+        """Number of waiting jobs."""
         return len(self._pending)
 
     async def result(self, key: Hashable, make: Make, left: Callable[[], Awaitable[None]]) -> bytes:
-        """What `make` gives for this key: kept, under way already, or made now.
+        """The result of `make` for this key: cached, already running, or computed now.
 
         Args:
             key: equal for requests with equal answers.
-            make: runs in a thread; it is handed a function that says whether anybody still waits.
-            left: returns when the client has gone away.
+            make: runs in a thread; it gets a function that tells whether anyone still waits.
+            left: returns when the client has disconnected.
         """
-        kept = self.cache.get(key)
-        if kept is not None:
+        cached = self.cache.get(key)
+        if cached is not None:
             self.metrics.counts["cache_hits"] += 1
-            return kept
+            return cached
         job = self._join(key, make)
         job.waiters += 1
         watch: asyncio.Future[None] = asyncio.ensure_future(left())
-        # The job's future is shared: one that stops waiting must not cancel it for the others.
+        # The job's future is shared: a waiter that gives up must not cancel it for the others.
         done = asyncio.shield(job.future)
         try:
             either: set[asyncio.Future[Any]] = {done, watch}
@@ -122,12 +122,16 @@ class Work:
             if not done.done():
                 done.cancel()
             if not job.started and not job.wanted() and job in self._pending:
-                # At once, or clients that come and go would fill the queue with what nobody waits for.
+                # At once, or clients that come and go would fill the queue with jobs that no one waits for.
                 self._pending.remove(job)
                 self._skip(job)
 
     def _slow(self, job: _Job) -> str:
-        where = "shorter text, fewer methods or layers may do" if job.started else "it never was its turn"
+        where = (
+            "try a shorter text, fewer methods or layers"
+            if job.started
+            else "the server was busy with others"
+        )
         return f"no answer within {self.limits.seconds:g} s: {where}"
 
     def _join(self, key: Hashable, make: Make) -> _Job:
@@ -140,11 +144,11 @@ class Work:
         ahead = self.waiting + self.running
         if ahead >= self.limits.queue + self.limits.workers:
             self.metrics.counts["busy"] += 1
-            line = f"busy: {self.waiting} requests wait, try again in a moment"
+            line = f"busy: {self.waiting} requests are waiting, try again in a moment"
             raise RefusedError(503, line, whole_seconds(self._mean * ahead / self.limits.workers))
         loop = asyncio.get_running_loop()
         job = _Job(key, make, loop.create_future())
-        # An exception that nobody waits for any more is no news.
+        # An exception that no one waits for needs no report.
         job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._jobs[key] = job
         self._pending.append(job)
@@ -168,30 +172,30 @@ class Work:
         job.future.cancel()
 
     def _serve(self) -> None:
-        """A thread: make what is handed over, one after the other."""
+        """A thread: run the jobs handed over, one after the other."""
         self._prepare()
         while (handed := self._handed.get()) is not None:
             job, loop = handed
             began = time.monotonic()
-            made: bytes | Exception
+            outcome: bytes | Exception
             try:
-                made = job.make(job.wanted)
+                outcome = job.make(job.wanted)
             except (RefusedError, GoneError) as error:
-                made = error
-            except BaseException:  # whatever it is, somebody waits for an answer
+                outcome = error
+            except BaseException:  # whatever it is, a client waits for an answer
                 log.exception("a trace failed")
-                made = RefusedError(500, "the trace failed; the server's log says why")
+                outcome = RefusedError(500, "the trace failed; the server's log says why")
             try:
-                loop.call_soon_threadsafe(self._done, job, made, time.monotonic() - began)
+                loop.call_soon_threadsafe(self._done, job, outcome, time.monotonic() - began)
             except RuntimeError:
                 return  # the loop has ended, and with it the server
-            del handed, job, made  # an idle thread holds nobody's picture
+            del handed, job, outcome  # an idle thread holds no client's picture
 
-    def _done(self, job: _Job, made: bytes | Exception, seconds: float) -> None:
+    def _done(self, job: _Job, outcome: bytes | Exception, seconds: float) -> None:
         self.running -= 1
-        if isinstance(made, GoneError):
+        if isinstance(outcome, GoneError):
             if job.wanted() and not self.stopping:
-                # Somebody joined after the thread had seen that nobody waits.
+                # A client joined after the thread had seen that no one waits.
                 job.started = False
                 self._pending.appendleft(job)
             else:
@@ -201,29 +205,29 @@ class Work:
         self.metrics.counts["traces"] += 1
         self._mean += 0.2 * (seconds - self._mean)
         self._jobs.pop(job.key, None)
-        if isinstance(made, Exception):
+        if isinstance(outcome, Exception):
             if not job.future.done():
-                job.future.set_exception(made)
+                job.future.set_exception(outcome)
         else:
-            self.cache.put(job.key, made)
+            self.cache.put(job.key, outcome)
             if not job.future.done():
-                job.future.set_result(made)
+                job.future.set_result(outcome)
         self._pump()
 
     def stop(self) -> None:
-        """Take nothing new, tell those that wait, let what runs end, but not for ever."""
+        """Take no new jobs, refuse waiting ones, and let running ones end within a time limit."""
         self.stopping = True
         waiting = list(self._pending)
         self._pending.clear()
-        self._tell(waiting)
+        self._refuse(waiting)
         for _ in self._threads:
             self._handed.put(None)
         asyncio.get_running_loop().call_later(0.8 * self.limits.finish, self._give_up)
 
     def _give_up(self) -> None:
-        self._tell(list(self._jobs.values()))
+        self._refuse(list(self._jobs.values()))
 
-    def _tell(self, jobs: list[_Job]) -> None:
+    def _refuse(self, jobs: list[_Job]) -> None:
         for job in jobs:
             self._jobs.pop(job.key, None)
             if not job.future.done():

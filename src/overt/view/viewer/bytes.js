@@ -1,4 +1,4 @@
-// From text in a page to bytes, and from deflated bytes to what they were.
+// Decoding: from base64 text to bytes, and from deflated bytes to inflated ones.
 
 /** Bytes of base64 text. */
 export function fromBase64(text) {
@@ -9,7 +9,7 @@ export function fromBase64(text) {
   return bytes;
 }
 
-/** What raw deflated bytes were before, as a promise. */
+/** Raw deflated bytes inflated, as a promise. */
 export async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Uint8Array(await new Response(stream).arrayBuffer());

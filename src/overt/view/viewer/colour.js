@@ -1,5 +1,5 @@
-// Colours that nearly everybody tells apart: one hue from pale to strong for sizes, blue and orange for signs.
-// Lightness alone orders them, so that grey print will do.
+// Colours that nearly everyone can distinguish: one hue from pale to strong for sizes, blue and orange for signs.
+// Lightness alone orders them, so that grey prints work.
 
 const LIGHT = {
   dark: false,
@@ -31,7 +31,7 @@ const DARK = {
   signs: [[255, 214, 170], [211, 130, 50], [84, 46, 12], [26, 30, 36], [26, 54, 92], [74, 146, 217], [200, 228, 255]],
 };
 
-// Okabe and Ito's, for kinds that have no order; the last is for those that are too many.
+// Okabe and Ito's, for kinds without an order; the last is for the remaining kinds.
 export const KINDS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"];
 
 /** The colours of a theme, "light" or "dark". */
@@ -46,7 +46,7 @@ function mixed(ramp, part) {
   return ramp[low].map((from, i) => Math.round(from + share * (ramp[low + 1][i] - from)));
 }
 
-/** Relative luminance of a colour, as contrast is counted. */
+/** Relative luminance of a colour, as used for contrast ratios. */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
@@ -57,7 +57,7 @@ function luminance(rgb) {
  *
  * @param {object} theme from `palette`
  * @param {number} top the value that gets the strongest colour
- * @param {{kind?: "sizes"|"spreads"|"signs", log?: boolean}} options "signs" has −top at its other end; `log` is over
+ * @param {{kind?: "sizes"|"spreads"|"signs", log?: boolean}} options "signs" has −top at its other end; `log` covers
  *   three decades below the top
  */
 export function scaled(theme, top, { kind = "sizes", log = false } = {}) {
@@ -80,6 +80,6 @@ export function scaled(theme, top, { kind = "sizes", log = false } = {}) {
       return kind === "signs" ? Math.sign(place - 0.5) * back(Math.abs(2 * place - 1)) : back(place);
     },
     /** Ink that can be read on the colour of a value. */
-    ink: (value) => (luminance(table[index(value)]) > 0.179 ? "#000000" : "#ffffff"), // where both contrast alike
+    ink: (value) => (luminance(table[index(value)]) > 0.179 ? "#000000" : "#ffffff"), // where both have the same contrast
   };
 }

@@ -1,26 +1,26 @@
-// The controls above the panes: those that the views on the screen listen to.
+// The controls above the panes: those that the visible views use.
 import { choice, element, picker, slider, tick } from "./dom.js";
 import { shown, tokenPlace } from "./words.js";
 
 const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
 
-/** Make the controls anew. One that has the focus and can be dragged stays the same element. */
+/** Rebuild the controls. A slider that has the focus stays the same element. */
 export function fillControls(viewer) {
-  const made = controlsOf(viewer);
+  const fresh = controlsOf(viewer);
   const old = [...viewer.controls.children];
   const active = viewer.controls.contains(document.activeElement) ? document.activeElement : null;
-  if (active && active.type === "range" && old.length === made.length) {
+  if (active && active.type === "range" && old.length === fresh.length) {
     old.forEach((control, i) => {
-      if (!control.contains(active)) control.replaceWith(made[i]);
-      else updateSlider(active, made[i].querySelector("input"));
+      if (!control.contains(active)) control.replaceWith(fresh[i]);
+      else updateSlider(active, fresh[i].querySelector("input"));
     });
     return;
   }
   const label = active && active.getAttribute("aria-label");
-  viewer.controls.replaceChildren(...made);
+  viewer.controls.replaceChildren(...fresh);
   if (!label) return;
-  const again = [...viewer.controls.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === label);
-  if (again) again.focus();
+  const same = [...viewer.controls.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === label);
+  if (same) same.focus();
 }
 
 function updateSlider(range, fresh) {
@@ -34,43 +34,43 @@ function controlsOf(viewer) {
   const { state } = store;
   const select = (changes) => store.select(changes);
   const uses = (control) => viewer.uses(control);
-  const made = [];
+  const controls = [];
   if (traces.length > 1) {
     const names = traces.map((one, i) => [String(i), shown(one.name, 60)]);
     const others = [["", "–"], ...names.filter(([i]) => Number(i) !== state.trace)];
-    made.push(picker("Trace", names, String(state.trace), (value) => select({ trace: Number(value) })));
+    controls.push(picker("Trace", names, String(state.trace), (value) => select({ trace: Number(value) })));
     const other = state.other === null ? "" : String(state.other);
-    made.push(picker("Compare with", others, other, (value) => select({ other: value === "" ? null : Number(value) })));
-    for (const control of made) control.classList.add("last"); // on a phone, where one has to scroll for them
+    controls.push(picker("Compare with", others, other, (value) => select({ other: value === "" ? null : Number(value) })));
+    for (const control of controls) control.classList.add("last"); // on a phone, where they are reached by scrolling
   }
   if (uses("method")) {
     const here = trace.methods;
     const methods = trace.offered.map(({ name, title }) => [name, title, here.includes(name) ? null : trace.why(name)]);
-    made.push(choice("Method", methods, state.method, (method) => select({ method })));
+    controls.push(choice("Method", methods, state.method, (method) => select({ method })));
   }
   if (uses("group") && trace.groups.length > 1) {
-    made.push(choice("Attention", trace.groups.map((one) => [one, GROUPS[one]]), state.group, (group) => select({ group })));
+    controls.push(choice("Attention", trace.groups.map((one) => [one, GROUPS[one]]), state.group, (group) => select({ group })));
   }
   if (uses("part")) {
     const parts = ["attention", "convolution", "fused"].map((one) => [one, one]);
-    made.push(choice("Part", parts, state.part, (part) => select({ part })));
+    controls.push(choice("Part", parts, state.part, (part) => select({ part })));
   }
   if (uses("layer") && limits.layers > 1) {
     const words = (value) => `${value + 1} of ${limits.layers}`;
-    made.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));
+    controls.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));
   }
-  if (uses("head") && limits.heads) made.push(headPicker(viewer));
-  if (uses("query") && limits.queries > 1) made.push(tokenBox(viewer));
+  if (uses("head") && limits.heads) controls.push(headPicker(viewer));
+  if (uses("query") && limits.queries > 1) controls.push(tokenBox(viewer));
   if (uses("words") && [trace, traces[state.other]].some((one) => one && one.special.some(Boolean))) {
-    const title = "The scale ends at the largest weight of a word, without special tokens and the token itself";
-    made.push(tick("scale by words", viewer.words, (words) => select({ words }), title));
+    const title = "The scale ends at the largest weight of a word, leaving out special tokens and the token itself";
+    controls.push(tick("scale by words", viewer.words, (words) => select({ words }), title));
   }
-  if (uses("log")) made.push(tick("log scale", state.log, (log) => select({ log })));
+  if (uses("log")) controls.push(tick("log scale", state.log, (log) => select({ log })));
   if (viewer.fits.length > 1) {
     const others = viewer.fits.filter((view) => view.id !== state.view).map((view) => [view.id, view.title]);
-    made.push(picker("Beside", [["", "–"], ...others], state.beside || "", (value) => select({ beside: value || null })));
+    controls.push(picker("Beside", [["", "–"], ...others], state.beside || "", (value) => select({ beside: value || null })));
   }
-  return made;
+  return controls;
 }
 
 function headPicker({ store, trace, limits, panes }) {
@@ -78,11 +78,11 @@ function headPicker({ store, trace, limits, panes }) {
   const heads = Array.from({ length: limits.heads }, (_, i) => [String(i), String(i + 1)]);
   const value = state.head === null ? "" : String(state.head);
   const control = picker("Head", [["", "mean"], ...heads], value, (one) => store.select({ head: one === "" ? null : Number(one) }));
-  // All methods but the maps themselves are of the mean of the heads.
+  // All methods except raw use the mean of the heads.
   const listens = ({ view }) => view.controls.includes("head") && (!view.controls.includes("method") || state.method === "raw");
   if (!panes.some(listens)) {
     control.querySelector("select").disabled = true;
-    control.title = `${trace.method(state.method).title} is of the mean of the heads`;
+    control.title = `${trace.method(state.method).title} uses the mean of the heads`;
   }
   return control;
 }

@@ -1,5 +1,5 @@
-// An encoder–decoder, step by step: what the chosen target token draws on in the source, and in the target written so
-// far; beneath, the alignment of all targets with the source.
+// An encoder–decoder, step by step: what the chosen target token draws on in the source, and in the target generated so
+// far; below, the alignment of all target tokens with the source.
 import { drawMatrix, matrixPeak, matrixScale, matrixSize } from "./matrix.js";
 import { drawScale, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
@@ -7,13 +7,13 @@ import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } fr
 
 const CROSS_PAD = 14;
 const CROSS_LINE = 31; // height of a line of tokens
-const CROSS_BOX = 25; // of which a token takes so much
+const CROSS_BOX = 25; // height of a token in it
 const CROSS_CAPTION = 26;
 const CROSS_GAP = 84; // between source and target, for the curves
 const CROSS_CURVES = 8;
 const CROSS_FAINTEST = 0.04; // of the largest weight; weaker ones have no curve
 const CROSS_THICKEST = 6;
-const CROSS_WIDE = 620; // from this width on what is said of the row, and the steps, stand beside the scale
+const CROSS_WIDE = 620; // minimum width for the row's notes and the steps next to the scale
 
 const crossKept = new WeakMap();
 
@@ -22,10 +22,10 @@ const crossKept = new WeakMap();
  * token its line and its box: `{ line, x, wide }`.
  */
 export function crossLines(trace, width) {
-  const kept = crossKept.get(trace);
-  if (kept && kept.width === width) return kept.lines;
+  const cached = crossKept.get(trace);
+  if (cached && cached.width === width) return cached.lines;
   const room = Math.max(width - 2 * CROSS_PAD, 80);
-  const widths = new Map(); // words come again and again
+  const widths = new Map(); // words recur
   const boxes = new Array(trace.tokens.length);
   const wrapped = (start, stop) => {
     const right = mostlyRightToLeft(trace.tokens.slice(start, Math.min(stop, start + 400)));
@@ -82,7 +82,7 @@ function crossSum(values, start, stop) {
 
 const crossParts = new WeakMap();
 
-/** A method's rows cut to the source, as a field that a matrix can be drawn of. */
+/** A method's rows cut to the source, as a field for a matrix. */
 function crossCut(field, columns) {
   let part = crossParts.get(field);
   if (part) return part;
@@ -108,7 +108,7 @@ function crossCut(field, columns) {
   return part;
 }
 
-/** What the matrix shows: `{ field, map, title, note }`; the field is null while it comes. */
+/** What the matrix shows: `{ field, map, title, note }`; the field is null until it is unpacked. */
 function crossAligned(trace, seen) {
   const { layer, method } = seen;
   if (method !== "raw" && !trace.rowsOf(method)) {
@@ -117,12 +117,12 @@ function crossAligned(trace, seen) {
     return { field: field && crossCut(field, trace.source), map: 0, title, note: `${trace.measure(method)}, layer ${layer + 1}` };
   }
   const head = method === "raw" ? seen.head : null;
-  const found = trace.map("cross", layer, head);
-  const said = head === null ? "mean of heads" : `head ${head + 1}`;
-  const why = method === "raw" ? "" : ` (the page has ${trace.method(method).title} of some tokens only)`;
-  const title = `${trace.mapsTitle ? `${trace.mapsTitle}, the source’s part` : "attention to the source"}, layer ${layer + 1}, ${said}${why}`;
-  const note = `${trace.mapsTitle ? `${trace.mapsTitle}, ` : ""}layer ${layer + 1}, ${said}`;
-  return { field: found && found.field, map: found ? found.map : 0, title, note };
+  const cross = trace.map("cross", layer, head);
+  const headName = head === null ? "mean of heads" : `head ${head + 1}`;
+  const why = method === "raw" ? "" : ` (the page has ${trace.method(method).title} for some tokens only)`;
+  const title = `${trace.mapsTitle ? `${trace.mapsTitle}, the source’s part` : "attention to the source"}, layer ${layer + 1}, ${headName}${why}`;
+  const note = `${trace.mapsTitle ? `${trace.mapsTitle}, ` : ""}layer ${layer + 1}, ${headName}`;
+  return { field: cross && cross.field, map: cross ? cross.map : 0, title, note };
 }
 
 const crossScreens = new WeakMap();
@@ -134,7 +134,7 @@ export const crossView = {
 
   applies(trace) {
     const pair = trace.kind === "encoder–decoder" && trace.has("cross mean") && trace.source > 0 && trace.queries > 0;
-    return pair ? true : "this model has no encoder and decoder";
+    return pair ? true : "this model is not an encoder–decoder";
   },
 
   measure({ trace, width }) {
@@ -151,7 +151,7 @@ export const crossView = {
     const scale = scaleFor(theme, values ? peakOf(trace, values, seen, trace.source + seen.query) : 1, seen, signed ? "signs" : "sizes");
     const parts = { ...scene, layout, row, values, signed, scale };
     if (top < layout.head) crossDrawHead(parts);
-    // Curves lie beneath the tokens that they pass.
+    // Curves are drawn below the tokens that they pass.
     crossDrawCurves(parts);
     crossDrawCaptions(parts);
     for (const [lines, start] of [[layout.lines.source, layout.source], [layout.lines.target, layout.target]]) {
@@ -186,7 +186,7 @@ export const crossView = {
     const { y } = crossBox(trace, layout, trace.source + state.query);
     const screen = crossScreens.get(trace);
     const row = layout.matrix.y + layout.size.mapY + (state.query + 0.5) * layout.size.cell;
-    // Who chose in the matrix, and sees it there, is not carried away.
+    // Do not scroll away from a choice made in the matrix while it is visible there.
     if (screen && (y + CROSS_LINE < screen.top || y > screen.bottom) && row > screen.top + layout.size.head && row < screen.bottom) return NaN;
     return y;
   },
@@ -222,7 +222,7 @@ function crossDrawHead(scene) {
   crossDrawSteps(scene, x, y + (layout.beside ? 14 : 18));
 }
 
-/** The step, with what leads to others. */
+/** The current step, with arrows to others. */
 function crossDrawSteps(scene, from, y) {
   const { surface, trace, seen, state, theme, width } = scene;
   const { queries } = trace;
@@ -234,10 +234,10 @@ function crossDrawSteps(scene, from, y) {
     if (on) surface.hit(x, y - 2, 20, 24, { select: { query: to, token: null }, tip });
     x += 20;
   };
-  arrow("‹", state.query - 1, "the step before (↑)");
+  arrow("‹", state.query - 1, "previous step (↑)");
   surface.text(tokenPlace(trace, trace.source + seen.query), x + wide / 2, y + 10, { size: 11, fill: theme.ink, align: "center", weight: 600 });
   x += wide;
-  arrow("›", state.query + 1, "the next step (↓)");
+  arrow("›", state.query + 1, "next step (↓)");
   const track = Math.min(width - x - CROSS_PAD - 28, 320);
   if (track >= 60 && queries > 1) crossDrawTrack(scene, x + 16, y + 10, track);
 }
@@ -250,7 +250,7 @@ function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed
   for (const [name, by, start, stop, y] of parts) {
     if (y < top || y - CROSS_CAPTION > bottom) continue;
     let text = name;
-    // Raw is two distributions, or one that both share. Of a method's shares each part has some; amounts sum to nothing.
+    // Raw is two distributions, or one that both share. A method's shares are split between the parts; amounts have no sum.
     const { title, value } = trace.method(seen.method);
     const part = values && !signed ? percent(crossSum(values, start, stop)) : "";
     if (seen.method === "raw") text += ` · ${by}${trace.about.joint && part ? `, ${part}` : ""}`;
@@ -260,7 +260,7 @@ function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed
   }
 }
 
-/** A track with a place for each step: pointing looks, clicking stays. */
+/** A track with a mark for each step: pointing previews, clicking selects. */
 function crossDrawTrack({ surface, trace, seen, theme }, x, y, wide) {
   const { queries } = trace;
   const at = (query) => x + (wide * query) / (queries - 1);
@@ -283,7 +283,7 @@ function crossDrawToken({ surface, trace, seen, state, theme, layout, row, value
   if (!later) surface.rect(x, y, wide, CROSS_BOX, { fill: values ? scale.css(value) : theme.raised, radius: 5 });
   const frame = chosen ? { stroke: theme.select, line: 2 } : token === seen.token ? { stroke: theme.accent, line: 1.5 } : null;
   if (frame) {
-    // Paper between the frame and a cell that may be as dark as it.
+    // A light gap between the frame and a cell that may be as dark.
     surface.rect(x, y, wide, CROSS_BOX, { stroke: theme.paper, line: frame.line + 3, radius: 5 });
     surface.rect(x, y, wide, CROSS_BOX, { ...frame, radius: 5 });
   }
@@ -292,24 +292,24 @@ function crossDrawToken({ surface, trace, seen, state, theme, layout, row, value
   surface.text(text, x + wide / 2, y + CROSS_BOX / 2, { size: 13, fill, align: "center", weight: chosen ? 700 : 400 });
   if (later) surface.line(x + 5, y + CROSS_BOX - 2, x + wide - 5, y + CROSS_BOX - 2, { stroke: theme.soft, opacity: 0.6, dash: [2, 3] });
   const name = shown(trace.tokens[token], 120);
-  const weight = !values ? "" : later ? "\nnot written yet at this step" : `\n${trace.measure(seen.method)}: ${weightWords(value)}`;
+  const weight = !values ? "" : later ? "\nnot generated yet at this step" : `\n${trace.measure(seen.method)}: ${weightWords(value)}`;
   const lost = row && row.lost > 0 && !later ? `\nthis row left out ${percent(row.lost)}` : "";
   const select = token < trace.source ? { token: state.token === token ? null : token } : { query: token - trace.source, token: null };
   surface.hit(x, y, wide, CROSS_BOX, { hover: { token }, select, tip: `${name}\n${tokenPlace(trace, token)}${weight}${lost}` });
 }
 
-/** From the target word to the strongest source words: a curve that leaves and arrives upright. */
+/** Curves from the target word to the strongest source words, vertical at both ends. */
 function crossDrawCurves({ surface, trace, seen, theme, layout, values, scale, top, bottom }) {
   if (!values) return;
   const pointed = Number.isInteger(seen.token) && seen.token < trace.source ? seen.token : null;
   const most = strongest(values.subarray(0, trace.source), CROSS_CURVES);
   if (!most.length) return;
   const peak = Math.abs(most[0].value);
-  const kept = most.filter((one) => Math.abs(one.value) >= CROSS_FAINTEST * peak && one.token !== pointed).reverse();
-  if (pointed !== null && values[pointed]) kept.push({ token: pointed, value: values[pointed] });
+  const curves = most.filter((one) => Math.abs(one.value) >= CROSS_FAINTEST * peak && one.token !== pointed).reverse();
+  if (pointed !== null && values[pointed]) curves.push({ token: pointed, value: values[pointed] });
   const from = crossBox(trace, layout, trace.source + seen.query);
   const start = [from.x + from.wide / 2, from.y];
-  for (const { token, value } of kept) {
+  for (const { token, value } of curves) {
     const box = crossBox(trace, layout, token);
     const end = [box.x + box.wide / 2, box.y + CROSS_BOX];
     if (end[1] > bottom || start[1] < top) continue;

@@ -1,7 +1,7 @@
-// A trace as views see it: fields that are unpacked when first looked at, and rows of the methods.
+// A trace for the views: fields that are unpacked when first viewed, and rows of the methods.
 import { unpack } from "./field.js";
 
-const MOST_HELD = 6e7; // cells unpacked at a time; older fields are unpacked again when they are wanted
+const MOST_HELD = 6e7; // cells held unpacked; older fields are unpacked again when needed
 const MOST_COMING = 2e7; // cells unpacked side by side
 const MOST_ROWS = 1e7; // values of rows that are kept
 
@@ -9,8 +9,8 @@ const MOST_ROWS = 1e7; // values of rows that are kept
 export class TraceData {
   /**
    * @param {object} about its entry in the index
-   * @param {(number: number) => Promise<Uint8Array>} block gives packed bytes
-   * @param {() => void} arrived is called when something that was asked for has come
+   * @param {(number: number) => Promise<Uint8Array>} block returns packed bytes
+   * @param {() => void} arrived called when something requested has arrived
    */
   constructor(about, block, arrived = () => {}) {
     this.about = about;
@@ -22,7 +22,7 @@ export class TraceData {
     this.rowValues = 0;
     this.waiting = new Map();
     this.coming = 0; // cells of those
-    this.unreadable = new Set(); // not asked for again: each answer would ask for a redraw, which asks again
+    this.unreadable = new Set(); // not requested again: each arrival causes a redraw, which would request it again
     this.failed = null;
     this.name = about.name;
     this.kind = about.kind;
@@ -33,8 +33,8 @@ export class TraceData {
     this.layers = about.layers || 0;
     this.heads = about.heads || 0;
     this.main = about.main || 0;
-    this.drowned = about.drowned || null; // the method and the special token that leave the words pale, and what it and a word have
-    this.told = (about.nodes || about).methods || []; // of every method that is known, here or not, in their order
+    this.drowned = about.drowned || null; // the method and special token that leave the words pale, with its value and the largest of a word
+    this.told = (about.nodes || about).methods || []; // every registered method, on the page or not, in order
   }
 
   /** Groups of maps: "" the trace's own, and for an encoder–decoder "encoder" and "cross". */
@@ -42,12 +42,12 @@ export class TraceData {
     return Object.keys(this.about.groups || {});
   }
 
-  /** What a group has: layers, heads, and which tokens its rows and columns are, as [start, stop]. */
+  /** A group's layers and heads, and the tokens of its rows and columns, as [start, stop]. */
   group(name = "") {
     return this.about.groups[name] || this.about.groups[""];
   }
 
-  /** The nearest selection that this trace can have. */
+  /** The nearest selection within this trace's limits. */
   nearest(state) {
     const last = (value, count) => Math.max(0, Math.min(value, count - 1));
     const group = this.groups.includes(state.group) ? state.group : "";
@@ -68,18 +68,18 @@ export class TraceData {
     return Boolean(this.about.fields && this.about.fields[name]);
   }
 
-  /** A layer's field if it is here, else null; then it is on its way, and `arrived` will be called. */
+  /** A layer's field if it has been unpacked; else null, and `arrived` is called once it has. */
   field(name, layer) {
     const list = this.about.fields && this.about.fields[name];
     const about = list && list[layer];
     if (!about) return null;
     const key = `${name}/${layer}`;
-    const found = this.fields.get(key);
-    if (found) {
-      found.read = true;
-      this.fields.delete(key); // what was used last goes last
-      this.fields.set(key, found);
-      return found;
+    const unpacked = this.fields.get(key);
+    if (unpacked) {
+      unpacked.read = true;
+      this.fields.delete(key); // the most recently used goes last
+      this.fields.set(key, unpacked);
+      return unpacked;
     }
     const cells = about.shape.reduce((product, size) => product * size, 1);
     const room = !this.waiting.size || this.coming + cells <= MOST_COMING;
@@ -91,7 +91,7 @@ export class TraceData {
           this.held += field.codes.length;
           for (const [old, { codes, read }] of this.fields) {
             if (this.held <= MOST_HELD) break;
-            if (!read) continue; // who asked for it has not seen it yet
+            if (!read) continue; // not read yet by whoever requested it
             this.fields.delete(old);
             this.held -= codes.length;
           }
@@ -111,27 +111,27 @@ export class TraceData {
     return null;
   }
 
-  /** A promise of a field; of null where there is none, or none that can be read. */
+  /** A promise of a field, or of null if there is none or it cannot be read. */
   async fetched(name, layer) {
     const key = `${name}/${layer}`;
     for (;;) {
-      const found = this.field(name, layer);
-      if (found || this.unreadable.has(key) || !this.waiting.size) return found;
+      const field = this.field(name, layer);
+      if (field || this.unreadable.has(key) || !this.waiting.size) return field;
       await (this.waiting.get(key) || Promise.race(this.waiting.values()));
     }
   }
 
-  /** Whether nothing is on its way. */
+  /** Whether nothing is being unpacked. */
   get idle() {
     return this.waiting.size === 0;
   }
 
-  /** What is told of the methods that read maps: a page may have rows of them. */
+  /** The methods that read maps, of which a page may have rows. */
   get offered() {
     return this.told.filter((one) => one.reads === "maps");
   }
 
-  /** Names of those that the page has. */
+  /** Names of the methods that the page has. */
   get methods() {
     const nodes = this.kind === "nodes" ? this.about.nodes.nodes : null;
     const here = (name) => (nodes ? nodes.some((one) => (one[name] ?? null) !== null) : this.has(name === "raw" ? "mean" : name));
@@ -139,7 +139,7 @@ export class TraceData {
   }
 
   /**
-   * What the index tells of a method.
+   * The index's entry for a method.
    * @returns {{name: string, title: string, value: string, paths: boolean}} `value`: what its numbers are, "weight",
    *   "share", "amount" or "effect"; `paths`: whether a row is the sum over paths down the layers
    */
@@ -147,20 +147,20 @@ export class TraceData {
     return this.told.find((one) => one.name === name) || { name, title: name, value: "share", paths: false };
   }
 
-  /** What the maps are where they are not attention itself; else nothing. */
+  /** What the maps hold if it is not attention itself; otherwise empty. */
   get mapsTitle() {
     const { mixing, mixing_title: title } = this.about;
     return title && mixing !== "attention" ? title : "";
   }
 
-  /** A method by its title, with what it reads where that is not attention itself. */
+  /** A method's title, with what it reads if that is not attention itself. */
   named(name) {
     const { title } = this.method(name);
     if (!this.mapsTitle) return title;
     return name === "raw" ? `${title} ${this.mapsTitle}` : `${title} over ${this.mapsTitle}`;
   }
 
-  /** What a method's numbers are called. */
+  /** What a method's numbers are. */
   measure(name) {
     return `${this.named(name)}, ${this.method(name).value}`;
   }
@@ -170,7 +170,7 @@ export class TraceData {
     return (this.about.queries && this.about.queries[method]) || null;
   }
 
-  /** Where a map lies: its field and its number there, or null while it comes. A head of null is the mean. */
+  /** A map's field and its number there, or null until it is unpacked. A head of null is the mean. */
   map(group, layer, head = null) {
     const prefix = group ? `${group} ` : "";
     const single = head !== null && this.has(`${prefix}heads`);
@@ -180,25 +180,25 @@ export class TraceData {
 
   /**
    * What a query draws on by a method, over all tokens.
-   * @returns {{values: Float32Array, lost: number} | {missing: string} | null} null while it comes
+   * @returns {{values: Float32Array, lost: number} | {missing: string} | null} null until it is unpacked
    */
   row(method, layer, query, head = null) {
     const key = `${method}/${layer}/${query}/${head}`;
-    let found = this.rows.get(key);
-    if (found) {
+    let row = this.rows.get(key);
+    if (row) {
       this.rows.delete(key);
     } else {
-      found = this.unpackedRow(method, layer, query, head);
-      if (!found || !found.values) return found;
-      this.rowValues += found.values.length;
+      row = this.unpackedRow(method, layer, query, head);
+      if (!row || !row.values) return row;
+      this.rowValues += row.values.length;
       for (const [old, { values }] of this.rows) {
         if (this.rowValues <= MOST_ROWS) break;
         this.rows.delete(old);
         this.rowValues -= values.length;
       }
     }
-    this.rows.set(key, found);
-    return found;
+    this.rows.set(key, row);
+    return row;
   }
 
   unpackedRow(method, layer, query, head) {
@@ -221,20 +221,20 @@ export class TraceData {
     const place = rows ? rows.indexOf(query) : query;
     if (place < 0) {
       const few = rows.length === 1 ? "one query" : `${rows.length} queries`;
-      return { missing: `the page has ${this.method(method).title} of ${few} only: t.html(…, queries="all") has it of all` };
+      return { missing: `the page has ${this.method(method).title} for ${few} only: t.html(…, queries="all") includes all` };
     }
     const field = this.field(method, layer);
     return field && { values: field.row(0, place), lost: field.lost(0, place) };
   }
 
-  /** Why something is not in the page. */
+  /** Why something is not on the page. */
   why(name) {
     return (this.about.missing && this.about.missing[name]) || `the page has no ${this.method(name).title}`;
   }
 
   /**
-   * Importances of the input tokens: `[{ method, title, target, values }]`. Where the page has none of this query,
-   * `values` is null and `only` says of which it has some.
+   * Importances of the input tokens: `[{ method, title, target, values }]`. If the page has none for this query,
+   * `values` is null and `only` lists the queries that it has.
    */
   importances(query) {
     return (this.about.importances || []).map(({ method, title, target, queries, values }) => {

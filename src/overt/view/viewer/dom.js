@@ -1,17 +1,17 @@
-// Elements without markup: text is always text.
+// Building elements without markup: text is never parsed.
 
 /** An element with properties, listeners (`onclick: f`) and children; strings become text. */
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "class") made.className = value;
-    else if (name in made && typeof value !== "string") made[name] = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (name in node && typeof value !== "string") node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
 /** A select with options `[[value, title], …]`. */
@@ -26,7 +26,7 @@ export function picker(label, options, value, onchange) {
   return element("label", { class: "control" }, element("span", {}, label), select);
 }
 
-/** Buttons of which one is on. */
+/** A group of buttons, one of which is pressed. */
 export function choice(label, options, value, onchange) {
   const group = element("div", { class: "choice", role: "group", "aria-label": label });
   for (const [key, title, off] of options) {
@@ -40,7 +40,7 @@ export function choice(label, options, value, onchange) {
   return element("div", { class: "control" }, element("span", {}, label), group);
 }
 
-/** A slider over whole numbers with what it means beside it. */
+/** A slider over whole numbers, with the current value in words. */
 export function slider(label, count, value, title, oninput) {
   const range = element("input", { type: "range", min: "0", max: String(Math.max(count - 1, 0)), step: "1", "aria-label": label });
   range.value = String(value);
@@ -54,7 +54,7 @@ export function slider(label, count, value, title, oninput) {
   return element("label", { class: "control" }, element("span", {}, label), range, words);
 }
 
-/** A box to tick; null is neither ticked nor not, and becomes ticked. */
+/** A checkbox; null is indeterminate, and becomes checked. */
 export function tick(label, value, onchange, title = null) {
   const box = element("input", { type: "checkbox", "aria-label": label, onchange: () => onchange(box.checked) });
   box.checked = Boolean(value);
@@ -62,7 +62,7 @@ export function tick(label, value, onchange, title = null) {
   return element("label", { class: "control tick", title }, box, element("span", {}, label));
 }
 
-/** Hand a file to the reader. */
+/** Download a file. */
 export function download(name, blob) {
   const link = element("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);

@@ -1,5 +1,5 @@
 // How a map evolves (Wang et al. 2021, Figure 6): a layer's own attention, what the convolution makes of it and the map
-// below, and the two fused, which is the map in use; underneath all layers of one of them.
+// below, and the two fused, which is the map in use; below, all layers of one of them.
 import { drawMatrix, drawThumb, matrixColumn, matrixPeak, matrixRow, matrixScale, matrixSize, matrixWithin, thumbBudget, thumbNote, thumbOf } from "./matrix.js";
 import { drawMessage, drawNote, drawScale, drawToken, noteLines, SCALE_HEIGHT, strongest } from "./parts.js";
 import { fitted } from "./surface.js";
@@ -10,12 +10,12 @@ const EVOLUTION_PARTS = [
   { part: "convolution", title: "convolution" },
   { part: "fused", title: "fused, in use" },
 ];
-const EVOLUTION_NONE = "no parts: overt.trace(…, parts=True) of an evolving model";
+const EVOLUTION_NONE = "no parts: trace an evolving model with overt.trace(…, parts=True)";
 const EVOLUTION_PAD = 14;
 const EVOLUTION_GAP = 26;
 const EVOLUTION_TOP = 8 + SCALE_HEIGHT + 14;
-const EVOLUTION_ACROSS = 560; // pixels from which the three maps stand side by side
-const EVOLUTION_WIDE = 960; // pixels from which the bars stand beside the thumbnails
+const EVOLUTION_ACROSS = 560; // minimum width for the three maps side by side
+const EVOLUTION_WIDE = 960; // minimum width for the bars next to the thumbnails
 const EVOLUTION_HEAD = 44; // the title and the note of the thumbnails, of the bars
 const EVOLUTION_NUMBER = 18; // under a thumbnail
 const EVOLUTION_BARS = 84;
@@ -40,13 +40,13 @@ export function evolutionField(trace, group, part, head) {
   return { name: single ? heads : mean, map: single ? head : 0 };
 }
 
-/** Why a layer has not got a part, or null if it has. */
+/** Why a layer lacks a part, or null if it has it. */
 export function evolutionMissing(trace, group, part, layer, head) {
   const { name } = evolutionField(trace, group, part, head);
   if (trace.has(name) && trace.about.fields[name][layer]) return null;
   const own = evolutionField(trace, group, "attention", head).name;
   const starts = part === "convolution" && trace.has(own) && trace.about.fields[own][layer];
-  if (starts) return "no convolution: a chain starts at this layer, there is no map below to evolve from";
+  if (starts) return "no convolution: a chain starts at this layer, so there is no map below to evolve from";
   return "this layer does not evolve: it has no parts";
 }
 
@@ -58,12 +58,12 @@ function evolutionFound(trace, seen) {
   });
 }
 
-function evolutionHas(trace, asked) {
-  const group = trace.groups.includes(asked) ? asked : "";
+function evolutionHas(trace, requested) {
+  const group = trace.groups.includes(requested) ? requested : "";
   return trace.has(`${evolutionPrefix(group)}part attention`);
 }
 
-/** Where the three maps, the thumbnails and the bars stand. */
+/** Layout of the three maps, the thumbnails and the bars. */
 export function evolutionLayout(trace, state, width) {
   const group = trace.group(matrixWithin(trace, state).group);
   const inner = Math.max(width - 2 * EVOLUTION_PAD, 160);
@@ -122,7 +122,7 @@ export const evolutionView = {
     const scene = { ...given, seen, state };
     if (!evolutionHas(trace, state.group)) {
       const others = trace.groups.filter((group) => evolutionHas(trace, group)).map((group) => group || "decoder");
-      drawMessage(surface, theme, `this attention does not evolve; look at: ${others.join(", ")}`, width);
+      drawMessage(surface, theme, `this attention does not evolve; see: ${others.join(", ")}`, width);
       return;
     }
     const layout = evolutionLayout(trace, state, width);
@@ -150,7 +150,7 @@ export const evolutionView = {
     if (!evolutionHas(trace, state.group)) return undefined;
     const layout = evolutionLayout(trace, state, width);
     const row = matrixRow(trace, state, layout.group.rows);
-    // Maps that fit the screen stay where the reader put them.
+    // Maps that fit the screen are not scrolled.
     if (row === null || !layout.across || layout.sizes[0].height < (evolutionScreens.get(trace) || 600)) return undefined;
     return layout.maps[0].y + layout.sizes[0].mapY + (row - layout.group.rows[0]) * layout.sizes[0].cell;
   },
@@ -175,7 +175,7 @@ export const evolutionView = {
   },
 };
 
-/** What each part gives a cell, in words. */
+/** The value of a cell in each part, in words. */
 function evolutionValues(found, row, column, group) {
   return found.map(({ part, field, map, missing }) => {
     const value = field && field.at(map, row - group.rows[0], column - group.columns[0]);
@@ -240,7 +240,7 @@ function evolutionStrip({ surface, trace, seen, state, theme, top, bottom, redra
   if (budget.more) redraw();
 }
 
-/** The keys that the parts of a row give most to, in the order of the text: `[{ token, values: [of each part] }]`. */
+/** The keys with the largest weights in any part of a row, in text order: `[{ token, values: [of each part] }]`. */
 export function evolutionKeys(found, row, group, count) {
   const lines = found.map(({ field, map }) => field && field.row(map, row - group.rows[0]));
   const most = (j) => Math.max(...lines.map((line) => (line ? Math.abs(line[j]) : 0)));
@@ -248,8 +248,8 @@ export function evolutionKeys(found, row, group, count) {
   const sizes = Float32Array.from({ length: wide }, (_, j) => most(j));
   const order = Array.from(sizes.keys()).filter((j) => sizes[j] > 0);
   order.sort((a, b) => sizes[b] - sizes[a] || a - b);
-  const kept = order.slice(0, count).sort((a, b) => a - b);
-  return kept.map((j) => ({ token: group.columns[0] + j, values: lines.map((line) => line && line[j]) }));
+  const largest = order.slice(0, count).sort((a, b) => a - b);
+  return largest.map((j) => ({ token: group.columns[0] + j, values: lines.map((line) => line && line[j]) }));
 }
 
 function evolutionBars({ surface, trace, seen, theme, top, bottom }, layout, found) {

@@ -1,9 +1,9 @@
-// Maps as they come packed: view/pack.py says how, and why.
+// Packed maps; view/pack.py describes the format.
 import { inflate } from "./bytes.js";
 
 const tables = new Map();
 
-/** What each code stands for, of so many steps to a doubling. */
+/** The value of each code, for a number of steps per doubling. */
 function sizesOf(bytes, steps) {
   const key = `${bytes}/${steps}`;
   if (!tables.has(key)) {
@@ -13,7 +13,7 @@ function sizesOf(bytes, steps) {
   return tables.get(key);
 }
 
-/** Maps of one layer, (map, row, column), kept as codes: a quarter of what floats would take. */
+/** Maps of one layer, (map, row, column), kept as codes: a quarter of the size of floats. */
 export class Field {
   constructor(shape, codes, scales, dropped, signs, broken = 0, steps = 10) {
     [this.maps, this.rows, this.columns] = shape;
@@ -22,7 +22,7 @@ export class Field {
     this.scales = scales;
     this.dropped = dropped; // share of each row's mass that is not here, (map, row)
     this.signs = signs; // null, or 1 where a cell is negative
-    this.broken = broken; // how many cells were no numbers
+    this.broken = broken; // number of cells that were NaN or infinite
     this.peaks = new Float32Array(this.maps).fill(-1);
   }
 
@@ -38,13 +38,13 @@ export class Field {
   row(map, row) {
     const line = map * this.rows + row;
     const start = line * this.columns;
-    const found = new Float32Array(this.columns);
+    const values = new Float32Array(this.columns);
     const scale = this.scales[line];
     for (let j = 0; j < this.columns; j++) {
       const size = scale * this.sizes[this.codes[start + j]];
-      found[j] = this.signs && this.signs[start + j] ? -size : size;
+      values[j] = this.signs && this.signs[start + j] ? -size : size;
     }
-    return found;
+    return values;
   }
 
   /** The share of a row's mass that was dropped. */
@@ -66,7 +66,7 @@ export class Field {
   }
 }
 
-/** The field that packed bytes hold, as a promise; `about` is what `pack` said of them. */
+/** The field that packed bytes hold, as a promise; `about` is the metadata from `pack`. */
 export async function unpack(about, bytes) {
   const [maps, rows, columns] = about.shape;
   const [first, codes] = await Promise.all([

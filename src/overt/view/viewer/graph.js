@@ -1,5 +1,5 @@
 // The attention graph (Abnar & Zuidema 2020, Figure 1): layers as columns, tokens as rows, weights as lines between them.
-// A picked node shows its own paths down to the input and nothing else.
+// A picked node shows only its own paths down to the input.
 import { GRAPH_MOST, graphCost, GraphEdges, graphPaths, graphRow } from "./graph_paths.js";
 import { drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest, wordsNote } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
@@ -8,8 +8,8 @@ import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 const GRAPH_PAD = 12;
 const GRAPH_ROW = 22; // height of a row; a short text gets more
 const GRAPH_TALLEST_ROW = 32;
-const GRAPH_SHORT = 440; // rows take this height before they get lower
-const GRAPH_TOP = SCALE_HEIGHT + 14; // where the heads of the columns begin
+const GRAPH_SHORT = 440; // height of all rows of a short text
+const GRAPH_TOP = SCALE_HEIGHT + 14; // where the column headings begin
 const GRAPH_HEADS = 24;
 const GRAPH_FOOT = 66; // for the small lines at the end
 const GRAPH_PART = 20; // above the source's and the target's tokens
@@ -18,12 +18,12 @@ const GRAPH_BARS = GRAPH_BAR + 41; // a bar with its number, and air
 const GRAPH_STEP = 34; // the least between columns
 const GRAPH_WIDEST = 340; // the most
 const GRAPH_LABELS_AGAIN = 64; // a step that leaves room for labels on the right as well
-const GRAPH_FREE = 800; // upper nodes whose edges are looked at wherever they are
+const GRAPH_FREE = 800; // upper nodes whose edges are all considered, on the screen or not
 const GRAPH_QUICK = 3e6; // cells that can be walked while the pointer moves
 
 const graphLabels = new WeakMap();
 
-/** Where things stand: `x(column)`, `y(token)` and what lies around them. */
+/** Positions: `x(column)`, `y(token)` and the surrounding areas. */
 export function graphLayout(trace, width) {
   if (!graphLabels.has(trace)) graphLabels.set(trace, Math.ceil(labelWidth(trace.tokens, { least: 34, most: 116 })));
   const label = graphLabels.get(trace);
@@ -51,7 +51,7 @@ function graphScreen(trace, layout, top, bottom) {
 
 const graphPeaks = new WeakMap();
 
-/** The largest weight of a method at all layers, one scale for the whole drawing; with `words`, without special tokens. */
+/** A method's largest weight over all layers, for one scale in the whole drawing; with `words`, without special tokens. */
 function graphPeak(trace, seen) {
   let held = graphPeaks.get(trace);
   if (!held) graphPeaks.set(trace, (held = new Map()));
@@ -86,23 +86,23 @@ function graphFieldPeak(trace, seen, { field, map }, first) {
   return peak || field.peak(map);
 }
 
-/** What the chosen node draws on, over the input tokens: `{ values, lost }`, `{ missing }`, or null while it comes. */
+/** What the chosen node draws on, over the input tokens: `{ values, lost }`, `{ missing }`, or null until it is unpacked. */
 export function graphTotals(trace, seen) {
   const row = trace.row(seen.method, seen.layer, seen.query, seen.method === "raw" ? seen.head : null);
   if (!seen.picked || !trace.method(seen.method).paths) return row;
-  // A picked node's raw row is of one layer; the paths of other methods lead to their own rows.
+  // A picked node's raw row covers one layer; the paths of other methods lead to their own rows.
   if (seen.method !== "raw" && !(row && row.missing)) return row;
   const paths = graphPaths(trace, seen.method, seen.layer, seen.query, seen.head);
   return paths && { values: paths.totals, lost: paths.lost };
 }
 
-/** Edges of the whole matrices, from the rows on the screen, or from all where they are few. */
+/** Edges of the whole matrices, from the rows on the screen, or from all rows if there are few. */
 function graphMatrices(trace, seen, layout, top, bottom) {
   const [first, last] = graphScreen(trace, layout, top, bottom);
   const all = trace.queries * trace.layers <= GRAPH_FREE;
   const begin = all ? 0 : Math.max(first - trace.source, 0);
   const end = all ? trace.queries : Math.max(last - trace.source, 0);
-  const found = new GraphEdges(trace.layers);
+  const edgeSet = new GraphEdges(trace.layers);
   let missing = null;
   for (let layer = 0; layer < trace.layers; layer++) {
     for (let query = begin; query < end; query++) {
@@ -112,25 +112,25 @@ function graphMatrices(trace, seen, layout, top, bottom) {
         missing = row.missing;
         continue;
       }
-      found.total += row.count;
+      edgeSet.total += row.count;
       const from = trace.source + query;
       for (let i = 0; i < row.tokens.length; i++) {
         const value = row.values[i];
         const size = Math.abs(value);
-        if (size < found.floor(layer)) break;
+        if (size < edgeSet.floor(layer)) break;
         const to = row.tokens[i];
         if ((from < first && to < first) || (from >= last && to >= last)) {
-          found.total--; // no part of it is on the screen
+          edgeSet.total--; // no part of it is on the screen
           continue;
         }
-        found.add({ size, value, layer, from, to });
+        edgeSet.add({ size, value, layer, from, to });
       }
     }
   }
-  return { edges: found.rising(), total: found.total, missing, few: !all };
+  return { edges: edgeSet.rising(), total: edgeSet.total, missing, few: !all };
 }
 
-/** Edges to draw: `{ edges, total, top, missing?, paths?, straight? }`, weak ones first. */
+/** Edges to draw: `{ edges, total, top, missing?, paths?, straight? }`, weakest first. */
 function graphEdges(trace, seen, layout, top, bottom) {
   if (!seen.picked) return { ...graphMatrices(trace, seen, layout, top, bottom), top: graphPeak(trace, seen) };
   const from = trace.source + seen.query;
@@ -160,11 +160,11 @@ function graphRamp(from, to) {
   return Array.from({ length: 256 }, (_, i) => `rgb(${between(i / 255).join(",")})`);
 }
 
-/** The scale whose colours are what an edge of a value looks like on the paper. */
+/** The scale whose colours are those of edges on the page's background. */
 function graphScale(theme, top, seen, signed, paths) {
   const scale = scaleFor(theme, top, seen, signed ? "signs" : "sizes");
   const part = signed ? (value) => Math.abs(2 * scale.part(value) - 1) : scale.part;
-  // Paths fan out and get weak soon; few of them are there, so they can be drawn stronger. So can lines on black.
+  // Paths fan out and soon get weak; there are few, so they can be drawn stronger. So can lines on black.
   const power = seen.log ? 1 : paths ? 0.55 : theme.dark ? 0.8 : 1;
   const strength = (value) => part(value) ** power;
   const stroke = (value) => (value < 0 ? theme.select : theme.edge);
@@ -181,7 +181,7 @@ function graphHead(trace, seen) {
   return seen.head === null ? ", mean of heads" : `, head ${seen.head + 1}`;
 }
 
-/** What the numbers of the chosen node are. A product down to the input is not the node's raw row. */
+/** What the chosen node's numbers are. A product down to the input is not the node's raw row. */
 function graphMeasure(trace, seen) {
   if (seen.method !== "raw") return trace.measure(seen.method);
   const { title, value } = trace.method("raw");
@@ -202,7 +202,7 @@ export const graphView = {
 
   applies(trace) {
     if (trace.methods.length && trace.layers) return true;
-    return "this trace has no layers of tokens: overt.trace(model, text) has";
+    return "this trace has no layers of tokens: overt.trace(model, text) makes one that does";
   },
 
   measure({ trace, width }) {
@@ -212,11 +212,11 @@ export const graphView = {
 
   draw({ surface, trace, seen, state, theme, width, top, bottom }) {
     const layout = graphLayout(trace, width);
-    const found = graphEdges(trace, seen, layout, top, bottom);
+    const edgeSet = graphEdges(trace, seen, layout, top, bottom);
     const totals = graphTotals(trace, seen);
-    const signed = found.edges.some((edge) => edge.value < 0);
-    const scene = { surface, trace, seen, state, theme, layout, found, totals, top, bottom };
-    scene.scale = graphScale(theme, found.top, seen, signed, seen.picked && !found.straight);
+    const signed = edgeSet.edges.some((edge) => edge.value < 0);
+    const scene = { surface, trace, seen, state, theme, layout, edgeSet, totals, top, bottom };
+    scene.scale = graphScale(theme, edgeSet.top, seen, signed, seen.picked && !edgeSet.straight);
     scene.screen = graphScreen(trace, layout, top, bottom);
     drawGraphRails(scene);
     drawGraphEdges(scene);
@@ -268,7 +268,7 @@ export const graphView = {
   },
 };
 
-/** The encoder's output is there for every layer of the decoder: a rail instead of nodes. */
+/** The encoder's output is available to every layer of the decoder: a rail instead of nodes. */
 function drawGraphRails({ surface, trace, theme, layout: { x, y }, screen: [first, last] }) {
   for (let i = first; i < Math.min(last, trace.source); i++) {
     surface.line(x(0), y(i), x(trace.layers - 1), y(i), { stroke: theme.line });
@@ -287,22 +287,22 @@ function drawGraphBands({ surface, trace, seen, theme, layout, screen: [first, l
   if (token >= first && token < last) surface.rect(4.5, y(token) - row / 2 + 1.5, wide, row - 3, line);
 }
 
-function drawGraphEdges({ surface, layout, found, scale, top, bottom }) {
+function drawGraphEdges({ surface, layout, edgeSet, scale, top, bottom }) {
   const { x, y } = layout;
-  for (const { value, layer, from, to } of found.edges) {
+  for (const { value, layer, from, to } of edgeSet.edges) {
     const [above, below] = [y(from), y(to)];
     if ((above < top && below < top) || (above > bottom && below > bottom)) continue;
     const strength = scale.strength(value);
     if (strength < 0.002) continue; // the colour of the paper
-    // As if the weight were its opacity, but without the blots of many lines on top of each other.
+    // As if the weight were its opacity, but without dark spots where many lines overlap.
     const look = { stroke: scale.css(value), line: 0.7 + 1.6 * strength };
-    if (found.straight) surface.line(x(layer + 1), above, x(0), below, look);
+    if (edgeSet.straight) surface.line(x(layer + 1), above, x(0), below, look);
     else surface.curve(x(layer + 1), above, x(layer), below, look);
   }
 }
 
 function drawGraphNodes(scene) {
-  const { surface, trace, seen, theme, layout, found, scale, screen: [first, last] } = scene;
+  const { surface, trace, seen, theme, layout, edgeSet, scale, screen: [first, last] } = scene;
   const { x, y, row } = layout;
   const near = Math.min(layout.step / 2, 18);
   const plain = { fill: theme.soft, opacity: seen.picked ? 0.3 : 0.75 };
@@ -313,7 +313,7 @@ function drawGraphNodes(scene) {
     for (let column = 0; column <= (query < 0 ? 0 : trace.layers); column++) {
       const layer = column - 1;
       const chosen = query === seen.query && layer === seen.layer;
-      const got = !found.paths || layer > seen.layer ? 0 : found.paths.reach[column][i];
+      const got = !edgeSet.paths || layer > seen.layer ? 0 : edgeSet.paths.reach[column][i];
       // Paper around what is marked, so that it stands out from the lines.
       if (chosen || i === seen.token) surface.circle(x(column), y(i), 7.5, { fill: theme.paper });
       if (chosen) surface.circle(x(column), y(i), 5, ring);
@@ -327,7 +327,7 @@ function drawGraphNodes(scene) {
   }
 }
 
-/** What a node answers to a pointer. There are thousands, and one is pointed at: hence nothing is made before. */
+/** A node's response to the pointer, computed on demand: there are thousands, and one is pointed at. */
 class GraphNode {
   constructor(scene, token, layer) {
     this.scene = scene;
@@ -353,7 +353,7 @@ class GraphNode {
   }
 
   get tip() {
-    const { token, layer, scene: { trace, seen, found } } = this;
+    const { token, layer, scene: { trace, seen, edgeSet } } = this;
     const name = shown(trace.tokens[token], 120);
     const place = tokenPlace(trace, token);
     if (layer < 0) return `${name}\n${place}, input`;
@@ -370,9 +370,9 @@ class GraphNode {
       const best = totals && totals.values && (graphStrongest(trace, totals.values, 3) || "nothing");
       if (best) lines.push(`${graphMeasure(trace, own)}: ${best}`);
     }
-    if (found.paths && layer < seen.layer) {
-      const got = weightWords(found.paths.reach[layer + 1][token]);
-      lines.push(`comes through here of ${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}: ${got}`);
+    if (edgeSet.paths && layer < seen.layer) {
+      const got = weightWords(edgeSet.paths.reach[layer + 1][token]);
+      lines.push(`passing through here from ${graphQuoted(trace, trace.source + seen.query)}, layer ${seen.layer + 1}: ${got}`);
     }
     return lines.join("\n");
   }
@@ -399,7 +399,7 @@ function drawGraphLabels({ surface, trace, seen, theme, layout, totals, screen: 
       const part = Math.min(Math.abs(value) / most, 1);
       const colour = value < 0 ? theme.spreads[3] : theme.sizes[3];
       surface.rect(edge + 7, y(i) - 4, Math.max(GRAPH_BAR * part, 0.5), 8, { fill: `rgb(${colour.join(",")})`, opacity: 0.85 });
-      // Numbers where a bar can be seen: the others are in the tips.
+      // Numbers where a bar is visible: the others are in the tips.
       if (part >= 0.05) surface.text(graphShort(value), edge + 10 + GRAPH_BAR * part, y(i), { size: 9, fill: theme.soft });
     }
     const target = { hover: { token: i }, get tip() { return graphLabelTip(trace, seen, i, values); } };
@@ -421,8 +421,8 @@ function graphShort(value) {
   return (value < 0 ? "−" : "") + (size >= 0.01 ? size.toFixed(2) : size.toFixed(3));
 }
 
-/** The scale, and a line that says what is drawn. */
-function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }) {
+/** The scale, and a description of what is drawn. */
+function drawGraphTop({ surface, trace, seen, theme, layout, edgeSet, scale, top }) {
   if (top > GRAPH_TOP) return;
   const node = `${graphQuoted(trace, trace.source + seen.query, 14)}, layer ${seen.layer + 1}`;
   const title = fitted(graphTitle(trace, seen, node), layout.width - 2 * GRAPH_PAD, 11);
@@ -431,11 +431,11 @@ function drawGraphTop({ surface, trace, seen, theme, layout, found, scale, top }
   const room = Math.min(layout.width - from - GRAPH_PAD, 600);
   if (room < 170 || layout.over) return; // a drawing wider than the pane begins with its scale alone
   const { title: name, paths } = trace.method(seen.method);
-  const lines = `Lines between two columns: ${name} at the right one’s layer.`;
+  const lines = `Lines between two columns show ${name} at the layer of the right one.`;
   const by = seen.method === "raw" ? "weights multiplied along the way" : `by ${name}`;
   let text = `${lines} Point at a node, or click it, for its ${paths ? "paths" : "lines"} to the input.`;
-  if (found.straight) text = `The ${name} of ${node}, to each input token. Esc lets go.`;
-  else if (seen.picked) text = `The paths of ${node}, down to the input, ${by}. Esc lets go.`;
+  if (edgeSet.straight) text = `The ${name} of ${node}, to each input token. Esc releases it.`;
+  else if (seen.picked) text = `The paths of ${node}, down to the input, ${by}. Esc releases it.`;
   const look = { size: 11, fill: theme.soft };
   noteLines(text, room, 11).slice(0, 3).forEach((line, i) => surface.text(line, from, 12 + 14 * i, look));
 }
@@ -448,13 +448,13 @@ function graphTitle(trace, seen, node) {
   return paths ? `${value} of ${node}${over}` : `${title} of ${node}, ${value}${over}`;
 }
 
-/** The columns' heads, which stay while the rows scroll. */
+/** The column headings, which stay while the rows scroll. */
 function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
   const y = Math.max(top, GRAPH_TOP);
   const { x } = layout;
   surface.rect(0, y, layout.width, GRAPH_HEADS, { fill: theme.paper });
   surface.line(0, y + GRAPH_HEADS - 0.5, layout.width, y + GRAPH_HEADS - 0.5, { stroke: theme.line });
-  surface.hit(0, y, layout.width, GRAPH_HEADS, {}); // rows beneath do not answer
+  surface.hit(0, y, layout.width, GRAPH_HEADS, {}); // rows below do not respond
   surface.text("input", x(0), y + 11, { size: 11, fill: theme.soft, align: "center" });
   for (let layer = 0; layer < trace.layers; layer++) {
     const chosen = layer === seen.layer;
@@ -467,19 +467,19 @@ function drawGraphHeads({ surface, trace, seen, theme, layout, top }) {
   }
 }
 
-/** Small lines at the foot of the screen: what is not drawn, or not to scale, and why. */
-function drawGraphFoot({ surface, trace, seen, theme, layout, found, bottom }) {
-  const notes = [found.missing, wordsNote(trace, seen)].filter(Boolean);
+/** Notes at the bottom of the screen: what is not drawn, or not to scale, and why. */
+function drawGraphFoot({ surface, trace, seen, theme, layout, edgeSet, bottom }) {
+  const notes = [edgeSet.missing, wordsNote(trace, seen)].filter(Boolean);
   const { title, value } = trace.method(seen.method);
-  if (found.straight && !found.missing) notes.push(`${title} is no sum over paths: its ${value}s are drawn, straight to the input`);
-  const through = found.paths && trace.source && trace.groups.includes("encoder");
-  if (found.paths && trace.source && seen.method === "raw" && !trace.about.joint) {
-    notes.push("cross-attention comes last, and without a residual it passes on nothing of the target: rollout, with one, does");
+  if (edgeSet.straight && !edgeSet.missing) notes.push(`${title} is not a sum over paths: its ${value}s are drawn straight to the input`);
+  const through = edgeSet.paths && trace.source && trace.groups.includes("encoder");
+  if (edgeSet.paths && trace.source && seen.method === "raw" && !trace.about.joint) {
+    notes.push("cross-attention comes last, and without a residual it passes nothing on from the target; rollout, which has one, does");
   }
-  if (through) notes.push("the bars of the source tokens are what reaches them through the encoder");
-  if (found.total > found.edges.length) {
-    const where = found.few ? " from the tokens on the screen" : "";
-    notes.push(`${graphCount(found.edges.length)} of ${graphCount(found.total)} edges${where}, strong ones first`);
+  if (through) notes.push("the bars of the source tokens show what reaches them through the encoder");
+  if (edgeSet.total > edgeSet.edges.length) {
+    const where = edgeSet.few ? " from the tokens on the screen" : "";
+    notes.push(`${graphCount(edgeSet.edges.length)} of ${graphCount(edgeSet.total)} edges${where}, strongest first`);
   }
   if (!notes.length) return;
   const lines = notes.flatMap((note) => noteLines(note, (layout.over ? 350 : layout.width) - 2 * GRAPH_PAD, 11));

@@ -9,15 +9,15 @@ const GRAPH_STAYS = { row: [1], gaps: [], gap: 0, lost: 0 };
 const graphFloat = new Float32Array(1);
 const graphBits = new Uint32Array(graphFloat.buffer);
 
-/** Keeps the largest of many in one pass: counts sizes in buckets, sixteen to a doubling, and raises the bar. */
+/** Keeps the largest of many in one pass: counts sizes in buckets, sixteen per doubling, and raises the threshold. */
 export class GraphTop {
   constructor(most) {
     this.most = most;
     this.list = [];
     this.counts = new Uint32Array(4096);
     this.bar = 0; // the lowest bucket that still counts
-    this.above = 0; // how many there are from it upwards
-    this.floor = 0; // nothing smaller can get in any more
+    this.above = 0; // number of entries in it and above
+    this.floor = 0; // smaller entries are not accepted
   }
 
   /** @param {{size: number}} one */
@@ -35,14 +35,14 @@ export class GraphTop {
     this.floor = graphFloat[0];
   }
 
-  /** The largest, the smallest of them first. */
+  /** The largest entries, in rising order. */
   rising() {
     const left = this.list.filter((one) => one.size >= this.floor).sort((a, b) => a.size - b.size);
     return left.slice(Math.max(0, left.length - this.most));
   }
 }
 
-/** Edges that a frame has room for: half of it shared by the layers alike, so that none looks empty, the rest to the strongest. */
+/** Edges for one frame: half are shared equally by the layers, so that none looks empty; the rest are the strongest. */
 export class GraphEdges {
   constructor(layers, most = GRAPH_MOST) {
     this.most = most;
@@ -51,7 +51,7 @@ export class GraphEdges {
     this.total = 0;
   }
 
-  /** A smaller size has no chance at a layer any more. */
+  /** The size below which edges of a layer are not accepted. */
   floor(layer) {
     return Math.min(this.all.floor, this.each[layer].floor);
   }
@@ -62,7 +62,7 @@ export class GraphEdges {
     this.each[edge.layer].add(edge);
   }
 
-  /** What was chosen, the weakest first. */
+  /** The chosen edges, the weakest first. */
   rising() {
     const chosen = new Set(this.each.flatMap((one) => one.rising()));
     for (const edge of this.all.rising().reverse()) {
@@ -81,16 +81,16 @@ function graphHeldFor(trace) {
   return held;
 }
 
-function graphKeep(map, most, key, made) {
+function graphKeep(map, most, key, value) {
   if (map.size >= most) map.clear();
-  map.set(key, made);
-  return made;
+  map.set(key, value);
+  return value;
 }
 
 /**
  * A row of a method, its strongest entries first.
  * @returns {{tokens: Uint32Array, values: Float32Array, count: number} | {missing: string} | null} `count` is how many
- *   entries are not zero; null while the row comes
+ *   entries are not zero; null until the row is unpacked
  */
 export function graphRow(trace, method, layer, query, head = null) {
   const { rows } = graphHeldFor(trace);
@@ -99,21 +99,21 @@ export function graphRow(trace, method, layer, query, head = null) {
   const row = trace.row(method, layer, query, method === "raw" ? head : null);
   if (!row || row.missing) return row;
   const { values: all } = row;
-  const found = [];
-  for (let token = 0; token < all.length; token++) if (all[token] !== 0) found.push(token);
-  let best = found;
-  if (found.length > GRAPH_ROW_KEPT) {
-    const sizes = Float32Array.from(found, (token) => Math.abs(all[token])).sort();
-    const floor = sizes[found.length - GRAPH_ROW_KEPT];
-    best = found.filter((token) => Math.abs(all[token]) >= floor);
+  const nonzero = [];
+  for (let token = 0; token < all.length; token++) if (all[token] !== 0) nonzero.push(token);
+  let best = nonzero;
+  if (nonzero.length > GRAPH_ROW_KEPT) {
+    const sizes = Float32Array.from(nonzero, (token) => Math.abs(all[token])).sort();
+    const floor = sizes[nonzero.length - GRAPH_ROW_KEPT];
+    best = nonzero.filter((token) => Math.abs(all[token]) >= floor);
   }
   best.sort((a, b) => Math.abs(all[b]) - Math.abs(all[a]));
   const tokens = Uint32Array.from(best.slice(0, GRAPH_ROW_KEPT));
   const values = Float32Array.from(tokens, (token) => all[token]);
-  return graphKeep(rows, GRAPH_ROWS_HELD, key, { tokens, values, count: found.length });
+  return graphKeep(rows, GRAPH_ROWS_HELD, key, { tokens, values, count: nonzero.length });
 }
 
-/** How many cells a node's paths may run through: what it costs to find them. */
+/** Number of cells that a node's paths may run through: the cost of finding them. */
 export function graphCost(trace) {
   const group = trace.groups.includes("encoder") ? trace.group("encoder") : null;
   return trace.layers * trace.queries * trace.tokens.length + (group ? group.layers * trace.source * trace.source : 0);
@@ -121,24 +121,24 @@ export function graphCost(trace) {
 
 /**
  * The paths from a node down to the input. The share of an edge is what reaches its upper end times its weight: for raw
- * as it is, for the others mixed with the residual. Raw is hence what rollout gives with a residual of 0: in an
- * encoder–decoder cross-attention comes last, and without a residual nothing of self-attention gets past it, unless the
- * two share a row: then what the row has for the target passes through cross-attention.
+ * as it is, for the others mixed with the residual. Raw is thus rollout with a residual of 0: in an encoder–decoder,
+ * cross-attention comes last, and without a residual nothing from self-attention gets past it, unless the two share a
+ * row: then what the row has for the target passes through cross-attention.
  *
  * @returns {{reach: Float64Array[], edges: object[], total: number, totals: Float64Array, lost: number} | null} `reach`:
- *   for each column from the input to the node's, what arrives at each token; `edges`: the strongest, weak ones first,
+ *   for each column from the input to the node's, what arrives at each token; `edges`: the strongest, in rising order,
  *   as `{ layer, from, to, value, size }` with token numbers; `total`: how many there are; `totals`: what the input
- *   tokens get, through the encoder where there is one; `lost`: the share whose way led over weights that the page has
- *   not, at any level. Null while maps come.
+ *   tokens get, through the encoder where there is one; `lost`: the share whose path used weights that the page left
+ *   out, at any level. Null until the maps are unpacked.
  */
 export function graphPaths(trace, method, layer, query, head = null) {
   const { paths } = graphHeldFor(trace);
-  const own = method === "raw" ? head : null; // the others run over the mean of the heads
+  const own = method === "raw" ? head : null; // the others use the mean of the heads
   const key = `${method}/${layer}/${query}/${own}`;
   if (paths.has(key)) return paths.get(key);
   const residual = method === "raw" ? null : trace.about.residual;
   const maps = [];
-  // All are asked for before any is waited for.
+  // Request all before waiting for any.
   for (let at = 0; at <= layer; at++) maps.push([trace.map("", at, own), trace.source ? trace.map("cross", at, own) : null]);
   const encoder = graphEncoderMaps(trace, own);
   if (maps.some(([self, cross]) => !self || (trace.source && !cross)) || encoder.some((map) => !map)) return null;
@@ -183,7 +183,7 @@ function graphStep(trace, [self, cross], residual, layer, above, below, top) {
   let floor = top.floor(layer);
   const spread = (from, first, mass, { row, gaps, gap, lost }) => {
     gone += Math.abs(mass) * lost;
-    for (let i = 0; i < gaps.length; i++) below[first + gaps[i]] += mass * gap; // no edges: nobody knows them
+    for (let i = 0; i < gaps.length; i++) below[first + gaps[i]] += mass * gap; // no edges: they are unknown
     for (let key = 0; key < row.length; key++) {
       const value = mass * row[key];
       if (value === 0) continue;
@@ -218,7 +218,7 @@ function graphStep(trace, [self, cross], residual, layer, above, below, top) {
   return gone / (graphMass(above) || 1);
 }
 
-/** One of the encoder's layers; `beside` is the mass at the target's tokens, which has no part in it. */
+/** One of the encoder's layers; `beside` is the mass at the target's tokens, which takes no part in it. */
 function graphThrough(trace, map, residual, above, beside) {
   const below = new Float64Array(above.length);
   let gone = 0;
@@ -235,7 +235,7 @@ function graphThrough(trace, map, residual, above, beside) {
 
 const graphOpened = new WeakMap();
 
-/** Which columns of a map hold anything, and whether its queries see no later keys: there, weights may have been left out. */
+/** Which columns of a map are not empty, and whether it is causal: where weights may have been left out. */
 function graphOpen(field, map) {
   let held = graphOpened.get(field);
   if (!held) graphOpened.set(field, (held = new Map()));
@@ -255,7 +255,7 @@ function graphOpen(field, map) {
   return held.get(map);
 }
 
-/** A row with the share that packing left out of it, and its sum with that. Of signed weights those left out may cancel. */
+/** A row with the share that packing left out, and its sum including that. Signed weights left out may cancel. */
 function graphWhole(trace, { field, map }, query) {
   const row = field.row(map, query);
   const left = Math.min(field.lost(map, query), 0.9);
@@ -265,8 +265,8 @@ function graphWhole(trace, { field, map }, query) {
 }
 
 /**
- * A row of a level as tracing/levels.py has it: `row` without what is the query's own, the residual's weight and `rest`,
- * which is `own`. What packing left out would be missing anew at each level of a product, so it is spread evenly over the
+ * A row of a level as in tracing/levels.py: `row` excludes the query's own part (the residual's weight and `rest`), which
+ * is `own`. What packing left out would be missing again at each level of a product, so it is spread evenly over the
  * cells that may have held it: `gap` at each of `gaps`. `lost` is its share.
  */
 function graphLevel(trace, { field, map }, residual, query, rest = 0) {

@@ -8,7 +8,7 @@ const HEADS_PAD = 14;
 const HEADS_GUTTER = 26; // for the numbers of layers
 const HEADS_GAP = 4; // between thumbnails
 const HEADS_APART = 8; // between the mean and the heads
-const HEADS_BETWEEN = 36; // between the grid and the enlarged map beside it
+const HEADS_BETWEEN = 36; // between the grid and the enlarged map
 const HEADS_NUMBERS = 16; // height of the heads' numbers
 const HEADS_LEAST = 22; // pixels of a thumbnail
 const HEADS_MOST = 76;
@@ -27,14 +27,14 @@ function headsFacts(trace, state) {
 function headsNotes(facts, seen) {
   const own = thumbNote(seen);
   if (facts.heads || !facts.single) return [own]; // some mixings have no maps of single heads
-  return [own, "the mean of heads alone: overt.trace(…, heads=True) keeps single heads"];
+  return [own, "only the mean of heads: overt.trace(…, heads=True) keeps single heads"];
 }
 
 function headsGridWidth(facts, size) {
   return HEADS_GUTTER + facts.count * (size + HEADS_GAP) + (facts.heads ? HEADS_APART : 0);
 }
 
-/** Where the grid and the enlarged map stand in a width. */
+/** Layout of the grid and the enlarged map within a width. */
 export function headsLayout(trace, state, width, screen = 600) {
   const facts = headsFacts(trace, matrixWithin(trace, state));
   const inner = width - 2 * HEADS_PAD;
@@ -57,7 +57,7 @@ export function headsLayout(trace, state, width, screen = 600) {
   const lines = Math.ceil(facts.count / fit);
   const line = Math.ceil(facts.count / lines);
   const thumb = Math.max(Math.min(room / line - HEADS_GAP, HEADS_MOST), 12);
-  // With several lines to a layer, each line says its heads; else they are said once, on top.
+  // With several lines per layer, each line has its heads' numbers; otherwise they are shown once, at the top.
   const block = lines * (thumb + HEADS_GAP + (lines > 1 ? HEADS_NUMBERS : 0)) + (lines > 1 ? 8 : 0);
   const notes = headsNotes(facts, state).reduce((sum, text) => sum + 15 * noteLines(text, gridRoom).length, 0);
   const head = 22 + notes + 6 + (lines > 1 ? 0 : HEADS_NUMBERS);
@@ -70,7 +70,7 @@ export function headsLayout(trace, state, width, screen = 600) {
   return { facts, beside, matrix, size, map, grid, head, line, lines, thumb, block, height };
 }
 
-// What is shorter than the screen stays on it while what stands beside it scrolls.
+// A part shorter than the screen stays visible while the other part scrolls.
 function headsShift(part, layout, top, screen) {
   return layout.beside && part.height <= screen ? Math.max(Math.min(top, layout.height - part.height), 0) : 0;
 }
@@ -80,7 +80,7 @@ function headsPlace(seen, layers) {
   return `${group}layer ${seen.layer + 1} of ${layers}, ${headsName(seen.head)}`;
 }
 
-/** What the maps are, before their place, where they are not attention itself. */
+/** What the maps hold, as a prefix, if it is not attention itself. */
 function headsMaps(trace) {
   return trace.mapsTitle ? `${trace.mapsTitle}, ` : "";
 }
@@ -127,7 +127,7 @@ export const headsView = {
   placeOf({ trace, state, width }) {
     const screen = headsScreens.get(trace) || 600;
     const layout = headsLayout(trace, state, width, screen);
-    // A map that is always on the screen needs no scrolling, but the grid beside it may.
+    // A map that is always on the screen needs no scrolling, but the grid next to it may.
     const { layer } = matrixWithin(trace, state);
     if (layout.beside && layout.map.height <= screen) return headsThumbY(layout, layer) + layout.thumb / 2;
     const row = matrixRow(trace, state, layout.facts.rows);
@@ -153,18 +153,18 @@ export const headsView = {
 
 function headsDrawMap({ surface, trace, seen, state, theme, width, top, bottom }, layout, shift) {
   const { facts, map, matrix, size } = layout;
-  const found = trace.map(seen.group, seen.layer, seen.head);
-  const field = found && found.field;
-  const peak = field ? matrixPeak(trace, field, found.map, seen, facts.rows, facts.columns) : 1;
+  const chosen = trace.map(seen.group, seen.layer, seen.head);
+  const field = chosen && chosen.field;
+  const peak = field ? matrixPeak(trace, field, chosen.map, seen, facts.rows, facts.columns) : 1;
   const scale = matrixScale(theme, peak, [field], seen);
   const y = map.y + shift;
   const wide = Math.min(220, Math.max(matrix.width - 20, 120));
   const what = fitted(`${headsMaps(trace)}weight in the enlarged map`, width - map.x - HEADS_PAD, 11);
   if (field) drawScale(surface, theme, scale, map.x, y + HEADS_TOP, what, wide);
   const title = `layer ${seen.layer + 1}, ${headsName(seen.head)}`;
-  const broken = field && field.broken ? ` · ${field.broken} cells of this layer were no numbers and count as 0` : "";
+  const broken = field && field.broken ? ` · ${field.broken} cells of this layer were NaN or infinite and count as 0` : "";
   const place = { ...matrix, cell: size.cell, x: map.x, y: y + HEADS_ABOVE, top, bottom };
-  const picture = { field, map: found ? found.map : 0, scale, title: title + broken, note: `${headsMaps(trace)}${title}` };
+  const picture = { field, map: chosen ? chosen.map : 0, scale, title: title + broken, note: `${headsMaps(trace)}${title}` };
   drawMatrix(surface, { ...place, ...picture, theme, seen, state });
 }
 

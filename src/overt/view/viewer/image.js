@@ -1,5 +1,5 @@
-// An image's patches, layer by layer, by what the chosen query draws on (Wang et al. 2021, Figure 4). The picture lies
-// beneath in grey, so that no colour of its own is taken for a weight; lightness orders the weights, as everywhere.
+// An image's patches, layer by layer, by what the chosen query draws on (Wang et al. 2021, Figure 4). The picture is
+// shown in grey underneath, so that none of its colours is taken for a weight; lightness orders the weights, as everywhere.
 import { drawMessage, drawScale, SCALE_HEIGHT, scaleFor } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, shown, weightWords } from "./words.js";
@@ -11,16 +11,16 @@ const IMAGE_TITLE = 26; // line above the large picture
 const IMAGE_CAPTION = 18; // line above a small one
 const IMAGE_GAP = 12;
 const IMAGE_LARGEST = 480;
-const IMAGE_WIDE = 720; // from here on the small pictures stand beside the large one
+const IMAGE_WIDE = 720; // minimum width for small pictures next to the large one
 const IMAGE_COVER = 0.7; // opacity of the weights over the picture
-const IMAGE_CONTRAST = 0.7; // of the grey picture: its light and dark must not pass for weights
+const IMAGE_CONTRAST = 0.7; // of the grey picture: its light and dark must not be taken for weights
 const IMAGE_SHARPEST = 640; // pixels of the grey picture's longer side
 
 const imagePlaces = new WeakMap();
 const imageElements = new WeakMap();
 const imageCovers = new WeakMap();
 
-/** Where an image's patches are among the tokens: `{ first, stop, rows, columns }`; null where there are none. */
+/** Where an image's patches are among the tokens: `{ first, stop, rows, columns }`; null if there are none. */
 export function imagePatches(trace) {
   if (!trace.about.grid) return null;
   const [rows, columns] = trace.about.grid;
@@ -33,15 +33,15 @@ export function imagePatches(trace) {
 export function imageSize({ grid: [rows, columns], image }) {
   const [height, width] = image || [rows, columns];
   if (height % rows === 0 && width % columns === 0) return { height, width, tall: height / rows, wide: width / columns };
-  // What does not fill a patch at the right and at the bottom is not seen by the model; patches are square then.
+  // The model does not see an incomplete patch at the right or bottom; patches are square then.
   const side = Math.min(Math.floor(height / rows), Math.floor(width / columns)) || Math.min(height / rows, width / columns);
   return { height, width, tall: side, wide: side };
 }
 
-/** Where everything stands at a width. */
+/** The layout for a given width. */
 function imageLayout(trace, width) {
-  const kept = imagePlaces.get(trace);
-  if (kept && kept.width === width) return kept;
+  const cached = imagePlaces.get(trace);
+  if (cached && cached.width === width) return cached;
   const { first, stop } = imagePatches(trace);
   const size = imageSize(trace.about);
   const room = Math.max(width - 2 * IMAGE_EDGE, 160);
@@ -79,12 +79,12 @@ function imageLayout(trace, width) {
   }));
   const last = smalls[smalls.length - 1];
   const height = Math.max(under, last.y + tall) + 16;
-  const found = { width, beside, size, chips, start, large, under, smalls, height };
-  imagePlaces.set(trace, found);
-  return found;
+  const layout = { width, beside, size, chips, start, large, under, smalls, height };
+  imagePlaces.set(trace, layout);
+  return layout;
 }
 
-/** How many small pictures stand in a line, and their width: as large as they fit a height, but not too small. */
+/** Number of small pictures in a line, and their width: as large as fits the height, but not too small. */
 function imageColumns(count, across, size, height) {
   for (let columns = 2; ; columns++) {
     const most = Math.min(240, (240 * size.width) / size.height);
@@ -101,7 +101,7 @@ export const imageView = {
   controls: ["method", "layer", "head", "query", "log"],
 
   applies(trace) {
-    if (!trace.about.grid || !trace.methods.length) return "this trace is of no image";
+    if (!trace.about.grid || !trace.methods.length) return "this trace is not of an image";
     return imagePatches(trace) ? true : "this trace has fewer tokens than its image has patches";
   },
 
@@ -123,14 +123,14 @@ export const imageView = {
       if (!row || !row.values) continue;
       for (let i = first; i < stop; i++) {
         if (row.values[i] < 0) signed = true;
-        // A patch draws on itself most, by rollout at least half in the first layer: that would dwarf the others.
+        // A patch draws most on itself (by rollout, at least half in the first layer), which would dwarf the others.
         if (i === query) own = Math.max(own, Math.abs(row.values[i]));
         else peak = Math.max(peak, Math.abs(row.values[i]));
       }
     }
     const scale = scaleFor(theme, peak || own, seen, signed ? "signs" : "sizes");
     const what = `${trace.named(seen.method)}${head === null ? "" : `, head ${head + 1}`}`;
-    // A scale of nothing would be made up.
+    // Without values there is no scale.
     if (rows.some((row) => row && row.values)) {
       const title = `${what}: a patch’s ${trace.method(seen.method).value}, all layers${own > scale.top ? `; its own is up to ${number(own)}` : ""}`;
       const room = width - 2 * IMAGE_EDGE;
@@ -138,7 +138,7 @@ export const imageView = {
     }
     const scene = { surface, trace, seen, theme, scale, what, head, query, picture: imageOf(trace, redraw), size: layout.size };
     imageDrawChips(scene, layout, rows[layer], top, bottom);
-    // Beside many layers the large one stays on the screen if it fits.
+    // Next to many layers, the large picture stays on the screen if it fits.
     const tall = layout.under - layout.start;
     const fits = layout.beside && tall + 16 < bottom - top;
     const moved = fits ? Math.min(Math.max(top + 6 - layout.start, 0), Math.max(layout.height - 16 - layout.under, 0)) : 0;
@@ -155,7 +155,7 @@ export const imageView = {
   },
 };
 
-/** The tokens that are no patches, coloured like these; those that are queries can be chosen. */
+/** The tokens that are not patches, coloured like patches; those that are queries can be chosen. */
 function imageDrawChips({ surface, trace, seen, theme, scale, what, query }, layout, row, top, bottom) {
   if (!layout.chips.length) return;
   surface.text(trace.source ? "words" : "queries", IMAGE_EDGE, layout.chips[0].y + IMAGE_CHIP / 2, { size: 12, fill: theme.soft });
@@ -203,19 +203,19 @@ function imageDrawLarge(scene, layout, moved, row, layer) {
   }
   imageDrawMarks(scene, large, true);
   if (!row) return;
-  // Of a captioning model words alone are queries.
+  // In a captioning model, only words are queries.
   const select = (token) => (trace.source ? { token } : { query: token, token: null });
   imageHit(scene, large, row, layer, (token) => ({ hover: { token }, select: select(token) }));
   surface.text(fitted(imageShares(trace, row.values, seen.method), room, 11), large.x, layout.under + moved - 12, { size: 11, fill: theme.soft });
 }
 
-/** How much of a row goes to patches at all, which the colours do not say. */
+/** How much of a row goes to patches, which the colours do not show. */
 function imageShares(trace, values, method) {
   const { first, stop } = imagePatches(trace);
   let inside = 0;
   let whole = 0;
   for (let i = 0; i < values.length; i++) {
-    if (values[i] < 0) return "weights have signs";
+    if (values[i] < 0) return "weights may be negative";
     whole += values[i];
     if (i >= first && i < stop) inside += values[i];
   }
@@ -245,7 +245,7 @@ function imageDrawSmall(scene, place, row, layer) {
   if (row && row.values) imageHit(scene, place, row, place.layer, (token) => ({ hover: { ...here, token }, select: here }));
 }
 
-/** Every patch of a picture answers, by one place for all. */
+/** One area that responds for every patch of a picture. */
 function imageHit({ surface, trace, what, size }, place, row, layer, target) {
   const { first, rows, columns } = imagePatches(trace);
   const tall = (size.tall * place.height) / size.height;
@@ -261,7 +261,7 @@ function imageHit({ surface, trace, what, size }, place, row, layer, target) {
   });
 }
 
-/** The query, where it is a patch, and what the pointer is over. */
+/** Mark the query, if it is a patch, and the patch under the pointer. */
 function imageDrawMarks({ surface, trace, seen, theme, query, size }, place, large) {
   const { first, stop, columns } = imagePatches(trace);
   const tall = (size.tall * place.height) / size.height;
@@ -270,7 +270,7 @@ function imageDrawMarks({ surface, trace, seen, theme, query, size }, place, lar
     if (token === null || token === undefined || token < first || token >= stop) continue;
     const x = place.x + ((token - first) % columns) * wide;
     const y = place.y + Math.floor((token - first) / columns) * tall;
-    // Light beside strong: seen on any colour.
+    // A light and a strong line: visible on any colour.
     surface.rect(x - 1, y - 1, wide + 2, tall + 2, { stroke: theme.paper, line: large ? 4 : 2.5, opacity: 0.8 });
     surface.rect(x - 1, y - 1, wide + 2, tall + 2, { stroke: colour, line: (token === query ? 1.5 : 1) * (large ? 1.6 : 1) });
   }
@@ -296,51 +296,51 @@ function imageDrawPatches({ surface, trace, theme, scale, seen, head, picture, s
 
 /** Weights as pixels, one for each patch. */
 function imageCover(trace, key, values, scale, opacity) {
-  let kept = imageCovers.get(trace);
-  if (!kept) imageCovers.set(trace, (kept = new Map()));
-  if (kept.has(key)) return kept.get(key);
+  let cache = imageCovers.get(trace);
+  if (!cache) imageCovers.set(trace, (cache = new Map()));
+  if (cache.has(key)) return cache.get(key);
   const { first, rows, columns } = imagePatches(trace);
   const data = new Uint8ClampedArray(4 * rows * columns);
   for (let i = 0; i < rows * columns; i++) data.set([...scale.rgb(values[first + i]), Math.round(255 * opacity)], 4 * i);
-  if (kept.size > 256) kept.clear();
+  if (cache.size > 256) cache.clear();
   const pixels = { width: columns, height: rows, data };
-  kept.set(key, pixels);
+  cache.set(key, pixels);
   return pixels;
 }
 
-/** A trace's picture once it has loaded, else null; `redraw` is called when it has. */
+/** A trace's picture once it has loaded, else null; `redraw` is called when it loads. */
 function imageOf(trace, redraw) {
   const source = trace.about.picture;
   if (typeof source !== "string" || !source.startsWith("data:image/") || typeof Image === "undefined") return null;
-  let kept = imageElements.get(trace);
-  if (!kept) {
-    kept = { element: new Image(), ready: false, waiting: new Set(), grey: undefined };
-    imageElements.set(trace, kept);
-    kept.element.onload = () => {
-      kept.ready = true;
-      for (const one of kept.waiting) one();
-      kept.waiting.clear();
+  let loaded = imageElements.get(trace);
+  if (!loaded) {
+    loaded = { element: new Image(), ready: false, waiting: new Set(), grey: undefined };
+    imageElements.set(trace, loaded);
+    loaded.element.onload = () => {
+      loaded.ready = true;
+      for (const one of loaded.waiting) one();
+      loaded.waiting.clear();
     };
-    kept.element.src = source;
+    loaded.element.src = source;
   }
-  if (!kept.ready) kept.waiting.add(redraw);
-  return kept.ready ? kept : null;
+  if (!loaded.ready) loaded.waiting.add(redraw);
+  return loaded.ready ? loaded : null;
 }
 
-/** The picture in grey as pixels, made once; null where there is no canvas. */
-function imageGrey(kept) {
-  if (kept.grey !== undefined || typeof document === "undefined") return kept.grey || null;
-  const { naturalWidth, naturalHeight } = kept.element;
+/** The picture in grey as pixels, computed once; null if there is no canvas. */
+function imageGrey(loaded) {
+  if (loaded.grey !== undefined || typeof document === "undefined") return loaded.grey || null;
+  const { naturalWidth, naturalHeight } = loaded.element;
   const shrink = Math.min(1, IMAGE_SHARPEST / Math.max(naturalWidth, naturalHeight, 1));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(naturalWidth * shrink));
   canvas.height = Math.max(1, Math.round(naturalHeight * shrink));
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(kept.element, 0, 0, canvas.width, canvas.height);
+  context.drawImage(loaded.element, 0, 0, canvas.width, canvas.height);
   const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
   for (let i = 0; i < data.length; i += 4) {
     const light = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
     data.fill(128 + IMAGE_CONTRAST * (light - 128), i, i + 3);
   }
-  return (kept.grey = { width: canvas.width, height: canvas.height, data });
+  return (loaded.grey = { width: canvas.width, height: canvas.height, data });
 }

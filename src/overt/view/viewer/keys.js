@@ -1,19 +1,19 @@
-// What the keyboard does.
+// Keyboard shortcuts.
 
 export const KEYS = [
-  ["↑ ↓", "the token before, after"],
-  ["← →", "the layer below, above"],
-  ["[ ]", "the head before, after"],
-  ["Enter", "pick the node of the chosen token and layer, or let go"],
-  ["m", "the next method"],
-  ["1 – 9", "a view"],
+  ["↑ ↓", "previous, next token"],
+  ["← →", "layer below, above"],
+  ["[ ]", "previous, next head"],
+  ["Enter", "pick the node of the chosen token and layer, or release it"],
+  ["m", "next method"],
+  ["1 – 9", "switch to a view"],
   ["g", "log scale"],
-  ["w", "scale by words alone"],
-  ["Esc", "let go of what was picked"],
+  ["w", "scale by words only"],
+  ["Esc", "clear the selection"],
   ["?", "this list"],
 ];
 
-/** Do what a key says; anything else is left to the browser. */
+/** Handle a key; other keys are left to the browser. */
 export function pressed(viewer, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || viewer.help.open) return;
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
@@ -54,7 +54,7 @@ function nextTab(viewer, step) {
   viewer.tabs.querySelector('[aria-selected="true"]').focus();
 }
 
-/** The row above or below, in whatever the front view has for rows. */
+/** The row above or below, in the front view's rows. */
 function nextRow({ store, trace, limits, front, uses }, step) {
   const { state } = store;
   if (front.view.step) return front.view.step({ trace, state, step });
@@ -65,7 +65,7 @@ function nextRow({ store, trace, limits, front, uses }, step) {
   return { query: Math.min(Math.max(state.query + step, 0), Math.max(limits.queries - 1, 0)) };
 }
 
-/** The head before or after; the mean stands between the last and the first. */
+/** The previous or next head; the mean is between the last and the first. */
 function turned(head, count, step) {
   if (head === null) return step > 0 ? 0 : count - 1;
   return head + step < 0 || head + step >= count ? null : head + step;

@@ -1,4 +1,4 @@
-// The viewer: a head with tabs and controls, panes that share one selection, a line that says what is chosen.
+// The viewer: a header with tabs and controls, panes that share one selection, a line that describes the selection.
 import { fillControls } from "./controls.js";
 import { TraceData } from "./data.js";
 import { download, element } from "./dom.js";
@@ -9,7 +9,7 @@ import { Store } from "./store.js";
 import { VIEWS } from "./views.js";
 import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const FIRST = ["nodes", "image", "cross"]; // views that say most of the traces that have them
+const FIRST = ["nodes", "image", "cross"]; // the most informative views, for traces that have them
 let mounted = 0;
 
 /**
@@ -18,7 +18,7 @@ let mounted = 0;
  * @param {HTMLElement} root
  * @param {{index: object, block: (number: number) => Promise<Uint8Array>}} source the index, and packed bytes by number
  * @param {{link?: boolean, state?: object, onselect?: (state: object) => void}} options `link`: keep the selection in
- *   the address, which is on unless said otherwise
+ *   the address (on by default)
  * @returns {{state: () => object, select: (changes: object) => void, settled: () => Promise<void>, svg: (pane?: number) => string, destroy: () => void}}
  */
 export function mount(root, source, options = {}) {
@@ -66,7 +66,7 @@ class Viewer {
       part: "fused",
       picked: false,
       log: false,
-      words: null, // as each trace needs it, until somebody chooses
+      words: null, // as each trace needs it, until the reader chooses
     };
   }
 
@@ -92,7 +92,7 @@ class Viewer {
     return state;
   }
 
-  /** How far a selection may go: as far as the larger of two compared traces. */
+  /** The limits of a selection: those of the larger of two compared traces. */
   limitsOf(state) {
     const traces = [this.traces[state.trace], this.traces[state.other]].filter(Boolean);
     const views = VIEWS.filter((view) => view.id === state.view || view.id === state.beside);
@@ -118,14 +118,14 @@ class Viewer {
     return this.traces[this.store.state.trace];
   }
 
-  /** Whether the panes that can be are scaled by words; null where some are and some are not. */
+  /** Whether the panes that can be scaled by words are; null if some are and some are not. */
   get words() {
     const able = this.panes.filter(({ view, trace }) => view.controls.includes("words") && view.applies(trace) === true && trace.special.some(Boolean));
     const on = able.map((pane) => pane.selection.state.words);
     return on.some((one) => one !== on[0]) ? null : Boolean(on[0]);
   }
 
-  /** Paper is white. */
+  /** Printing: paper is white. */
   printed(now) {
     this.printing = now;
     this.frame.dataset.theme = this.theme();
@@ -149,11 +149,11 @@ class Viewer {
     this.fillHelp();
     this.themeButton = element("button", { type: "button", onclick: () => this.nextTheme() });
     this.tools.append(
-      element("button", { type: "button", title: "The first pane as a vector picture; a very tall one as far as it is on the screen", onclick: () => this.save("svg") }, "SVG"),
-      element("button", { type: "button", title: "The first pane as a picture, likewise", onclick: () => this.save("png") }, "PNG"),
-      ...(this.options.link && location.protocol !== "about:" ? [element("button", { type: "button", title: "An address that leads back here", onclick: (event) => this.copyLink(event.currentTarget) }, "Link")] : []),
+      element("button", { type: "button", title: "Save the first pane as SVG (of a very tall one, the visible part)", onclick: () => this.save("svg") }, "SVG"),
+      element("button", { type: "button", title: "Save the first pane as PNG (of a very tall one, the visible part)", onclick: () => this.save("png") }, "PNG"),
+      ...(this.options.link && location.protocol !== "about:" ? [element("button", { type: "button", title: "Copy a link to this view", onclick: (event) => this.copyLink(event.currentTarget) }, "Link")] : []),
       this.themeButton,
-      element("button", { type: "button", title: "Keys", "aria-label": "Keys", onclick: () => this.help.showModal() }, "?"),
+      element("button", { type: "button", title: "Keyboard shortcuts", "aria-label": "Keyboard shortcuts", onclick: () => this.help.showModal() }, "?"),
     );
     const title = element("h1", {}, shown(this.index.title || "Overt", 120));
     const head = element("header", { class: "head" }, title, this.tabs, this.tools);
@@ -165,8 +165,8 @@ class Viewer {
     const list = element("dl");
     for (const [keys, meaning] of KEYS) list.append(element("dt", {}, keys), element("dd", {}, meaning));
     const close = element("button", { type: "button", onclick: () => this.help.close() }, "Close");
-    const about = element("p", { class: "about" }, `Made by overt ${this.index.version || ""}. A row keeps its largest weights up to ${percent(this.index.mass ?? 1)} of its sum; what was left out is said beside it.`);
-    this.help.append(element("h2", {}, "Keys"), list, about, close);
+    const about = element("p", { class: "about" }, `Made by overt ${this.index.version || ""}. Each row keeps its largest weights, up to ${percent(this.index.mass ?? 1)} of its sum; the page shows what was left out.`);
+    this.help.append(element("h2", {}, "Keyboard shortcuts"), list, about, close);
   }
 
   listen() {
@@ -176,7 +176,7 @@ class Viewer {
     if (this.options.link) globalThis.addEventListener("hashchange", this.onhash);
     this.ondark = () => this.recolour();
     if (this.darkness) this.darkness.addEventListener("change", this.ondark);
-    // On a page of its own keys work before anything was clicked; a notebook has keys of its own.
+    // On a standalone page, keys work before anything is clicked; a notebook has its own keys.
     this.onbody = (event) => event.target === document.body && pressed(this, event);
     if (this.options.link) document.addEventListener("keydown", this.onbody);
     this.onprint = (event) => this.printed(event.type === "beforeprint");
@@ -194,7 +194,7 @@ class Viewer {
       const here = location.href.split("#")[0];
       if (location.hash.replace(/^#/, "") !== hash) history.replaceState(null, "", hash ? `${here}#${hash}` : here);
     } catch {
-      // A page inside a notebook has no address of its own.
+      // A page inside a notebook has no address.
     }
   }
 
@@ -214,20 +214,20 @@ class Viewer {
     this.say();
   }
 
-  /** The panes that the state asks for; those that stay are kept. */
+  /** Create the panes for the state; existing ones are reused. */
   arrange() {
     const { state } = this.store;
-    const wanted = [[state.view, state.trace]];
-    if (state.other !== null) wanted.push([state.view, state.other]);
-    if (state.beside) wanted.push([state.beside, state.trace]);
-    const key = wanted.map((one) => one.join("/")).join(" ");
+    const arrangement = [[state.view, state.trace]];
+    if (state.other !== null) arrangement.push([state.view, state.other]);
+    if (state.beside) arrangement.push([state.beside, state.trace]);
+    const key = arrangement.map((one) => one.join("/")).join(" ");
     if (key !== this.arranged) {
       this.arranged = key;
       const old = this.panes;
-      this.panes = wanted.map(([id, number_]) => {
+      this.panes = arrangement.map(([id, number_]) => {
         const trace = this.traces[number_];
-        const kept = old.find((pane) => pane.view.id === id && pane.trace === trace);
-        if (kept) return kept;
+        const existing = old.find((pane) => pane.view.id === id && pane.trace === trace);
+        if (existing) return existing;
         const view = VIEWS.find((one) => one.id === id);
         const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
         return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id, this.offers(view, trace));
@@ -242,14 +242,14 @@ class Viewer {
     this.say();
   }
 
-  /** Where a trace has nothing for a view, those on the page that have. */
+  /** If a trace has no data for a view, the traces on the page that do. */
   offers(view, trace) {
     if (view.applies(trace) === true) return [];
-    const having = this.traces.map((one, at) => ({ one, at })).filter(({ one }) => view.applies(one) === true);
-    return having.map(({ one, at }) => ({ name: shown(one.name, 60), show: (pane) => this.show(pane, at) }));
+    const traces = this.traces.map((one, at) => ({ one, at })).filter(({ one }) => view.applies(one) === true);
+    return traces.map(({ one, at }) => ({ name: shown(one.name, 60), show: (pane) => this.show(pane, at) }));
   }
 
-  /** Put another trace into a pane: its side of a comparison, else what all panes show. */
+  /** Show another trace in a pane: on its side of a comparison, or else in all panes. */
   show(pane, trace) {
     const place = this.panes.indexOf(pane);
     const other = place === 1 && this.store.state.other !== null;
@@ -260,7 +260,7 @@ class Viewer {
 
   reveal() {
     for (const pane of this.panes) {
-      pane.tip.hidden = true; // it told of what was there before
+      pane.tip.hidden = true; // it described what was there before
       pane.revealChosen();
     }
   }
@@ -269,7 +269,7 @@ class Viewer {
     const { state } = this.store;
     const fits = VIEWS.filter((view) => this.traces.some((trace) => view.applies(trace) === true));
     const focused = this.tabs.contains(document.activeElement);
-    const byKeys = this.tabs.querySelector(":focus-visible"); // who clicked wants the keys for the view
+    const byKeys = this.tabs.querySelector(":focus-visible"); // after a click, keys should go to the view
     this.tabs.replaceChildren(
       ...fits.map((view) => {
         const on = view.id === state.view;
@@ -282,7 +282,7 @@ class Viewer {
     else if (focused) this.front.scroll.focus({ preventScroll: true });
   }
 
-  /** Say what is chosen, for everybody and for those who cannot see the drawing. */
+  /** Describe the selection, also for those who cannot see the drawing. */
   say() {
     const pane = this.panes.find((one) => one === this.store.pointing) || this.front;
     const { trace } = pane;
@@ -299,7 +299,7 @@ class Viewer {
     this.frame.dataset.theme = this.theme();
     const names = { auto: "Auto", light: "Light", dark: "Dark" };
     this.themeButton.textContent = names[this.themeChoice];
-    this.themeButton.title = "Colours: as the system has them, light, dark";
+    this.themeButton.title = "Colours: system setting, light or dark";
     for (const pane of this.panes) pane.ask();
   }
 
@@ -310,14 +310,14 @@ class Viewer {
     this.recolour();
   }
 
-  /** The pane whose view is the one on top of the page. */
+  /** The pane of the selected tab. */
   get front() {
     return this.panes[0];
   }
 
   async save(kind) {
     await this.settled();
-    this.front.svg(); // asks for what lies beyond the screen
+    this.front.svg(); // requests what lies beyond the screen
     await this.settled();
     const { state } = this.store;
     const name = `${fileName(this.trace.name)}-${state.view}.${kind}`;
@@ -336,7 +336,7 @@ class Viewer {
     setTimeout(() => (button.textContent = "Link"), 1500);
   }
 
-  /** When everything that was asked for is here and drawn. */
+  /** Resolves when everything requested has arrived and been drawn. */
   async settled() {
     for (let quiet = 0; quiet < 2; ) {
       await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
@@ -384,8 +384,8 @@ function fileName(text) {
 
 function remembered(key) {
   try {
-    const found = localStorage.getItem(key);
-    return ["auto", "light", "dark"].includes(found) ? found : null;
+    const stored = localStorage.getItem(key);
+    return ["auto", "light", "dark"].includes(stored) ? stored : null;
   } catch {
     return null; // pages in frames and on disk may have no storage
   }

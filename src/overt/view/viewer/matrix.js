@@ -3,30 +3,30 @@ import { drawToken, labelWidth, mapPixels, scaleFor } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { percent, shown, weightWords } from "./words.js";
 
-const MATRIX_LEAST = 9; // pixels of a cell that still has a label of its own
+const MATRIX_LEAST = 9; // pixels of a cell that still has its own label
 const MATRIX_MOST = 26;
-const MATRIX_SLANT = 16; // pixels of a cell from which labels of columns need not stand upright
+const MATRIX_SLANT = 16; // pixels of a cell from which column labels are slanted instead of upright
 const MATRIX_TITLE = 24;
-const MATRIX_LOST = 62; // the bars of what rows left out, with the gap before them
+const MATRIX_LOST = 62; // bars for what rows left out, with the gap before them
 const MATRIX_BAR = 46;
-const MATRIX_APART = 11; // pixels between labels where not every token can have one
-const THUMB_WORK = 1e6; // cells that thumbnails are made of in a frame
-const THUMB_ASKS = 2; // layers that are on their way at a time
+const MATRIX_APART = 11; // pixels between labels if not every token can have one
+const THUMB_WORK = 1e6; // cells read for thumbnails per frame
+const THUMB_ASKS = 2; // layers requested at the same time
 const THUMB_KEPT = 2400; // thumbnails of a trace
 const THUMB_PIXELS = 64;
 
 const matrixLabels = new WeakMap();
 
-/** The width that the labels of some tokens of a trace want; measured once. */
+/** The width that the labels of some tokens of a trace need; measured once. */
 function matrixLabelWidth(trace, [start, stop], size, most) {
-  let kept = matrixLabels.get(trace);
-  if (!kept) matrixLabels.set(trace, (kept = new Map()));
+  let cache = matrixLabels.get(trace);
+  if (!cache) matrixLabels.set(trace, (cache = new Map()));
   const key = `${start}/${stop}/${size}/${most}`;
-  if (!kept.has(key)) kept.set(key, Math.ceil(labelWidth(trace.tokens.slice(start, stop), { size, least: 24, most })));
-  return kept.get(key);
+  if (!cache.has(key)) cache.set(key, Math.ceil(labelWidth(trace.tokens.slice(start, stop), { size, least: 24, most })));
+  return cache.get(key);
 }
 
-/** The share that a row may leave out at most, which is where the bars of it end; 0 if the page has all. */
+/** The largest share that a row may leave out, where its bars end; 0 if the page has everything. */
 export function matrixUnit(trace) {
   for (const list of Object.values(trace.about.fields || {})) {
     for (const about of list) if (about && about.unit !== undefined) return about.unit > 1e-9 ? about.unit : 0;
@@ -34,19 +34,19 @@ export function matrixUnit(trace) {
   return 0;
 }
 
-/** Colours for a map or several that share a scale. */
+/** The colour scale for one map, or for several that share it. */
 export function matrixScale(theme, top, fields, seen) {
   return scaleFor(theme, top, seen, fields.some((field) => field && field.signs) ? "signs" : "sizes");
 }
 
 const matrixPeaks = new WeakMap();
 
-/** The largest weight of a map; with the selection's `words` on, of words that look at others. */
+/** The largest weight of a map; with the selection's `words` on, between different words. */
 export function matrixPeak(trace, field, map, seen, rows, columns) {
   if (!seen.words) return field.peak(map);
-  let kept = matrixPeaks.get(field);
-  if (!kept) matrixPeaks.set(field, (kept = new Map()));
-  if (kept.has(map)) return kept.get(map);
+  let cache = matrixPeaks.get(field);
+  if (!cache) matrixPeaks.set(field, (cache = new Map()));
+  if (cache.has(map)) return cache.get(map);
   let peak = 0;
   for (let i = 0; i < field.rows; i++) {
     if (trace.special[rows[0] + i]) continue;
@@ -56,16 +56,16 @@ export function matrixPeak(trace, field, map, seen, rows, columns) {
       if (!trace.special[token] && token !== rows[0] + i && Math.abs(values[j]) > peak) peak = Math.abs(values[j]);
     }
   }
-  kept.set(map, peak || field.peak(map));
-  return kept.get(map);
+  cache.set(map, peak || field.peak(map));
+  return cache.get(map);
 }
 
 /**
- * What an enlarged map takes.
+ * The size of an enlarged map.
  *
- * @param {object} options `rows` and `columns`: their tokens as [start, stop]; `width`: that there is; `height`: that it
- *   should keep to if its cells stay legible; `cell`: instead, the size of a cell; `most`: the largest cell;
- *   `rowLabels`: whether tokens stand at its left; `lost`: whether bars of what was left out stand at its right;
+ * @param {object} options `rows` and `columns`: their tokens as [start, stop]; `width`: available width; `height`:
+ *   maximum height, if cells stay legible; `cell`: the size of a cell, instead; `most`: the largest cell;
+ *   `rowLabels`: whether tokens are shown at its left; `lost`: whether bars for what was left out are at its right;
  *   `title`: whether there is one
  * @returns {object} width and height of all; cell; left and head, the room of labels; of the map itself the size
  *   (mapWidth, mapHeight) and the place within all (mapX, mapY)
@@ -80,11 +80,11 @@ export function matrixSize(options) {
   const left = rowLabels ? matrixLabelWidth(trace, rows, 13, Math.round(Math.min(130, Math.max(0.22 * width, 48)))) + 10 : 0;
   const upright = matrixLabelWidth(trace, columns, 12, 84);
   const plain = (width - left - bars) / wide;
-  // The last of the slanted labels reaches beyond its column: over the bars, or over room of its own.
+  // The last slanted label extends beyond its column: over the bars, or into extra room.
   const beyond = bars ? 0 : Math.ceil(upright / 2);
   const fit = plain < MATRIX_SLANT ? plain : Math.max((width - left - bars - beyond) / wide, MATRIX_SLANT - 0.1);
   const high = (height - above - upright - 12) / tall;
-  // Where not every row can have a label anyway, the map may as well be seen whole.
+  // If not every row can have a label anyway, show the whole map.
   const least = fit < MATRIX_LEAST ? 0.6 * fit : MATRIX_LEAST;
   const size = cell ?? Math.max(Math.min(fit, most, high), least, 0.02);
   const slanted = size >= MATRIX_SLANT;
@@ -95,7 +95,7 @@ export function matrixSize(options) {
   return { ...whole, cell: size, left, head, bars, slanted, mapX: left, mapY: above + head, mapWidth, mapHeight };
 }
 
-/** The selection as a trace can show it: one that is compared with another may have fewer layers, heads or groups. */
+/** The selection within a trace's limits: a compared trace may have fewer layers, heads or groups. */
 export function matrixWithin(trace, seen) {
   const group = trace.groups.includes(seen.group) ? seen.group : "";
   const { layers, heads } = trace.group(group);
@@ -105,7 +105,7 @@ export function matrixWithin(trace, seen) {
 
 /** The token of the row that a selection is at, in a map whose rows are `rows`; null if it is elsewhere. */
 export function matrixRow(trace, seen, rows) {
-  // Queries count from the source's end; the source's own rows have a name of their own.
+  // Queries are counted from the end of the source; rows of the source are named separately.
   const token = rows[0] >= trace.source ? trace.source + seen.query : seen.row;
   return Number.isInteger(token) && token >= rows[0] && token < rows[1] ? token : null;
 }
@@ -126,17 +126,17 @@ export function matrixCell(trace, field, map, row, column, rows, columns) {
   return `${shown(trace.tokens[row], 60)} → ${shown(trace.tokens[column], 60)}: ${weightWords(value)}`;
 }
 
-/** What a row left out, in words; nothing if that is nothing. */
+/** What a row left out, in words; empty if nothing. */
 export function matrixLost(field, map, row, rows, unit = null) {
   const lost = field.lost(map, row - rows[0]);
   return lost > 0 ? `this row left out ${percent(lost)}` : unit ? "this row left out nothing" : "";
 }
 
 /**
- * One map, enlarged. Its labels of columns stay on the screen while its rows scroll.
+ * One enlarged map. Its column labels stay on the screen while its rows scroll.
  *
  * @param {Surface} surface
- * @param {object} options those of `matrixSize`, and: `theme`; `field` and `map`, null while they come; `scale`; `x`, `y`:
+ * @param {object} options those of `matrixSize`, and: `theme`; `field` and `map`, null until unpacked; `scale`; `x`, `y`:
  *   the place of all; `seen`, `state`: the selection with and without what the pointer is over; `top`, `bottom`: what is
  *   on the screen; `title`: a text, or null; `mark`: a colour beside the title; `note`: further lines of a tip;
  *   `hover`, `select`: what else a cell stands for
@@ -151,7 +151,7 @@ export function drawMatrix(surface, options) {
   const { cell, mapWidth, mapHeight } = size;
   const left = x + size.mapX;
   const under = y + size.mapY;
-  // The labels of columns wait at the upper edge for as long as there is map below them.
+  // Column labels stay at the top edge as long as there is map below them.
   const labels = Math.min(Math.max(under, top + size.head), under + Math.max(mapHeight - cell, 0));
   const first = Math.max(0, Math.floor((labels - under) / cell));
   const last = Math.min(rows[1] - rows[0], Math.ceil((bottom - under) / cell));
@@ -243,14 +243,14 @@ function matrixCross(surface, theme, left, under, { cell, mapWidth, mapHeight },
   }
 }
 
-/** Which of `count` labels have room, and those that must be there. */
+/** The labels that have room, and those that must be shown. */
 function matrixThinned(first, last, cell, musts) {
   const step = Math.max(1, Math.ceil(MATRIX_APART / cell - 0.25));
-  const kept = musts.filter((one, i) => one !== null && one >= first && one < last && musts.indexOf(one) === i);
-  const free = (i) => step === 1 || kept.every((one) => Math.abs(one - i) * cell >= MATRIX_APART);
-  const found = [];
-  for (let i = Math.ceil(first / step) * step; i < last; i += step) if (!kept.includes(i) && free(i)) found.push(i);
-  return [...found, ...kept];
+  const required = musts.filter((one, i) => one !== null && one >= first && one < last && musts.indexOf(one) === i);
+  const free = (i) => step === 1 || required.every((one) => Math.abs(one - i) * cell >= MATRIX_APART);
+  const others = [];
+  for (let i = Math.ceil(first / step) * step; i < last; i += step) if (!required.includes(i) && free(i)) others.push(i);
+  return [...others, ...required];
 }
 
 function matrixFont(cell) {
@@ -299,7 +299,7 @@ function matrixHead(surface, trace, theme, place) {
 function matrixBars(surface, theme, field, map, unit, x, under, cell, first, last) {
   surface.line(x, under + first * cell, x, under + last * cell, { stroke: theme.line });
   surface.line(x + MATRIX_BAR, under + first * cell, x + MATRIX_BAR, under + last * cell, { stroke: theme.line, opacity: 0.6 });
-  // Rows thinner than a line share a bar, the longest of theirs.
+  // Rows thinner than a line share a bar, the longest of them.
   const step = Math.max(1, Math.ceil(1.5 / cell));
   for (let i = Math.floor(first / step) * step; i < last; i += step) {
     let lost = 0;
@@ -313,43 +313,43 @@ function matrixBars(surface, theme, field, map, unit, x, under, cell, first, las
 
 const thumbs = new WeakMap();
 
-/** How much work on thumbnails a draw may do: little for a pane that will draw again, any amount for what is kept. */
+/** How much thumbnail work a draw may do: little for a pane that will redraw, any amount for an export. */
 export function thumbBudget(surface) {
   const canvas = surface.context && surface.context.canvas;
   return { left: canvas && canvas.isConnected ? THUMB_WORK : Infinity, more: false };
 }
 
 /**
- * A map as a thumbnail on a scale of its own, `{ pixels, peak }`; null while it comes. Once made it needs its field no
- * more, so that a grid may have more layers than are held at a time.
+ * A map as a thumbnail on its own scale, `{ pixels, peak }`; null until it is unpacked. Once made, it no longer needs its
+ * field, so that a grid may have more layers than are held at a time.
  */
 export function thumbOf(trace, { name, layer, map, theme, seen, rows, columns, budget }) {
-  let kept = thumbs.get(trace);
-  if (!kept) thumbs.set(trace, (kept = new Map()));
+  let cache = thumbs.get(trace);
+  if (!cache) thumbs.set(trace, (cache = new Map()));
   const key = `${name}/${layer}/${map}/${theme.dark}/${Boolean(seen.log)}/${Boolean(seen.words)}`;
-  const found = kept.get(key);
-  if (found) return found;
+  const cached = cache.get(key);
+  if (cached) return cached;
   if (budget.left <= 0) {
     budget.more = true;
     return null;
   }
-  // A few layers at a time: what is asked for at once comes at once, and the page stands still meanwhile.
+  // A few layers at a time: requested all at once, they would arrive together and block the page.
   const patient = budget.left < Infinity && trace.waiting.size >= THUMB_ASKS;
   if (patient && !trace.fields.has(`${name}/${layer}`)) return null;
   const field = trace.field(name, layer);
   if (!field) return null;
   budget.left -= field.rows * field.columns + 1e4;
   const peak = matrixPeak(trace, field, map, seen, rows, columns);
-  const made = { pixels: mapPixels(field, map, matrixScale(theme, peak, [field], seen), THUMB_PIXELS), peak };
-  if (kept.size >= THUMB_KEPT) kept.delete(kept.keys().next().value);
-  kept.set(key, made);
-  return made;
+  const thumb = { pixels: mapPixels(field, map, matrixScale(theme, peak, [field], seen), THUMB_PIXELS), peak };
+  if (cache.size >= THUMB_KEPT) cache.delete(cache.keys().next().value);
+  cache.set(key, thumb);
+  return thumb;
 }
 
-/** What thumbnails' colours mean, in words. */
+/** What the thumbnails' colours mean, in words. */
 export function thumbNote(seen) {
   const reach = seen.log ? "three decades to" : "from 0 to";
-  return `each has a scale of its own, ${reach} its largest weight${seen.words ? " among words" : ""}`;
+  return `each has its own scale, ${reach} its largest weight${seen.words ? " among words" : ""}`;
 }
 
 /**

@@ -1,11 +1,11 @@
-// A node of a graph and what it draws on: rings of neighbours by hop, and beside them all neighbours in a table.
+// A node of a graph and what it draws on: rings of neighbours by hop, and a table of all neighbours.
 import { KINDS } from "./colour.js";
 import { nodesAngles, nodesBend, nodesLabels, nodesOrdered, nodesScene, nodesSpread, nodesTies, nodesValue } from "./nodes_layout.js";
 import { drawScale, SCALE_HEIGHT, scaleFor } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { number, shown } from "./words.js";
 
-const NODES_SIDE = 760; // from this width on the table stands beside the picture
+const NODES_SIDE = 760; // minimum width for the table next to the picture
 const NODES_PAD = 14;
 const NODES_TITLE = 42;
 const NODES_KEYS = 54; // below the rings: what areas and widths mean
@@ -16,9 +16,9 @@ const NODES_WIDEST = 6; // lines of edges
 const NODES_NARROWEST = 0.6;
 const NODES_SMALLEST = 2.5; // radius
 const NODES_PALEST = 0.2; // of the scale of colours
-const NODES_TOLD = 5; // edges of the node under the pointer that have their share written on them
+const NODES_TOLD = 5; // edges of the node under the pointer that are labelled with their share
 
-/** A node's name as it may be drawn. */
+/** A node's name for drawing. */
 export function nodesName(one, most = 24) {
   return shown(one.name === undefined || one.name === null ? one.id : one.name, most);
 }
@@ -35,13 +35,13 @@ function nodesLabel(label) {
 const nodesKept = new WeakMap();
 
 function nodesOnce(trace, key, make) {
-  let kept = nodesKept.get(trace);
-  if (!kept) nodesKept.set(trace, (kept = new Map()));
-  if (!kept.has(key)) {
-    if (kept.size > 40) kept.clear(); // of panes that were pulled through many widths
-    kept.set(key, make());
+  let cache = nodesKept.get(trace);
+  if (!cache) nodesKept.set(trace, (cache = new Map()));
+  if (!cache.has(key)) {
+    if (cache.size > 40) cache.clear(); // after a pane was resized through many widths
+    cache.set(key, make());
   }
-  return kept.get(key);
+  return cache.get(key);
 }
 
 function nodesMethod(trace, seen) {
@@ -63,8 +63,8 @@ function nodesPeak(trace, method) {
 }
 
 /**
- * Colours of the classes: null without classes, else `{ of: label → colour, legend: [[word, colour]] }`. The page says
- * which classes have a colour, so that it is the same one beside other nodes; the others share the last.
+ * Colours of the classes: null without classes, else `{ of: label → colour, legend: [[word, colour]] }`. The page
+ * determines which classes have a colour, so that it is the same for all nodes; the others share the last.
  */
 export function nodesKinds(trace) {
   return nodesOnce(trace, "kinds", () => {
@@ -81,7 +81,7 @@ export function nodesKinds(trace) {
   });
 }
 
-/** Colours of values; the palest can still be seen, for here a colour is a disc and not a cell among others. */
+/** Colours of values; the palest is still visible, because it fills a disc and not a cell among others. */
 function nodesScale(theme, peak) {
   const scale = scaleFor(theme, peak, { log: false });
   return { ...scale, css: (value) => scale.css(NODES_PALEST * peak + (1 - NODES_PALEST) * value) };
@@ -123,7 +123,7 @@ function nodesFrame(trace, seen, width) {
   });
 }
 
-/** Places of all that the rings show, in a picture of a size. */
+/** Positions of everything in the rings, for a picture of a given size. */
 function nodesPicture(trace, method, width, height) {
   return nodesOnce(trace, `picture/${method}/${width}/${height}`, () => {
     const about = trace.about.nodes;
@@ -138,7 +138,7 @@ function nodesPicture(trace, method, width, height) {
     const [middle, centre] = [width / 2, height / 2];
     const largest = Math.min(Math.max(0.085 * far, 9), 19);
     const peak = nodesPeak(trace, method);
-    // Areas, not radii, are in proportion: eyes compare areas.
+    // Areas, not radii, are proportional: eyes compare areas.
     const radius = (value) => Math.sqrt(NODES_SMALLEST ** 2 + (largest ** 2 - NODES_SMALLEST ** 2) * Math.min(value / peak, 1));
     const discs = new Map();
     for (const one of scene.nodes) {
@@ -166,7 +166,7 @@ function nodesPicture(trace, method, width, height) {
   });
 }
 
-/** The middle of the widest gap between angles, where the name of the node in the middle crosses no edge. */
+/** The middle of the widest gap between angles, where the name of the middle node crosses no edge. */
 function nodesGap(angles) {
   const turned = angles.map((angle) => ((angle % (2 * Math.PI)) + 2 * Math.PI) % (2 * Math.PI)).sort((a, b) => a - b);
   let best = { wide: 0, angle: -Math.PI / 2 };
@@ -190,7 +190,7 @@ function nodesLine(part) {
   return { line: NODES_NARROWEST + (NODES_WIDEST - NODES_NARROWEST) * part, opacity: 0.16 + 0.5 * Math.sqrt(part) };
 }
 
-/** One digit that counts, downwards. */
+/** Rounded down to one significant digit. */
 function nodesRound(value) {
   if (!(value > 0)) return 0;
   const unit = 10 ** Math.floor(Math.log10(value));
@@ -201,7 +201,7 @@ function nodesWritten(value, spread) {
   return spread === null || spread === undefined ? number(value) : `${number(value)} ± ${number(spread)}`;
 }
 
-/** All that is known of a node, a line each. */
+/** Everything known about a node, one line each. */
 export function nodesFacts(trace, one) {
   const about = trace.about.nodes;
   const lines = [nodesCalled(one, 120)];
@@ -233,7 +233,7 @@ export const nodesView = {
   },
 
   applies(trace) {
-    return trace.kind === "nodes" ? true : "this is no graph's node: overt.view.pages.node_page(…) shows those";
+    return trace.kind === "nodes" ? true : "this trace is not of a graph’s node: overt.view.pages.node_page(…) shows nodes";
   },
 
   measure({ trace, seen, width }) {
@@ -246,7 +246,7 @@ export const nodesView = {
     const scale = nodesScale(theme, nodesPeak(trace, frame.method));
     const colour = (one) => (kinds ? kinds.of(one.label) : scale.css(nodesValue(one, frame.method)));
     const scene = { surface, trace, seen, state, theme, frame, kinds, scale, colour, top, bottom };
-    // Beside a long table the picture stays in sight.
+    // Next to a long table, the picture stays visible.
     const y = frame.beside ? Math.max(0, Math.min(top, bottom - frame.picture)) : 0;
     if (y < bottom && y + frame.picture > top) nodesDrawPicture(scene, y);
     nodesDrawTable(scene);
@@ -266,19 +266,19 @@ export const nodesView = {
   placeOf({ trace, seen, state, width }) {
     const { beside, rows, table } = nodesFrame(trace, seen, width);
     const row = rows.findIndex((one) => one.id === state.node);
-    return beside && row >= 0 ? table.y + NODES_HEAD + row * NODES_ROW : NaN; // beneath, it would carry the picture away
+    return beside && row >= 0 ? table.y + NODES_HEAD + row * NODES_ROW : NaN; // below the picture, scrolling there would hide it
   },
 
   describe({ trace, seen }) {
     const about = trace.about.nodes;
-    const found = nodesById(trace).get(seen.node);
+    const pointed = nodesById(trace).get(seen.node);
     const own = nodesById(trace).get(about.node);
-    if (found && found !== own) return `what ${nodesCalled(own, 30)} draws on: ${nodesFacts(trace, found).join(" · ")}`;
+    if (pointed && pointed !== own) return `what ${nodesCalled(own, 30)} draws on: ${nodesFacts(trace, pointed).join(" · ")}`;
     const method = nodesMethod(trace, seen);
     const rows = nodesRows(trace, method);
     const first = rows.filter((one) => nodesValue(one, method) > 0).slice(0, 5);
-    const said = first.map((one) => `${one === own ? "itself" : nodesName(one, 20)} ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
-    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${trace.method(method).title}: ${said.join(", ") || "nothing"}`;
+    const values = first.map((one) => `${one === own ? "itself" : nodesName(one, 20)} ${nodesWritten(nodesValue(one, method), nodesSpread(one, method))}`);
+    return `what ${nodesCalled(own, 30)} draws on, ${nodesCount(rows.length - 1)}, by ${trace.method(method).title}: ${values.join(", ") || "nothing"}`;
   },
 };
 
@@ -295,10 +295,10 @@ function nodesDrawPicture(scene, y) {
   const room = frame.column - 2 * NODES_PAD;
   surface.text(fitted(`What ${nodesCalled(own, 40)} draws on`, room, 13, 650), NODES_PAD, y + 14, { size: 13, fill: theme.ink, weight: 650 });
   const drawn = picture.first < others ? `${picture.first} of ${nodesCount(others)} drawn` : nodesCount(others);
-  const more = about.left_out ? `, ${about.left_out} more not in the page` : "";
+  const more = about.left_out ? `, ${about.left_out} more not on the page` : "";
   const focus = picture.discs.has(seen.node) ? seen.node : null;
   const hidden = focus === null && nodesById(trace).get(seen.node);
-  const absent = hidden && `${nodesCalled(hidden, 24)} is not among those drawn: ${picture.first} of ${nodesCount(others)} are`;
+  const absent = hidden && `${nodesCalled(hidden, 24)} is not drawn: only ${picture.first} of ${nodesCount(others)} are`;
   const said = absent || `${drawn}${more}, by ${trace.method(frame.method).title}`;
   surface.text(fitted(said, room, 11), NODES_PAD, y + 31, { size: 11, fill: theme.soft });
   if (frame.legend) {
@@ -348,7 +348,7 @@ function nodesAbove({ x, y, radius, wide }) {
 function nodesDrawLabel({ surface, trace, state, theme }, disc, down, near, focus, own) {
   const lit = !near || near.has(disc.one.id);
   const chosen = disc.one.id === focus;
-  // A name without room of its own is shown while its node is pointed at.
+  // A name without room is shown while its node is pointed at.
   const place = disc.place || (chosen ? nodesAbove(disc) : null);
   if (!place) return;
   surface.rect(place.left - 1, down + place.top, place.right - place.left + 2, place.bottom - place.top, { fill: theme.paper, opacity: 0.72, radius: 3 });
@@ -390,7 +390,7 @@ function nodesDrawKeys({ surface, trace, theme, frame, kinds, scale }, picture, 
     x += wide[i];
   });
   const samples = trace.about.nodes.samples;
-  const pale = samples ? `pale: one standard deviation more, over ${samples} posterior samples` : "area: what is drawn on a node; width: what comes over an edge";
+  const pale = samples ? `pale: one standard deviation more, over ${samples} posterior samples` : "area: how much is drawn on a node; width: how much comes over an edge";
   surface.text(fitted(pale, column - 2 * NODES_PAD, 10), column / 2, y + 44, { ...soft, align: "center" });
 }
 
@@ -416,11 +416,11 @@ function nodesDrawTable(scene) {
   const { left_out: left } = trace.about.nodes;
   const end = start + rows.length * NODES_ROW;
   if (left && end < bottom && end + NODES_ROW > top) {
-    const said = `${left} more ${left === 1 ? "neighbour" : "neighbours"}: node_page(…, top=None) has all`;
+    const said = `${left} more ${left === 1 ? "neighbour" : "neighbours"}: node_page(…, top=None) includes all`;
     surface.text(fitted(said, table.width, 11), table.x, end + NODES_ROW / 2, { size: 11, fill: theme.soft });
   }
   if (start - NODES_HEAD > bottom || frame.end < top) return;
-  // The heading stays in sight above a long table.
+  // The heading stays visible above a long table.
   const y = Math.min(Math.max(table.y, top), Math.max(table.y, end - NODES_ROW));
   surface.rect(table.x - 8, y - (y > table.y ? 0 : 8), table.width + 8 + NODES_PAD, NODES_HEAD, { fill: theme.paper });
   if (y > table.y) surface.hit(table.x - 8, y, table.width + 22, NODES_HEAD, {});
@@ -441,7 +441,7 @@ function nodesDrawTable(scene) {
   surface.line(table.x - 4, y + NODES_HEAD - 4, table.x + table.width, y + NODES_HEAD - 4, { stroke: theme.line });
 }
 
-/** How a method's cell is split: room for the bar, and whether its number has the spread behind it. */
+/** How a method's cell is divided: width of the bar, and whether the spread follows the number. */
 function nodesCell(trace, wide) {
   const spread = trace.about.nodes.samples > 0 && wide >= 168;
   const said = spread ? 92 : wide >= 84 ? 40 : 0;

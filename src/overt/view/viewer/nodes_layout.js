@@ -1,41 +1,41 @@
-// Where the nodes of a neighbourhood stand: one in the middle, the others on rings by hop, edges that cross little.
-// The rules are those of view/nodes.py, so that picture and page agree.
+// Layout of a neighbourhood: one node in the middle, the others on rings by hop, with few crossing edges.
+// The rules are those of view/nodes.py, so that figure and page agree.
 
-const NODES_FAINTEST = 0.03; // of the heaviest edge; lighter ones are drawn only where a node has no other
+const NODES_FAINTEST = 0.03; // of the heaviest edge; lighter ones are drawn only if a node has no other
 const NODES_SWEEPS = 40;
 
 /** A node's value by a method; raw is the top layer's. */
 export function nodesValue(one, method) {
-  const found = method === "raw" ? one.raw && one.raw[one.raw.length - 1] : one[method];
-  return Number.isFinite(found) ? found : 0;
+  const value = method === "raw" ? one.raw && one.raw[one.raw.length - 1] : one[method];
+  return Number.isFinite(value) ? value : 0;
 }
 
-/** The spread of that value over posterior samples; null where there are none. */
+/** The spread of that value over posterior samples; null if there are none. */
 export function nodesSpread(one, method) {
-  const found = one[`${method}_spread`];
-  const top = method === "raw" && found ? found[found.length - 1] : found;
+  const spread = one[`${method}_spread`];
+  const top = method === "raw" && spread ? spread[spread.length - 1] : spread;
   return Number.isFinite(top) ? top : null;
 }
 
-/** The nodes that are drawn on at all, and the node itself, the largest value first. */
+/** The nodes that are drawn on, and the node itself, the largest value first. */
 export function nodesOrdered(about, method) {
   const others = about.methods.map(({ name }) => name).filter((name) => name !== "raw");
   const used = (one) => one.raw.some((value) => value > 0) || others.some((name) => one[name] > 0);
-  const kept = about.nodes.filter((one) => one.id === about.node || used(one));
-  return kept.sort((a, b) => nodesValue(b, method) - nodesValue(a, method) || a.hop - b.hop || a.id - b.id);
+  const listed = about.nodes.filter((one) => one.id === about.node || used(one));
+  return listed.sort((a, b) => nodesValue(b, method) - nodesValue(a, method) || a.hop - b.hop || a.id - b.id);
 }
 
 /** For each node its neighbours with the largest share over layers and directions: Map of Maps. */
 export function nodesTies(about) {
-  const found = new Map(about.nodes.map((one) => [one.id, new Map()]));
+  const tiesOf = new Map(about.nodes.map((one) => [one.id, new Map()]));
   for (const { source, target, share } of about.edges) {
     if (!(share > 0) || source === target) continue;
     for (const [here, there] of [[source, target], [target, source]]) {
-      const ties = found.get(here);
-      if (ties && found.has(there)) ties.set(there, Math.max(ties.get(there) || 0, share));
+      const ties = tiesOf.get(here);
+      if (ties && tiesOf.has(there)) ties.set(there, Math.max(ties.get(there) || 0, share));
     }
   }
-  return found;
+  return tiesOf;
 }
 
 function nodesBest(ties, fits) {
@@ -47,7 +47,7 @@ function nodesBest(ties, fits) {
 }
 
 /**
- * What the picture shows: the node, the first `count` others, those that they hang on, and their edges.
+ * What the picture shows: the node, the first `count` others, the nodes that link them to it, and the edges.
  * @returns {{ nodes: object[], edges: {one: number, other: number, share: number}[], heaviest: number, first: number }}
  */
 export function nodesScene(about, ordered, ties, count) {
@@ -56,7 +56,7 @@ export function nodesScene(about, ordered, ties, count) {
   const inside = new Set([about.node, ...others.slice(0, count).map((one) => one.id)]);
   const rings = Math.max(0, ...[...inside].map((id) => hop.get(id)));
   for (let far = rings; far > 1; far--) {
-    // From the outermost ring inwards: a node hangs on one of the ring before.
+    // From the outermost ring inwards: each node is linked to one of the next ring inside.
     for (const id of [...inside].filter((one) => hop.get(one) === far).sort((a, b) => a - b)) {
       const before = (other) => hop.get(other) === far - 1;
       if (nodesBest(ties.get(id), (other) => before(other) && inside.has(other))) continue;
@@ -80,8 +80,8 @@ export function nodesScene(about, ordered, ties, count) {
 }
 
 /**
- * An angle for each node but the one in the middle. A node of an outer ring stands by the strongest of its neighbours
- * inside, and a sector is as wide as what it holds. Sectors change places as long as edges between them get shorter.
+ * An angle for each node but the one in the middle. A node of an outer ring is placed near its strongest neighbour
+ * further inside, and a sector's width depends on how many nodes it holds. Sectors are swapped while that shortens edges.
  */
 export function nodesAngles(hops, edges) {
   const parent = new Map();
@@ -128,26 +128,26 @@ export function nodesAngles(hops, edges) {
       }
     }
   }
-  const found = placed();
+  const angles = placed();
   const near = new Map([...hops.keys()].map((one) => [one, []]));
   for (const { one, other } of edges) {
     near.get(one).push(other);
     near.get(other).push(one);
   }
   for (const one of order) {
-    const middle = found.get(one);
+    const middle = angles.get(one);
     const lean = (member) => {
-      const others = near.get(member).filter((other) => hops.get(other)).map((other) => found.get(root(other)));
+      const others = near.get(member).filter((other) => hops.get(other)).map((other) => angles.get(root(other)));
       return others.reduce((sum, angle) => sum + Math.sin(angle - middle), 0) / Math.max(1, others.length);
     };
     const leans = new Map(members.get(one).map((member) => [member, lean(member)]));
     const held = members.get(one).sort((a, b) => leans.get(b) - leans.get(a) || a - b);
-    held.forEach((member, i) => found.set(member, middle + size(one) * turn * (0.5 - (i + 0.5) / held.length)));
+    held.forEach((member, i) => angles.set(member, middle + size(one) * turn * (0.5 - (i + 0.5) / held.length)));
   }
-  return found;
+  return angles;
 }
 
-/** Where an edge is pulled to, in units of rings: inwards along a ring, but past the middle; null is straight. */
+/** The control point of an edge, in units of rings: inwards along a ring, but past the middle; null if straight. */
 export function nodesBend(hops, angles) {
   let apart = (angles[1] - angles[0]) % (2 * Math.PI);
   if (apart > Math.PI) apart -= 2 * Math.PI;
@@ -159,7 +159,7 @@ export function nodesBend(hops, angles) {
 }
 
 /**
- * Places for labels, the most important first, each beside its disc where nothing else stands; null where all is taken.
+ * Places for labels, the most important first, each next to its disc where there is room; null where there is none.
  * @param {{x: number, y: number, radius: number, angle: number, wide: number}[]} discs
  * @param {{left: number, right: number, top: number, bottom: number}} box that labels stay in
  */

@@ -1,4 +1,4 @@
-// The self-contained page: the index and the packed bytes stand in it as text.
+// The self-contained page, which holds the index and the packed bytes as text.
 import { fromBase64 } from "./bytes.js";
 import { mount } from "./main.js";
 

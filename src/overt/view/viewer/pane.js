@@ -1,10 +1,10 @@
-// A pane: one view of one trace on a canvas that holds no more than what is on the screen.
+// A pane: one view of one trace, on a canvas no larger than the visible part.
 import { palette } from "./colour.js";
 import { element } from "./dom.js";
 import { drawMessage, messageHeight, scaledByWords } from "./parts.js";
 import { CanvasSurface, SvgSurface } from "./surface.js";
 
-const TALLEST = 6000; // pixels of a view that is exported whole; of a taller one, what is on the screen
+const TALLEST = 6000; // pixels; a taller view is exported only as far as it is visible
 const MINIMAP = 44; // its width
 const MESSAGE = 50; // above a message
 
@@ -16,8 +16,8 @@ export class Pane {
    * @param {Store} store
    * @param {() => string} theme "light" or "dark"
    * @param {string} heading
-   * @param {string} described id of the element that says in words what is drawn
-   * @param {{name: string, show: (pane: Pane) => void}[]} offers traces that have what this one lacks, if it does
+   * @param {string} described id of the element that describes the drawing in words
+   * @param {{name: string, show: (pane: Pane) => void}[]} offers traces that have data for the view, if this one has none
    */
   constructor(view, trace, store, theme, heading, described, offers = []) {
     this.view = view;
@@ -42,7 +42,7 @@ export class Pane {
     this.listen();
   }
 
-  /** Where the view has nothing to show, a way to traces of which it has. */
+  /** If the view has nothing to show, buttons for traces that have data for it. */
   offered(offers) {
     const buttons = offers.map(({ name, show }) => element("button", { type: "button", onclick: () => show(this) }, name));
     const words = `${offers.length === 1 ? "This trace on the page has" : "These traces on the page have"} data for ${this.view.title}:`;
@@ -103,12 +103,12 @@ export class Pane {
     if (event.pointerType !== "touch") this.store.point(target && target.hover ? target.hover : null, this);
   }
 
-  /** Draw again in the next frame. */
+  /** Redraw in the next frame. */
   ask() {
     if (!this.frame) this.frame = requestAnimationFrame(() => this.draw());
   }
 
-  /** The selection as this trace can have it: a compared one may be shorter, or have fewer layers. */
+  /** The selection within this trace's limits: a compared trace may be shorter, or have fewer layers. */
   get selection() {
     const grouped = this.view.controls.includes("group");
     const near = (state) => ({ ...this.trace.nearest(grouped ? state : { ...state, group: "" }), words: scaledByWords(this.view, this.trace, state) });
@@ -197,20 +197,26 @@ export class Pane {
     if (Number.isFinite(y)) this.reveal(y);
   }
 
-  /** Scroll so that a place of the content is seen. */
+  /** Scroll so that a place of the content is visible. */
   reveal(y, size = 24) {
     const { scrollTop: top, clientHeight: height } = this.scroll;
     if (y < top + 40) this.scroll.scrollTop = Math.max(0, y - 60);
     else if (y + size > top + height - 30) this.scroll.scrollTop = y + size + 60 - height;
   }
 
-  /** The view as an SVG; a very tall one as far as it is on the screen. */
-  svg() {
+  /** The area that is exported: the whole drawing, or only the visible part of a very tall one. */
+  exported() {
     this.draw();
     const whole = this.content.height <= TALLEST;
     const wide = Math.max(this.content.width, this.size.width);
     const top = whole ? 0 : this.scroll.scrollTop;
     const tall = whole ? Math.max(this.content.height, 60) : this.size.height;
+    return { wide, top, tall };
+  }
+
+  /** The view as an SVG. */
+  svg() {
+    const { wide, top, tall } = this.exported();
     const theme = palette(this.theme());
     const surface = new SvgSurface(wide, tall, theme.paper);
     if (top) surface.parts.push(`<g transform="translate(0 ${-Math.round(top)})">`);
@@ -221,11 +227,7 @@ export class Pane {
 
   /** The view as a PNG at twice its size, as a promise of a blob. */
   async png() {
-    this.draw();
-    const whole = this.content.height <= TALLEST;
-    const wide = Math.max(this.content.width, this.size.width);
-    const top = whole ? 0 : this.scroll.scrollTop;
-    const tall = whole ? Math.max(this.content.height, 60) : this.size.height;
+    const { wide, top, tall } = this.exported();
     const canvas = element("canvas");
     canvas.width = 2 * wide;
     canvas.height = 2 * tall;

@@ -3,10 +3,10 @@ import { scaled } from "./colour.js";
 import { fitted, textWidth } from "./surface.js";
 import { number, shown } from "./words.js";
 
-/** Room that `drawScale` takes. */
+/** Height of what `drawScale` draws. */
 export const SCALE_HEIGHT = 34;
 
-/** The scale of colours, with its numbers, so that a colour can be read back. */
+/** The colour scale with its numbers, so that a colour can be read as a value. */
 export function drawScale(surface, theme, scale, x, y, title, width = 160) {
   const steps = 40;
   surface.text(title, x, y + 6, { size: 11, fill: theme.soft });
@@ -32,9 +32,9 @@ const drawn = new WeakMap();
 export function mapPixels(field, map, scale, most = Infinity) {
   const step = Math.max(1, Math.ceil(Math.max(field.rows, field.columns) / most));
   const key = `${map}/${step}/${scale.top}/${scale.kind}/${scale.log}/${scale.css(0)}`;
-  let kept = drawn.get(field);
-  if (!kept) drawn.set(field, (kept = new Map()));
-  if (kept.has(key)) return kept.get(key);
+  let cache = drawn.get(field);
+  if (!cache) drawn.set(field, (cache = new Map()));
+  if (cache.has(key)) return cache.get(key);
   const width = Math.ceil(field.columns / step);
   const height = Math.ceil(field.rows / step);
   const data = new Uint8ClampedArray(4 * width * height);
@@ -60,23 +60,23 @@ export function mapPixels(field, map, scale, most = Infinity) {
     }
   }
   const pixels = { width, height, data };
-  if (kept.size > 24) kept.clear();
-  kept.set(key, pixels);
+  if (cache.size > 24) cache.clear();
+  cache.set(key, pixels);
   return pixels;
 }
 
 /** The largest values of a row: `[{ token, value }]`. */
 export function strongest(values, count) {
-  const found = [];
+  const largest = [];
   for (let token = 0; token < values.length; token++) {
     const size = Math.abs(values[token]);
-    if (!size || (found.length === count && size <= Math.abs(found[count - 1].value))) continue;
-    let place = found.length;
-    while (place && Math.abs(found[place - 1].value) < size) place--;
-    found.splice(place, 0, { token, value: values[token] });
-    if (found.length > count) found.pop();
+    if (!size || (largest.length === count && size <= Math.abs(largest[count - 1].value))) continue;
+    let place = largest.length;
+    while (place && Math.abs(largest[place - 1].value) < size) place--;
+    largest.splice(place, 0, { token, value: values[token] });
+    if (largest.length > count) largest.pop();
   }
-  return found;
+  return largest;
 }
 
 /** A token's label within a width, marked when it is chosen. */
@@ -86,7 +86,7 @@ export function drawToken(surface, theme, token, x, y, { width = 120, align = "l
   surface.text(text, x, y, { size, fill, align, weight: strong ? 700 : 400 });
 }
 
-/** The width that labels of some tokens want, within bounds. */
+/** The width that the labels of some tokens need, within bounds. */
 export function labelWidth(tokens, { size = 13, least = 40, most = 150 } = {}) {
   let wide = least;
   const step = Math.max(1, Math.floor(tokens.length / 300)); // a sample of a long text is enough
@@ -118,14 +118,14 @@ export function drawMessage(surface, theme, text, width, y = 60) {
   noteLines(text, width - 40, 14).forEach((line, i) => surface.text(line, width / 2, y + 22 * i, look));
 }
 
-/** Room that `drawMessage` takes from its y on. */
+/** Height of what `drawMessage` draws. */
 export function messageHeight(text, width) {
   return 22 * noteLines(text, width - 40, 14).length;
 }
 
 /**
  * The largest size among values; with the selection's `words` on, without special tokens and the query itself, which
- * often dwarf the others. What is larger then gets the strongest colour too.
+ * often dwarf the others. Larger values then get the strongest colour too.
  */
 export function peakOf(trace, values, seen, query = null) {
   let peak = 0;
@@ -140,20 +140,20 @@ export function peakOf(trace, values, seen, query = null) {
 }
 
 /**
- * Whether a view scales a trace by its words: as somebody chose, and before that where a special token would leave them
- * all pale.
+ * Whether a view scales a trace by its words: as the reader chose; by default, if a special token would leave them all
+ * pale.
  */
 export function scaledByWords(view, trace, { words }) {
   return words ?? Boolean(view.byWords && trace.drowned);
 }
 
-/** Where the scale is that of the words: why, and what becomes of the rest. Else nothing. */
+/** If the scale is that of the words: why, and how larger values are drawn. Otherwise empty. */
 export function wordsNote(trace, seen) {
   const query = trace.source + seen.query;
-  // Without a word there is nothing to scale by, and `peakOf` takes all tokens.
+  // Without words there is nothing to scale by, and `peakOf` uses all tokens.
   const has = (wanted) => trace.special.some((special, i) => Boolean(special) === wanted && (wanted || i !== query));
   if (!seen.words || !has(true) || !has(false)) return "";
-  const rest = "what is larger is drawn like the scale’s end";
+  const rest = "larger values are drawn like the end of the scale";
   if (!trace.drowned) return `Scaled by words: ${rest}.`;
   const { method, token, special, word } = trace.drowned;
   const main = trace.source + trace.main;

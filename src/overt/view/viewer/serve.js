@@ -1,32 +1,32 @@
-// The server's page: a form that asks for a trace, above the viewer that shows it.
+// The server's page: a form to request a trace, above the viewer that shows it.
 import { fromBase64 } from "./bytes.js";
 import { element } from "./dom.js";
 import { mount } from "./main.js";
 
 const serveTries = 5; // when the server is busy
-const serveMixing = "attention"; // what the server takes where a link names none
+const serveMixing = "attention"; // the server's default if a link names none
 
 /**
- * What a link asks for: {model, text, decoder, methods, layers, mixing, picture}, null where it says nothing.
+ * What a link requests: {model, text, decoder, methods, layers, mixing, picture}, null for what it leaves out.
  * @param {string} search the query string
  */
 export function serveAsked(search) {
-  const found = new URLSearchParams(search);
-  const methods = found.getAll("method").flatMap((one) => one.split(","));
+  const query = new URLSearchParams(search);
+  const methods = query.getAll("method").flatMap((one) => one.split(","));
   return {
-    model: found.get("model"),
-    text: found.get("text"),
-    decoder: found.get("decoder"),
+    model: query.get("model"),
+    text: query.get("text"),
+    decoder: query.get("decoder"),
     methods: methods.length ? methods : null,
-    layers: found.get("layers"),
-    mixing: found.get("mixing"),
-    picture: found.get("picture"),
+    layers: query.get("layers"),
+    mixing: query.get("mixing"),
+    picture: query.get("picture"),
   };
 }
 
 /**
- * Whether a key asks for a trace: Enter does, Shift+Enter breaks the line, and the Enter that ends the composition of a
- * character does neither (229 is its code in Safari, for which the composition is over by then).
+ * Whether a key requests a trace: Enter does, Shift+Enter starts a new line, and the Enter that ends the composition of a
+ * character does neither (229 is its code in Safari, where the composition is over by then).
  * @param {KeyboardEvent} event
  */
 export function serveSends(event) {
@@ -69,7 +69,7 @@ export class ServeForm {
       id: "serve-decoder",
       rows: 1,
       maxLength: this.facts.limits.characters,
-      placeholder: "left empty, the model writes it",
+      placeholder: "if empty, the model generates it",
       spellcheck: "false",
       enterkeyhint: "go",
     });
@@ -77,7 +77,7 @@ export class ServeForm {
     this.thumb = element("img", { alt: "", hidden: true });
     this.dropText = element("span", {}, "Drop an image, paste one, or choose a file");
     this.drop = element("label", { class: "serve-drop", for: "serve-file" }, this.choose, this.thumb, this.dropText);
-    // What runs the model takes long: it is there to be asked for.
+    // Methods that run the model are slow: off by default.
     this.methods = methods.map(({ name, reads }) => element("input", { type: "checkbox", value: name, checked: reads === "maps" }));
     this.layers = element("select", { id: "serve-layers" });
     this.mixing = element("select", { id: "serve-mixing" });
@@ -97,7 +97,7 @@ export class ServeForm {
       const line = element("div", { class: "serve-line" }, element("label", { for: box.id }, name), hint);
       return element("div", { class: "serve-field serve-wide" }, line, box);
     };
-    const [hint, decoderHint] = [this.text, this.decoder].map(({ id }) => element("span", { id: `${id}-keys` }, "Enter traces, Shift+Enter breaks the line"));
+    const [hint, decoderHint] = [this.text, this.decoder].map(({ id }) => element("span", { id: `${id}-keys` }, "Enter to trace, Shift+Enter for a new line"));
     this.textField = typed("Sentence", this.text, hint);
     this.decoderField = typed("Decoder", this.decoder, decoderHint);
     this.decoderHint = decoderHint;
@@ -135,14 +135,14 @@ export class ServeForm {
 
   listen() {
     this.form.addEventListener("submit", (event) => {
-      event.preventDefault(); // the page's policy forbids forms to go anywhere, and so do we
+      event.preventDefault(); // the page's policy forbids submitting forms
       this.run();
     });
     for (const box of [this.text, this.decoder]) {
       box.addEventListener("keydown", (event) => {
         if (!serveSends(event)) return;
         event.preventDefault();
-        if (!event.repeat) this.run(); // a key held down asks once
+        if (!event.repeat) this.run(); // a key held down sends one request
       });
       box.addEventListener("input", () => this.grow(box));
     }
@@ -167,7 +167,7 @@ export class ServeForm {
     });
   }
 
-  /** The model that is chosen. */
+  /** The chosen model. */
   current() {
     return this.facts.models.find((one) => one.name === this.model.value) ?? this.facts.models[0];
   }
@@ -178,13 +178,13 @@ export class ServeForm {
     this.textField.hidden = kind !== "text";
     this.imageField.hidden = kind !== "image";
     this.decoderField.hidden = !decoder;
-    this.decoderHint.hidden = kind === "text"; // said above it already
-    const kept = this.layers.value;
+    this.decoderHint.hidden = kind === "text"; // already shown above
+    const previous = this.layers.value;
     this.layers.replaceChildren(element("option", { value: "" }, layers ? `all ${layers}` : "all"));
     for (let n = 1; n < (layers ?? 13); n += 1) {
       this.layers.append(element("option", { value: String(n) }, n === 1 ? "the last" : `the last ${n}`));
     }
-    this.layers.value = kept;
+    this.layers.value = previous;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
   }
 
@@ -201,11 +201,11 @@ export class ServeForm {
     if (!file) return;
     const { images, limits } = this.facts;
     if (!images.includes(file.type)) {
-      this.say(`${file.type || "this file"} is no image that can be read: PNG, JPEG, WebP, GIF or BMP will do`, "error");
+      this.say(`${file.type || "this file"} is not a supported image: use PNG, JPEG, WebP, GIF or BMP`, "error");
       return;
     }
     if (file.size > limits.image_bytes) {
-      this.say(`the image has ${(file.size / 2 ** 20).toFixed(1)} MiB, at most ${limits.image_bytes / 2 ** 20} are taken`, "error");
+      this.say(`the image is ${(file.size / 2 ** 20).toFixed(1)} MiB, the limit is ${limits.image_bytes / 2 ** 20} MiB`, "error");
       return;
     }
     this.file = file;
@@ -221,25 +221,25 @@ export class ServeForm {
     this.status.className = `serve-status ${kind && `serve-${kind}`}`;
   }
 
-  /** Fill the form from a link and ask for what it says. */
-  async follow(asked) {
-    if (asked.picture) {
-      await this.fetched(() => fetch(`/api/picture?${new URLSearchParams({ name: asked.picture })}`));
+  /** Fill the form from a link and request its trace. */
+  async follow(link) {
+    if (link.picture) {
+      await this.fetched(() => fetch(`/api/picture?${new URLSearchParams({ name: link.picture })}`));
       return;
     }
-    if (asked.model && !this.facts.models.some((one) => one.name === asked.model)) {
-      this.say(`the link names the model “${asked.model}”, which is not served here`, "error");
+    if (link.model && !this.facts.models.some((one) => one.name === link.model)) {
+      this.say(`the link names the model “${link.model}”, which is not served here`, "error");
       return;
     }
-    if (asked.model) this.model.value = asked.model;
+    if (link.model) this.model.value = link.model;
     this.showModel();
-    if (asked.methods) for (const box of this.methods) box.checked = asked.methods.includes(box.value);
-    if (asked.layers) this.layers.value = asked.layers;
+    if (link.methods) for (const box of this.methods) box.checked = link.methods.includes(box.value);
+    if (link.layers) this.layers.value = link.layers;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
-    if (this.facts.mixings.some(({ name }) => name === asked.mixing)) this.mixing.value = asked.mixing;
-    if (asked.decoder) this.decoder.value = asked.decoder;
-    if (asked.text && this.current().kind === "text") {
-      this.text.value = asked.text;
+    if (this.facts.mixings.some(({ name }) => name === link.mixing)) this.mixing.value = link.mixing;
+    if (link.decoder) this.decoder.value = link.decoder;
+    if (link.text && this.current().kind === "text") {
+      this.text.value = link.text;
       this.grow(this.text);
       await this.run();
     } else {
@@ -247,7 +247,7 @@ export class ServeForm {
     }
   }
 
-  /** Ask for what the form says. */
+  /** Request the trace that the form describes. */
   async run() {
     const { name, kind, decoder } = this.current();
     const methods = this.methods.filter((box) => box.checked).map((box) => box.value);
@@ -268,16 +268,16 @@ export class ServeForm {
         this.text.focus();
         return this.say("type a sentence first", "error");
       }
-      const asked = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
-      if (layers) asked.layers = layers;
-      if (fed) asked.decoder = fed;
-      request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };
+      const body = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
+      if (layers) body.layers = layers;
+      if (fed) body.decoder = fed;
+      request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
     }
     return this.fetched((signal) => fetch(address, { ...request, signal }));
   }
 
-  /** Send, wait, show. A newer request takes the place of an older one. */
-  async fetched(ask) {
+  /** Send, wait, show. A newer request replaces an older one. */
+  async fetched(send) {
     this.running?.abort();
     const control = new AbortController();
     this.running = control;
@@ -286,7 +286,7 @@ export class ServeForm {
     this.form.setAttribute("aria-busy", "true");
     const watch = setInterval(() => this.tell(control), 1000);
     try {
-      const answer = await this.answered(ask, control.signal);
+      const answer = await this.answered(send, control.signal);
       if (this.running !== control) return;
       this.show(answer);
       const took = (performance.now() - began) / 1000;
@@ -303,33 +303,33 @@ export class ServeForm {
     }
   }
 
-  async answered(ask, signal) {
+  async answered(send, signal) {
     for (let tries = 1; ; tries += 1) {
-      const response = await ask(signal);
+      const response = await send(signal);
       let answer = null;
       try {
         answer = await response.json();
       } catch (error) {
         if (signal.aborted) throw error;
-        throw new Error(`the server gave no answer that can be read (status ${response.status})`);
+        throw new Error(`the server’s answer cannot be read (status ${response.status})`);
       }
       if (response.ok) return answer;
       const wait = Number(response.headers.get("Retry-After"));
       if (response.status !== 503 || !wait || tries >= serveTries) throw new Error(answer.error);
-      this.say(`${answer.error} (asking again in ${wait} s)`, "busy");
-      // Not all at once: those who were turned away together would come back together.
+      this.say(`${answer.error} (trying again in ${wait} s)`, "busy");
+      // At a random time: clients refused together should not return together.
       await new Promise((resolve) => setTimeout(resolve, 1000 * wait * (0.5 + Math.random())));
-      if (signal.aborted) throw new Error("a newer request took its place");
+      if (signal.aborted) throw new Error("replaced by a newer request");
     }
   }
 
-  /** While an answer is awaited, say how many wait. */
+  /** While waiting for an answer, show how many requests are waiting. */
   async tell(control) {
     try {
       const { waiting } = await (await fetch("/health", { signal: control.signal })).json();
       if (this.running === control && waiting > 0) this.say(`tracing… ${waiting} in the queue`, "busy");
     } catch {
-      // The request itself will say what is wrong.
+      // The request itself will report what is wrong.
     }
   }
 
@@ -355,7 +355,7 @@ export class ServeForm {
       await navigator.clipboard.writeText(whole);
       this.say("link copied");
     } catch {
-      // Without https or leave to write there, the link is shown to be copied by hand.
+      // Without https or clipboard permission, show the link to be copied by hand.
       const box = element("input", { value: whole, readOnly: true, "aria-label": "link to this trace" });
       this.status.replaceChildren(box);
       box.select();
@@ -366,11 +366,11 @@ export class ServeForm {
 /** Start the page. */
 async function serveStart() {
   const root = document.getElementById("serve");
-  const asked = serveAsked(location.search);
+  const link = serveAsked(location.search);
   root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   try {
     const form = new ServeForm(root, await (await fetch("/api/models")).json());
-    await form.follow(asked);
+    await form.follow(link);
   } catch (error) {
     root.append(element("p", { class: "serve-status serve-error" }, `the page cannot start: ${error.message}`));
   }

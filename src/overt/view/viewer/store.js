@@ -1,6 +1,6 @@
-// The selection that all views share: what is chosen, what the pointer is over, and how links name it.
+// The selection that all views share: what is chosen, what the pointer is over, and how links encode it.
 
-/** What a link may say, with how to read it. The others are not for links. */
+/** What a link may contain, and how to read it. Other parts of the state are not in links. */
 const READERS = {
   view: String,
   beside: (text) => (text === "none" ? null : text),
@@ -25,9 +25,9 @@ function whole(text) {
   return Number.isInteger(value) && value >= 0 ? value : undefined;
 }
 
-/** The chosen state, with those who want to know when it changes. */
+/** The selection, with listeners for its changes. */
 export class Store {
-  /** @param {object} first the state to begin with; what a link leaves out is as in it */
+  /** @param {object} first the initial state, which also fills in what a link leaves out */
   constructor(first, legal = (state) => state) {
     this.first = { ...first };
     this.legal = legal;
@@ -37,19 +37,19 @@ export class Store {
     this.listeners = new Set();
   }
 
-  /** What views draw: the chosen state under what the pointer is over. */
+  /** What views draw: the selection, overridden by what the pointer is over. */
   get seen() {
     return this.hover ? { ...this.state, ...this.hover } : this.state;
   }
 
-  /** Choose; whatever is not named stays. */
+  /** Change the selection; what is not named stays. */
   select(changes) {
     this.state = this.legal({ ...this.state, ...changes });
     this.hover = null;
     this.tell("select");
   }
 
-  /** Look at something for as long as the pointer is there, in a pane; null ends it. */
+  /** Show something while the pointer is over it, in a pane; null ends that. */
   point(changes, pane = null) {
     this.pointing = changes ? pane : null;
     const same = JSON.stringify(changes || null) === JSON.stringify(this.hover);
@@ -67,7 +67,7 @@ export class Store {
     for (const listener of [...this.listeners]) listener(what);
   }
 
-  /** The state as the part of a link behind #; only what differs from the beginning. */
+  /** The state as the fragment of a link; only what differs from the initial state. */
   toHash() {
     const parts = [];
     for (const key of Object.keys(READERS)) {
@@ -79,7 +79,7 @@ export class Store {
     return parts.join("&");
   }
 
-  /** Choose what a link says; what it does not say is as at the beginning. Nonsense is passed over. */
+  /** Select what a link says; the rest is as in the initial state. Invalid parts are ignored. */
   fromHash(hash) {
     const found = { ...this.first };
     for (const part of String(hash).replace(/^#/, "").split("&")) {

@@ -1,13 +1,13 @@
 // The token strip (Abnar & Zuidema 2020, Figures 2 and 3): what the chosen token draws on, at every layer, the
-// methods side by side, importances beneath. Tokens stand as in the text and wrap like it, so any length will do.
+// methods side by side, importances below. Tokens are laid out and wrap like text, so any length works.
 import { drawNote, drawScale, noteLines, peakOf, SCALE_HEIGHT, scaleFor, wordsNote } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const GUTTER = 92; // for the names of methods and the numbers of layers; of long names, more
+const GUTTER = 92; // for the names of methods and the numbers of layers; wider for long names
 const WIDEST_GUTTER = 140;
 const LABEL = 24; // height of the tokens' line
-const CELL = 11; // height of a layer's line; of many layers, less
+const CELL = 11; // height of a layer's line; less if there are many layers
 const TALLEST_STRIP = 150; // of one method
 const GAP = 6;
 const BAR = 22; // height of importances
@@ -23,7 +23,7 @@ function stripCell(trace) {
 
 const stripGutters = new WeakMap();
 
-/** Room for the names of methods and importances, and for the numbers of layers behind them. */
+/** Width for the names of methods and importances, and for the numbers of layers after them. */
 function stripGutter(trace) {
   if (!stripGutters.has(trace)) {
     const titles = [...trace.methods.map((name) => trace.method(name).title), ...trace.importances(0).map((one) => one.title)];
@@ -41,8 +41,8 @@ const laid = new WeakMap();
 
 /** Lines of tokens that fit a width: `[{ start, stop, x: [left edges], widths }]`. */
 export function stripLines(trace, width) {
-  let kept = laid.get(trace);
-  if (kept && kept.width === width) return kept.lines;
+  let cached = laid.get(trace);
+  if (cached && cached.width === width) return cached.lines;
   const gutter = stripGutter(trace);
   const room = Math.max(width - gutter - 12, 80);
   const right = mostlyRightToLeft(trace.tokens);
@@ -50,7 +50,7 @@ export function stripLines(trace, width) {
   let line = null;
   const few = trace.tokens.length < 200;
   const total = few ? trace.tokens.reduce((sum, token) => sum + widthOf(token), 0) : 0;
-  // Rather a little closer than one word on a line of its own.
+  // Tighten slightly rather than leave one word on a separate line.
   const closer = total > room && total < 1.12 * room ? (room - 0.5) / total : 1;
   trace.tokens.forEach((token, i) => {
     const wide = Math.min(closer * widthOf(token), room);
@@ -78,16 +78,16 @@ function sections(trace, seen) {
   return { methods, scores, block: LABEL + tall + BLOCK_GAP };
 }
 
-/** Why methods and importances are not here, which stands beneath. */
+/** Why methods and importances are missing, shown below. */
 function stripNotes(trace) {
   return trace.told.filter(({ name }) => trace.about.missing && trace.about.missing[name]).map(({ name }) => trace.why(name));
 }
 
-/** Room for the scales and for what is said of them. */
+/** Height of the scales and the notes on them. */
 function heading(trace, seen, width) {
   const note = wordsNote(trace, seen);
-  const said = note ? 15 * noteLines(note, width - 24).length + 4 : 0;
-  return SCALE_HEIGHT + 16 + said + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
+  const noteHeight = note ? 15 * noteLines(note, width - 24).length + 4 : 0;
+  return SCALE_HEIGHT + 16 + noteHeight + (trace.mapsTitle ? 16 : 0) + (trace.methods.length ? 0 : 20);
 }
 
 export const stripView = {
@@ -97,7 +97,7 @@ export const stripView = {
   byWords: true,
 
   applies(trace) {
-    return trace.methods.length && trace.tokens.length ? true : "this trace has no tokens to put in a strip";
+    return trace.methods.length && trace.tokens.length ? true : "this trace has no tokens to show in a strip";
   },
 
   measure({ trace, seen, width }) {
@@ -121,7 +121,7 @@ export const stripView = {
       const { title, value } = trace.method(method);
       drawScale(surface, theme, scale, 12 + i * (wide + 20), 8, fitted(`${title}, ${value}`, wide + 14, 11), wide);
     });
-    // Once for all: behind every title there would be no room for it.
+    // Once for all: there is no room for it after every title.
     if (trace.mapsTitle) surface.text(fitted(`maps: ${trace.mapsTitle}`, width - 24, 11), 12, SCALE_HEIGHT + 18, { size: 11, fill: theme.soft });
     const note = wordsNote(trace, seen);
     if (note) drawNote(surface, theme, note, 12, SCALE_HEIGHT + 10 + (trace.mapsTitle ? 16 : 0), width - 24);
@@ -199,7 +199,7 @@ function drawRow(surface, trace, seen, theme, line, y, row, scale, method, layer
       surface.rect(x + 0.5, y, wide - 1, cell - 1, { stroke: theme.accent, line: 1.5 });
     }
   }
-  // One place for the whole line: words for every cell of every frame would cost more than the drawing.
+  // One area for the whole line: a tip for every cell in every frame would cost more than the drawing.
   surface.hit(Math.min(...line.x), y, line.used, cell, (at) => {
     const place = line.x.findIndex((left, i) => at >= left && at < left + line.widths[i]);
     if (place < 0) return null;
@@ -214,7 +214,7 @@ function drawBars(surface, trace, seen, theme, line, y, score) {
   if (!score.values) {
     const few = score.only.slice(0, 4).map((query) => tokenPlace(trace, trace.source + query)).join(", ");
     stripTitle(surface, trace, theme, score.title, y);
-    surface.text(`the page has it of ${few}${score.only.length > 4 ? ", …" : ""} only`, stripGutter(trace), y + 6, { size: 11, fill: theme.soft });
+    surface.text(`the page has it only for ${few}${score.only.length > 4 ? ", …" : ""}`, stripGutter(trace), y + 6, { size: 11, fill: theme.soft });
     return;
   }
   const most = Math.max(...score.values.map(Math.abs), 1e-12);

@@ -1,10 +1,10 @@
-// One set of drawing words with two ends: a canvas to look at, an SVG to keep. Views draw on either.
+// One drawing interface with two implementations, a canvas and an SVG. Views draw on either.
 import { direction } from "./words.js";
 
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
 let ruler = null;
 
-/** Width of a text in pixels; a guess where there is no canvas. */
+/** Width of a text in pixels; an estimate if there is no canvas. */
 export function textWidth(text, size = 12, weight = 400) {
   if (!ruler && typeof document !== "undefined") ruler = document.createElement("canvas").getContext("2d");
   if (!ruler) {
@@ -16,7 +16,7 @@ export function textWidth(text, size = 12, weight = 400) {
   return ruler.measureText(text).width;
 }
 
-/** A text cut to a width, with an ellipsis where something was cut. */
+/** A text cut to a width, with an ellipsis if it was cut. */
 export function fitted(text, width, size = 12, weight = 400) {
   if (textWidth(text, size, weight) <= width) return text;
   const letters = Array.from(text);
@@ -30,22 +30,22 @@ export function fitted(text, width, size = 12, weight = 400) {
   return low ? letters.slice(0, low).join("") + "…" : "…";
 }
 
-/** What both surfaces share: the places that answer to a pointer. */
+/** What both surfaces share: the areas that respond to the pointer. */
 class Hits {
   constructor() {
     this.hits = [];
   }
 
   /**
-   * A place that answers to a pointer.
+   * Register an area that responds to the pointer.
    * @param {object|Function} target `{ hover: partial selection, select: partial selection, tip: text }`, each
-   *   optional; or what gives it for a point (x, y), for places of many cells
+   *   optional; or a function that returns it for a point (x, y), for areas of many cells
    */
   hit(x, y, width, height, target) {
     this.hits.push({ x, y, width, height, target });
   }
 
-  /** What lies at a point, the last drawn first. */
+  /** The target at a point, the last drawn first. */
   hitAt(x, y) {
     for (let i = this.hits.length - 1; i >= 0; i--) {
       const one = this.hits[i];
@@ -63,7 +63,7 @@ export class CanvasSurface extends Hits {
     this.context = context;
   }
 
-  /** Fill and stroke what `shape` puts into the path. */
+  /** Fill and stroke the path that `shape` adds. */
   painted({ fill = null, stroke = null, line = 1, opacity = 1 }, shape) {
     const c = this.context;
     c.globalAlpha = opacity;
@@ -103,7 +103,7 @@ export class CanvasSurface extends Hits {
     c.globalAlpha = 1;
   }
 
-  /** A curve that leaves and arrives level. */
+  /** A curve that starts and ends horizontally. */
   curve(x1, y1, x2, y2, { stroke = "#000", line = 1, opacity = 1 } = {}) {
     const c = this.context;
     const middle = (x1 + x2) / 2;
@@ -156,7 +156,7 @@ export class CanvasSurface extends Hits {
     this.context.globalAlpha = 1;
   }
 
-  /** Draw what `inside` draws within a rectangle only. */
+  /** Clip what `inside` draws to a rectangle. */
   clipped(x, y, width, height, inside) {
     const c = this.context;
     c.save();
@@ -168,7 +168,7 @@ export class CanvasSurface extends Hits {
   }
 }
 
-/** Draws into the text of an SVG. */
+/** Draws as the text of an SVG. */
 export class SvgSurface extends Hits {
   constructor(width, height, paper = null) {
     super();
@@ -209,7 +209,7 @@ export class SvgSurface extends Hits {
 
   text(text, x, y, { size = 12, fill = "#000", align = "left", weight = 400, turn = 0, opacity = 1 } = {}) {
     const way = direction(text);
-    // An anchor is where a text begins, which for Arabic is its right end.
+    // The anchor is where a text begins, which for Arabic is its right end.
     const anchor = align === "center" ? "middle" : (align === "left") === (way === "ltr") ? "start" : "end";
     const turned = turn ? ` transform="rotate(${short(turn)} ${short(x)} ${short(y)})"` : "";
     const bold = weight === 400 ? "" : ` font-weight="${Number(weight)}"`;
@@ -248,7 +248,7 @@ export class SvgSurface extends Hits {
   }
 }
 
-/** Text that is safe in markup and in quoted attributes; what XML forbids becomes a sign. */
+/** Text that is safe in markup and in quoted attributes; characters that XML forbids are replaced. */
 export function escaped(text) {
   return String(text)
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")

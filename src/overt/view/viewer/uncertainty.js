@@ -1,5 +1,5 @@
-// What posterior samples of the weights (Fan et al. 2020) agree on: the predictions of each, what the chosen token's
-// rollout draws on, and single weights, every one with its spread.
+// How far posterior samples of the weights (Fan et al. 2020) agree: the predictions of each sample, what the chosen
+// token's rollout draws on, and single weights, all with their spread.
 import { drawMatrix, matrixPeak, matrixScale, matrixSize } from "./matrix.js";
 import { drawNote, drawScale, drawToken, labelWidth, noteLines, peakOf, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
@@ -11,10 +11,10 @@ const SURE_AXIS = 20;
 const SURE_CLASS = 34; // height of a class
 const SURE_ROW = 20; // height of a token
 const SURE_NUMBERS = 100; // width of a row's numbers
-const SURE_WIDE = 960; // from here on the maps stand beside the tokens
-const SURE_PAIR = 520; // from here on the two maps stand side by side
-const SURE_MAP = 440; // height that a map keeps to
-const SURE_NARROW = 460; // up to here notes stand beneath titles
+const SURE_WIDE = 960; // minimum width for maps next to the tokens
+const SURE_PAIR = 520; // minimum width for two maps side by side
+const SURE_MAP = 440; // maximum height of a map
+const SURE_NARROW = 460; // up to this width, notes are below titles
 const SURE_GAP = 28;
 const SURE_HELD = 0.9; // share of the samples that an interval holds
 const SURE_BINS = 240; // marks of the minimap
@@ -22,7 +22,7 @@ const SURE_BINS = 240; // marks of the minimap
 const sureLabels = new WeakMap();
 const sureClasses = new WeakMap();
 
-/** The ends of the interval that holds a share of some values, as many of the others below it as above. */
+/** The ends of the central interval that holds a share of some values. */
 export function sureInterval(values, held = SURE_HELD) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   if (!sorted.length) return [NaN, NaN];
@@ -34,17 +34,17 @@ export function sureInterval(values, held = SURE_HELD) {
   });
 }
 
-/** Mean and spread in words; rows are packed, and a 0 may be something small that was left out. */
+/** Mean and spread in words; rows are packed, so a 0 may be a small value that was left out. */
 export function sureWords(mean, spread) {
   if (!mean) return spread ? `left out or 0, ± ${number(spread)}` : "left out or 0";
   return spread ? `${number(mean)} ± ${number(spread)}` : `${number(mean)}, its spread left out or 0`;
 }
 
-/** What the samples predict: `{ low, high, rows: [{ label, mean, values, interval }] }`; null where that is not known. */
+/** What the samples predict: `{ low, high, rows: [{ label, mean, values, interval }] }`; null if unknown. */
 function sureOutputs(trace) {
   if (sureClasses.has(trace)) return sureClasses.get(trace);
   const { outputs } = trace.about;
-  let found = null;
+  let classes = null;
   if (outputs && outputs.draws && outputs.draws.length && outputs.labels.length) {
     const rows = outputs.labels.map((label, i) => {
       const values = outputs.draws.map((draw) => draw[i]);
@@ -55,19 +55,19 @@ function sureOutputs(trace) {
     for (const value of rows.flatMap((one) => one.values)) {
       if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
     }
-    found = { low, high, rows };
+    classes = { low, high, rows };
   }
-  sureClasses.set(trace, found);
-  return found;
+  sureClasses.set(trace, classes);
+  return classes;
 }
 
 function sureNoOutputs(trace) {
   return trace.about.outputs
-    ? "No predictions of single samples: this trace kept their maps alone."
-    : "No predictions: the model returned no logits; overt.trace(…, output=…) says where they are.";
+    ? "No predictions of single samples: this trace kept only their maps."
+    : "No predictions: the model returned no logits; overt.trace(…, output=…) extracts them.";
 }
 
-/** Room of a title and the note beside it, which stands beneath where that is narrow. */
+/** Height of a title and its note, which is below it in a narrow pane. */
 function sureHead(width) {
   return SURE_TITLE + (width < SURE_NARROW ? 14 : 0);
 }
@@ -86,31 +86,31 @@ function surePlace(trace, query) {
   return rows ? rows.indexOf(query) : query;
 }
 
-/** The query whose rollouts are shown: what the pointer is over, what is chosen, or one that the page has. */
+/** The query whose rollouts are shown: the one under the pointer, the chosen one, or one that the page has. */
 function sureQuery(trace, seen, state) {
-  const found = [seen.query, state.query].find((query) => surePlace(trace, query) >= 0);
-  return found === undefined ? trace.rowsOf("rollout average")[0] : found;
+  const query_ = [seen.query, state.query].find((query) => surePlace(trace, query) >= 0);
+  return query_ === undefined ? trace.rowsOf("rollout average")[0] : query_;
 }
 
-/** What has to be said before the rollouts, or in their place. */
+/** A note before the rollouts, or in their place. */
 function sureMissing(trace, query) {
   if (!trace.has("rollout average")) return trace.why("rollout");
   if (surePlace(trace, query) >= 0) return null;
   const rows = trace.rowsOf("rollout average");
   const names = rows.slice(0, 3).map((one) => `“${shown(trace.tokens[trace.source + one], 20)}” (token ${one})`).join(", ");
-  const asked = `“${shown(trace.tokens[trace.source + query], 20)}” (token ${query})`;
-  return `Not of ${asked}: the page has the samples’ rollouts of ${names}${rows.length > 3 ? ", …" : ""} only.`;
+  const name = `“${shown(trace.tokens[trace.source + query], 20)}” (token ${query})`;
+  return `None for ${name}: the page has the samples’ rollouts only for ${names}${rows.length > 3 ? ", …" : ""}.`;
 }
 
 function sureLabelWidth(trace, most) {
-  const kept = sureLabels.get(trace);
-  if (kept && kept.most === most) return kept.wide;
+  const cached = sureLabels.get(trace);
+  if (cached && cached.most === most) return cached.wide;
   const wide = Math.ceil(labelWidth(trace.tokens, { most }));
   sureLabels.set(trace, { most, wide });
   return wide;
 }
 
-/** Sizes of the two maps within a width, and where the second stands. */
+/** Sizes of the two maps within a width, and the place of the second. */
 function sureMaps(trace, room) {
   const { rows, columns } = trace.group("");
   const about = { trace, rows, columns, lost: false, height: SURE_MAP };
@@ -120,7 +120,7 @@ function sureMaps(trace, room) {
     const tall = SCALE_HEIGHT + 10 + size.height;
     return { mean, spread: mean, places: [[0, 0], [0, tall + SURE_GAP]], height: SURE_TITLE + 2 * tall + SURE_GAP };
   }
-  // The labels of rows stand once, at the left of both.
+  // The labels of rows are shown once, to the left of both.
   const { left } = matrixSize({ ...about, width: room / 2 });
   const mean = { ...about, width: (room - SURE_GAP + left) / 2 };
   const size = matrixSize(mean);
@@ -148,7 +148,7 @@ function sureLayout(trace, state, width) {
   return { room, classes, wide, maps, tokens, height };
 }
 
-/** Rows of the mean and of the spread of what a query's rollout draws on; null while they come. */
+/** Rows of the mean and of the spread of what a query's rollout draws on; null until they are unpacked. */
 function sureRows(trace, layer, query) {
   const place = surePlace(trace, query);
   const mean = trace.field("rollout average", layer);
@@ -168,7 +168,7 @@ export const uncertaintyView = {
 
   applies(trace) {
     if (trace.about.samples && trace.has("average") && trace.has("spread")) return true;
-    return "no posterior samples: overt.trace(…, samples=20) of a Bayesian model";
+    return "no posterior samples: trace a Bayesian model with overt.trace(…, samples=20)";
   },
 
   measure({ trace, state, width }) {
@@ -182,7 +182,7 @@ export const uncertaintyView = {
     else drawNote(surface, theme, sureNoOutputs(trace), SURE_EDGE, 10, layout.room);
     sureDrawTokens(scene, layout.tokens);
     const { maps } = layout;
-    // Beside a long list of tokens the maps stay on the screen if they fit it.
+    // Next to a long list of tokens, the maps stay on the screen if they fit.
     const fits = layout.wide && maps.height + 20 < bottom - top;
     const slack = Math.max(layout.height - 18 - maps.height - maps.y, 0);
     sureDrawMaps(scene, maps, maps.y + (fits ? Math.min(Math.max(top + 10 - maps.y, 0), slack) : 0));
@@ -223,13 +223,13 @@ function sureTick(value) {
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }
 
-/** Each class a line, each sample a dot. */
+/** A line per class, a dot per sample. */
 function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, high, rows }, width) {
   const y = 10;
   const chances = low === 0 && high === 1;
-  const note = `${trace.about.samples} samples, their mean, what holds ${percent(SURE_HELD)} of them`;
+  const note = `${trace.about.samples} samples, their mean, the interval of ${percent(SURE_HELD)} of them`;
   sureDrawHead(surface, theme, chances ? "Predicted probabilities" : "Outputs", note, SURE_EDGE, y, width);
-  const wide = width >= 560; // room for the interval beside the mean
+  const wide = width >= 560; // room for the interval after the mean
   const written = ({ mean, interval: [from, to] }) => (wide ? `${number(mean)}  (${number(from)} to ${number(to)})` : number(mean));
   const numbers = Math.max(46, ...rows.map((one) => Math.ceil(textWidth(written(one), 11)))) + 4;
   const most = Math.round(Math.min(200, 0.26 * width));
@@ -249,7 +249,7 @@ function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, hi
   rows.forEach((row, i) => {
     const { label: name, mean, values, interval } = row;
     const middle = start + (i + 0.5) * SURE_CLASS;
-    const heights = (sample) => middle + 16 * (((sample * 0.6180339887) % 1) - 0.5); // spreads them evenly, always the same
+    const heights = (sample) => middle + 16 * (((sample * 0.6180339887) % 1) - 0.5); // spread evenly, always the same
     drawToken(surface, theme, name, left - 12, middle, { width: label - 12, align: "right" });
     const [from, to] = interval;
     if (Number.isFinite(from)) {
@@ -278,7 +278,7 @@ function sureDrawClasses({ surface, trace, seen, theme, top, bottom }, { low, hi
   });
 }
 
-/** Each token a line: a bar for the mean, a whisker of one spread to both sides. */
+/** A line per token: a bar for the mean, a whisker of one spread to both sides. */
 function sureDrawTokens({ surface, trace, seen, state, theme, top, bottom }, place) {
   const { x, y, start, width, missing } = place;
   if (y > bottom || y + place.height < top) return;
@@ -299,7 +299,7 @@ function sureDrawTokens({ surface, trace, seen, state, theme, top, bottom }, pla
   const scale = scaleFor(theme, rows ? peakOf(trace, sums, seen, trace.source + query) : 1, seen);
   const at = (value) => left + span * scale.part(Math.max(value, 0));
   if (rows) {
-    // The axis waits at the upper edge while its rows scroll.
+    // The axis stays at the top edge while its rows scroll.
     const axis = Math.min(Math.max(start, top + SURE_AXIS), start + trace.tokens.length * SURE_ROW);
     for (const part of [0, 0.5, 1]) {
       const edge = left + span * part;
@@ -354,7 +354,7 @@ function sureDrawToken(surface, trace, seen, theme, line) {
   if (i >= trace.source) surface.hit(x, over, label, SURE_ROW, { hover: { token: i }, select, tip });
 }
 
-/** Mean and spread over the samples of every weight of the chosen layer and head: the trace's own maps are not their mean. */
+/** Mean and spread of every weight of the chosen layer and head over the samples; the trace's own maps are not their mean. */
 function sureDrawMaps({ surface, trace, seen, state, theme, top, bottom }, maps, y) {
   if (y > bottom || y + maps.height < top) return;
   const layer = sureLayer(trace, seen);
@@ -384,7 +384,7 @@ function sureDrawMaps({ surface, trace, seen, state, theme, top, bottom }, maps,
     drawMatrix(surface, { ...about, ...place, ...map, theme, scale, seen, state, top, bottom });
     if (!mean || !spread) return;
     const under = place.y + size.mapY;
-    const from = Math.max(under, Math.min(top + size.head, under + size.mapHeight)); // the labels may have come down
+    const from = Math.max(under, Math.min(top + size.head, under + size.mapHeight)); // the labels may have moved down
     surface.hit(left + size.mapX, from, size.mapWidth, under + size.mapHeight - from, (px, py) => {
       const row = Math.min(Math.max(Math.floor((py - under) / size.cell), 0), rows[1] - rows[0] - 1);
       const column = Math.min(Math.max(Math.floor((px - left - size.mapX) / size.cell), 0), columns[1] - columns[0] - 1);

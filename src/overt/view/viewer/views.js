@@ -1,13 +1,13 @@
 // Every view, in the order of its tabs. A view is an object:
 //   id, title
-//   controls: which of method, group, layer, head, query, part, words, log it listens to
-//   byWords: whether it starts with the scale of the words where a special token drowns them, optional
+//   controls: which of method, group, layer, head, query, part, words, log it uses
+//   byWords: whether it starts with the words' scale if a special token drowns them out, optional
 //   applies(trace): true, or why there is nothing to show
 //   measure({ trace, seen, state, width, screen }): { height, width? } of the whole drawing
 //   draw({ surface, trace, seen, state, theme, width, height, top, bottom, redraw }): draw what lies between top and bottom
 //   minimap({ trace, seen, state, width }): [{ at, size, chosen }], optional
 //   placeOf({ trace, seen, state, width }): y of the chosen token, optional
-//   step({ trace, state, step }): what the keys ↑ and ↓ select, optional; else the token before or after
+//   step({ trace, state, step }): what the keys ↑ and ↓ select, optional; else the previous or next token
 //   describe({ trace, seen }): a line for the status, optional
 import { crossView } from "./cross.js";
 import { evolutionView } from "./evolution.js";

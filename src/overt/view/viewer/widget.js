@@ -1,7 +1,7 @@
-// The viewer inside a notebook, over anywidget: the kernel sends index and bytes, and hears what is selected.
+// The viewer inside a notebook, over anywidget: the kernel sends index and bytes, and receives the selection.
 import { mount } from "./main.js";
 
-/** What anywidget calls. */
+/** Called by anywidget. */
 export function render({ model, el }) {
   const blocks = model.get("blocks");
   const bytes = (view) => new Uint8Array(view.buffer || view, view.byteOffset || 0, view.byteLength);
@@ -22,7 +22,7 @@ export function render({ model, el }) {
       onselect: tell,
     },
   );
-  tell(handle.state()); // what it begins with is selected too
+  tell(handle.state()); // report the initial selection too
   const heard = () => telling || handle.select(model.get("selection"));
   model.on("change:selection", heard);
   return () => {

@@ -1,43 +1,43 @@
-// Tokens are anybody's text: what is drawn of them is short, visible and on one line.
+// Tokens may be any text: they are drawn short, visible and on one line.
 
 const segmenter = typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter() : null;
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
 const LEFT_TO_RIGHT = /[A-Za-z\u00c0-\u058f\u0900-\u1fff\u3040-\ud7ff]/;
-// Controls, and marks that turn the direction of the text around them.
+// Control characters, and marks that change the direction of the surrounding text.
 const HIDDEN =
   /[\u0000-\u0020\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
-const MARKS = /(\p{M}{4})\p{M}+/gu; // no script needs more on one letter; piled up they cover other lines
+const MARKS = /(\p{M}{4})\p{M}+/gu; // no script needs more on one letter; stacked marks would cover other lines
 const NAMES = { 9: "⇥", 10: "↵", 13: "↵", 32: "␣", 160: "␣", 127: "␡" };
 
 const seenBefore = new Map();
 
-/** A token as it may be drawn: controls as visible signs, at most `most` characters as readers count them. */
+/** A token for drawing: control characters as visible signs, at most `most` characters as readers count them. */
 export function shown(token, most = 18) {
   const text = String(token);
   if (text.length > 64) return cleaned(text, most);
   // The same few words are drawn in every frame.
   const key = `${most} ${text}`;
-  let found = seenBefore.get(key);
-  if (found === undefined) {
+  let visible = seenBefore.get(key);
+  if (visible === undefined) {
     if (seenBefore.size > 20000) seenBefore.clear();
-    seenBefore.set(key, (found = cleaned(text, most)));
+    seenBefore.set(key, (visible = cleaned(text, most)));
   }
-  return found;
+  return visible;
 }
 
 function cleaned(text, most) {
-  const start = text.length > 12 * most ? text.slice(0, 12 * most) : text; // a letter may have many marks, not any number
+  const start = text.length > 12 * most ? text.slice(0, 12 * most) : text; // a letter may have many marks, but not any number
   const few = start.replace(MARKS, "$1");
   const parts = segmenter ? Array.from(segmenter.segment(few), (one) => one.segment) : Array.from(few);
   const cut = parts.length > most || start.length < text.length;
-  const kept = (cut ? parts.slice(0, most - 1).join("").slice(0, 8 * most) + "…" : few).trim() || few;
-  const seen = kept.replace(HIDDEN, (sign, place) => {
+  const short = (cut ? parts.slice(0, most - 1).join("").slice(0, 8 * most) + "…" : few).trim() || few;
+  const visible = short.replace(HIDDEN, (sign, place) => {
     const code = sign.codePointAt(0);
-    if (code === 32 && place > 0 && place < kept.length - 1) return " ";
+    if (code === 32 && place > 0 && place < short.length - 1) return " ";
     if (code === 0x200c || code === 0x200d) return sign; // joiners shape Arabic, Indic scripts and emoji
     return NAMES[code] || (code < 32 ? String.fromCharCode(0x2400 + code) : "·");
   });
-  return seen || "∅";
+  return visible || "∅";
 }
 
 /** "rtl" for text whose first strong letter is of a script written from right to left, else "ltr". */
@@ -61,7 +61,7 @@ export function mostlyRightToLeft(tokens) {
   return right > left;
 }
 
-/** A weight with two or three digits that count. */
+/** A weight with two or three significant digits. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -79,12 +79,12 @@ function superscript(value) {
   return String(value).replace(/-/g, "⁻").replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);
 }
 
-/** A weight that a page may not have kept, in words. */
+/** A weight in words; 0 may mean that the page left it out. */
 export function weightWords(value) {
   return value ? number(value) : "left out or 0";
 }
 
-/** Which token it is, counted from 0; of an encoder–decoder in its source or its target. */
+/** A token's position, counted from 0; for an encoder–decoder, in its source or its target. */
 export function tokenPlace(trace, token) {
   if (!trace.source) return `token ${token}`;
   return token < trace.source ? `source ${token}` : `target ${token - trace.source}`;
