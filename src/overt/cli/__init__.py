@@ -1,6 +1,6 @@
 """The `overt` command, one file per command."""
 
-from overt.cli.app import app, main
+from overt.cli.shared import app, main
 
 # In the order of `overt --help`.
 # isort: off

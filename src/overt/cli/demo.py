@@ -20,7 +20,7 @@ import overt
 from overt import _check
 from overt._extras import need
 from overt.cli import demo_flow
-from overt.cli.app import FreshOption, RunFolderOption, SeedOption, app, resumable
+from overt.cli.shared import FreshOption, RunFolderOption, SeedOption, app, resumable
 from overt.data.agreement import VOCABULARY, Sentence, baselines, encode, split
 from overt.data.batching import pad_batch
 from overt.judge import uncertainty

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.cli.app import EncoderOption, app
+from overt.cli.shared import EncoderOption, app
 from overt.data.sst2 import packaged_rows
 from overt.mechanisms.evolving import Evolving
 from overt.recipes._runs import check_model

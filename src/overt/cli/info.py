@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import platform
 
-from overt.cli.app import app, package_version
+from overt.cli.shared import app, package_version
 
 
 @app.command(rich_help_panel="Start here")

@@ -10,7 +10,7 @@ import typer
 import overt
 from overt._extras import need
 from overt.attaching.settings import settings_in
-from overt.cli.app import join_or
+from overt.cli.shared import join_or
 from overt.recipes._runs import check_model
 from overt.tracing.mixing.mixing import mixings
 

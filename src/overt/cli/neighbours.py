@@ -12,7 +12,7 @@ import typer
 from overt import _check
 from overt._extras import need
 from overt._files import write_whole, written_whole
-from overt.cli.app import DataOption, app, join_or
+from overt.cli.shared import DataOption, app, join_or
 from overt.data import planetoid
 from overt.recipes import bam_graphs
 from overt.tracing.methods.method import edge_methods

@@ -11,7 +11,6 @@ import typer
 import overt
 from overt import _check
 from overt._extras import need
-from overt.cli.app import app, join_or
 from overt.cli.inputs import (
     DecoderOption,
     MixingOption,
@@ -20,6 +19,7 @@ from overt.cli.inputs import (
     open_model,
     read_input,
 )
+from overt.cli.shared import app, join_or
 from overt.tracing.methods.method import methods
 from overt.tracing.mixing.mixing import mixing_of
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from overt.cli.app import DataOption, FreshOption, app, resumable
+from overt.cli.shared import DataOption, FreshOption, app, resumable
 
 
 @app.command(

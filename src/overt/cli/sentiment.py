@@ -13,7 +13,7 @@ import typer
 
 from overt import _check
 from overt._extras import need
-from overt.cli.app import (
+from overt.cli.shared import (
     DataOption,
     EncoderOption,
     FreshOption,

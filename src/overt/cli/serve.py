@@ -17,8 +17,8 @@ import typer
 
 from overt import _check
 from overt._extras import need
-from overt.cli.app import app
 from overt.cli.inputs import open_model
+from overt.cli.shared import app
 from overt.recipes._runs import check_model
 from overt.view.server.limits import Limits, Served, check_name
 

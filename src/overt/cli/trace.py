@@ -10,8 +10,8 @@ import typer
 
 import overt
 from overt._files import check_folder
-from overt.cli.app import app, join_or
 from overt.cli.inputs import DecoderOption, MixingOption, QueryOption, open_model, read_input
+from overt.cli.shared import app, join_or
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of
