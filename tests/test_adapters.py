@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import overt
+from attached import enliven, loss_inputs, without_dropout
 from families import FAMILIES, inputs_of
 from overt.attaching.api import the_state
-from test_attach import without_dropout
-from test_battery import enliven, loss_inputs
 
 peft = pytest.importorskip("peft")
 BY_NAME = {family.name: family for family in FAMILIES}

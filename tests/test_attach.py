@@ -18,16 +18,13 @@ from torch import Tensor
 
 import families
 import overt
+from attached import LIVE, attached, enliven, loss_inputs, tokens_of, without_dropout
+from battery import OURS, all_equal, gradients
 from families import FAMILIES, Family, inputs_of, tokens
 from overt.mechanisms.bayesian.naive import weibull_gamma_kl
-from test_battery import LIVE, OURS, all_equal, enliven, gradients, loss_inputs, tokens_of
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT, LLAMA, T5, GPT2 = (BY_NAME[name] for name in ("BERT", "Llama", "T5", "GPT-2"))
-
-
-def attached(family: Family, *mechanisms: Any, **settings: Any) -> Any:
-    return enliven(overt.attach(family.make(), *mechanisms, **settings))
 
 
 def parts(model: Any) -> dict[str, Any]:
@@ -373,13 +370,6 @@ def test_an_optimizer_that_is_gone_does_not_stop_the_count() -> None:
         assert int(model.overt_state.step) == expected
         del optimizer
         gc.collect()
-
-
-def without_dropout(model: Any) -> Any:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def maps_of(model: Any, inputs: dict[str, Tensor]) -> Tensor:

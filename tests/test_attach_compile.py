@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import overt
-from test_battery import enliven
+from attached import enliven
 
 EVOLVING, BAYESIAN = overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0, kl_weight=1.0)
 FORMS = {"evolving": (EVOLVING,), "bayesian": (BAYESIAN,), "both": (EVOLVING, BAYESIAN)}

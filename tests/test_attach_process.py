@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import overt
+from attached import enliven
 from families import FAMILIES, inputs_of
-from test_battery import enliven
 
 BERT = next(family for family in FAMILIES if family.name == "BERT")
 HOOKS = "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks\n"

@@ -17,9 +17,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 import overt
 import overt.auto
+from attached import LIVE, attached
 from families import FAMILIES, inputs_of
-from test_attach import attached
-from test_battery import LIVE
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 import overt
-from families import inputs_of
+from attached import attached, loss_inputs, tokens_of, without_dropout
+from families import BY_NAME, inputs_of
 from overt.mechanisms.mechanism import as_dict, from_dict
-from test_attach import attached, without_dropout
-from test_attach_training import BY_NAME, InOrder, Rows, arguments
-from test_battery import loss_inputs, tokens_of
+from training import InOrder, Rows, arguments
 
 BERT = BY_NAME["BERT"]
 

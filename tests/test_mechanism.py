@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from attached import enliven
 from conftest import random_maps
 from examples import FOLDER, SigmoidAttention, TalkingHeads
 from families import FAMILIES, inputs_of
@@ -26,7 +27,6 @@ from overt.mechanisms.fused import FusedForm, form_of, register_fused
 from overt.mechanisms.mechanism import as_dict, from_dict, key_of, registered
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
-from test_battery import enliven
 
 BY_NAME = {family.name: family for family in FAMILIES}
 POINTS: list[str] = []

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import overt
 from overt.mechanisms.bayesian.naive import map_kl, prior_of
-from test_attention import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
+from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
 
 @given(

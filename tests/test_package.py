@@ -99,6 +99,14 @@ def test_packages_can_be_imported_by_their_names() -> None:
     assert python(code) == "True\novert.judge.uncertainty\n"
 
 
+def test_tests_import_no_tests() -> None:
+    """What several files of tests need is in a module of its own, which has no tests."""
+    tests = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+    for path in Path(__file__).parent.rglob("*.py"):
+        words = set(re.findall(r"(?:\bimport|\bfrom|,) +(test_\w+)", path.read_text()))
+        assert words & tests == set(), f"{path.name} imports tests"
+
+
 def modules_imported(path: Path) -> set[str]:
     """Modules of overt that a file imports anywhere: at the top, in functions, for type checkers."""
     found = set()

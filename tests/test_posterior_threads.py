@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import overt
+from attached import attached
 from families import FAMILIES, inputs_of
-from test_attach import attached
 
 BY_NAME = {family.name: family for family in FAMILIES}
 ROUNDS = 6
