@@ -64,6 +64,16 @@ def attached(family: Family, *mechanisms: Any, **settings: Any) -> Any:
     return enliven(overt.attach(family.make(), *mechanisms, **settings))
 
 
+def shallow(model: Any, layers: int = 2) -> Any:
+    """A model of fewer layers, where each costs a compiler seconds."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.ModuleList) and len(child) == families.LAYERS:
+                setattr(module, name, child[:layers])
+    model.config.num_hidden_layers = layers
+    return model
+
+
 def without_dropout(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

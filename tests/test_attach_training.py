@@ -126,6 +126,7 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[key], value), key
 
 
+NAMES = ["BERT", "Llama"]
 SCRIPT = """
 import sys
 from collections.abc import Callable
@@ -135,9 +136,12 @@ import torch
 torch.set_num_threads(1)
 from accelerate import PartialState
 from training import train
-_, noted = train(Path({folder!r}), {name!r}, per_device_train_batch_size=2, **{settings!r})
+found = {{}}
+for name in {names!r}:
+    _, noted = train(Path({folder!r}), name, per_device_train_batch_size=2, **{settings!r})
+    found[name] = noted.steps, noted.logs
 if PartialState().is_main_process:
-    torch.save((noted.steps, noted.logs), {result!r})
+    torch.save(found, {result!r})
 PartialState().wait_for_everyone()
 PartialState().destroy_process_group()
 """
@@ -160,9 +164,8 @@ def _as_torchrun_starts() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_as_torchrun_starts")
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_two_processes_have_the_gradients_of_one(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     # The Trainer, and accelerate under it, take their processes from torchrun.
     here = Path(__file__).parent
@@ -170,7 +173,7 @@ def test_two_processes_have_the_gradients_of_one(
     text = SCRIPT.format(
         paths=[str(here), str(here.parent / "src")],
         folder=str(tmp_path / "out"),
-        name=name,
+        names=NAMES,
         settings={"gradient_accumulation_steps": 2},
         result=str(result),
     )
@@ -186,24 +189,28 @@ def test_two_processes_have_the_gradients_of_one(
     ]
     done = subprocess.run(launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-    pair, logs = torch.load(result, weights_only=True)
-    # Batches of the same size: of a classifier's own loss the Trainer adds up means, so it depends on that.
-    _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    _, whole = train(tmp_path, name, per_device_train_batch_size=8)
-    assert len(pair) == len(one.steps) == 2
-    for step in range(2):
-        assert pair[step].keys() == one.steps[step].keys()
-        # Forward passes are the same bits; gradients are added up in another order, with the rounding of
-        # the largest. Adam then divides each by itself, which makes more of the rounding of small ones.
-        rounding = (1e-6, 5e-6)[step] * max(float(grad.abs().max()) for grad in pair[step].values())
-        for key, grad in pair[step].items():
-            want = one.steps[step][key]
-            torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")
-    for key, expected in prior_gradients(whole).items():
-        torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
-    for entry, other in zip(logs, one.logs, strict=True):
-        assert entry == pytest.approx(other, rel=1e-4), "LossLog averages over processes"
-    record_property("support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works"))
+    found = torch.load(result, weights_only=True)
+    for name in NAMES:
+        pair, logs = found[name]
+        # Batches of the same size: of a classifier's own loss the Trainer adds up means, so that matters.
+        _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+        _, whole = train(tmp_path, name, per_device_train_batch_size=8)
+        assert len(pair) == len(one.steps) == 2
+        for step in range(2):
+            assert pair[step].keys() == one.steps[step].keys()
+            # Forward passes are the same bits; gradients are added up in another order, with the rounding of
+            # the largest. Adam then divides each by itself, which makes more of the rounding of small ones.
+            rounding = (1e-6, 5e-6)[step] * max(float(grad.abs().max()) for grad in pair[step].values())
+            for key, grad in pair[step].items():
+                want = one.steps[step][key]
+                torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")
+        for key, expected in prior_gradients(whole).items():
+            torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
+        for entry, other in zip(logs, one.logs, strict=True):
+            assert entry == pytest.approx(other, rel=1e-4), "LossLog averages over processes"
+        record_property(
+            "support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works")
+        )
 
 
 def test_checkpoints_are_whole(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 import overt
-from attached import attached, loss_inputs, tokens_of, without_dropout
+from attached import attached, loss_inputs, shallow, tokens_of, without_dropout
 from families import BY_NAME, inputs_of
 from overt.mechanisms.mechanism import as_dict, from_dict
 from training import InOrder, Rows, arguments
@@ -268,7 +268,7 @@ def test_threads_have_their_own_losses_and_wishes() -> None:
 # Compilers look whether the loss, which a hook reads, has a gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_models_tell_their_losses_too() -> None:
-    model = without_dropout(attached(BERT, overt.Bayesian(k=1e6)))
+    model = without_dropout(overt.attach(shallow(BERT.make()), overt.Bayesian(k=1e6)))
     inputs = loss_inputs(BERT, model)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

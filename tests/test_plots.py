@@ -25,6 +25,7 @@ from overt.models.agreement import AgreementClassifier
 from overt.recipes.plotting import run
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
 from overt.view.plots.style import LESS, MORE
+from selection import covering
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "$x_1$ <b>", "[SEP]", "[PAD]"]
 LAYERS = 3
@@ -236,7 +237,7 @@ def overlap(boxes: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(48, 4), (25, 2), (70, 0)])
+@pytest.mark.parametrize(("layers", "heads"), covering([(48, 4), (25, 2), (70, 0)], [(25, 2), (70, 0)]))
 def test_many_layers_keep_maps_square_and_labels_apart(layers: int, heads: int) -> None:
     figure = plot(wide_trace(layers, heads), "heads")
     figure.draw_without_rendering()
