@@ -460,9 +460,14 @@ ASKS: dict[str, Callable[[Mechanisms], bool]] = {
     "same outputs at α = β = 0": lambda of: bool(of.still),
     "α = β = 0.3 equals the reference": lambda of: of is OURS,
 }
+QUICK = ("BERT", "Llama", "T5", "ViT")  # of every kind of attention, one; the others are slow
 CASES = [
     pytest.param(
-        family, feature, of, id=f"{family.name}-{feature}" + (f"-{of.name}" if of is not OURS else "")
+        family,
+        feature,
+        of,
+        id=f"{family.name}-{feature}" + (f"-{of.name}" if of is not OURS else ""),
+        marks=() if of is OURS and family.name in QUICK else pytest.mark.slow,
     )
     for of in MECHANISMS
     for family in FAMILIES

@@ -76,6 +76,7 @@ def loss(model: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(FROZEN)
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_adapter_comes_back_whole(order: str, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_each_adapter_has_its_own_folder(tmp_path: Path) -> None:
     assert torch.equal(logits(overt.load(tmp_path / "second", base=make())), logits(model))
 
 
+@pytest.mark.slow
 def test_the_trainer_resumes_mechanisms_and_step(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     import transformers

@@ -322,6 +322,7 @@ def test_a_step_is_an_optimizer_step() -> None:
     assert "overt_state.seen" not in model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_steps_of_a_compiled_copy_are_counted() -> None:
     model = copy.deepcopy(overt.attach(shallow(BERT.make(), 1), overt.Bayesian())).train()
@@ -362,6 +363,7 @@ def test_two_optimizers_of_one_model_count_once() -> None:
     assert int(model.overt_state.step) == 4
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_gone_does_not_stop_the_count() -> None:
     model = attached(BERT, overt.Bayesian()).train()
     for expected in (1, 2):
@@ -751,6 +753,7 @@ def test_a_copy_counts_its_own_steps() -> None:
     assert (int(twin.overt_state.step), int(model.overt_state.step)) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it by other means
 @pytest.mark.parametrize(
     ("form", "name"),

@@ -13,6 +13,8 @@ import torch
 import overt
 from sharded import CASES, PROCESSES, made, trained
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:

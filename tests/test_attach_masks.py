@@ -379,6 +379,7 @@ def test_rows_that_see_no_key_have_the_plain_models_gradients(kind: str, impleme
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_compiler_does_not_let_odd_masks_through() -> None:
     model = overt.attach(shallow(llama_like("Llama")()), overt.Evolving(decoder_alpha=0.3))
     compiled: Any = torch.compile(model, backend="eager")

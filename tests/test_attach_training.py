@@ -31,6 +31,7 @@ def prior_gradients(noted: Gradients, step: int = 0) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_the_kls_gradient_does_not_depend_on_accumulation(name: str, tmp_path: Path) -> None:
     _, whole = train(tmp_path, name, per_device_train_batch_size=8)
@@ -41,6 +42,7 @@ def test_the_kls_gradient_does_not_depend_on_accumulation(name: str, tmp_path: P
         torch.testing.assert_close(grad, expected[key], atol=1e-6, rtol=1e-4, msg=key)
 
 
+@pytest.mark.slow
 def test_steps_are_the_trainers_steps(tmp_path: Path) -> None:
     model, _ = train(
         tmp_path, "BERT", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3
@@ -77,6 +79,7 @@ def test_a_loss_that_the_model_does_not_make_is_warned_of(way: str, tmp_path: Pa
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_loss_function_of_ones_own_can_take_the_penalty(tmp_path: Path) -> None:
     found = []
     for size, accumulated in ((8, 1), (2, 4)):
@@ -106,6 +109,7 @@ def test_without_labels_a_share_of_the_trainers_count_is_not_guessed() -> None:
     assert overt.penalty(model, row["labels"].unsqueeze(0)).item() > 0.0
 
 
+@pytest.mark.slow
 def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
     settings = {"per_device_train_batch_size": 4, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
 
@@ -213,6 +217,7 @@ def test_two_processes_have_the_gradients_of_one(
         )
 
 
+@pytest.mark.slow
 def test_checkpoints_are_whole(tmp_path: Path) -> None:
     train(tmp_path, "BERT", save_strategy="steps", save_steps=2)
     config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text())

@@ -205,6 +205,7 @@ def test_one_convolution_per_layer_and_attention_and_one_prior_per_layer() -> No
 # --- No leak, no padding, through whole networks ---
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["evolving", "bayesian", "both"]),
     st.sampled_from([1, 3, 5]),
@@ -239,6 +240,7 @@ def test_control_centred_windows_in_a_decoder_leak(site: str) -> None:
     assert not torch.equal(model(x, memory=memory)[:, :4], model(changed, memory=memory)[:, :4])
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["evolving", "bayesian", "both"]), st.booleans(), st.integers(0, 3), st.integers(0, 3))
 def test_an_example_alone_equals_itself_in_a_padded_batch(
     name: str, decoder: bool, left: int, right: int
@@ -373,6 +375,7 @@ def test_reentrant_checkpointing_is_refused(name: str) -> None:
 
 
 # Each mechanism alone is compiled by the tests of attached models, too.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", covering(list(MECHANISMS), ["plain", "both", "lognormal", "synthesizer"]))
 def test_compiles_as_one_graph_with_the_same_outputs_and_gradients(name: str) -> None:
     torch.compiler.reset()

@@ -52,6 +52,7 @@ def assert_same(found: Any, model: Any) -> None:
     assert torch.equal(found(**inputs_of(BERT)).logits, model(**inputs_of(BERT)).logits)
 
 
+@pytest.mark.slow
 def test_without_the_line_the_error_names_it(folder: Path) -> None:
     code = f"""
 import sys, overt
@@ -165,6 +166,7 @@ def test_image_processors_are_those_of_the_base(tmp_path: Path) -> None:
     assert found(**processor(picture, return_tensors="pt")).logits.shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_what_auto_classes_gave(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     found = AutoModelForSequenceClassification.from_pretrained(folder)

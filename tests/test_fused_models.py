@@ -64,6 +64,7 @@ ATTACHED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ENCODERS)
 def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(2)
@@ -79,6 +80,7 @@ def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture)
     both_ways(model, run, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", DECODERS)
 def test_a_decoder_with_cross_attention_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(2)
@@ -143,6 +145,7 @@ def little_room(form: str) -> tuple[nn.Module, int, str]:
     return many, 17 * 2, "convolutions of more than 16 heads"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["wide heads", "many heads"])
 def test_a_gpu_with_little_shared_memory_goes_the_plain_way_and_says_why(
     form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -190,6 +193,7 @@ def test_gradients_of_gradients_are_refused_and_plain_operations_have_them() -> 
         assert curvature().abs().sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form"), ATTACHED)
 def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = attached(kind, MECHANISMS[form])
@@ -202,6 +206,7 @@ def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.
     both_ways(model, run, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it by other means
 @pytest.mark.parametrize(("kind", "form"), [("bert", "both"), ("llama", "bayesian")][0 if CUDA else 1 :])
 def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, form: str) -> None:
@@ -224,6 +229,7 @@ def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, f
     assert kernels_in(graphs) == 2
 
 
+@pytest.mark.slow
 def test_one_padding_mask_for_all_is_that_mask_for_each(caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = attached("bart", MECHANISMS["bayesian"], where="cross")
     real = torch.arange(9, device=DEVICE) < 3
@@ -304,6 +310,7 @@ def logits_and_kl(model: Any, inputs: dict[str, Tensor], mask: Tensor) -> Tensor
     return torch.cat([logits.flatten(), overt.kl(model).view(1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["padding", "whole"])
 def test_a_mask_changed_in_place_is_seen_anew(which: str) -> None:
     model, inputs = attached("bert", MECHANISMS["bayesian"])
@@ -318,6 +325,7 @@ def test_a_mask_changed_in_place_is_seen_anew(which: str) -> None:
     torch.testing.assert_close(after, fresh)
 
 
+@pytest.mark.slow
 def test_a_whole_mask_does_not_change_with_the_padding_that_it_was_made_of() -> None:
     model, inputs = attached("bert", MECHANISMS["bayesian"])
     model.eval()
@@ -352,6 +360,7 @@ def test_a_trace_looks_at_the_same_maps() -> None:
         assert torch.equal(traced.maps[0], overt.trace(model, inputs).maps[0])
 
 
+@pytest.mark.slow
 def test_dropout_of_attention_is_drawn_from_torchs_generator() -> None:
     torch.manual_seed(0)
     attention = overt.MultiheadAttention(32, 2, dropout=0.5, batch_first=True, mechanisms=[overt.Bayesian()])
@@ -365,6 +374,7 @@ def test_dropout_of_attention_is_drawn_from_torchs_generator() -> None:
     assert not torch.equal(run(1), run(2))
 
 
+@pytest.mark.slow
 def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
     model, inputs = attached("bart", [overt.Bayesian(k=1.0)])
     model.eval()
@@ -385,6 +395,7 @@ def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
     torch.testing.assert_close(torch.cat(rows, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_addresses_may_be_views() -> None:
     torch.manual_seed(0)
     model = overt.Encoder(32, 2, 1, [overt.Bayesian(k=1.0, prior=None)], dropout=0.0).to(DEVICE)
@@ -396,6 +407,7 @@ def test_addresses_may_be_views() -> None:
             assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_a_model_used_in_inference_mode_trains_afterwards() -> None:
     torch.manual_seed(0)
     mechanisms = [overt.Evolving(alpha=0.123, beta=0.456)]
@@ -426,6 +438,7 @@ def test_a_wrapped_prior_network_goes_the_plain_way() -> None:
     assert "wrapped" in (layer.unfit(overt.AttentionCall(layer.site, q, q, q)) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["bayesian", "evolving"])
 def test_weights_that_hooks_bring_only_for_a_layers_own_pass_go_the_plain_way(
     form: str, caplog: pytest.LogCaptureFixture

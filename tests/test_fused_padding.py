@@ -25,6 +25,7 @@ from overt.mechanisms.site import Kind, Site
 from selection import covering
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
+pytestmark = pytest.mark.slow
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 EVOLVING = overt.Evolving(alpha=0.3, beta=0.4)

@@ -266,6 +266,7 @@ def test_threads_have_their_own_losses_and_wishes() -> None:
 
 
 # Compilers look whether the loss, which a hook reads, has a gradient.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_models_tell_their_losses_too() -> None:
     model = without_dropout(overt.attach(shallow(BERT.make()), overt.Bayesian(k=1e6)))
@@ -349,6 +350,7 @@ def logged(folder: Path, name: str, **settings: Any) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_logs_have_the_parts_averaged_over_accumulated_batches(name: str, tmp_path: Path) -> None:
     whole = logged(tmp_path, name, per_device_train_batch_size=8)
@@ -419,6 +421,7 @@ class InAThread(InOrder):
         return made[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", [InOrder, InAThread])
 def test_logs_are_of_training_whatever_else_runs(trainer: type[Trainer], tmp_path: Path) -> None:
     expected = logged(tmp_path, "BERT", per_device_train_batch_size=8)
