@@ -7,11 +7,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
 
-.PHONY: help demo test test-gpu browser lint bench bench-gpu support families docs clean
+.PHONY: help demo test test-quick test-all test-gpu browser lint bench bench-gpu support families docs clean
 
 help:
 	@echo "make demo    train four small models, print the table, trace them, write demo/index.html (about 5 minutes)"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests (about 8 minutes on two cores)"
+	@echo "make test-quick  run the quick ones only (about 90 seconds)"
+	@echo "make test-all  run the tests with every case of every product"
 	@echo "make test-gpu  run the tests of GPU kernels; GPU=python3 takes another Python than that of .venv"
 	@echo "make browser  install a browser for the tests of pages, where there is none"
 	@echo "make lint    style, format and types"
@@ -46,6 +48,12 @@ demo: $(VENV)/.installed-train
 	$(BIN)/overt demo
 
 test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive'
+
+test-quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not exhaustive'
+
+test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)

@@ -12,15 +12,21 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+import interpreter
+
 # One profile for all: no timing enters a verdict, and a failure can be repeated.
 settings.register_profile(
     "overt", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("overt")
 
+# Helpers whose assertions are worth as much as those of tests.
+pytest.register_assert_rewrite("attached", "battery", "sharded", "training")
+
 # Without a GPU its kernels are run by Triton's interpreter, chosen before anything imports them.
 if not torch.cuda.is_available() and find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
+    interpreter.trim()
 
 # Workers share the cores: with a thread of torch's for each core, they would wait for each other.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
@@ -84,8 +90,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     import transformers
 
+    from battery import DECODING, FEATURES
     from support import render, write
-    from test_battery import DECODING, FEATURES
 
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     features = [feature for feature in FEATURES if feature not in DECODING]

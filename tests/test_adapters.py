@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import overt
+from attached import enliven, loss_inputs, without_dropout
 from families import FAMILIES, inputs_of
 from overt.attaching.api import the_state
-from test_attach import without_dropout
-from test_battery import enliven, loss_inputs
 
 peft = pytest.importorskip("peft")
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -77,6 +76,7 @@ def loss(model: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(FROZEN)
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_adapter_comes_back_whole(order: str, tmp_path: Path) -> None:
@@ -155,6 +155,7 @@ def test_each_adapter_has_its_own_folder(tmp_path: Path) -> None:
     assert torch.equal(logits(overt.load(tmp_path / "second", base=make())), logits(model))
 
 
+@pytest.mark.slow
 def test_the_trainer_resumes_mechanisms_and_step(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     import transformers

@@ -89,6 +89,7 @@ def test_half_of_the_sentences_are_plural(sets: tuple[list[Sentence], list[Sente
     assert sum(sentence.plural for sentence in generate(7, 0)) == 3
 
 
+@pytest.mark.slow
 def test_every_noun_form_is_singular_or_plural_but_not_both(noun_numbers: dict[str, set[bool]]):
     assert len(noun_numbers) >= 100
     for noun, numbers in noun_numbers.items():

@@ -18,16 +18,14 @@ from torch import Tensor
 
 import families
 import overt
+from attached import LIVE, attached, enliven, loss_inputs, shallow, tokens_of, without_dropout
+from battery import OURS, all_equal, gradients
 from families import FAMILIES, Family, inputs_of, tokens
 from overt.mechanisms.bayesian.naive import weibull_gamma_kl
-from test_battery import LIVE, OURS, all_equal, enliven, gradients, loss_inputs, tokens_of
+from selection import covering
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT, LLAMA, T5, GPT2 = (BY_NAME[name] for name in ("BERT", "Llama", "T5", "GPT-2"))
-
-
-def attached(family: Family, *mechanisms: Any, **settings: Any) -> Any:
-    return enliven(overt.attach(family.make(), *mechanisms, **settings))
 
 
 def parts(model: Any) -> dict[str, Any]:
@@ -324,9 +322,10 @@ def test_a_step_is_an_optimizer_step() -> None:
     assert "overt_state.seen" not in model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_steps_of_a_compiled_copy_are_counted() -> None:
-    model = copy.deepcopy(attached(BERT, overt.Bayesian())).train()
+    model = copy.deepcopy(overt.attach(shallow(BERT.make(), 1), overt.Bayesian())).train()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -364,6 +363,7 @@ def test_two_optimizers_of_one_model_count_once() -> None:
     assert int(model.overt_state.step) == 4
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_gone_does_not_stop_the_count() -> None:
     model = attached(BERT, overt.Bayesian()).train()
     for expected in (1, 2):
@@ -373,13 +373,6 @@ def test_an_optimizer_that_is_gone_does_not_stop_the_count() -> None:
         assert int(model.overt_state.step) == expected
         del optimizer
         gc.collect()
-
-
-def without_dropout(model: Any) -> Any:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def maps_of(model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -760,18 +753,23 @@ def test_a_copy_counts_its_own_steps() -> None:
     assert (int(twin.overt_state.step), int(model.overt_state.step)) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it by other means
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
 @pytest.mark.parametrize(
-    "mechanisms",
-    [(LIVE,), (overt.Bayesian(),), (LIVE, overt.Bayesian())],
-    ids=["evolving", "bayesian", "both"],
+    ("form", "name"),
+    covering(
+        [(form, name) for form in ("evolving", "bayesian", "both") for name in ("BERT", "Llama")],
+        # compiled in place, BERT has Evolving alone in test_attach_compile.py, too
+        [("evolving", "Llama"), ("bayesian", "BERT"), ("both", "BERT"), ("both", "Llama")],
+    ),
 )
 def test_compiles_without_a_graph_break(
-    name: str, mechanisms: tuple[Any, ...], record_property: Callable[[str, object], None]
+    form: str, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     family = BY_NAME[name]
-    model = without_dropout(attached(family, *mechanisms))
+    bayesian = overt.Bayesian()
+    mechanisms = {"evolving": (LIVE,), "bayesian": (bayesian,), "both": (LIVE, bayesian)}[form]
+    model = without_dropout(enliven(overt.attach(shallow(family.make()), *mechanisms)))
     inputs = loss_inputs(family, model)
     expected = model(**inputs).logits
     torch._dynamo.reset()

@@ -10,8 +10,8 @@ import transformers as hf
 from torch import Tensor
 
 import overt
+from attached import enliven
 from overt.attaching import passes
-from test_battery import enliven
 
 EVOLVING = overt.Evolving(alpha=0.3, beta=0.3)
 SMALL = {

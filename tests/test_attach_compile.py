@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import overt
-from test_battery import enliven
+from attached import enliven
+from selection import covering
 
 EVOLVING, BAYESIAN = overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0, kl_weight=1.0)
 FORMS = {"evolving": (EVOLVING,), "bayesian": (BAYESIAN,), "both": (EVOLVING, BAYESIAN)}
@@ -88,12 +89,15 @@ def all_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form", "way"),
-    [
-        ("BERT", "evolving", FORWARD),
-        ("BERT", "bayesian", CALL),
-        ("BERT", "both", CALL),
-        ("T5", "both", FORWARD),
-    ],
+    covering(
+        [
+            ("BERT", "evolving", FORWARD),
+            ("BERT", "bayesian", CALL),
+            ("BERT", "both", CALL),
+            ("T5", "both", FORWARD),
+        ],
+        [("BERT", "evolving", FORWARD), ("BERT", "bayesian", CALL), ("T5", "both", FORWARD)],
+    ),
 )
 def test_outputs_and_gradients_are_those_of_the_model_uncompiled(name: str, form: str, way: str) -> None:
     model, inputs = made(name, form), inputs_of(name)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import overt
+from attached import LIVE, attached, enliven, loss_inputs, without_dropout
 from families import FAMILIES as LIST
 from families import inputs_of
-from test_attach import attached, without_dropout
-from test_battery import LIVE, enliven, loss_inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FAMILIES = {family.name: family for family in LIST}

@@ -12,6 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 import overt
+from attached import shallow
 from families import EOS, PAD, TEXT, WORDS, lengths_mask, llama_like, tokens
 from overt.attaching.find import find
 from zoo.checks import enliven
@@ -381,8 +382,9 @@ def test_rows_that_see_no_key_have_the_plain_models_gradients(kind: str, impleme
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_compiler_does_not_let_odd_masks_through() -> None:
-    model = overt.attach(llama_like("Llama")(), overt.Evolving(decoder_alpha=0.3))
+    model = overt.attach(shallow(llama_like("Llama")()), overt.Evolving(decoder_alpha=0.3))
     compiled: Any = torch.compile(model, backend="eager")
     ids, causal = tokens()[:1], torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     prefix = causal.clone()

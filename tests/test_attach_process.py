@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import overt
+from attached import enliven
 from families import FAMILIES, inputs_of
-from test_battery import enliven
+from fresh import fresh
 
 BERT = next(family for family in FAMILIES if family.name == "BERT")
 HOOKS = "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks\n"
+pytestmark = pytest.mark.slow
 
 
-def fresh(code: str) -> str:
+def printed(code: str) -> str:
     """What a fresh interpreter prints; families and Overt can be imported there."""
-    path = f"{Path(overt.__file__).parents[1]}:{Path(__file__).parent}"
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(
-        command,
-        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    found, failed = fresh(code)
+    assert not failed, failed
+    return found
 
 
 def test_importing_overt_installs_nothing_and_the_first_attached_model_one_hook() -> None:
-    found = fresh(
+    found = printed(
         "import torch\n" + HOOKS + "import overt\n"
         "counts = [len(hooks)]\n"
         "from transformers import AttentionInterface\n"
@@ -60,7 +52,7 @@ def pickled(tmp_path: Path) -> Path:
 
 
 def test_a_model_that_is_unpickled_in_a_fresh_process_runs_trains_and_is_traced(pickled: Path) -> None:
-    found = fresh(
+    found = printed(
         "import torch\n"
         + HOOKS
         + f"model, inputs, want, maps = torch.load({str(pickled)!r}, weights_only=False)\n"
@@ -77,7 +69,7 @@ def test_a_model_that_is_unpickled_in_a_fresh_process_runs_trains_and_is_traced(
 
 
 def test_a_model_whose_first_use_in_a_process_is_a_trace(pickled: Path) -> None:
-    found = fresh(
+    found = printed(
         "import torch, overt\n"
         f"model, inputs, _, maps = torch.load({str(pickled)!r}, weights_only=False)\n"
         "for a, b in zip(overt.trace(model, inputs).maps, maps, strict=True):\n"
@@ -88,7 +80,7 @@ def test_a_model_whose_first_use_in_a_process_is_a_trace(pickled: Path) -> None:
 
 
 def test_threads_that_attach_at_once_install_one_hook() -> None:
-    found = fresh(
+    found = printed(
         "import threading, torch\n" + HOOKS + "import overt\n"
         "from families import FAMILIES\n"
         "make = next(family.make for family in FAMILIES if family.name == 'BERT')\n"

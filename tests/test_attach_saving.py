@@ -15,10 +15,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import overt
+from attached import LIVE, attached, enliven
 from families import FAMILIES, inputs_of
 from overt.attaching.settings import settings_in
-from test_attach import attached
-from test_battery import LIVE, enliven
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]

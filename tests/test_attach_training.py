@@ -13,88 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import Trainer, set_seed
 
 import families
 import overt
-from families import FAMILIES, PAD
-from test_attach import attached, without_dropout
+from attached import attached, without_dropout
+from families import FAMILIES
+from training import BOTH, Gradients, InOrder, Rows, arguments, train
 
 BY_NAME = {family.name: family for family in FAMILIES}
-BOTH = (overt.Evolving(alpha=0.3, beta=0.3), overt.Bayesian(k=5.0, kl_weight=1.0))
-
-
-class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Sixteen sentences of different lengths, padded, with labels for a classifier or a language model."""
-
-    def __init__(self, language: bool, count: int = 16) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.rows = []
-        for number in range(count):
-            length = 4 + number % 6
-            ids = torch.randint(5, families.WORDS, (10,), generator=generator)
-            mask = (torch.arange(10) < length).long()
-            ids = ids.masked_fill(mask == 0, PAD)
-            labels = ids.masked_fill(mask == 0, -100) if language else ids[0] % 2
-            self.rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.rows[index]
-
-
-class Gradients(TrainerCallback):
-    """Gradients of every parameter just before each optimizer step, and the losses that were logged."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, Tensor]] = []
-        self.logs: list[dict[str, float]] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, state, control
-        named = kwargs["model"].named_parameters()
-        self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        del args, state, control, kwargs
-        if "loss" in logs:
-            self.logs.append({name: logs[name] for name in ("task_loss", "kl", "kl_weight")})
-
-
-def arguments(folder: Path, **settings: Any) -> TrainingArguments:
-    given = {
-        "max_steps": 2,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 0.0,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        "seed": 0,
-        **settings,
-    }
-    return TrainingArguments(output_dir=str(folder), **given)
-
-
-class InOrder(Trainer):
-    """Examples in order, so that runs of different batch sizes see the same ones."""
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
-def train(folder: Path, name: str, **settings: Any) -> tuple[Any, Gradients]:
-    family = BY_NAME[name]
-    model = without_dropout(attached(family, *BOTH))
-    noted = Gradients()
-    rows = Rows(language=family.generates)
-    given = arguments(folder, **{"logging_steps": 1, **settings})
-    InOrder(model, given, train_dataset=rows, callbacks=[overt.LossLog(), noted]).train()
-    return model, noted
 
 
 def prior_gradients(noted: Gradients, step: int = 0) -> dict[str, Tensor]:
@@ -104,6 +31,7 @@ def prior_gradients(noted: Gradients, step: int = 0) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_the_kls_gradient_does_not_depend_on_accumulation(name: str, tmp_path: Path) -> None:
     _, whole = train(tmp_path, name, per_device_train_batch_size=8)
@@ -114,6 +42,7 @@ def test_the_kls_gradient_does_not_depend_on_accumulation(name: str, tmp_path: P
         torch.testing.assert_close(grad, expected[key], atol=1e-6, rtol=1e-4, msg=key)
 
 
+@pytest.mark.slow
 def test_steps_are_the_trainers_steps(tmp_path: Path) -> None:
     model, _ = train(
         tmp_path, "BERT", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3
@@ -150,6 +79,7 @@ def test_a_loss_that_the_model_does_not_make_is_warned_of(way: str, tmp_path: Pa
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_loss_function_of_ones_own_can_take_the_penalty(tmp_path: Path) -> None:
     found = []
     for size, accumulated in ((8, 1), (2, 4)):
@@ -179,6 +109,7 @@ def test_without_labels_a_share_of_the_trainers_count_is_not_guessed() -> None:
     assert overt.penalty(model, row["labels"].unsqueeze(0)).item() > 0.0
 
 
+@pytest.mark.slow
 def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
     settings = {"per_device_train_batch_size": 4, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
 
@@ -199,6 +130,7 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[key], value), key
 
 
+NAMES = ["BERT", "Llama"]
 SCRIPT = """
 import sys
 from collections.abc import Callable
@@ -207,10 +139,13 @@ sys.path[:0] = {paths!r}
 import torch
 torch.set_num_threads(1)
 from accelerate import PartialState
-from test_attach_training import train
-_, noted = train(Path({folder!r}), {name!r}, per_device_train_batch_size=2, **{settings!r})
+from training import train
+found = {{}}
+for name in {names!r}:
+    _, noted = train(Path({folder!r}), name, per_device_train_batch_size=2, **{settings!r})
+    found[name] = noted.steps, noted.logs
 if PartialState().is_main_process:
-    torch.save((noted.steps, noted.logs), {result!r})
+    torch.save(found, {result!r})
 PartialState().wait_for_everyone()
 PartialState().destroy_process_group()
 """
@@ -233,9 +168,8 @@ def _as_torchrun_starts() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_as_torchrun_starts")
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_two_processes_have_the_gradients_of_one(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     # The Trainer, and accelerate under it, take their processes from torchrun.
     here = Path(__file__).parent
@@ -243,7 +177,7 @@ def test_two_processes_have_the_gradients_of_one(
     text = SCRIPT.format(
         paths=[str(here), str(here.parent / "src")],
         folder=str(tmp_path / "out"),
-        name=name,
+        names=NAMES,
         settings={"gradient_accumulation_steps": 2},
         result=str(result),
     )
@@ -259,26 +193,31 @@ def test_two_processes_have_the_gradients_of_one(
     ]
     done = subprocess.run(launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-    pair, logs = torch.load(result, weights_only=True)
-    # Batches of the same size: of a classifier's own loss the Trainer adds up means, so it depends on that.
-    _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    _, whole = train(tmp_path, name, per_device_train_batch_size=8)
-    assert len(pair) == len(one.steps) == 2
-    for step in range(2):
-        assert pair[step].keys() == one.steps[step].keys()
-        # Forward passes are the same bits; gradients are added up in another order, with the rounding of
-        # the largest. Adam then divides each by itself, which makes more of the rounding of small ones.
-        rounding = (1e-6, 5e-6)[step] * max(float(grad.abs().max()) for grad in pair[step].values())
-        for key, grad in pair[step].items():
-            want = one.steps[step][key]
-            torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")
-    for key, expected in prior_gradients(whole).items():
-        torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
-    for entry, other in zip(logs, one.logs, strict=True):
-        assert entry == pytest.approx(other, rel=1e-4), "LossLog averages over processes"
-    record_property("support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works"))
+    found = torch.load(result, weights_only=True)
+    for name in NAMES:
+        pair, logs = found[name]
+        # Batches of the same size: of a classifier's own loss the Trainer adds up means, so that matters.
+        _, one = train(tmp_path, name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+        _, whole = train(tmp_path, name, per_device_train_batch_size=8)
+        assert len(pair) == len(one.steps) == 2
+        for step in range(2):
+            assert pair[step].keys() == one.steps[step].keys()
+            # Forward passes are the same bits; gradients are added up in another order, with the rounding of
+            # the largest. Adam then divides each by itself, which makes more of the rounding of small ones.
+            rounding = (1e-6, 5e-6)[step] * max(float(grad.abs().max()) for grad in pair[step].values())
+            for key, grad in pair[step].items():
+                want = one.steps[step][key]
+                torch.testing.assert_close(grad, want, atol=rounding, rtol=1e-4, msg=f"{step} {key}")
+        for key, expected in prior_gradients(whole).items():
+            torch.testing.assert_close(pair[0][key], expected, atol=1e-6, rtol=1e-4, msg=key)
+        for entry, other in zip(logs, one.logs, strict=True):
+            assert entry == pytest.approx(other, rel=1e-4), "LossLog averages over processes"
+        record_property(
+            "support", (8200, name, "two processes (DDP) equal to one, under the Trainer", "works")
+        )
 
 
+@pytest.mark.slow
 def test_checkpoints_are_whole(tmp_path: Path) -> None:
     train(tmp_path, "BERT", save_strategy="steps", save_steps=2)
     config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text())

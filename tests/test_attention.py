@@ -12,33 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import overt
-from overt.mechanisms.evolving.layer import EvolvingLayer
+from selection import covering
+from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
-EVOLVING = overt.Evolving(alpha=0.3, beta=0.6, decoder_alpha=0.3)
-BAYESIAN = overt.Bayesian(k=5.0)
-MECHANISMS = {
-    "plain": [],
-    "evolving": [EVOLVING],
-    "bayesian": [BAYESIAN],
-    "both": [EVOLVING, BAYESIAN],
-    "lognormal": [overt.Bayesian(family="lognormal", sigma=0.3)],
-    "synthesizer": [overt.Synthesizer(max_length=16), EVOLVING],
-}
 every_mechanism = pytest.mark.parametrize("mechanisms", MECHANISMS.values(), ids=MECHANISMS)
-
-
-def enliven(module: nn.Module) -> None:
-    """Random convolutions with bias, so that windows matter."""
-    generator = torch.Generator().manual_seed(3)
-    for part in module.modules():
-        if isinstance(part, EvolvingLayer) and part.weight is not None and part.bias is not None:
-            with torch.no_grad():
-                part.weight.copy_(torch.randn(part.weight.shape, generator=generator) * 0.5)
-                part.bias.copy_(torch.rand(part.bias.shape, generator=generator) + 0.5)
-
-
-def inputs(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 # --- Without mechanisms it is torch's module ---
@@ -228,6 +205,7 @@ def test_one_convolution_per_layer_and_attention_and_one_prior_per_layer() -> No
 # --- No leak, no padding, through whole networks ---
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["evolving", "bayesian", "both"]),
     st.sampled_from([1, 3, 5]),
@@ -262,6 +240,7 @@ def test_control_centred_windows_in_a_decoder_leak(site: str) -> None:
     assert not torch.equal(model(x, memory=memory)[:, :4], model(changed, memory=memory)[:, :4])
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["evolving", "bayesian", "both"]), st.booleans(), st.integers(0, 3), st.integers(0, 3))
 def test_an_example_alone_equals_itself_in_a_padded_batch(
     name: str, decoder: bool, left: int, right: int
@@ -363,14 +342,6 @@ def test_bfloat16_and_autocast_stay_near_float32() -> None:
         torch.testing.assert_close(chain.kl().float(), chains[0].kl(), rtol=0.02, atol=0)
 
 
-def gradients(model: nn.Module, run: object, x: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    chain = overt.Chain(step=2)
-    loss = run(x, chain).square().sum() + chain.penalty()  # type: ignore[operator]
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @every_mechanism
 def test_non_reentrant_checkpointing_gives_identical_gradients(mechanisms: list[overt.Mechanism]) -> None:
     model = overt.Encoder(16, 2, 4, mechanisms, dropout=0.1)
@@ -403,10 +374,12 @@ def test_reentrant_checkpointing_is_refused(name: str) -> None:
         gradients(model, checkpointed, inputs(2, 5, 16).requires_grad_())
 
 
-@every_mechanism
-def test_compiles_as_one_graph_with_the_same_outputs_and_gradients(mechanisms: list[overt.Mechanism]) -> None:
+# Each mechanism alone is compiled by the tests of attached models, too.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", covering(list(MECHANISMS), ["plain", "both", "lognormal", "synthesizer"]))
+def test_compiles_as_one_graph_with_the_same_outputs_and_gradients(name: str) -> None:
     torch.compiler.reset()
-    model = overt.Encoder(16, 2, 2, mechanisms, dropout=0.0)
+    model = overt.Encoder(16, 2, 2, MECHANISMS[name], dropout=0.0)
     enliven(model)
 
     def step(x: Tensor, chain: overt.Chain) -> Tensor:

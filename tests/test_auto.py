@@ -17,9 +17,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 import overt
 import overt.auto
+from attached import LIVE, attached
 from families import FAMILIES, inputs_of
-from test_attach import attached
-from test_battery import LIVE
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]
@@ -53,6 +52,7 @@ def assert_same(found: Any, model: Any) -> None:
     assert torch.equal(found(**inputs_of(BERT)).logits, model(**inputs_of(BERT)).logits)
 
 
+@pytest.mark.slow
 def test_without_the_line_the_error_names_it(folder: Path) -> None:
     code = f"""
 import sys, overt
@@ -166,6 +166,7 @@ def test_image_processors_are_those_of_the_base(tmp_path: Path) -> None:
     assert found(**processor(picture, return_tensors="pt")).logits.shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_what_auto_classes_gave(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     found = AutoModelForSequenceClassification.from_pretrained(folder)

@@ -394,6 +394,7 @@ def test_noise_has_the_tasks_seed_and_the_epochs_step(
 # Same seeds, same numbers.
 
 
+@pytest.mark.slow
 def test_at_a_spread_of_1e_15_lc_is_gat_exactly(
     graph: planetoid.Citations, learnt: Callable[[str, int], Trained]
 ) -> None:

@@ -27,6 +27,7 @@ pytest_plugins = ["browser"]
 Shown = Any  # playwright's Page; what is in it has no types here
 Opener = Callable[..., Shown]
 
+pytestmark = pytest.mark.slow
 NODES = [f"paper {number}" for number in range(7)]
 # Every kind of page, with the views that it must have, and what they must name.
 KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {

@@ -20,6 +20,7 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))
 
 
+@pytest.mark.slow
 def test_help_lists_every_command_with_a_line_about_it() -> None:
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
@@ -48,6 +49,7 @@ def test_info_says_why_a_fast_path_is_not_active(monkeypatch: pytest.MonkeyPatch
     assert "not active: numba cannot be imported" in plain(runner.invoke(app, ["info"]).output)
 
 
+@pytest.mark.slow
 def test_the_source_tree_runs_as_a_module() -> None:
     output = subprocess.run(
         [sys.executable, "-m", "overt", "--help"], capture_output=True, text=True, check=True
@@ -55,6 +57,7 @@ def test_the_source_tree_runs_as_a_module() -> None:
     assert "demo" in output
 
 
+@pytest.mark.slow
 def test_a_users_mistake_is_one_line_and_no_stack_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:

@@ -46,6 +46,7 @@ def test_spearman_is_scipys_with_ties(one: list[int], other: list[int]) -> None:
     assert found == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_correlations_are_those_of_scipy_sentence_by_sentence() -> None:
     model, batches, targets = model_and_batches()
     found = correlate((overt.trace(model, batch) for batch in batches), targets, unk=2, bootstrap=50)
@@ -83,6 +84,7 @@ def test_correlations_are_those_of_scipy_sentence_by_sentence() -> None:
     assert "rollout ~ blankout" in str(found)
 
 
+@pytest.mark.slow
 def test_bootstrap_intervals_cover_the_mean_of_normal_data() -> None:
     from overt.judge.correlation import _summary
 

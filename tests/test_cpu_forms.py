@@ -334,6 +334,7 @@ def operators() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evolve", "draw", "weigh"])
 def test_operators_keep_to_the_rules_of_torch(name: str) -> None:
     operator, given_ = operators()[name]

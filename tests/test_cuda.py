@@ -8,7 +8,7 @@ from torch import Tensor
 
 import overt
 from overt.mechanisms import noise
-from test_attention import MECHANISMS, enliven, inputs
+from stacks import MECHANISMS, enliven, inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_mechanism = pytest.mark.parametrize("mechanisms", MECHANISMS.values(), ids=MECHANISMS)

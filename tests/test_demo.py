@@ -24,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo_flow, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_demo_prints_its_table_and_keeps_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -55,6 +56,7 @@ def test_the_demo_prints_its_table_and_keeps_what_is_done(
         demo.load(tmp_path / "neither")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

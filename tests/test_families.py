@@ -51,6 +51,7 @@ def _quiet() -> Iterator[None]:
     transformers.logging.set_verbosity(level)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of families, which are not under test
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("kind", SAMPLE)

@@ -143,6 +143,7 @@ CONFIGS = {
 MASKS = {"nothing hidden": (False, False), "padding": (True, False), "both": (True, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize(("padded", "causal"), MASKS.values(), ids=MASKS)
 def test_outputs_kl_and_gradients_are_the_definitions(
@@ -151,6 +152,7 @@ def test_outputs_kl_and_gradients_are_the_definitions(
     compare((2, 2, 1, 17, 35, 16), config, torch.float32, padded, causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])
 def test_every_shape_is_right(size: tuple[int, ...], family: str) -> None:
@@ -202,6 +204,7 @@ def test_the_mean_is_used_in_evaluation_and_its_kl_on_demand() -> None:
     torch.testing.assert_close(chain.kl(), plain.kl(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_samples_at_once_are_the_samples_one_by_one() -> None:
     batch, heads, queries, keys, samples = 2, 2, 13, 40, 5
     q, k, v = (drawn((batch, heads, n, 16), i, torch.float32) for i, n in enumerate((queries, keys, keys)))
@@ -216,6 +219,7 @@ def test_several_samples_at_once_are_the_samples_one_by_one() -> None:
         torch.testing.assert_close(together[number], alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused_way", [True, False])
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_draws_of_an_attention_are_its_samples(
@@ -266,6 +270,7 @@ def test_dropout_goes_the_same_way_backwards() -> None:
     torch.testing.assert_close(to_value, weights.detach().mT @ to_out, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_with_dropout_is_that_of_finite_differences() -> None:
     layer = layer_of(overt.Bayesian(k=2.0), 1, 1, 16)
     tensors = [drawn((1, 1, 8, 16), i, torch.float32).requires_grad_() for i in range(3)]
@@ -288,6 +293,7 @@ def test_the_gradient_with_dropout_is_that_of_finite_differences() -> None:
         torch.testing.assert_close((above - below) / 2e-2, (gradient * direction).sum(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits() -> None:
     layer = layer_of(overt.Bayesian(), 2, 2, 16)
     q, k, v = (drawn((2, 2, 40, 16), i, torch.float32).requires_grad_() for i in range(3))

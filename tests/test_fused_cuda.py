@@ -10,10 +10,10 @@ from torch import Tensor
 
 import overt
 from acting import attended
+from fused_models import MECHANISMS, attached, kernels_in, spied
 from overt.mechanisms.bayesian.layer import BayesianLayer
 from overt.mechanisms.seen import Seen
-from test_attention import enliven
-from test_fused_models import MECHANISMS, attached, kernels_in, spied
+from stacks import enliven
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_form = pytest.mark.parametrize("form", MECHANISMS)

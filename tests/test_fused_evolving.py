@@ -15,6 +15,7 @@ from overt.mechanisms.evolving import naive
 from overt.mechanisms.maps import HIDDEN
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind
+from selection import covering
 
 fused = pytest.importorskip("overt.mechanisms.evolving.kernels", reason="triton is made for Linux alone")
 CUDA = torch.cuda.is_available()
@@ -234,11 +235,19 @@ def test_mixing_takes_any_lengths(queries: int, keys: int) -> None:
     check_mix(torch.float32, (1, 1, queries, keys, 16), "causal")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 3, 5])
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+WINDOWS = [(kind, size) for kind in ("encoder", "decoder", "cross") for size in (1, 3, 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "size", "dtype"),
+    covering(
+        [(*window, dtype) for window in WINDOWS for dtype in DTYPES],
+        [(*window, DTYPES[number % 2]) for number, window in enumerate(WINDOWS)],  # every pair
+    ),
+)
 def test_convolution_and_its_gradients_are_the_definitions_for_every_window(
-    dtype: torch.dtype, kind: Kind, size: int
+    kind: Kind, size: int, dtype: torch.dtype
 ) -> None:
     rows = 5 if size == 5 and dtype == torch.float16 else 3
     check_convolve(
@@ -246,22 +255,26 @@ def test_convolution_and_its_gradients_are_the_definitions_for_every_window(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["", "queries", "keys queries causal", "blind"])
 def test_convolution_and_its_gradients_are_the_definitions_under_every_mask(masking: str) -> None:
     check_convolve(torch.float16, (2, 2, 3, 20), "encoder", 3, masking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 12, 17])
 def test_convolution_takes_any_number_of_heads(heads: int) -> None:
     check_convolve(torch.float16, (1, heads, 3, 18))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 33), (10, 1), (3, 67)])
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_convolution_takes_any_lengths(queries: int, keys: int, kind: Kind) -> None:
     check_convolve(torch.float16, (1, 2, queries, keys), kind, 3, "")
 
 
+@pytest.mark.slow
 def test_convolution_fills_what_causality_hides_and_joins_strips_and_blocks() -> None:
     check_convolve(torch.float16, (1, 2, 10, 260), "decoder", 3, "causal")
 
@@ -285,6 +298,7 @@ def test_large_maps_agree_too(dtype: torch.dtype, heads: int, kind: Kind, size: 
     check_convolve(dtype, (2, heads, 200, 515), kind, size, masking)
 
 
+@pytest.mark.slow
 def test_results_are_the_same_bits_each_time() -> None:
     seen = Seen()
     mixed = laid(normal(1, 3, 2, 17))

@@ -10,19 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from fused_models import CUDA, DEVICE, EVOLVING, MECHANISMS, attached, kernels_in, spied
 from overt.mechanisms import backend as switch
 from overt.mechanisms.evolving.layer import ROOM_FOR_MANY
-from test_attention import enliven
+from stacks import enliven
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-EVOLVING = overt.Evolving(alpha=0.3, beta=0.4)
-MECHANISMS: dict[str, list[overt.Mechanism]] = {
-    "evolving": [EVOLVING],
-    "bayesian": [overt.Bayesian()],
-    "both": [EVOLVING, overt.Bayesian(k=2.0)],
-}
 FORMS: dict[str, list[overt.Mechanism]] = {
     "both, lognormal": [EVOLVING, overt.Bayesian(family="lognormal", prior_sigma=2.0)],
     "kernel of 1": [overt.Evolving(kernel_size=1, alpha=0.3, beta=0.4)],
@@ -71,6 +64,7 @@ ATTACHED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ENCODERS)
 def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(2)
@@ -86,6 +80,7 @@ def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture)
     both_ways(model, run, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", DECODERS)
 def test_a_decoder_with_cross_attention_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(2)
@@ -150,6 +145,7 @@ def little_room(form: str) -> tuple[nn.Module, int, str]:
     return many, 17 * 2, "convolutions of more than 16 heads"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["wide heads", "many heads"])
 def test_a_gpu_with_little_shared_memory_goes_the_plain_way_and_says_why(
     form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -197,35 +193,7 @@ def test_gradients_of_gradients_are_refused_and_plain_operations_have_them() -> 
         assert curvature().abs().sum() > 0
 
 
-def attached(kind: str, mechanisms: list[overt.Mechanism], **settings: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A small Hugging Face model and a padded batch."""
-    import transformers as hf
-
-    torch.manual_seed(0)
-    size = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    ids = torch.randint(3, 50, (2, 9))
-    inputs = {"input_ids": ids, "attention_mask": (torch.arange(9) < torch.tensor([[6], [9]])).long()}
-    if kind == "bert":
-        drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        model: Any = hf.BertForSequenceClassification(hf.BertConfig(**size, **drop, num_attention_heads=2))
-        inputs["labels"] = torch.tensor([0, 1])
-    elif kind == "llama":
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-        model = hf.LlamaForCausalLM(hf.LlamaConfig(**size, **heads))
-        inputs["labels"] = ids
-    else:
-        size = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 50}
-        layers = {"encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
-        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        model = hf.BartForConditionalGeneration(hf.BartConfig(**size, **layers, **heads))
-        inputs["labels"] = ids
-    overt.attach(model.train(), *mechanisms, **settings)
-    for name, parameter in model.named_parameters():
-        if ".overt." in name:
-            nn.init.normal_(parameter, std=0.3)
-    return model.to(DEVICE), {name: value.to(DEVICE) for name, value in inputs.items()}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form"), ATTACHED)
 def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = attached(kind, MECHANISMS[form])
@@ -238,23 +206,7 @@ def test_an_attached_model_trains_the_same(kind: str, form: str, caplog: pytest.
     both_ways(model, run, caplog)
 
 
-def kernels_in(graphs: list[torch.fx.GraphModule]) -> int:
-    """How many attentions are kernels in compiled graphs."""
-    ops = torch.ops.overt.bayesian.default, torch.ops.overt.evolving.default
-    return sum(node.target in ops for graph in graphs for node in graph.graph.nodes)
-
-
-def spied(graphs: list[torch.fx.GraphModule], backend: str) -> Any:
-    """A backend that keeps the graphs it is given."""
-    from torch._dynamo import lookup_backend
-
-    def compile_fx(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return lookup_backend(backend)(graph, inputs)
-
-    return compile_fx
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it by other means
 @pytest.mark.parametrize(("kind", "form"), [("bert", "both"), ("llama", "bayesian")][0 if CUDA else 1 :])
 def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, form: str) -> None:
@@ -277,6 +229,7 @@ def test_a_compiled_model_takes_kernels_under_padding_and_causality(kind: str, f
     assert kernels_in(graphs) == 2
 
 
+@pytest.mark.slow
 def test_one_padding_mask_for_all_is_that_mask_for_each(caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = attached("bart", MECHANISMS["bayesian"], where="cross")
     real = torch.arange(9, device=DEVICE) < 3
@@ -357,6 +310,7 @@ def logits_and_kl(model: Any, inputs: dict[str, Tensor], mask: Tensor) -> Tensor
     return torch.cat([logits.flatten(), overt.kl(model).view(1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["padding", "whole"])
 def test_a_mask_changed_in_place_is_seen_anew(which: str) -> None:
     model, inputs = attached("bert", MECHANISMS["bayesian"])
@@ -371,6 +325,7 @@ def test_a_mask_changed_in_place_is_seen_anew(which: str) -> None:
     torch.testing.assert_close(after, fresh)
 
 
+@pytest.mark.slow
 def test_a_whole_mask_does_not_change_with_the_padding_that_it_was_made_of() -> None:
     model, inputs = attached("bert", MECHANISMS["bayesian"])
     model.eval()
@@ -405,6 +360,7 @@ def test_a_trace_looks_at_the_same_maps() -> None:
         assert torch.equal(traced.maps[0], overt.trace(model, inputs).maps[0])
 
 
+@pytest.mark.slow
 def test_dropout_of_attention_is_drawn_from_torchs_generator() -> None:
     torch.manual_seed(0)
     attention = overt.MultiheadAttention(32, 2, dropout=0.5, batch_first=True, mechanisms=[overt.Bayesian()])
@@ -418,6 +374,7 @@ def test_dropout_of_attention_is_drawn_from_torchs_generator() -> None:
     assert not torch.equal(run(1), run(2))
 
 
+@pytest.mark.slow
 def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
     model, inputs = attached("bart", [overt.Bayesian(k=1.0)])
     model.eval()
@@ -438,6 +395,7 @@ def test_cached_cross_attention_draws_the_rows_of_the_whole() -> None:
     torch.testing.assert_close(torch.cat(rows, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_addresses_may_be_views() -> None:
     torch.manual_seed(0)
     model = overt.Encoder(32, 2, 1, [overt.Bayesian(k=1.0, prior=None)], dropout=0.0).to(DEVICE)
@@ -449,6 +407,7 @@ def test_addresses_may_be_views() -> None:
             assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_a_model_used_in_inference_mode_trains_afterwards() -> None:
     torch.manual_seed(0)
     mechanisms = [overt.Evolving(alpha=0.123, beta=0.456)]
@@ -479,6 +438,7 @@ def test_a_wrapped_prior_network_goes_the_plain_way() -> None:
     assert "wrapped" in (layer.unfit(overt.AttentionCall(layer.site, q, q, q)) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["bayesian", "evolving"])
 def test_weights_that_hooks_bring_only_for_a_layers_own_pass_go_the_plain_way(
     form: str, caplog: pytest.LogCaptureFixture

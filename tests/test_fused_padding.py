@@ -22,8 +22,10 @@ from overt.mechanisms.flat import Drawing, flat_of
 from overt.mechanisms.fused import form_of, torchs_own
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind, Site
+from selection import covering
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
+pytestmark = pytest.mark.slow
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 EVOLVING = overt.Evolving(alpha=0.3, beta=0.4)
@@ -37,12 +39,18 @@ MECHANISMS: dict[str, list[overt.Mechanism]] = {
 }
 FORMS = ["bayesian", "evolving", "both"]
 LONG = 140  # more than two blocks of rows
-# The interpreter is slow: there, convolutions under these masks only.
+# The interpreter is slow: there, convolutions under these masks only, and every mask, causal and not, once.
 SOME = [
     ("evolving", "left", False),
     ("both", "right", True),
     ("both", "scattered", False),
     ("both", "all", False),
+]
+ONCE = [
+    ("bayesian", "right", False),
+    ("bayesian", "left", True),
+    ("bayesian", "scattered", True),
+    ("bayesian", "all", True),
 ]
 CASES = [
     (form, which, causal)
@@ -161,7 +169,7 @@ def compare(form: str, calls: list[overt.AttentionCall]) -> None:
         assert float((a.double() - b.double()).norm()) < 5e-5 * float(b.norm()) + 1e-5, number
 
 
-@pytest.mark.parametrize(("form", "which", "causal"), CASES)
+@pytest.mark.parametrize(("form", "which", "causal"), covering(CASES, [*SOME, *ONCE]))
 def test_outputs_and_gradients_are_the_definitions(form: str, which: str, causal: bool) -> None:
     real = real_of(which, 6)
     kind: Kind = "decoder" if causal else "encoder"
@@ -174,25 +182,49 @@ def test_every_law_leaves_padding_alone(form: str) -> None:
     compare(form, calls_of(2, "encoder", Seen(real, real), 6, 6, left_alone="sdpa"))
 
 
-@pytest.mark.parametrize("which", ["right", "left"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("form", FORMS)
-def test_blocks_of_rows_without_padding_are_passed_over(form: str, causal: bool, which: str) -> None:
-    real = real_of(which, LONG)
+@pytest.mark.parametrize(
+    ("form", "mask", "which"),
+    covering(
+        [(form, mask, which) for form in FORMS for mask in ("full", "causal") for which in ("right", "left")],
+        # every pair of form, mask and side
+        [
+            ("bayesian", "full", "left"),
+            ("bayesian", "causal", "right"),
+            ("evolving", "full", "right"),
+            ("evolving", "causal", "left"),
+            ("both", "full", "left"),
+            ("both", "causal", "right"),
+        ],
+    ),
+)
+def test_blocks_of_rows_without_padding_are_passed_over(form: str, mask: str, which: str) -> None:
+    real, causal = real_of(which, LONG), mask == "causal"
     kind: Kind = "decoder" if causal else "encoder"
     compare(form, calls_of(1, kind, Seen(real, real, causal), LONG, LONG, 1, left_alone="sdpa"))
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["all keys", "some keys"])
-@pytest.mark.parametrize("form", FORMS)
-def test_padded_queries_of_cross_attention_see_its_keys(form: str, hidden: bool) -> None:
+@pytest.mark.parametrize(
+    ("form", "keys"),
+    covering(
+        [(form, keys) for form in FORMS for keys in ("all keys", "some keys")],
+        # all keys in two layers of Evolving are those of "both", too
+        [*[(form, "some keys") for form in FORMS], ("bayesian", "all keys"), ("both", "all keys")],
+    ),
+)
+def test_padded_queries_of_cross_attention_see_its_keys(form: str, keys: str) -> None:
+    hidden = keys == "some keys"
     seen = Seen(real_of("scattered", 7) if hidden else None, real_of("all", 5))
     compare(form, calls_of(1 if hidden else 2, "cross", seen, 5, 7, 1, left_alone="sdpa"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("left_alone", [None, "eager"])
-def test_other_ways_to_leave_rows_alone(form: str, left_alone: Any) -> None:
+@pytest.mark.parametrize(
+    ("left_alone", "form"),
+    covering(
+        [(left_alone, form) for left_alone in (None, "eager") for form in FORMS],
+        [(None, "bayesian"), ("eager", "bayesian"), (None, "evolving"), ("eager", "both")],
+    ),
+)
+def test_other_ways_to_leave_rows_alone(left_alone: Any, form: str) -> None:
     real = real_of("all", 8)
     calls = calls_of(1, "encoder", Seen(real, real), 8, 8, left_alone=left_alone)
     compare(form, calls)

@@ -324,6 +324,7 @@ def test_the_report_names_the_backend_and_the_fastest_rival(load: Any, tmp_path:
     assert "| here | Evolving, slow | a / b |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])
 @pytest.mark.parametrize("length", [512, 4096])
 def test_noise_of_another_strength_is_refused(

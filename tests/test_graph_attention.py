@@ -901,6 +901,7 @@ def test_checkpointing_with_the_backward_pass_after_the_chain_asks_for_the_chain
         out.square().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler looks at what torch warns of looking at
 @pytest.mark.parametrize("loops", [False, True])
 def test_a_compiled_network_gives_the_same_numbers(loops: bool) -> None:

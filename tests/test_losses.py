@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 import overt
-from families import inputs_of
+from attached import attached, loss_inputs, shallow, tokens_of, without_dropout
+from families import BY_NAME, inputs_of
 from overt.mechanisms.mechanism import as_dict, from_dict
-from test_attach import attached, without_dropout
-from test_attach_training import BY_NAME, InOrder, Rows, arguments
-from test_battery import loss_inputs, tokens_of
+from training import InOrder, Rows, arguments
 
 BERT = BY_NAME["BERT"]
 
@@ -268,9 +267,10 @@ def test_threads_have_their_own_losses_and_wishes() -> None:
 
 
 # Compilers look whether the loss, which a hook reads, has a gradient.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_models_tell_their_losses_too() -> None:
-    model = without_dropout(attached(BERT, overt.Bayesian(k=1e6)))
+    model = without_dropout(overt.attach(shallow(BERT.make()), overt.Bayesian(k=1e6)))
     inputs = loss_inputs(BERT, model)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -351,6 +351,7 @@ def logged(folder: Path, name: str, **settings: Any) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_logs_have_the_parts_averaged_over_accumulated_batches(name: str, tmp_path: Path) -> None:
     whole = logged(tmp_path, name, per_device_train_batch_size=8)
@@ -421,6 +422,7 @@ class InAThread(InOrder):
         return made[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", [InOrder, InAThread])
 def test_logs_are_of_training_whatever_else_runs(trainer: type[Trainer], tmp_path: Path) -> None:
     expected = logged(tmp_path, "BERT", per_device_train_batch_size=8)

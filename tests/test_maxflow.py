@@ -144,6 +144,7 @@ def test_flows_are_those_of_the_definition(sort: str, depth: int, n: int, seed: 
     assert worst_on(sort, depth, n, seed) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", list(SORTS))
 def test_all_nodes_at_once_and_one_by_one_agree_across_words_of_bits(sort: str) -> None:
     rng = np.random.default_rng(0)
@@ -201,6 +202,7 @@ def test_a_few_records_are_enough_to_start_with(monkeypatch: pytest.MonkeyPatch)
     assert np.array_equal(maxflow.solve(maps, all_nodes(maps)), flows)
 
 
+@pytest.mark.slow
 def test_progress_is_reported_from_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver, "_REPORT_SECONDS", 0.001)  # more than once on the fastest machine
     maps = with_residual(random_maps(np.random.default_rng(0), 8, 96, 3.0))
@@ -278,6 +280,7 @@ def test_no_threads_are_refused() -> None:
         maxflow.solve(np.ones((3, 2, 2)), [(3, 0)], threads=0)
 
 
+@pytest.mark.slow
 def test_importing_loads_no_compiler() -> None:
     code = "import sys; import overt.tracing.maxflow; sys.exit('numba' in sys.modules)"
     folder = str(Path(maxflow.__file__).parents[3])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from attached import enliven
 from conftest import random_maps
-from examples import FOLDER, SigmoidAttention, TalkingHeads
+from examples import SigmoidAttention, TalkingHeads
 from families import FAMILIES, inputs_of
+from fresh import fresh
 from overt.mechanisms import backend, fused
 from overt.mechanisms import mechanism as mechanisms
 from overt.mechanisms.attention_map import AttentionMap
@@ -26,7 +26,6 @@ from overt.mechanisms.fused import FusedForm, form_of, register_fused
 from overt.mechanisms.mechanism import as_dict, from_dict, key_of, registered
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
-from test_battery import enliven
 
 BY_NAME = {family.name: family for family in FAMILIES}
 POINTS: list[str] = []
@@ -312,6 +311,7 @@ def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:
 # --- In real models ---
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_in_a_fresh_process_with_one_import(tmp_path: Path) -> None:
     family = BY_NAME["BERT"]
     model = enliven(overt.attach(family.make(), TalkingHeads(), overt.Evolving()))
@@ -325,16 +325,10 @@ def test_a_saved_model_loads_in_a_fresh_process_with_one_import(tmp_path: Path) 
         f"inputs, want = torch.load({str(tmp_path / 'pair.pt')!r})\n"
         "torch.testing.assert_close(model(**inputs).logits, want)\nprint('same')"
     )
-    path = {"PYTHONPATH": f"{FOLDER}:{Path(overt.__file__).parents[1]}", "PATH": "/usr/bin:/bin"}
-
-    def run(more: str) -> Any:
-        command = [sys.executable, "-c", code.format(more)]
-        return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
-
-    assert run(", talking_heads").stdout.strip() == "same"
-    without = run("")
-    assert "must name one of Bayesian, Evolving, Synthesizer, got" in without.stderr
-    assert "import the module that registers it first" in without.stderr
+    assert fresh(code.format(", talking_heads")) == ("same", "")
+    _, without = fresh(code.format(""))
+    assert "must name one of Bayesian, Evolving, Synthesizer, got" in without
+    assert "import the module that registers it first" in without
 
 
 def test_describe_shows_what_each_mechanism_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -562,9 +556,9 @@ def test_a_trace_switches_no_fused_form_off_in_other_threads(monkeypatch: pytest
     assert called == ["other", "other"], "fused in the other thread, and a map in the traced one"
 
 
-def test_a_compiled_function_notices_naive(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+@pytest.mark.slow
+def test_a_compiled_function_notices_naive() -> None:
+    found, failed = fresh(
         "import torch, overt\n"
         "from overt.mechanisms import backend\n"
         "model = overt.Encoder(8, 2, 2, [overt.Evolving(), overt.Bayesian()], dropout=0.0)\n"
@@ -580,9 +574,7 @@ def test_a_compiled_function_notices_naive(tmp_path: Path) -> None:
         "run(x)\n"
         "print(graphs)\n"
     )
-    path = {"PYTHONPATH": str(Path(overt.__file__).parents[1]), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, script], env=path, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "[True, False]", done.stderr
+    assert found == "[True, False]", failed
 
 
 # --- Masks in parts ---

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import overt
 from overt.mechanisms.bayesian.naive import map_kl, prior_of
-from test_attention import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
+from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
 
 @given(
@@ -189,6 +189,7 @@ def test_dropout_acts_on_weights_in_training_only_and_weights_come_back_before_i
     torch.testing.assert_close(weights, plain)
 
 
+@pytest.mark.slow
 def test_one_graph_serves_every_length() -> None:
     torch.compiler.reset()
     model = overt.Decoder(16, 2, 2, [EVOLVING, overt.Bayesian(family="lognormal")], dropout=0.0)

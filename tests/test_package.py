@@ -47,6 +47,7 @@ def python(code: str) -> str:
     return subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_importing_overt_imports_nothing_heavy() -> None:
     # torch itself may import numpy or more; only what overt adds counts.
     code = "import sys, torch; old = set(sys.modules); import overt; print(*sorted(set(sys.modules) - old))"
@@ -112,10 +113,19 @@ def test_a_package_gives_nothing_away_under_the_name_of_one_of_its_modules() -> 
             assert isinstance(getattr(package, name), ModuleType), f"{package.__name__}.{name}"
 
 
+@pytest.mark.slow
 def test_packages_can_be_imported_by_their_names() -> None:
     code = "import overt.tracing.methods as m, overt; print(overt.tracing.methods.rollout is m.rollout)"
     code += "; print(overt.judge.uncertainty.__name__)"
     assert python(code) == "True\novert.judge.uncertainty\n"
+
+
+def test_tests_import_no_tests() -> None:
+    """What several files of tests need is in a module of its own, which has no tests."""
+    tests = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+    for path in Path(__file__).parent.rglob("*.py"):
+        words = set(re.findall(r"(?:\bimport|\bfrom|,) +(test_\w+)", path.read_text()))
+        assert words & tests == set(), f"{path.name} imports tests"
 
 
 def modules_imported(path: Path) -> set[str]:
@@ -142,6 +152,7 @@ def graph_of_modules() -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.slow
 def test_modules_import_in_no_circle() -> None:
     graph = {name: others for name, others in graph_of_modules().items() if name != "overt"}
     for name, others in graph.items():
@@ -154,12 +165,14 @@ def test_modules_import_in_no_circle() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
+@pytest.mark.slow
 def test_evolving_imports_nothing_from_bayesian() -> None:
     for name, others in graph_of_modules().items():
         if name.startswith("overt.mechanisms.evolving"):
             assert not [other for other in others if "bayesian" in other], name
 
 
+@pytest.mark.slow
 def test_no_source_but_a_mechanisms_own_folder_names_it() -> None:
     shared = [
         path
@@ -212,6 +225,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_python_block_of_the_documents_runs(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

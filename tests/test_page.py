@@ -30,8 +30,8 @@ from overt.tracing.methods.method import Cost, methods
 from overt.view import bundle
 from overt.view.index import DROWNED, drowned
 from overt.view.pack import MASS, pack, unpack
-from overt.view.pages import Page, page
-from traces import WORDS, evolving, image, made, maps, pair, sampled
+from overt.view.pages import page
+from traces import WORDS, evolving, field, image, made, maps, pair, sampled
 
 # --- packing
 
@@ -167,11 +167,6 @@ def test_wrong_fields_are_refused_in_one_line() -> None:
 
 
 # --- the index
-
-
-def field(shown: Page, name: str, layer: int, entry: int = 0) -> Tensor:
-    about = shown.index["traces"][entry]["fields"][name][layer]
-    return unpack(about, shown.blocks[about["at"]])[0]
 
 
 def alike(found: Tensor, expected: Tensor) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 from overt.view.pack import pack, unpack
 from traces import maps
 
 pytest_plugins = ["browser"]
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent / "page"
 

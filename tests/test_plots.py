@@ -25,6 +25,7 @@ from overt.cli.plot import run
 from overt.models.agreement import AgreementClassifier
 from overt.view.plots import VIEWS, matrix, plot, plot_compare, save
 from overt.view.plots.style import LESS, MORE
+from selection import covering
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "$x_1$ <b>", "[SEP]", "[PAD]"]
 LAYERS = 3
@@ -236,7 +237,8 @@ def overlap(boxes: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(48, 4), (25, 2), (70, 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "heads"), covering([(48, 4), (25, 2), (70, 0)], [(25, 2), (70, 0)]))
 def test_many_layers_keep_maps_square_and_labels_apart(layers: int, heads: int) -> None:
     figure = plot(wide_trace(layers, heads), "heads")
     figure.draw_without_rendering()
@@ -251,6 +253,7 @@ def test_many_layers_keep_maps_square_and_labels_apart(layers: int, heads: int) 
     assert not overlap(boxes)
 
 
+@pytest.mark.slow
 def test_rows_lower_than_a_number_have_every_second_one() -> None:
     figure = plot(wide_trace(12, 12, n=2), "heads", figure=Figure(figsize=(1.6, 2.0)))
     named = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel().isdigit()]

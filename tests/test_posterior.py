@@ -14,9 +14,9 @@ import torch
 import transformers as hf
 
 import overt
+from attached import attached
 from families import FAMILIES, PAIR, TEXT, inputs_of, lengths_mask, tokens
 from overt.judge import uncertainty
-from test_attach import attached
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import overt
+from attached import attached
 from families import FAMILIES, inputs_of
-from test_attach import attached
 
 BY_NAME = {family.name: family for family in FAMILIES}
 ROUNDS = 6
@@ -64,6 +64,7 @@ def sampling(model: Any, inputs: dict[str, Tensor], **settings: Any) -> Task:
     return lambda: overt.posterior(model, inputs, samples=4, **settings).samples  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evolving", [False, True], ids=["bayesian", "both"])
 def test_a_classifier_is_sampled_and_evaluated_at_once(evolving: bool) -> None:
     mechanisms = [overt.Evolving(alpha=0.2, beta=0.2)] if evolving else []
@@ -85,6 +86,7 @@ def test_a_classifier_is_sampled_and_evaluated_at_once(evolving: bool) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_a_language_model_is_sampled_evaluated_and_generates_at_once(name: str) -> None:
     family = BY_NAME[name]
@@ -107,6 +109,7 @@ def test_a_language_model_is_sampled_evaluated_and_generates_at_once(name: str) 
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_sampled_and_evaluated_at_once() -> None:
     torch.compiler.reset()
     model = attached(BY_NAME["BERT"], overt.Bayesian(k=0.5, prior=None), where={"encoder": [2]})

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import overt
+from attached import attached
 from families import BOS, FAMILIES, PAIR, TEXT, WORDS, Family, build, inputs_of, tokens
-from test_attach import attached
 
 BY_NAME = {family.name: family for family in FAMILIES}
 MASKED = Family("masked", build(hf.BertForMaskedLM, lambda: hf.BertConfig(**TEXT)), {})

@@ -130,8 +130,8 @@ def test_the_commands_name_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_support_page_is_of_these_families_and_features() -> None:
+    from battery import CASES, DECODING, FEATURES
     from families import FAMILIES, REFUSED
-    from test_battery import CASES, DECODING, FEATURES
 
     page = (Path(__file__).parent.parent / "docs" / "support.md").read_text()
     tables = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1:]}

@@ -412,7 +412,7 @@ def test_a_part_that_is_not_the_map_is_kept_as_it_is(tmp_path: Path) -> None:
 
 
 def test_page_and_figure_show_the_same_fused_map() -> None:
-    from test_page import field
+    from traces import field
 
     model = BY_NAME["BERT"].make()
     overt.attach(model, overt.Evolving(), overt.Bayesian(k=1.0))

@@ -453,6 +453,7 @@ RETOLD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "extra"), RETOLD, ids=lambda value: "".join(value[-1:]) or "plain")
 def test_stored_results_say_what_their_recipes_say_of_their_numbers(
     name: str, extra: list[str], tmp_path: Path

@@ -624,6 +624,7 @@ def test_bodies_are_held_within_one_limit(served: dict[str, Served]) -> None:
         assert up.trace("the key").status == 200
 
 
+@pytest.mark.slow
 def test_slow_clients_are_let_go(served: dict[str, Served]) -> None:
     with running(served, patience=0.3) as up:
         slow_body = up.raw(HEAD + b"Content-Length: 100\r\n\r\n{")
@@ -912,6 +913,7 @@ def looking(browser: Any, up: Running, path: str = "/", **settings: Any) -> Iter
 TOOK = re.compile(r"^took [\d.]+ s$")
 
 
+@pytest.mark.slow
 def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Running) -> None:
     text = "the <img src=x onerror=alert(1)> key & lies"
     with looking(browser, up) as page:
@@ -931,6 +933,7 @@ def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Runni
         assert page.get_by_role("button", name="Trace", exact=True).bounding_box()["width"] > 100
 
 
+@pytest.mark.slow
 def test_enter_traces_and_shift_enter_breaks_the_line(browser: Any, up: Running) -> None:
     with looking(browser, up) as page:
         page.get_by_label("Model", exact=True).select_option("bart")
@@ -962,6 +965,7 @@ def test_enter_traces_and_shift_enter_breaks_the_line(browser: Any, up: Running)
         assert decoder.input_value() == "a key"
 
 
+@pytest.mark.slow
 def test_an_image_is_dropped_and_its_link_shows_it_again(browser: Any, up: Running) -> None:
     file = {"name": "a.png", "mimeType": "image/png", "buffer": png(64, 48)}
     with looking(browser, up) as page:

@@ -37,6 +37,7 @@ def eager_maps(family: Family, inputs: dict[str, Tensor]) -> dict[str, list[Tens
     return {"maps": list(output.attentions)}
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("attached", [False, True], ids=["plain", "attached"])
 def test_maps_are_those_of_eager_attention(family: Family, attached: bool) -> None:

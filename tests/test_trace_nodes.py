@@ -678,6 +678,7 @@ def test_neighbours_that_are_tied_stand_next_to_each_other() -> None:
     assert len({round(angle, 6) for angle in angles.values()}) == 8
 
 
+@pytest.mark.slow
 def test_importing_brings_neither_torch_geometric_nor_matplotlib() -> None:
     code = "import sys, overt.tracing.nodes, overt.view.nodes; print('torch_geometric' in sys.modules, "
     code += "'matplotlib' in sys.modules, 'numba' in sys.modules)"

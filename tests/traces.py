@@ -10,6 +10,8 @@ from torch import Tensor
 
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import PosteriorDraw, Trace
+from overt.view.pack import unpack
+from overt.view.pages import Page
 
 WORDS = ["[CLS]", "the", "key", "to", "the", "cabinets", "is", "lost", "[SEP]"]
 
@@ -116,3 +118,8 @@ def neighbourhood(nodes: int = 7, layers: int = 2, heads: int = 2) -> NodeTrace:
         for layer in range(layers)
     ]
     return NodeTrace(nodes, [edges] * layers, weights)
+
+
+def field(shown: Page, name: str, layer: int, entry: int = 0) -> Tensor:
+    about = shown.index["traces"][entry]["fields"][name][layer]
+    return unpack(about, shown.blocks[about["at"]])[0]
