@@ -430,7 +430,7 @@ def test_table_3_fine_tunes_measures_and_keeps(
     assert len(found["all"]["gradients"]["flow"]["mean"]) == layers
     table = dict(result["tables"][0]["rows"])
     assert table["rollout, published"][:3] == ["0.11±0.19", "–", "0.12±0.21"]
-    assert any("stands in for the paper's DistilBERT" in note for note in result["notes"])
+    assert any("instead of the paper's DistilBERT" in note for note in result["notes"])
     assert any("flow all rank each of the 12 sentences" in note for note in result["notes"])
     [weights] = tmp_path.glob("**/seed-0/model/model.safetensors")
     assert {weight.dtype for weight in load_file(weights).values()} == {torch.float32}  # whatever it came in
