@@ -7,22 +7,23 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
 
-.PHONY: help demo test test-quick test-all test-gpu browser lint bench bench-gpu support families docs clean
+.PHONY: help demo test test-quick test-all test-gpu browser lint wheel bench bench-gpu support families docs clean
 
 help:
-	@echo "make demo    train four small models, print the table, trace them, write demo/index.html (about 5 minutes)"
-	@echo "make test    run the tests (about 8 minutes on two cores)"
-	@echo "make test-quick  run the quick ones only (about 90 seconds)"
-	@echo "make test-all  run the tests with every case of every product"
-	@echo "make test-gpu  run the tests of GPU kernels; GPU=python3 takes another Python than that of .venv"
-	@echo "make browser  install a browser for the tests of pages, where there is none"
-	@echo "make lint    style, format and types"
-	@echo "make bench   time the mechanisms, attention flow, graphs and pages against named rivals"
-	@echo "make bench-gpu  time the GPU kernels against named rivals; writes results/gpu.md"
-	@echo "make support  write docs/support.md from the tests of attach"
-	@echo "make families  try attach on every model type of transformers, for docs/support.md (about 15 minutes; goes on where it was)"
-	@echo "make docs    build the documentation into site/"
-	@echo "make clean   remove .venv, runs/, demo/ and site/"
+	@echo "make demo        train four small models, trace them, write demo/index.html (about 5 minutes)"
+	@echo "make test        run the tests (about 8 minutes on two cores)"
+	@echo "make test-quick  run the quick tests (about 90 seconds)"
+	@echo "make test-all    run the tests with every combination of their parameters"
+	@echo "make test-gpu    run the tests of the GPU kernels; GPU=python3 chooses another Python than .venv's"
+	@echo "make browser     install a browser for the tests of pages, if there is none"
+	@echo "make lint        check style, format and types"
+	@echo "make wheel       build a wheel, install it into an empty environment and run it there"
+	@echo "make bench       time the mechanisms, attention flow, graphs and pages against baselines"
+	@echo "make bench-gpu   time the GPU kernels against baselines; writes results/gpu.md"
+	@echo "make support     write docs/support.md from the tests of attach"
+	@echo "make families    try attach on every model type of transformers, for docs/support.md (8 to 40 minutes; resumes)"
+	@echo "make docs        build the documentation into site/"
+	@echo "make clean       remove .venv, runs/, demo/, build/ and site/"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -69,6 +70,14 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Outside the checkout, where nothing but the wheel can be imported.
+wheel:
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; rm -rf build; \
+	$(PYTHON) -m venv "$$folder/venv"; pip="$$folder/venv/bin/python -m pip --quiet --disable-pip-version-check"; \
+	$$pip wheel --no-deps --wheel-dir "$$folder" .; \
+	$$pip install -c constraints.txt "$$(echo "$$folder"/overt-*.whl)[train]"; \
+	cd "$$folder"; venv/bin/overt --help; venv/bin/overt demo --steps 20
+
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
@@ -92,4 +101,4 @@ docs: $(VENV)/.installed-dev
 	@echo "open site/index.html"
 
 clean:
-	rm -rf $(VENV) runs demo site
+	rm -rf $(VENV) runs demo build site
