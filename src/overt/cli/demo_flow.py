@@ -10,7 +10,8 @@ import overt
 from overt.data.agreement import VOCABULARY, Sentence
 from overt.data.batching import Collate, batches
 from overt.models.agreement import AgreementClassifier
-from overt.recipes._recipe import Grid, cell, measure_once
+from overt.recipes._recipe import Grid, cell
+from overt.recipes._runs import measure_once
 from overt.recipes._tables import show
 from overt.recipes.flow_measure import (
     METHODS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
-from overt._files import write_whole
-from overt.recipes._runs import prepare_run, read_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,30 +152,6 @@ class Recipe:
     options: dict[str, Option] = field(default_factory=dict)
 
 
-def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
-
-    A run may have taken hours, and a mistyped option is no reason to lose it.
-    """
-    earlier = read_settings(folder)
-    if isinstance(earlier, dict) and not fresh:
-        for name, value in settings.items():
-            if earlier.get(name) != value:
-                raise ValueError(
-                    f"{folder} has a run with {name} {str(earlier.get(name))[:60]}, but {str(value)[:60]} "
-                    "was requested: delete it with --fresh, or choose another --out"
-                )
-    return prepare_run(folder, settings, fresh)
-
-
-def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Read numbers from a file; if it does not exist, measure them and write it first."""
-    if not file.exists():
-        write_whole(file, json.dumps(finite(measure()), indent=1))
-    numbers: dict[str, Any] = json.loads(file.read_text())
-    return numbers
-
-
 def over_seeds(results: list[Any], combine: Callable[[list[float]], float | None]) -> Any:
     """Combine the numbers at the same place in every result; None where not all are numbers."""
     first = results[0]
@@ -206,15 +178,6 @@ def mean(values: list[float]) -> float | None:
 def spread(values: list[float]) -> float | None:
     """Sample standard deviation of the values of all seeds; None for a single seed."""
     return statistics.stdev(values) if len(values) > 1 else None
-
-
-def finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot represent (NaN, infinity) by None."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def cell(value: float | None, deviation: float | None = None, digits: int = 2) -> str:

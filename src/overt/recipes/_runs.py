@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,36 @@ def check_model(model: str) -> None:
     """Refuse a path that is not the folder of a model, before the hub is asked for it."""
     if model.startswith((".", "~", os.sep)) and not (Path(model) / "config.json").is_file():
         raise FileNotFoundError(f"--model {model} must be a folder with config.json, or a name on the hub")
+
+
+def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
+
+    A run may have taken hours, and a mistyped option is no reason to lose it.
+    """
+    earlier = read_settings(folder)
+    if isinstance(earlier, dict) and not fresh:
+        for name, value in settings.items():
+            if earlier.get(name) != value:
+                raise ValueError(
+                    f"{folder} has a run with {name} {str(earlier.get(name))[:60]}, but {str(value)[:60]} "
+                    "was requested: delete it with --fresh, or choose another --out"
+                )
+    return prepare_run(folder, settings, fresh)
+
+
+def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Read numbers from a file; if it does not exist, measure them and write it first."""
+    if not file.exists():
+        write_whole(file, json.dumps(finite(measure()), indent=1))
+    numbers: dict[str, Any] = json.loads(file.read_text())
+    return numbers
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON cannot represent (NaN, infinity) by None."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,18 +20,8 @@ from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
-from overt.recipes._recipe import (
-    Grid,
-    Option,
-    Outcome,
-    Recipe,
-    Report,
-    Request,
-    cell,
-    earlier_result,
-    finite,
-)
-from overt.recipes._runs import check_model, finish_run
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._runs import check_model, earlier_result, finish_run, finite
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layer_names
 

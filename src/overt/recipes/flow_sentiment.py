@@ -14,18 +14,8 @@ from typing import Any
 from overt._extras import need
 from overt.data import sst2
 from overt.recipes import fine_tuning, flow_measure
-from overt.recipes._recipe import (
-    Grid,
-    Option,
-    Outcome,
-    Recipe,
-    Report,
-    Request,
-    cell,
-    earlier_result,
-    measure_once,
-)
-from overt.recipes._runs import check_model
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._runs import check_model, earlier_result, measure_once
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import (
     INTERVALS,

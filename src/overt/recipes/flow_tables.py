@@ -20,18 +20,8 @@ from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure
-from overt.recipes._recipe import (
-    Grid,
-    Option,
-    Outcome,
-    Recipe,
-    Report,
-    Request,
-    cell,
-    earlier_result,
-    measure_once,
-)
-from overt.recipes._runs import finish_run
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._runs import earlier_result, finish_run, measure_once
 from overt.recipes._training import (
     WEIGHTS,
     hardware,

@@ -24,7 +24,8 @@ import overt
 from overt import _check
 from overt._files import write_whole
 from overt.recipes import bam_graphs, flow_pronouns, flow_sentiment, flow_tables
-from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request, finite
+from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
+from overt.recipes._runs import finite
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, torch_device
 

@@ -65,9 +65,7 @@ class EvolvingLayer(MechanismLayer):
         site, visible = call.site, call.visible()
         previous = self._previous(logits, call, chain)
         ramp_factor = ramp(self.config, chain, self.training, logits.device)
-        evolved = self._evolve_compiled(logits, previous, visible, ramp_factor, site, chain)
-        if evolved is None:
-            evolved = self._evolve_plain(logits, previous, visible, ramp_factor, site, chain)
+        evolved = self._evolve(logits, previous, visible, ramp_factor, site, chain)
         chain.carry(site, self.name, evolved)
         return evolved
 
@@ -75,23 +73,7 @@ class EvolvingLayer(MechanismLayer):
         below = None if call.site.layer == 0 else chain.previous(call.site, self.name)
         return None if below is None else matching_previous(logits, below.to(logits.device))
 
-    def _evolve_compiled(
-        self,
-        logits: Tensor,
-        previous: Tensor | None,
-        visible: Tensor,
-        ramp_factor: Tensor | None,
-        site: Site,
-        chain: Chain,
-    ) -> Tensor | None:
-        """Evolved logits by compiled loops; None where they do not apply."""
-        if previous is None or self.weight is None or self.bias is None or chain.keep:
-            return None
-        factors = self.alpha, self.config.beta, ramp_factor
-        convolution, off = (self.weight, self.bias), chain.switched_off
-        return evolve_cpu(logits, previous, convolution, visible, site.kind, *factors, off)
-
-    def _evolve_plain(
+    def _evolve(
         self,
         logits: Tensor,
         previous: Tensor | None,
@@ -100,15 +82,22 @@ class EvolvingLayer(MechanismLayer):
         site: Site,
         chain: Chain,
     ) -> Tensor:
+        """Evolved logits: by compiled loops where these apply, else by the definition."""
         config = self.config
         if previous is None:  # the chain starts here: nothing to mix and nothing to convolve
             return logits.masked_fill(~visible, HIDDEN)
-        alpha = self.alpha if ramp_factor is None else self.alpha * ramp_factor
-        beta = config.beta if ramp_factor is None else config.beta * ramp_factor
-        mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
         convolution = None
         if self.weight is not None and self.bias is not None:
             convolution = (self.weight, self.bias)
+        if convolution is not None and not chain.keep:
+            factors = self.alpha, config.beta, ramp_factor
+            off = chain.switched_off
+            compiled = evolve_cpu(logits, previous, convolution, visible, site.kind, *factors, off)
+            if compiled is not None:
+                return compiled
+        alpha = self.alpha if ramp_factor is None else self.alpha * ramp_factor
+        beta = config.beta if ramp_factor is None else config.beta * ramp_factor
+        mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
         rows_above = self._rows_above(mixed, chain, site) if chain.keep and convolution is not None else None
         return refine(mixed, convolution, visible, site.kind, beta, rows_above)
 
