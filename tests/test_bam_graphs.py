@@ -604,7 +604,7 @@ def test_p_is_that_of_the_paired_t_test() -> None:
 def test_a_published_gain_has_the_error_of_five_runs_a_row() -> None:
     row, plain = [1.0, 2.0, 3.0], [4.0, 4.0, 10.0]  # variances 1 and 12
     assert bam_graphs.RUNS == 5
-    assert statistics.published_error(row, plain) == pytest.approx(math.sqrt(13 / 5))
+    assert statistics.published_error(row, plain, bam_graphs.RUNS) == pytest.approx(math.sqrt(13 / 5))
     # against paired differences with mean 1 and standard error 2: (6 − 1) / √(4² + 2²)
     differences = [1 - 2 * math.sqrt(3), 1.0, 1 + 2 * math.sqrt(3)]
     assert stdev(differences) / math.sqrt(3) == pytest.approx(2)
@@ -616,7 +616,7 @@ def test_a_published_gain_has_the_error_of_five_runs_a_row() -> None:
     for _ in range(2000):
         five = [mean([source.gauss(0, spread) for _ in range(5)]) for spread in (1.0, 2.0)]
         rows = [[source.gauss(0, spread) for _ in range(20)] for spread in (1.0, 2.0)]
-        error = statistics.published_error(*rows)
+        error = statistics.published_error(*rows, bam_graphs.RUNS)
         ours = [a - b for a, b in zip(*rows, strict=True)]
         below += statistics.published_p(five[0] - five[1], error, ours) < 0.05
     assert 0.03 < below / 2000 < 0.08, "it is no rarer than it says"
