@@ -372,6 +372,7 @@ def test_compared_traces_of_different_weights_are_named_by_method_alone() -> Non
     assert {axes.get_title() for axes in figure.axes} - {""} == {"rollout"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_figures_have_a_columns_width_and_all_text_in_it_in_legible_sizes(
     view: str, evolved: overt.Trace, sampled: overt.Trace
