@@ -275,6 +275,7 @@ def test_gradient_maps_are_those_of_finite_differences() -> None:
     torch.testing.assert_close(mean, traced.maps[0].mean(dim=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["gradient", "norm", "effective"])
 @pytest.mark.parametrize("name", ["BERT", "ALBERT", "GPT-2", "Llama", "T5", "ViT", "Gemma 2", "Whisper"])
 def test_other_graphs_serve_rollout_and_flow_in_every_kind_of_family(name: str, mixing: Any) -> None:
