@@ -96,6 +96,7 @@ def test_every_noun_form_is_singular_or_plural_but_not_both(noun_numbers: dict[s
         assert numbers == {looks_plural(noun)}, noun
 
 
+@pytest.mark.slow
 def test_every_noun_is_listed(balanced: list[Sentence], noun_numbers: dict[str, set[bool]]):
     for sentence in balanced:
         places = [place for place, token in enumerate(sentence.tokens) if token in noun_numbers]

@@ -122,6 +122,7 @@ def test_rows_of_padding_have_the_plain_models_gradients() -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("mechanisms", NEUTRAL)
@@ -241,6 +242,7 @@ def test_a_mask_of_ones_own_for_padding_is_understood() -> None:
 # Caches.
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize(

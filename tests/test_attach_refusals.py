@@ -21,6 +21,7 @@ def made(kind: str) -> Any:
         return model_class(kind)(config_of(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(refusals()))
 def test_a_type_of_the_table_is_refused_by_name_without_weights(kind: str) -> None:
     model, refusal = made(kind), refusals()[kind]

@@ -227,6 +227,17 @@ def test_future_target_tokens_cannot_change_earlier_outputs(
     assert not torch.equal(before[:, at:], after[:, at:])
 
 
+@pytest.mark.parametrize("name", ["evolving", "bayesian", "both"])
+def test_padding_of_the_target_does_not_reach_a_decoders_cross_attention(name: str) -> None:
+    model = overt.Decoder(16, 2, 3, MECHANISMS[name], cross=True).eval()
+    enliven(model)
+    x, memory = inputs(1, 5, 16), inputs(1, 4, 16, seed=1)
+    batch = torch.cat([3 * inputs(1, 2, 16, seed=4), x], dim=1)  # padding on the left, seen by later rows
+    padding = torch.arange(7).expand(1, 7) < 2
+    got = model(batch, padding, memory=memory)[:, 2:]
+    torch.testing.assert_close(got, model(x, memory=memory), rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("site", ["attention", "cross_attention"])
 def test_control_centred_windows_in_a_decoder_leak(site: str) -> None:
     model = overt.Decoder(16, 2, 3, [EVOLVING], cross=True).eval()

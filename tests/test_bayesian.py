@@ -66,6 +66,7 @@ def bayesian(
 # --- The KL against integration ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0.5, 1.0, 5.0, 10.0, 100.0, 1000.0, 2000.0])
 @pytest.mark.parametrize(
     ("alpha", "beta"), [(1.0, 1.0), (0.3, 1e-2), (1e-3, 1e-2), (1e-4, 1e-8), (1e-15, 1e-10)]

@@ -266,6 +266,7 @@ def integrated(log_mean: float, log_alpha: float, config: overt.Bayesian) -> flo
     return sum(float(scipy.integrate.quad(integrand, *piece, epsrel=1e-6)[0]) for piece in pieces)
 
 
+@pytest.mark.slow
 @every_preset
 @every_published
 def test_compiled_kl_is_that_of_the_named_distributions(config: overt.Bayesian, preset: str | None) -> None:

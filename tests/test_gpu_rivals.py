@@ -18,6 +18,7 @@ from overt.mechanisms.bayesian.naive import ContextualPrior, attention
 from overt.mechanisms.evolving.naive import evolve
 from overt.mechanisms.maps import softmax
 
+pytestmark = pytest.mark.slow
 SHAPE = BATCH, HEADS, LENGTH, WIDTH = 3, 2, 21, 16
 QUIET = torch.tensor(1e-7)
 SEED = torch.tensor(5, dtype=torch.int32)

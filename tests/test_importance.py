@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 import overt
 from families import BY_NAME, TEXT, build, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
+from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.norm import norm_map
 
 UNK = 3
 
@@ -205,6 +208,15 @@ def test_norm_maps_are_sizes_of_what_is_added() -> None:
     torch.testing.assert_close(both, added.sum(dim=1).norm(dim=-1), atol=1e-5, rtol=1e-4)
 
 
+def test_norms_of_negative_weights_are_positive() -> None:
+    weights, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 4, 5)
+    call = CapturedAttention("a.0", "a", "encoder", weights, value=value, output=torch.randn(6, 10))
+    for each in (False, True):
+        assert bool((norm_map(call, each) > 0).all())
+        opposite = norm_map(replace(call, weights=-weights), each)
+        torch.testing.assert_close(opposite, norm_map(call, each))
+
+
 @torch.no_grad()
 def test_effective_attention_gives_the_same_output_and_no_more() -> None:
     config = {**TEXT, "num_attention_heads": 8}  # heads of width 4, shorter than the sentence
@@ -263,6 +275,7 @@ def test_gradient_maps_are_those_of_finite_differences() -> None:
     torch.testing.assert_close(mean, traced.maps[0].mean(dim=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["gradient", "norm", "effective"])
 @pytest.mark.parametrize("name", ["BERT", "ALBERT", "GPT-2", "Llama", "T5", "ViT", "Gemma 2", "Whisper"])
 def test_other_graphs_serve_rollout_and_flow_in_every_kind_of_family(name: str, mixing: Any) -> None:

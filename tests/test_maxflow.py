@@ -137,6 +137,7 @@ def worst_on(sort: str, depth: int, n: int, seed: int) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", list(SORTS))
 @settings(max_examples=12, deadline=None)
 @given(depth=st.integers(1, 6), n=st.integers(1, 7), seed=st.integers(0, 2**32 - 1))

@@ -340,6 +340,7 @@ def test_negative_values_have_a_scale_around_zero() -> None:
     sketch(trace, "graph", method="raw", query=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixing", "words"),
     [
@@ -372,6 +373,7 @@ def test_compared_traces_of_different_weights_are_named_by_method_alone() -> Non
     assert {axes.get_title() for axes in figure.axes} - {""} == {"rollout"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_figures_have_a_columns_width_and_all_text_in_it_in_legible_sizes(
     view: str, evolved: overt.Trace, sampled: overt.Trace
@@ -429,6 +431,7 @@ def test_equal_figures_are_equal_files(written: Path) -> None:
         assert (written / f"one.{kind}").read_bytes() == (written / f"two.{kind}").read_bytes()
 
 
+@pytest.mark.slow
 def test_letters_of_any_script_pass_without_a_warning(tmp_path: Path) -> None:
     trace = made()
     trace.tokens = [["[CLS]", "שלום", "مرحبا", "猫", "नमस्ते", "\n", "[SEP]", "\U00012000"]] * 2

@@ -17,6 +17,7 @@ import overt
 from attached import attached
 from families import BOS, FAMILIES, PAIR, TEXT, WORDS, Family, build, inputs_of, tokens
 
+pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
 MASKED = Family("masked", build(hf.BertForMaskedLM, lambda: hf.BertConfig(**TEXT)), {})
 HALF = Family("half", build(hf.BartForCausalLM, lambda: hf.BartConfig(**PAIR)), {})

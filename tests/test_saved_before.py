@@ -41,6 +41,7 @@ from fixtures.make import (
 )
 from overt.graphs import NodeTrace
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent / "fixtures"
 # Another CPU's instructions (AVX2 for AVX-512) move numbers by up to 1e-6; other noise, by 1e-3 at least.
 TOLERANCES = {"evaluation": 5e-6, "posterior": 1e-5, "generation": 1e-5, "training": 1e-5}
