@@ -106,7 +106,7 @@ def test_the_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path, fresh: boo
 
 def test_the_classifier_refuses_input_that_is_too_long() -> None:
     model = AgreementClassifier(len(VOCABULARY), max_length=4)
-    with pytest.raises(ValueError, match=r"input_ids may be 4 tokens long \(max_length\), got 5"):
+    with pytest.raises(ValueError, match=r"input_ids may be at most 4 tokens long \(max_length\), got 5"):
         model(torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5))
 
 

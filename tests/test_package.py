@@ -211,7 +211,7 @@ def test_pyproject_agrees_with_the_package() -> None:
 
 def test_a_missing_extra_is_named_in_one_line() -> None:
     with pytest.raises(
-        ModuleNotFoundError, match=r"^no_such_module is needed .*: pip install 'overt\[view\]'$"
+        ModuleNotFoundError, match=r"^no_such_module is required but .*: pip install 'overt\[view\]'$"
     ):
         need("no_such_module", "view")
 
