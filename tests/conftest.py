@@ -70,6 +70,13 @@ def random_maps(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) 
 _records: list[tuple[int, tuple[str, str, str]]] = []
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that is slow as a whole is not even imported for `make test-quick`."""
+    if "not slow" not in config.getoption("markexpr") or not collection_path.name.startswith("test_"):
+        return None
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() or None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--support", type=Path, help="write family × feature, as recorded by the tests, to a file"

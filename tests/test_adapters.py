@@ -17,6 +17,7 @@ from attached import enliven, loss_inputs, without_dropout
 from families import FAMILIES, inputs_of
 from overt.attaching.api import the_state
 
+pytestmark = pytest.mark.slow
 peft = pytest.importorskip("peft")
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]

@@ -18,6 +18,7 @@ from overt.data.agreement import (
     split,
 )
 
+pytestmark = pytest.mark.slow
 # Written out here, apart from the module, so that its own lexicon is not what it is checked against.
 IRREGULAR_PLURALS = {"men", "women", "children", "mice", "geese", "oxen"}
 DETERMINERS = {"the", "my", "your", "our", "his", "her", "their"}

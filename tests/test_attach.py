@@ -199,6 +199,7 @@ def test_an_unmasked_batch_has_the_kl_of_the_same_batch_masked_with_ones() -> No
     torch.testing.assert_close(closed, overt.kl(model), atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "RoBERTa", "Llama", "GPT-2", "BART", "OPT", "ViT", "DistilBERT"])
 @pytest.mark.parametrize("config", [overt.Bayesian(), overt.Bayesian(family="lognormal")], ids=["w", "l"])
 def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(

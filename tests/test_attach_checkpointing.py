@@ -13,6 +13,7 @@ import overt
 from attached import enliven
 from overt.attaching import passes
 
+pytestmark = pytest.mark.slow
 EVOLVING = overt.Evolving(alpha=0.3, beta=0.3)
 SMALL = {
     "vocab_size": 40,

@@ -19,6 +19,7 @@ from zoo.checks import enliven
 from zoo.inputs import batch_of, fitting
 from zoo.models import build
 
+pytestmark = pytest.mark.slow
 NEUTRAL: list[Any] = [
     pytest.param(lambda: (overt.Bayesian(),), id="bayesian"),
     pytest.param(lambda: (overt.Evolving(alpha=0, beta=0),), id="evolving at 0"),

@@ -14,6 +14,8 @@ from overt.attaching.refusals import Refusal, check_type, refusals
 from zoo.inputs import batch_of, fitting, outputs_of, run
 from zoo.models import build, config_of, model_class
 
+pytestmark = pytest.mark.slow
+
 
 def made(kind: str) -> Any:
     """A small model of a type, without any weights."""

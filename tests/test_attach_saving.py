@@ -19,6 +19,7 @@ from attached import LIVE, attached, enliven
 from families import FAMILIES, inputs_of
 from overt.attaching.settings import settings_in
 
+pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]
 

@@ -21,6 +21,7 @@ from attached import attached, without_dropout
 from families import FAMILIES
 from training import BOTH, Gradients, InOrder, Rows, arguments, train
 
+pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
 
 

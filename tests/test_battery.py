@@ -40,6 +40,7 @@ def test_a_family_that_cannot_be_attached_to_is_refused_by_name(
     record_property("support", (9000, name, "attach", "refused: " + str(caught.value).split(": ", 1)[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_attach_finds_what_the_family_has(family: Family) -> None:
     model = overt.attach(family.make(), overt.Evolving())

@@ -160,6 +160,7 @@ def test_every_shape_is_right(size: tuple[int, ...], family: str) -> None:
     compare(size, overt.Bayesian(family=family, prior_sigma=2.0), torch.float32, True, causal)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("family", ["weibull", "lognormal"])
 @pytest.mark.parametrize("size", [size for name, size in SIZES.items() if CUDA or name == "odd"])

@@ -210,6 +210,7 @@ def check_convolve(
     assert error(to_bias, wanted[2]) < CLOSE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masking", ["", "keys", "queries", "causal", "keys queries causal", "blind"])
 def test_mixing_and_its_gradients_are_the_definitions_under_every_mask(
@@ -229,6 +230,7 @@ def test_mixing_shares_key_heads_among_groups(key_heads: int) -> None:
     check_mix(torch.float32, (2, 4, 7, 9, 16), "causal", key_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 33), (33, 1), (65, 7), (7, 130)])
 def test_mixing_takes_any_lengths(queries: int, keys: int) -> None:
     check_mix(torch.float32, (1, 2, queries, keys, 16))

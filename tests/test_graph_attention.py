@@ -134,6 +134,7 @@ MECHANISMS: dict[str, tuple[Any, bool]] = {  # and whether to train
 every_mechanism = pytest.mark.parametrize(("mechanisms", "training"), MECHANISMS.values(), ids=MECHANISMS)
 
 
+@pytest.mark.slow
 @every_mechanism
 @both
 @pytest.mark.parametrize(("settings", "more"), WAYS.values(), ids=WAYS)
@@ -662,6 +663,7 @@ class Two(nn.Module):
         return out
 
 
+@pytest.mark.slow
 @both
 def test_to_hetero_keeps_working_and_trains(name: str) -> None:
     data = shop()
@@ -792,6 +794,7 @@ def test_pygs_explainers_find_what_they_find_in_pygs_layers(name: str, algorithm
     torch.testing.assert_close(ours(data.x, data.edge_index), theirs(data.x, data.edge_index))
 
 
+@pytest.mark.slow
 @both
 def test_explainers_see_into_a_subclass_whose_parents_were_made_before_it(name: str) -> None:
     # PyG keeps, per class, the form of message passing that its explainers use, and takes it from the parent

@@ -21,6 +21,7 @@ from families import BY_NAME, inputs_of
 from overt.mechanisms.mechanism import as_dict, from_dict
 from training import InOrder, Rows, arguments
 
+pytestmark = pytest.mark.slow
 BERT = BY_NAME["BERT"]
 
 

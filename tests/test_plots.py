@@ -421,6 +421,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_tokens_stay_text_and_are_no_formula(written: Path) -> None:
     assert (written / "one.svg").read_text().count("$x_1$ &lt;b&gt;</text>") == 2
     assert b"/Type3" not in (written / "one.pdf").read_bytes()

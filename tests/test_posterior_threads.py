@@ -14,6 +14,7 @@ import overt
 from attached import attached
 from families import FAMILIES, inputs_of
 
+pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
 ROUNDS = 6
 Task = Callable[[], Tensor]

@@ -124,6 +124,7 @@ def test_wrong_data_is_named(tmp_path: Path) -> None:
         linzen.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_without_data_the_grammar_says_so() -> None:
     corpus = linzen.load(None)
     assert corpus.name.startswith("no data: sentences of the package's own grammar")

@@ -391,6 +391,7 @@ def test_the_cache_forgets_by_number_and_by_size() -> None:
 # Load
 
 
+@pytest.mark.slow
 def test_fifty_at_once_are_answered_or_told_that_it_is_busy(
     served: dict[str, Served], closed_gate: threading.Event
 ) -> None:
@@ -1053,6 +1054,7 @@ def test_this_machine_alone_is_told_from_others() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.1", "example.org", "localhost.example.org")))
 
 
+@pytest.mark.slow
 def test_what_runs_too_long_at_the_end_is_told_so(
     served: dict[str, Served], closed_gate: threading.Event
 ) -> None:

@@ -69,6 +69,7 @@ def test_maps_are_those_of_eager_attention(family: Family, attached: bool) -> No
 KINDS = {"pair": "encoder–decoder", "sound": "encoder–decoder", "image": "encoder", "both": "encoder"}
 
 
+@pytest.mark.slow
 @EACH
 def test_kind_tokens_and_padding_are_known(family: Family) -> None:
     inputs = inputs_of(family, padded=family.pads)
