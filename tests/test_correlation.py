@@ -17,6 +17,8 @@ from families import BY_NAME, inputs_of, tokens
 from overt.judge import correlate, randomised, spearman
 from overt.models.agreement import AgreementClassifier
 
+pytestmark = pytest.mark.slow
+
 
 def model_and_batches() -> tuple[AgreementClassifier, list[dict[str, Tensor]], list[Tensor]]:
     torch.manual_seed(0)

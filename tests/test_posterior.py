@@ -18,6 +18,7 @@ from attached import attached
 from families import FAMILIES, PAIR, TEXT, inputs_of, lengths_mask, tokens
 from overt.judge import uncertainty
 
+pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]
 

@@ -40,6 +40,8 @@ from overt.view.neighbourhood import page_data
 from overt.view.terminal import table
 from traces import evolving, made, neighbourhood, sampled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Method:
