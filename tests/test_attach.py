@@ -44,6 +44,7 @@ def test_where_selects_kinds() -> None:
     assert chosen == {*T5.paths("encoder"), *T5.paths("decoder")}
 
 
+@pytest.mark.slow
 def test_where_selects_layers_and_the_chain_starts_at_the_first() -> None:
     model = attached(BERT, overt.Evolving(), where={"encoder": [1, 2]})
     layers = [None if part.map is None else part.site.layer for part in parts(model).values()]
@@ -542,6 +543,7 @@ def test_a_decoder_without_a_causal_mask_runs_in_training_and_evaluation() -> No
         model.train(mode)(**inputs)
 
 
+@pytest.mark.slow
 def test_threads_do_not_mix_their_passes() -> None:
     model = attached(LLAMA, LIVE)
     batches = [{"input_ids": tokens(seed=seed, length=5 + seed)} for seed in range(4)]
@@ -582,6 +584,7 @@ def test_a_layer_that_is_dropped_in_training_leaves_a_gap(dropped: int) -> None:
             model(**inputs)
 
 
+@pytest.mark.slow
 def test_layer_drop_trains() -> None:
     family = BY_NAME["BART"]
     model = attached(family, LIVE, overt.Bayesian()).train()
@@ -788,6 +791,7 @@ def test_compiles_without_a_graph_break(
         record_property("support", (8000, name, "`torch.compile(fullgraph=True)`, aot_eager", "works"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["attach first", "LoRA first"])
 def test_lora_on_top_leaves_the_mechanisms_trainable(
     order: str, tmp_path: Path, record_property: Callable[[str, object], None]

@@ -428,6 +428,7 @@ def test_per_example_gradients_by_vmap_equal_a_loop(mechanisms: list[overt.Mecha
             torch.testing.assert_close(got[name][i], want[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evolving", "bayesian"])
 def test_forward_mode_derivatives_agree_with_reverse_mode(name: str) -> None:
     model = overt.Encoder(8, 2, 2, MECHANISMS[name], dropout=0.0).double()

@@ -324,6 +324,7 @@ class Scripted:
         return not self.keeps
 
 
+@pytest.mark.slow
 def test_the_model_comes_back_as_it_was_at_the_epoch_kept(
     graph: planetoid.Citations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +408,7 @@ def test_at_a_spread_of_1e_15_lc_is_gat_exactly(
     assert any(".prior." in name for name in learnt("LC", 0).model.state_dict())
 
 
+@pytest.mark.slow
 def test_without_the_kl_lc_is_gat_on_any_graph(graph: planetoid.Citations) -> None:
     # With it, a gradient of 1e-35 can break a tie in rounding; no logit and no weight changes otherwise.
     torch.manual_seed(0)
@@ -420,6 +422,7 @@ def test_without_the_kl_lc_is_gat_on_any_graph(graph: planetoid.Citations) -> No
     assert equal(*found)
 
 
+@pytest.mark.slow
 def test_wf_is_no_kl_exactly(graph: planetoid.Citations, learnt: Callable[[str, int], Trained]) -> None:
     wf, no_kl = learnt("WF", 0), learnt("NO KL", 0)
     assert equal(wf.weights, no_kl.weights)
@@ -601,6 +604,7 @@ def test_p_is_that_of_the_paired_t_test() -> None:
     assert math.isnan(statistics.paired_p([0.5]))
 
 
+@pytest.mark.slow
 def test_a_published_gain_has_the_error_of_five_runs_a_row() -> None:
     row, plain = [1.0, 2.0, 3.0], [4.0, 4.0, 10.0]  # variances 1 and 12
     assert bam_graphs.RUNS == 5

@@ -423,6 +423,7 @@ def test_closed_form_equals_the_dense_one_with_every_gradient(
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200))
 def test_dense_kl_does_not_depend_on_how_rows_are_chunked(cells_at_once: int) -> None:
     logits, visible = random_maps(2, 3, 7, 5), random_maps(2, 1, 7, 5, seed=1) > 0

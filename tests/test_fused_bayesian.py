@@ -170,6 +170,7 @@ def test_half_precision_is_right_to_its_rounding(
     compare(size, overt.Bayesian(family=family, prior_sigma=2.0), dtype, size[3] % 2 == 1, False)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [overt.Bayesian(k=2.0), overt.Bayesian(family="lognormal", sigma=0.7)])
 def test_the_noise_is_the_definitions_cell_by_cell(config: overt.Bayesian) -> None:
     # Values that pick out one key each: the output is the weights.
@@ -307,6 +308,7 @@ def test_same_seed_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_the_noise_follows_its_whole_address(where: str) -> None:
     """Seed, step, layer, kind, sample and example, as numbers or as tensors, are the definition's."""

@@ -16,6 +16,7 @@ from overt.mechanisms.bayesian.naive import map_kl, prior_of
 from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["encoder", "decoder", "cross"]),
     st.sampled_from(["weibull", "lognormal"]),

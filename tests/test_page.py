@@ -84,6 +84,7 @@ def held_to(about: dict[str, Any], found: Tensor, dropped: Tensor, cells: Tensor
     assert ((off <= near * (sizes + median)) | (found.abs() <= least))[there].all()
 
 
+@pytest.mark.slow
 @given(FIELDS)
 def test_packed_fields_keep_what_they_promise(cells: np.ndarray[Any, Any]) -> None:
     checked(torch.from_numpy(cells))

@@ -116,6 +116,7 @@ def test_a_method_is_the_only_one_of_a_strip_and_of_a_comparison() -> None:
     np.testing.assert_allclose(meshes(both)[1], trace.flow(queries=2)[0, :, 0, [1, 2, 3, 4, 5, 7]].numpy())
 
 
+@pytest.mark.slow
 def test_many_tokens_put_methods_under_each_other_and_labels_do_not_overlap() -> None:
     n = 40
     words = [[f"word{number}" for number in range(n)]]
@@ -140,6 +141,7 @@ def lines(figure: Figure) -> dict[tuple[Any, ...], float]:
     return dict(zip(ends, alphas.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
 def test_lines_between_columns_are_as_dark_as_the_methods_value_at_the_upper_layer(method: str) -> None:
     trace = made()
@@ -473,6 +475,7 @@ def test_large_matrices_are_pictures_and_small_ones_vectors(monkeypatch: pytest.
     assert rastered() == [True]
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_given_is_drawn_in_and_keeps_its_size() -> None:
     figure = Figure(figsize=(7.0, 3.0), layout="constrained")
     left, right = figure.subfigures(1, 2)
@@ -538,6 +541,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         plot(family("Marian"), "graph")
 
 
+@pytest.mark.slow
 def test_the_command_draws_saved_traces_and_compares_them(tmp_path: Path) -> None:
     for name in ("one", "two"):
         made().save(tmp_path / f"{name}.safetensors")

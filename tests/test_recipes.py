@@ -113,6 +113,7 @@ def test_an_interrupted_form_goes_on(
         assert again[key] == pytest.approx(whole[key], abs=1e-6), key
 
 
+@pytest.mark.slow
 def test_drift_is_none_at_zero_and_grows_with_alpha(pretrained: Path) -> None:
     rows = {(row["init"], row["alpha"], row["beta"]): row["mean"] for row in drift.run(str(pretrained))}
     assert rows["dirac", 0.0, 0.0] == pytest.approx(1.0, abs=1e-5)

@@ -350,6 +350,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 GAP = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
 
 
+@pytest.mark.slow
 def test_figure_4_reads_masked_pronouns(
     masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -584,6 +584,7 @@ def test_hostile_text_is_text(up: Running) -> None:
     assert (echoed.status, echoed.error) == (404, "there is nothing at this address")
 
 
+@pytest.mark.slow
 def test_bodies_that_are_too_large_are_not_read(served: dict[str, Served]) -> None:
     with running(served, text_bytes=1000, image_bytes=2000, patience=0.5) as up:
         found = up.ask("POST", "/api/trace", b" " * 1001, JSON)
@@ -645,6 +646,7 @@ def test_slow_clients_are_let_go(served: dict[str, Served]) -> None:
         up.until(lambda: not up.server.server_state.connections)
 
 
+@pytest.mark.slow
 def test_who_does_not_read_his_answer_is_let_go(served: dict[str, Served]) -> None:
     with running(served, patience=0.3) as up:
         up.state.shell = type(up.state.shell)(b" " * 2**25, up.state.shell.policy)
@@ -729,6 +731,7 @@ def test_beyond_this_machine_a_host_is_an_address_or_a_known_name(served: dict[s
         made.thread.join(30)
 
 
+@pytest.mark.slow
 def test_mechanisms_come_with_what_there_is_to_see_of_them() -> None:
     bert = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
     overt.attach(bert, overt.Evolving(), overt.Bayesian())
@@ -982,6 +985,7 @@ def test_an_image_is_dropped_and_its_link_shows_it_again(browser: Any, up: Runni
         assert page.locator(".serve-view .overt").count() == 1
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_wrong(browser: Any, up: Running) -> None:
     with looking(browser, up, "/?model=nobody&text=a") as page:
         page.get_by_text("the link names the model “nobody”, which is not served here").wait_for()

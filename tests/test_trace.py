@@ -369,6 +369,7 @@ def test_examples_are_taken_out_whole() -> None:
             traced[index]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_writes_its_own_target() -> None:
     family = BY_NAME["BART"]
     inputs = {name: inputs_of(family)[name] for name in ("input_ids", "attention_mask")}

@@ -227,6 +227,7 @@ def test_heads_may_be_averaged_at_once() -> None:
 # The methods, against oracles
 
 
+@pytest.mark.slow
 @given(traces(), st.sampled_from([0.0, 0.3]))
 def test_raw_and_rollout_are_products_of_whole_matrices(trace: NodeTrace, residual: float) -> None:
     plain, levels = dense(trace), dense(trace, residual)
@@ -607,6 +608,7 @@ def texts(axes: Any) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
+@pytest.mark.slow
 def test_a_picture_shows_the_neighbours_and_their_values(tmp_path: Path) -> None:
     trace, data = karate()
     figure = plot_neighbours(trace, 16, labels=data.y)
@@ -644,6 +646,7 @@ def test_axes_of_ones_own_get_the_rings_alone_and_nothing_global_changes() -> No
     assert dict(rcParams) == before
 
 
+@pytest.mark.slow
 def test_more_classes_than_colours_share_the_last_one() -> None:
     trace, _ = karate()
     figure = plot_neighbours(trace, 33, labels=list(range(34)), top=20)

@@ -135,6 +135,7 @@ def test_mistakes_on_the_command_line(folder: Path, more: list[str], message: st
     assert re.search(message, str(result.exception))
 
 
+@pytest.mark.slow
 def test_a_page_holds_every_text_by_every_model(folder: Path, tmp_path: Path) -> None:
     made = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
     overt.attach(made, overt.Evolving(), overt.Bayesian())
@@ -184,6 +185,7 @@ def test_text_is_no_markup(folder: Path, tmp_path: Path) -> None:
     assert out.is_file()
 
 
+@pytest.mark.slow
 def test_a_figure_from_the_command(folder: Path, tmp_path: Path) -> None:
     asked = ["plot", "the key to cabinets", "--model", str(folder), "--out", str(tmp_path / "strip.svg")]
     result = runner.invoke(app, asked)

@@ -177,6 +177,7 @@ def test_a_model_is_left_as_it_was_and_answers_as_it_did() -> None:
     assert model.training
 
 
+@pytest.mark.slow
 def test_a_bayesian_model_has_posterior_samples_of_it() -> None:
     model = BY_NAME["BERT"].make()
     overt.attach(model, overt.Bayesian(k=3.0))
