@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+
+# Modules are compiled when they are first imported, not all of them by pip, which takes over a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
@@ -35,34 +38,39 @@ $(VENV)/.installed-train: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[train]'
 	@touch $@
 
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing overt[test] into $(VENV) ..."
+	$(PIP) -e '.[test]'
+	@touch $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing overt[dev] into $(VENV) ..."
 	$(PIP) -e '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing overt[dev,bench] into $(VENV) ..."
-	$(PIP) -e '.[dev,bench]'
+	@echo "installing overt[test,bench] into $(VENV) ..."
+	$(PIP) -e '.[test,bench]'
 	@touch $@
 
 demo: $(VENV)/.installed-train
 	$(BIN)/overt demo
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive'
 
-test-quick: $(VENV)/.installed-dev
+test-quick: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not exhaustive'
 
-test-all: $(VENV)/.installed-dev
+test-all: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
+test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	@PYTHONPATH=src $(GPU) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null \
 		|| { echo "$(GPU) has no torch that sees a GPU; name one that does: make test-gpu GPU=python3"; exit 1; }
 	PYTHONPATH=src:tests $(GPU) -m pytest $(sort $(wildcard tests/test_fused_*.py tests/test_*cuda.py))
 
-browser: $(VENV)/.installed-dev
+browser: $(VENV)/.installed-test
 	@$(BIN)/python tests/browser.py
 
 lint: $(VENV)/.installed-dev
@@ -75,7 +83,7 @@ wheel:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; rm -rf build; \
 	$(PYTHON) -m venv "$$folder/venv"; pip="$$folder/venv/bin/python -m pip --quiet --disable-pip-version-check"; \
 	$$pip wheel --no-deps --wheel-dir "$$folder" .; \
-	$$pip install -c constraints.txt "$$(echo "$$folder"/overt-*.whl)[train]"; \
+	$$pip install --no-compile -c constraints.txt "$$(echo "$$folder"/overt-*.whl)[train]"; \
 	cd "$$folder"; venv/bin/overt --help; venv/bin/overt demo --steps 20
 
 bench: $(VENV)/.installed-bench
@@ -86,14 +94,14 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/page.py
 
-bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-dev)
+bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src $(GPU) benchmarks/gpu.py
 
-support: $(VENV)/.installed-dev
+support: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \
 		tests/test_battery.py tests/test_attach.py tests/test_attach_training.py tests/test_attach_cuda.py
 
-families: $(VENV)/.installed-dev
+families: $(VENV)/.installed-test
 	$(BIN)/python tests/sweep.py --table --page docs/support.md
 
 docs: $(VENV)/.installed-dev

@@ -461,13 +461,31 @@ ASKS: dict[str, Callable[[Mechanisms], bool]] = {
     "α = β = 0.3 equals the reference": lambda of: of is OURS,
 }
 QUICK = ("BERT", "T5")  # they have every kind of attention; the others are slow
+# Families whose attention and generation are another's code, which has every feature tried by `make test`.
+LIKE = {
+    **dict.fromkeys(("RoBERTa", "XLM-R", "ELECTRA"), "BERT"),
+    **dict.fromkeys(("Mistral", "Qwen 2", "Gemma"), "Llama"),
+    **dict.fromkeys(("mBART", "Pegasus", "Marian"), "BART"),
+    "DeiT": "ViT",
+}
+OWN = ("same outputs at α = β = 0", "α = β = 0.3 equals the reference", "padding", "cached decoding")
+
+
+def marks_of(family: Family, feature: str, of: Mechanisms) -> tuple[pytest.MarkDecorator, ...]:
+    # What is alone here is tried in every way together with ours, too.
+    alone = of.name in ("talking heads", "sigmoid")
+    if (family.name in LIKE or alone) and feature not in OWN:
+        return (pytest.mark.exhaustive,)
+    return () if of is OURS and family.name in QUICK else (pytest.mark.slow,)
+
+
 CASES = [
     pytest.param(
         family,
         feature,
         of,
         id=f"{family.name}-{feature}" + (f"-{of.name}" if of is not OURS else ""),
-        marks=() if of is OURS and family.name in QUICK else pytest.mark.slow,
+        marks=marks_of(family, feature, of),
     )
     for of in MECHANISMS
     for family in FAMILIES

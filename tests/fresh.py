@@ -4,39 +4,81 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 SERVER = """
-import io, json, os, sys, traceback
+import json, os, signal, sys, traceback
 import torch, transformers.modeling_utils, transformers.models.bert.modeling_bert
 assert "overt" not in sys.modules
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that end are forgotten at once
 for line in sys.stdin:
-    reading, writing = os.pipe()
-    if os.fork() == 0:  # what it imports, installs and registers ends with it
-        sys.stdout = out = io.StringIO()
-        failed = ""
-        try:
-            exec(json.loads(line), {"__name__": "__main__"})
-        except BaseException:
-            failed = traceback.format_exc()
-        with os.fdopen(writing, "w") as pipe:
-            json.dump([out.getvalue(), failed], pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        print(pipe.read(), flush=True)
-    os.wait()
+    code, variables, place = json.loads(line)
+    process = os.fork()
+    if process:
+        print(process, flush=True)
+        continue
+    # What this one imports, installs and registers ends with it.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(variables)
+    for number, end in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{place}.{end}", os.O_WRONLY | os.O_CREAT), number)
+    failed = ""
+    try:
+        exec(code, {"__name__": "__main__"})
+    except BaseException:
+        failed = traceback.format_exc()
+    sys.stdout.flush()
+    with open(f"{place}.part", "w") as file:
+        file.write(failed)
+    os.rename(f"{place}.part", f"{place}.end")
+    os._exit(0)
 """
 
 
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Child:
+    """A fresh interpreter at work."""
+
+    process: int
+    place: Path
+
+    def printed(self, end: str = "out") -> str:
+        """What it printed so far; `end="err"` for its errors."""
+        path = self.place.with_suffix(f".{end}")
+        return path.read_text() if path.exists() else ""
+
+    def ended(self, seconds: float = 300.0) -> str:
+        """Wait for its end; the traceback it ends with, if any."""
+        limit, path = time.monotonic() + seconds, self.place.with_suffix(".end")
+        while not path.exists():
+            try:
+                os.kill(self.process, 0)
+            except ProcessLookupError:
+                if not path.exists():
+                    return f"it died\n{self.printed('err')}"
+            if time.monotonic() > limit:
+                os.kill(self.process, 9)
+                return f"it took more than {seconds} seconds\n{self.printed('err')}"
+            time.sleep(0.02)
+        return path.read_text()
+
+
 @cache
-def _server() -> Any:
-    """A process that has imported what takes seconds, and forks for each request."""
-    here = Path(__file__).parent
+def _server() -> tuple[Any, Path]:
+    """A process that has imported what takes seconds, and forks for each request; a folder for answers."""
+    here, folder = Path(__file__).parent, TemporaryDirectory(prefix="fresh")
     path = f"{here}:{here.parent / 'src'}:{here.parent / 'docs' / 'examples'}"
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", SERVER],
@@ -45,14 +87,22 @@ def _server() -> Any:
         stdout=subprocess.PIPE,
         text=True,
     )
+    atexit.register(folder.cleanup)
     atexit.register(server.communicate)  # without requests it ends
-    return server
+    return server, Path(folder.name)
+
+
+def start(code: str, **variables: str) -> Child:
+    """A fresh interpreter that runs code, with more environment variables."""
+    server, folder = _server()
+    place = folder / str(next(_numbers))
+    server.stdin.write(json.dumps([code, variables, str(place)]) + "\n")
+    server.stdin.flush()
+    return Child(int(server.stdout.readline()), place)
 
 
 def fresh(code: str) -> tuple[str, str]:
     """What a fresh interpreter prints, and the traceback it ends with, if any."""
-    server = _server()
-    server.stdin.write(json.dumps(code) + "\n")
-    server.stdin.flush()
-    printed, failed = json.loads(server.stdout.readline())
-    return printed.strip(), failed
+    child = start(code)
+    failed = child.ended()
+    return child.printed().strip(), failed

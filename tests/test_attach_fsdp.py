@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import overt
+from fresh import start
 from sharded import CASES, PROCESSES, made, trained
 
 pytestmark = pytest.mark.slow
@@ -19,19 +17,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
-    code = "import pathlib, sys, sharded\nsharded.run_sharded(int(sys.argv[1]), pathlib.Path(sys.argv[2]))"
-    path = os.pathsep.join([str(Path(overt.__file__).parents[1]), str(Path(__file__).parent)])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, str(rank), str(folder)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(PROCESSES)
-    ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert not any(process.returncode for process in processes), "\n".join(text[-2000:] for text in said)
+    code = "import pathlib, sharded\nsharded.run_sharded({}, pathlib.Path({!r}))"
+    processes = [start(code.format(rank, str(folder))) for rank in range(PROCESSES)]
+    for process in processes:
+        assert not (failed := process.ended()), failed
     return folder
 
 

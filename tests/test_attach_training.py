@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import families
 import overt
 from attached import attached, without_dropout
 from families import FAMILIES
+from fresh import start
 from training import BOTH, Gradients, InOrder, Rows, arguments, train
 
 pytestmark = pytest.mark.slow
@@ -133,10 +132,7 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
 
 NAMES = ["BERT", "Llama"]
 SCRIPT = """
-import sys
-from collections.abc import Callable
 from pathlib import Path
-sys.path[:0] = {paths!r}
 import torch
 torch.set_num_threads(1)
 from accelerate import PartialState
@@ -172,28 +168,21 @@ def _as_torchrun_starts() -> Iterator[None]:
 def test_two_processes_have_the_gradients_of_one(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    # The Trainer, and accelerate under it, take their processes from torchrun.
-    here = Path(__file__).parent
-    result, script = tmp_path / "gradients.pt", tmp_path / "script.py"
-    text = SCRIPT.format(
-        paths=[str(here), str(here.parent / "src")],
+    result = tmp_path / "gradients.pt"
+    code = SCRIPT.format(
         folder=str(tmp_path / "out"),
         names=NAMES,
         settings={"gradient_accumulation_steps": 2},
         result=str(result),
     )
-    script.write_text(text)
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-    ]
-    done = subprocess.run(launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
+    # The Trainer, and accelerate under it, know of other processes by the variables that torchrun sets.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pair = [start(code, RANK=rank, LOCAL_RANK=rank, **world) for rank in "01"]
+    for process in pair:
+        assert not (failed := process.ended()), failed
     found = torch.load(result, weights_only=True)
     for name in NAMES:
         pair, logs = found[name]

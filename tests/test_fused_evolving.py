@@ -270,9 +270,18 @@ def test_convolution_takes_any_number_of_heads(heads: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 33), (10, 1), (3, 67)])
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
-def test_convolution_takes_any_lengths(queries: int, keys: int, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "queries", "keys"),
+    covering(
+        [
+            (kind, *lengths)
+            for kind in ("encoder", "decoder")
+            for lengths in ((1, 1), (1, 33), (10, 1), (3, 67))
+        ],
+        [("encoder", 1, 1), ("decoder", 1, 33), ("encoder", 10, 1), ("decoder", 3, 67)],
+    ),
+)
+def test_convolution_takes_any_lengths(kind: Kind, queries: int, keys: int) -> None:
     check_convolve(torch.float16, (1, 2, queries, keys), kind, 3, "")
 
 

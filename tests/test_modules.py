@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import overt
 from overt.mechanisms.bayesian.naive import map_kl, prior_of
+from selection import covering
 from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
 
@@ -191,11 +192,12 @@ def test_dropout_acts_on_weights_in_training_only_and_weights_come_back_before_i
 
 
 @pytest.mark.slow
-def test_one_graph_serves_every_length() -> None:
+@pytest.mark.parametrize("backend", covering(["eager", "aot_eager"], ["eager"]))
+def test_one_graph_serves_every_length(backend: str) -> None:
     torch.compiler.reset()
     model = overt.Decoder(16, 2, 2, [EVOLVING, overt.Bayesian(family="lognormal")], dropout=0.0)
     compiled = torch.compile(
-        lambda x, chain: model(x, chain=chain).sum() + chain.penalty(), backend="aot_eager", fullgraph=True
+        lambda x, chain: model(x, chain=chain).sum() + chain.penalty(), backend=backend, fullgraph=True
     )
     for length in range(4, 16):  # more lengths than torch would compile for one by one
         compiled(inputs(2, length, 16), overt.Chain(step=0))

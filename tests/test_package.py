@@ -200,9 +200,10 @@ def test_pyproject_agrees_with_the_package() -> None:
     assert project["dynamic"] == ["version"], "read from overt/_version.py, where alone it stands"
     assert f"\nversion: {overt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     extras = project["optional-dependencies"]
-    assert {*EXTRAS, "dev", "all"} == set(extras)
+    assert {*EXTRAS, "test", "dev", "all"} == set(extras)
     own = {re.split("[><=;[]", requirement)[0] for name in EXTRAS for requirement in extras[name]}
-    assert not own & {re.split("[><=;[]", requirement)[0] for requirement in extras["dev"]}, "named once"
+    ours = [*extras["test"], *extras["dev"]]
+    assert not own & {re.split("[><=;[]", requirement)[0] for requirement in ours}, "named once"
     pins = (ROOT / "constraints.txt").read_text()
     assert "torch==2.13.0" in pins
     for requirement in project["dependencies"]:

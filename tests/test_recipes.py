@@ -87,7 +87,7 @@ def test_every_form_is_trained_tested_saved_and_kept(pretrained: Path, tmp_path:
         sentiment.run(str(pretrained), tmp_path / "other", steps=3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the demo and the tables go on by the same code, and have tests of it
 def test_an_interrupted_form_goes_on(
     pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

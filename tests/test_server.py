@@ -13,8 +13,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -38,6 +36,7 @@ Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
 import overt  # noqa: E402
 from families import IMAGE, PAIR, TEXT, build  # noqa: E402
+from fresh import start  # noqa: E402
 from overt.cli import serve as command  # noqa: E402
 from overt.tracing.mixing.mixing import mixings  # noqa: E402
 from overt.view.server import (  # noqa: E402
@@ -1079,7 +1078,7 @@ def test_what_runs_too_long_at_the_end_is_told_so(
 
 
 COMMAND = """
-import sys, time
+import time
 import overt.view.server as server
 from overt.cli.serve import run
 real = server.trace_answer
@@ -1087,7 +1086,7 @@ def slow(request, limits, wanted):
     time.sleep(1)
     return real(request, limits, wanted)
 server.trace_answer = slow
-run([sys.argv[1]], port=0)
+run([{!r}], port=0)
 """
 
 
@@ -1096,18 +1095,11 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    here = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-c", COMMAND, str(folder)]
-    child = subprocess.Popen(command, env=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = start(COMMAND.format(str(folder)), COLUMNS="200")
     try:
-        assert child.stdout is not None
-        lines = []
-        for line in child.stdout:
-            lines.append(line)
-            if found := re.search(r"Overt serves tiny at http://127.0.0.1:(\d+)/", line):
-                break
-        else:
-            raise AssertionError("".join(lines))
+        while not (found := re.search(r"Overt serves tiny at http://127.0.0.1:(\d+)/", child.printed())):
+            assert not child.place.with_suffix(".end").exists(), child.ended()
+            time.sleep(0.05)
         port = int(found[1])
 
         def ask(method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -1123,16 +1115,14 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
             waits = pool.submit(ask, "POST", "/api/trace", json.dumps({"text": "the key to"}))
             while ask("GET", "/health")[1]["waiting"] == 0:
                 time.sleep(0.01)
-            child.send_signal(signal.SIGTERM)
+            os.kill(child.process, signal.SIGTERM)
             assert waits.result() == (503, {"error": "the server is shutting down"})
             status, answer = runs.result()
             assert status == 200, "what runs is finished"
             assert answer["link"] == "/?model=tiny&text=the+key"
-        rest = child.stdout.read()
-        assert child.wait(30) == 0, rest
-        assert "Traceback" not in rest
-        assert "stopped" in rest
+        assert not (failed := child.ended(30.0)), failed
+        assert "Traceback" not in child.printed("err")
+        assert "stopped" in child.printed()
     finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
+        with suppress(ProcessLookupError):
+            os.kill(child.process, signal.SIGKILL)
