@@ -29,6 +29,7 @@ QUIET = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--renderer-process-limit=1",
 )
 NODE = 20  # the oldest Node.js whose own test runner will do
 

@@ -86,7 +86,6 @@ def all_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         torch.testing.assert_close(got[key], value, atol=1e-6, rtol=1e-4, msg=key)
 
 
-# Llama's are below, with generation.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form", "way"),
@@ -129,12 +128,11 @@ def test_generation_mixes_with_forwards_and_a_second_round_compiles_nothing(way:
                 model.generate(prompt, **settings),
             ]
 
-    expected, step = found(), step_of(model, inputs)
+    expected = found()
     compile_in_place(model, way)
     graphs = []
     for _ in range(2):
         for got, want in zip(found(), expected, strict=True):
             torch.testing.assert_close(got, want)
-        all_close(step_of(model, inputs), step)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[1]

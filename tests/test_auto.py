@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import overt
 import overt.auto
 from attached import LIVE, attached
 from families import FAMILIES, inputs_of
+from fresh import fresh
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BERT = BY_NAME["BERT"]
@@ -55,8 +54,7 @@ def assert_same(found: Any, model: Any) -> None:
 @pytest.mark.slow
 def test_without_the_line_the_error_names_it(folder: Path) -> None:
     code = f"""
-import sys, overt
-assert "transformers" not in sys.modules
+import overt
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 assert not [name for name in CONFIG_MAPPING if "overt" in name]
@@ -66,7 +64,8 @@ for auto in (AutoConfig, AutoModel):
     except ValueError as error:
         print(error)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said, failed = fresh(code)
+    assert not failed
     assert said.count("has model type `overt (import overt.auto)` but Transformers does not recognize") == 2
 
 
