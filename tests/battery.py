@@ -461,10 +461,12 @@ ASKS: dict[str, Callable[[Mechanisms], bool]] = {
     "α = β = 0.3 equals the reference": lambda of: of is OURS,
 }
 QUICK = ("BERT", "T5")  # they have every kind of attention; the others are slow
-# Families whose attention and generation are another's code, which has every feature tried by `make test`.
+# `make test` tries every feature on the first of families that are built alike, and on the others what
+# depends on their code for attention most; `make test-all` and `make support` try all of it.
 LIKE = {
-    **dict.fromkeys(("RoBERTa", "XLM-R", "ELECTRA"), "BERT"),
-    **dict.fromkeys(("Mistral", "Qwen 2", "Gemma"), "Llama"),
+    **dict.fromkeys(("RoBERTa", "XLM-R", "ELECTRA", "DistilBERT", "ALBERT", "ModernBERT"), "BERT"),
+    **dict.fromkeys(("Mistral", "Qwen 2", "Qwen 3", "Gemma", "Gemma 2"), "Llama"),
+    **dict.fromkeys(("OPT", "GPT-NeoX"), "GPT-2"),
     **dict.fromkeys(("mBART", "Pegasus", "Marian"), "BART"),
     "DeiT": "ViT",
 }
