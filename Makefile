@@ -14,8 +14,8 @@ GPU ?= $(BIN)/python
 
 help:
 	@echo "make demo        train four small models, trace them, write demo/index.html (about 5 minutes)"
-	@echo "make test        run the tests (10 to 15 minutes on two cores)"
-	@echo "make test-quick  run the quick tests (about 2 minutes)"
+	@echo "make test        run the tests (about 8 minutes on two cores, installation included)"
+	@echo "make test-quick  run the quick tests (about 80 seconds)"
 	@echo "make test-all    run the tests with every combination of their parameters"
 	@echo "make test-gpu    run the tests of the GPU kernels; GPU=python3 chooses another Python than .venv's"
 	@echo "make browser     install a browser for the tests of pages, if there is none"
