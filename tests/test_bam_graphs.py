@@ -1097,6 +1097,7 @@ def test_of_plain_gat_no_samples_are_drawn(made: Finished, data: Path, tmp_path:
     [
         (["700"], "node must lie in 0 to 699, got 700"),
         (["--", "-1"], "node must lie in 0 to 699, got -1"),
+        (["0", "--page", "node.txt"], "--page must end in .html (a page) or .json (its data), got node.txt"),
         (["0", "--out", "node.txt"], "--out must end in .png, .svg, .pdf, got node.txt"),
         (["0", "--dataset", "karate"], "--dataset must be one of 'cora', 'citeseer', 'pubmed'; got 'karate'"),
         (["0", "--row", "XX"], "--row must be one of 'GAT', 'NO KL', 'LF', 'LC', 'WF', 'WC'; got 'XX'"),

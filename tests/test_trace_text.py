@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,31 @@ def test_a_folder_that_is_no_model_is_named() -> None:
     result = runner.invoke(app, ["trace", "the key", "--model", "./nowhere"])
     assert isinstance(result.exception, FileNotFoundError)
     assert "--model ./nowhere must be a folder with config.json" in str(result.exception)
+
+
+def test_what_is_there_but_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("words.txt").write_text("the key")
+    for name in ("empty", "words.txt", ""):
+        result = runner.invoke(app, ["trace", "the key", "--model", name])
+        assert isinstance(result.exception, FileNotFoundError)
+        assert "must be a folder with config.json" in str(result.exception)
+
+
+def test_weights_that_are_cut_off_are_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    result = runner.invoke(app, ["trace", "the key", "--model", str(tmp_path / "cut")])
+    assert isinstance(result.exception, OSError)
+    assert re.search(r"--model .*cut: its weights cannot be read", str(result.exception))
+
+
+def test_a_target_is_for_encoder_decoders(folder: Path) -> None:
+    result = runner.invoke(app, ["trace", "the key", "--model", str(folder), "--decoder", "the"])
+    assert isinstance(result.exception, ValueError)
+    assert "BertForSequenceClassification is not one: leave it out" in str(result.exception)
 
 
 def test_a_picture_that_is_not_there_is_no_sentence(folder: Path) -> None:

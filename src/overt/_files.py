@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 def check_folder(name: str, path: str | Path) -> Path:
     """The path, if a file can be written there: its folder exists, and it is not a folder itself."""
@@ -29,6 +31,8 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise type(error)(f"{path} cannot be written: {reason}") from None
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
     finally:
         part.unlink(missing_ok=True)
 

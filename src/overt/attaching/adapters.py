@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from overt._files import write_whole
+from overt._files import write_whole, written_whole
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.settings import (
     Uploading,
@@ -74,7 +74,8 @@ def write_adapter(
     places = mechanism_tensors(model, adapter)
     tensors = {key: gathered.get(place.name, place.tensor) for key, place in places.items()}
     whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
-    save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
+    with written_whole(folder / WEIGHTS) as part:
+        save_file(whole, part, metadata={"format": "pt"})
     settings = {**settings_of(base), "step": int(base.overt_state.step)}
     write_whole(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from safetensors import SafetensorError
 
 import overt
 from overt._extras import need
@@ -41,10 +42,13 @@ def open_model(name: str) -> Any:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings, _ = PreTrainedConfig.get_config_dict(name)
-    if settings_in(settings) is not None:
-        return overt.load(name)
-    architecture = (settings.get("architectures") or [""])[0]
-    return getattr(transformers, architecture, AutoModel).from_pretrained(name).eval()
+    try:
+        if settings_in(settings) is not None:
+            return overt.load(name)
+        architecture = (settings.get("architectures") or [""])[0]
+        return getattr(transformers, architecture, AutoModel).from_pretrained(name).eval()
+    except SafetensorError as error:
+        raise OSError(f"--model {name}: its weights cannot be read ({error}); are they complete?") from None
 
 
 def is_picture(text: str) -> bool:

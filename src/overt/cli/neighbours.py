@@ -11,7 +11,7 @@ import typer
 
 from overt import _check
 from overt._extras import need
-from overt._files import write_whole, written_whole
+from overt._files import check_folder, write_whole, written_whole
 from overt.cli.shared import DataOption, app, join_or
 from overt.data import planetoid
 from overt.recipes import bam_graphs
@@ -57,9 +57,11 @@ def show(
     _check.one_of("--method", method, tuple(edge_methods()))
     if out is not None and out.suffix not in PICTURES:
         raise ValueError(f"--out must end in {', '.join(PICTURES)}, got {out}")
+    if page is not None and page.suffix.lower() not in (".html", ".htm", ".json"):
+        raise ValueError(f"--page must end in .html (a page) or .json (its data), got {page}")
     for name, path in (("--out", out), ("--page", page)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise FileNotFoundError(f"{name} {path}: there is no folder {path.parent}")
+        if path is not None:
+            check_folder(name, path)
     folder = Path("runs") / bam_graphs.TABLE_1.folder if folder is None else folder
     run_folder = folder / dataset / row / f"seed-{seed}"
     bam_graphs.check_trained(run_folder)

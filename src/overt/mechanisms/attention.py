@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt import _check
+from overt._modes import evaluating
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.call import AttentionCall, repeat_heads
@@ -264,18 +265,14 @@ class MultiheadAttention(nn.Module):
             if drawn is not None:
                 return drawn
         masks: dict[str, Any] = {"is_causal": is_causal, "query_padding_mask": query_padding_mask}
-        mode = self.training
-        try:
-            self.eval()
-            outputs = []
+        outputs = []
+        with evaluating(self):
             for number in range(samples):
                 sample_chain = copy(chain)
                 sample_chain.sample = torch.tensor(number)
                 inputs = (query, key, value, key_padding_mask, False)
                 outputs.append(self(*inputs, chain=sample_chain, **masks)[0])
-            return torch.stack(outputs)
-        finally:
-            self.train(mode)
+        return torch.stack(outputs)
 
     def _draw_fused(
         self,

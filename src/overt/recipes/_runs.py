@@ -45,8 +45,11 @@ def finish_run(folder: Path, numbers: dict[str, Any]) -> None:
 
 def check_model(model: str) -> None:
     """Refuse a path that is not the folder of a model, before the hub is asked for it."""
-    if model.startswith((".", "~", os.sep)) and not (Path(model) / "config.json").is_file():
-        raise FileNotFoundError(f"--model {model} must be a folder with config.json, or a name on the hub")
+    local = not model or model.startswith((".", "~", os.sep)) or Path(model).exists()
+    if local and not (Path(model) / "config.json").is_file():
+        raise FileNotFoundError(
+            f"--model {model or repr(model)} must be a folder with config.json, or a name on the hub"
+        )
 
 
 def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:

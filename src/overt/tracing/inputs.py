@@ -64,7 +64,10 @@ def prepare(
 ) -> Inputs:
     """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
     batch = _batch_of(model, inputs, tokenizer, processor)
-    if decoder is not None or _is_pair(model):
+    if decoder is not None and not _is_pair(model):
+        name = type(model).__name__
+        raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
+    if _is_pair(model):
         _add_target(model, batch, decoder, tokenizer)
     if tokens is not None:
         if any(isinstance(words, str) for words in tokens):
