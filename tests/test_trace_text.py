@@ -219,6 +219,18 @@ def test_what_is_there_but_is_no_model_is_named(tmp_path: Path, monkeypatch: pyt
         assert "must be a folder with config.json" in str(result.exception)
 
 
+def test_a_name_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise OSError("no such model\nread the documentation")
+
+    monkeypatch.setattr(hf.PreTrainedConfig, "get_config_dict", missing)
+    result = runner.invoke(app, ["trace", "the key", "--model", "nowhere/x"])
+    assert isinstance(result.exception, OSError)
+    assert str(result.exception) == (
+        "--model nowhere/x is not a folder, and cannot be had from the hub: no such model"
+    )
+
+
 def test_weights_that_are_cut_off_are_named(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"

@@ -41,7 +41,11 @@ def open_model(name: str) -> Any:
     # Its messages about unused heads are irrelevant here.
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    settings, _ = PreTrainedConfig.get_config_dict(name)
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"--model {name} is not a folder, and cannot be had from the hub: {reason}") from None
     try:
         if settings_in(settings) is not None:
             return overt.load(name)
