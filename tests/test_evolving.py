@@ -178,12 +178,13 @@ def in_pieces(kind: Kind, k: int, sizes: list[int], forget: bool = False) -> tup
     heads, queries = 2, sum(sizes)
     keys = queries if kind == "decoder" else 6
     first, second = (random_maps(1, heads, queries, keys, seed=s) for s in (1, 2))
-    config = overt.Evolving(alpha=0.4, beta=0.8, kernel_size=k, decoder_alpha=0.4)
+    config = overt.Evolving(alpha=0.4, beta=0.8, kernel_size=k, decoder_alpha=0.4, first=True)
     layers = [EvolvingLayer(config, Site(heads, 4, kind, layer)).double() for layer in range(2)]
     weight, bias = live_kernel(heads, k)
-    assert layers[1].weight is not None
-    assert layers[1].bias is not None
-    layers[1].weight.data, layers[1].bias.data = weight, bias
+    for layer in layers:
+        assert layer.weight is not None
+        assert layer.bias is not None
+        layer.weight.data, layer.bias.data = weight, bias
 
     def run(chain: overt.Chain, start: int, stop: int) -> Tensor:
         width = stop if kind == "decoder" else keys
@@ -243,6 +244,46 @@ def test_first_layer_uses_current_logits_as_they_are_and_has_no_parameters() -> 
     first, logits = layer(overt.Evolving(alpha=0.5, beta=0.5), number=0), random_maps(1, 2, 4, 4)
     assert torch.equal(first(logits, everything(4, 4), overt.Chain()), logits)
     assert list(first.parameters()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_first_a_chains_first_layer_convolves_its_own_map(kind: Kind) -> None:
+    heads, size = 2, 5
+    first, logits = layer(overt.Evolving(0.4, 0.7, first=True), kind, 0), random_maps(1, heads, size, size)
+    weight, bias = live_kernel(heads, 3)
+    first.weight.data, first.bias.data = weight, bias  # type: ignore[union-attr]
+    visible = mask_for(kind, size, size)
+    nothing_before = np.full((heads, size, size), NEG)
+    maps = logits[0].numpy(), nothing_before, weight.numpy(), bias.numpy(), visible[0, 0].numpy()
+    want = loops(*maps, window_of(kind, 3), 0.4, 0.7)
+    np.testing.assert_allclose(first(logits, visible, overt.Chain())[0].detach().numpy(), want, atol=1e-12)
+
+
+def test_a_restarted_chain_convolves_only_with_first() -> None:
+    logits = random_maps(1, 2, 6, 6)
+    for first in (False, True):
+        chain, config = overt.Chain(), overt.Evolving(0.5, 0.5, first=first, init="kaiming")
+        layer(config, number=0)(random_maps(1, 2, 4, 4), everything(4, 4), chain)
+        above = layer(config)
+        want = evolve(
+            logits, None, (above.weight, above.bias), everything(6, 6), "encoder", 0.5, 0.5, first=first
+        )
+        got = above(logits, everything(6, 6), chain)
+        torch.testing.assert_close(got, want)
+        assert torch.equal(got, logits) is not first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_without_convolution_keeps_its_skip_and_has_no_parameters(kind: Kind) -> None:
+    others = tuple(other for other in KINDS if other != kind)
+    config = overt.Evolving(0.4, 0.7, decoder_alpha=0.4, convolve=others, first=True)
+    layers, chain, visible = [layer(config, kind, n) for n in range(2)], overt.Chain(), mask_for(kind, 4, 4)
+    maps = [random_maps(1, 2, 4, 4, seed=seed) for seed in range(2)]
+    evolved = [each(m, visible, chain) for each, m in zip(layers, maps, strict=True)]
+    want = (0.4 * maps[0] + 0.6 * maps[1]).masked_fill(~visible, NEG)
+    torch.testing.assert_close(evolved[1], want)
+    assert [list(each.parameters()) for each in layers] == [[], []]
+    assert list(layer(config, others[0], 0).parameters()), "the other kinds have theirs"
 
 
 def test_what_is_carried_is_the_evolved_map_not_the_current_one() -> None:
@@ -394,6 +435,11 @@ def test_decoder_alpha(kind: Kind, both_stacks: bool, decoder_alpha: float | Non
         ({"init": "zeros"}, "init must be one of 'dirac', 'kaiming'; got 'zeros'"),
         ({"ramp_steps": -1}, "ramp_steps must be a whole number of at least 0, got -1"),
         ({"skip": "add"}, 'beta must be 0 with skip="add"'),
+        ({"skip": "add", "beta": 0, "first": True}, 'first must be False with skip="add"'),
+        (
+            {"convolve": ("encoder", "self")},
+            "convolve must be one of 'encoder', 'decoder', 'cross'; got 'self'",
+        ),
     ],
 )
 def test_settings_outside_their_range_are_refused_in_one_line(

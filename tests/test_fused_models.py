@@ -22,6 +22,8 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "kernel of 1": [overt.Evolving(kernel_size=1, alpha=0.3, beta=0.4)],
     "kernel of 5": [overt.Evolving(kernel_size=5, alpha=0.3, beta=0.4)],
     "no skip": [overt.Evolving(alpha=0.0, beta=0.4)],
+    "first": [overt.Evolving(alpha=0.3, beta=0.4, first=True)],
+    "no convolution": [overt.Evolving(alpha=0.3, beta=0.4, convolve=("decoder",))],
     "realformer": [overt.Evolving.realformer()],
     "ramp": [overt.Evolving(alpha=0.5, beta=0.5, ramp_steps=10), overt.Bayesian(rho=0.1)],
 }
@@ -56,7 +58,13 @@ def padded(length: int) -> Tensor:
 
 
 # The interpreter is slow: there, one form of each kind of code.
-ENCODERS = [*MECHANISMS, *FORMS] if CUDA else covering(["both", "realformer"], ["realformer"])
+ENCODERS = (
+    [*MECHANISMS, *FORMS]
+    if CUDA
+    else covering(
+        ["both", "first", "no convolution", "realformer"], ["first", "no convolution", "realformer"]
+    )
+)
 DECODERS = list(MECHANISMS) if CUDA else ["both"]
 ATTACHED = (
     [(kind, form) for kind in ("bert", "llama", "bart") for form in MECHANISMS]
@@ -70,7 +78,8 @@ ATTACHED = (
 def test_an_encoder_trains_the_same(form: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(2)
     mechanisms = {**MECHANISMS, **FORMS}[form]
-    model = overt.Encoder(48, 3, 3, mechanisms, dropout=0.0).to(DEVICE)
+    layers = 1 if form == "first" else 3
+    model = overt.Encoder(48, 3, layers, mechanisms, dropout=0.0).to(DEVICE)
     enliven(model)
     x = torch.randn(2, 11, 48, device=DEVICE)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from overt import _check
 from overt.mechanisms.mechanism import Mechanism
-from overt.mechanisms.site import Site
+from overt.mechanisms.site import KINDS, Kind, Site
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Evolving(Mechanism):
     Equation 4: input = α·previous + (1 − α)·current; evolved = β·ReLU(conv(input)) + (1 − β)·input.
 
     The paper's ablations are settings: `beta=0` (no convolution), `alpha=0` (no skip), `kernel_size=1`,
-    `kernel_size=5`; `Evolving.realformer()` is He et al. 2020.
+    `kernel_size=5`, `convolve=("decoder", "cross")` (no convolution in the encoder, whose skip stays);
+    `Evolving.realformer()` is He et al. 2020.
 
     Args:
         alpha: weight of the previous layer's evolved logits.
@@ -30,6 +31,10 @@ class Evolving(Mechanism):
         ramp_steps: raise alpha and beta linearly from 0 over this many steps.
         skip: "mix" is equation 4; "add" adds alpha times the previous logits to the current ones, without a
             convolution (`realformer`).
+        convolve: the kinds of attention that have a convolution: "encoder", "decoder" (its self-attention),
+            "cross". The others have the skip alone, and no parameters.
+        first: whether a chain's first layer, which has no previous map, has a convolution too. The paper does
+            not say; the parameters that its Table 5 counts are those of `first=True`.
     """
 
     alpha: float = 0.1
@@ -39,6 +44,8 @@ class Evolving(Mechanism):
     init: Literal["dirac", "kaiming"] = "dirac"
     ramp_steps: int = 0
     skip: Literal["mix", "add"] = "mix"
+    convolve: tuple[Kind, ...] = KINDS
+    first: bool = False
 
     def __post_init__(self) -> None:
         _check.fraction("alpha", self.alpha)
@@ -53,6 +60,15 @@ class Evolving(Mechanism):
         _check.whole("ramp_steps", self.ramp_steps, 0)
         if self.skip == "add" and self.beta != 0.0:
             raise ValueError(f'beta must be 0 with skip="add", which has no convolution; got {self.beta}')
+        if not isinstance(self.convolve, list | tuple):
+            raise TypeError(f'convolve must be a tuple of kinds, such as ("encoder",), got {self.convolve!r}')
+        for kind in self.convolve:
+            _check.one_of("convolve", kind, KINDS)
+        object.__setattr__(self, "convolve", tuple(kind for kind in KINDS if kind in self.convolve))
+        if not isinstance(self.first, bool):
+            raise TypeError(f"first must be True or False, got {self.first!r}")
+        if self.first and self.skip == "add":
+            raise ValueError('first must be False with skip="add", which has no convolution')
 
     @classmethod
     def realformer(cls, decoder_alpha: float | None = None) -> Evolving:
@@ -69,3 +85,7 @@ class Evolving(Mechanism):
         if self.decoder_alpha is not None:
             return self.decoder_alpha
         return 0.0 if site.encoder_decoder or site.kind == "cross" else self.alpha
+
+    def convolves_at(self, site: Site) -> bool:
+        """Whether maps of a site's kind are convolved; those that start a chain only with `first`."""
+        return self.skip == "mix" and site.kind in self.convolve

@@ -209,7 +209,8 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
     ramp_factor = ramp(config, chain, layer.training, device)
     numbers = _constant(layer.alpha, config.beta, device)
     numbers = numbers if ramp_factor is None else numbers * ramp_factor
-    weight, shift = (None, None) if previous is None else (layer.weight, layer.bias)
+    starts = previous is None and not config.first
+    weight, shift = (None, None) if starts else (layer.weight, layer.bias)
     flat = flat_of(call, Drawing() if drawer is None else drawer.drawing(chain), chain)
     out, evolved, kl, *_ = evolving(*flat, Evolution(previous, weight, shift, numbers, config.skip == "add"))
     chain.carry(site, layer.name, evolved)

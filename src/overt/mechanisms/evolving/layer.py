@@ -24,12 +24,12 @@ MOST_CELLS = 2**31  # of one head's map, whose cells kernels count in 32 bits
 class EvolvingLayer(MechanismLayer):
     """One K→K convolution with bias, and the step from current to evolved logits.
 
-    Layer 0 of a chain has no convolution, hence no parameters.
+    Layer 0 of a chain has no convolution, hence no parameters, unless `Evolving.first`; nor have kinds that
+    `Evolving.convolve` leaves out.
     """
 
     config: Evolving
     reads_below = True
-    reads_rows = True
     fills_hidden = True
     part_names = ("attention", "convolution")
 
@@ -38,9 +38,9 @@ class EvolvingLayer(MechanismLayer):
         self.alpha = config.alpha_at(site)
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
-        convolves = config.skip == "mix"
-        self.earlier_rows = config.kernel_size - 1 if convolves else 0
-        if site.layer > 0 and convolves:
+        self.reads_rows = config.convolves_at(site)
+        self.earlier_rows = config.kernel_size - 1 if self.reads_rows else 0
+        if self.reads_rows and (site.layer > 0 or config.first):
             size = config.kernel_size
             self.weight = nn.Parameter(torch.empty(site.heads, site.heads, size, size))
             self.bias = nn.Parameter(torch.empty(site.heads))
@@ -84,12 +84,12 @@ class EvolvingLayer(MechanismLayer):
     ) -> Tensor:
         """Evolved logits: by compiled loops where these apply, else by the definition."""
         config = self.config
-        if previous is None:  # the chain starts here: nothing to mix and nothing to convolve
-            return logits.masked_fill(~visible, HIDDEN)
         convolution = None
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None and self.bias is not None and (previous is not None or config.first):
             convolution = (self.weight, self.bias)
-        if convolution is not None and not chain.keep:
+        if convolution is None and previous is None:  # the chain starts here: nothing to mix or convolve
+            return logits.masked_fill(~visible, HIDDEN)
+        if convolution is not None and previous is not None and not chain.keep:
             factors = self.alpha, config.beta, ramp_factor
             off = chain.switched_off
             compiled = evolve_cpu(logits, previous, convolution, visible, site.kind, *factors, off)
@@ -127,7 +127,7 @@ class EvolvingLayer(MechanismLayer):
         del point  # it acts at only one
         visible, previous = call.visible(), self._previous(x, call, chain)
         attention = {"attention": softmax(x, visible)}
-        if previous is None or self.weight is None or self.bias is None:
+        if self.weight is None or self.bias is None or (previous is None and not self.config.first):
             return attention
         ramp_factor = ramp(self.config, chain, self.training, x.device)
         alpha = self.alpha if ramp_factor is None else self.alpha * ramp_factor
@@ -135,10 +135,10 @@ class EvolvingLayer(MechanismLayer):
         return {**attention, "convolution": softmax(image, visible)}
 
     def describe(self) -> dict[str, str]:
-        """The alpha and beta in effect here, or "start" where a chain starts."""
-        if self.site.layer == 0:
-            return {"alpha": "start", "beta": "start"}
-        return {"alpha": f"{self.alpha:g}", "beta": f"{self.config.beta:g}"}
+        """The alpha and beta in effect here: "start" where a chain starts, "none" without a convolution."""
+        starts = self.site.layer == 0
+        beta = f"{self.config.beta:g}" if self.weight is not None else "start" if starts else "none"
+        return {"alpha": "start" if starts else f"{self.alpha:g}", "beta": beta}
 
     def extra_repr(self) -> str:
         """Effective settings, for `print(model)`."""

@@ -114,14 +114,16 @@ def evolve(
     beta: float | Tensor,
     kept: Tensor | None = None,
     add: bool = False,
+    first: bool = False,
 ) -> Tensor:
     """Equation 4 up to the softmax: current logits and previous evolved logits → evolved logits.
 
     Without a previous map, or when its shape differs, a new chain starts: the current logits are used as they
-    are, without a convolution.
+    are, without a convolution, or with one if `first`.
     """
     check_map("logits", logits)
     check_visible(visible, logits)
     previous = matching_previous(logits, previous)
     mixed = mix(logits, previous, visible, alpha, add)
-    return refine(mixed, None if previous is None else convolution, visible, kind, beta, kept)
+    convolution = convolution if previous is not None or first else None
+    return refine(mixed, convolution, visible, kind, beta, kept)
