@@ -31,7 +31,7 @@ from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.gat import GAT
-from overt.recipes import bam_graphs, graph_training, reproduce
+from overt.recipes import _workers, bam_graphs, graph_training, reproduce
 from overt.recipes import paired as statistics
 from overt.recipes.bam_graphs import PUBLISHED, SETTINGS
 from overt.recipes.graph_training import EarlyStopping, Task
@@ -946,7 +946,7 @@ def test_a_process_that_dies_ends_the_run_in_one_line(
         def shutdown(self, **_: Any) -> None:
             pass
 
-    monkeypatch.setattr(graph_training, "ProcessPoolExecutor", Dying)
+    monkeypatch.setattr(_workers, "ProcessPoolExecutor", Dying)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
     with pytest.raises(OSError, match=r"a training process was killed.*try fewer --workers"):
         list(graph_training.perform_all(tasks, graph, 2))
@@ -973,7 +973,7 @@ def test_a_recipe_ends_its_own_processes_and_no_others(
         def shutdown(self, **_: Any) -> None:
             ours[0].join(30)
 
-    monkeypatch.setattr(graph_training, "ProcessPoolExecutor", Interrupted)
+    monkeypatch.setattr(_workers, "ProcessPoolExecutor", Interrupted)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ from types import ModuleType
 EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate",),
+    "translation": ("accelerate", "sacrebleu", "sacremoses"),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
     "interpret": ("captum",),

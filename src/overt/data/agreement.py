@@ -29,7 +29,16 @@ from typing import Literal
 
 from overt import _check
 
-__all__ = ["CONSTRUCTIONS", "VOCABULARY", "Sentence", "baselines", "encode", "generate", "split"]
+__all__ = [
+    "CONSTRUCTIONS",
+    "VOCABULARY",
+    "WORD_CLASSES",
+    "Sentence",
+    "baselines",
+    "encode",
+    "generate",
+    "split",
+]
 
 _CORES = (
     "simple",
@@ -231,6 +240,18 @@ def _vocabulary() -> tuple[str, ...]:
 
 VOCABULARY: tuple[str, ...] = _vocabulary()
 """All tokens, ordered by id: "[PAD]" 0, "[CLS]" 1, "[UNK]" 2, then the words."""
+
+WORD_CLASSES: dict[str, frozenset[str]] = {
+    "determiner": frozenset(_DETERMINERS),
+    "adjective": frozenset(chain.from_iterable(_ADJECTIVES.values())),
+    "noun": frozenset(word for nouns in _NOUNS.values() for pair in nouns for word in pair),
+    "preposition": frozenset(
+        preposition
+        for options in (*_PREPOSITIONS.values(), _FRONT_PREPOSITIONS, _ADJUNCT_PREPOSITIONS)
+        for preposition, _ in options
+    ),
+}
+"""Words by class; verbs, adverbs and the words that open clauses are the others."""
 
 _INDEX = {word: index for index, word in enumerate(VOCABULARY)}
 _CLS, _UNK = _INDEX["[CLS]"], _INDEX["[UNK]"]

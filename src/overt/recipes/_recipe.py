@@ -55,6 +55,7 @@ class Request:
         fresh: whether to discard what is in `out`.
         options: options of the recipe, by name.
         console: console for progress.
+        stored: seed → numbers of an earlier result file, which a recipe may go on from.
     """
 
     out: Path
@@ -65,6 +66,7 @@ class Request:
     fresh: bool
     options: Mapping[str, Any]
     console: Console
+    stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,13 @@ class Outcome:
         config: all settings, and a description of the data.
         per_seed: seed → numbers, in dicts and lists of the same structure for every seed.
         stand_in: whether the data were the package's own instead of the paper's.
+        continued: whether some numbers come from an earlier result file, which this run goes on from.
     """
 
     config: dict[str, Any]
     per_seed: dict[int, dict[str, Any]]
     stand_in: bool = False
+    continued: bool = False
 
     @cached_property
     def mean(self) -> dict[str, Any]:
@@ -139,6 +143,7 @@ class Recipe:
         seeds: default number of seeds.
         folder: default folder under runs/; recipes that measure the same models share one.
         options: options of this recipe, by name.
+        draw: writes a figure of an outcome as SVG; None for tables.
     """
 
     name: str
@@ -150,16 +155,18 @@ class Recipe:
     seeds: int
     folder: str
     options: dict[str, Option] = field(default_factory=dict)
+    draw: Callable[[Outcome, Path], None] | None = None
 
 
 def over_seeds(results: list[Any], combine: Callable[[list[float]], float | None]) -> Any:
-    """Combine the numbers at the same place in every result; None where not all are numbers."""
+    """Combine the numbers at the same place in every result that has it; None where they are not numbers."""
     first = results[0]
     if isinstance(first, dict):
+        if not all(isinstance(result, dict) for result in results):
+            return {}
+        keys = dict.fromkeys(key for result in results for key in result)
         return {
-            key: over_seeds([result.get(key) for result in results], combine)
-            for key in first
-            if all(isinstance(result, dict) for result in results)
+            key: over_seeds([result[key] for result in results if key in result], combine) for key in keys
         }
     if isinstance(first, list):
         if not all(isinstance(result, list) and len(result) == len(first) for result in results):

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[
                     "was requested: delete it with --fresh, or choose another --out"
                 )
     return prepare_run(folder, settings, fresh)
+
+
+def stored_numbers(
+    stored: Mapping[int, dict[str, Any]], row: str, seed: int, settings: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The numbers of a row and seed in an earlier result file, if they were measured with these settings."""
+    numbers = stored.get(seed, {}).get(row)
+    if not isinstance(numbers, dict) or numbers.get("run", {}).get("settings") != settings:
+        return None
+    return numbers
+
+
+def run_record(settings: dict[str, Any], hardware: str, versions: dict[str, str]) -> dict[str, Any]:
+    """Where, when and with what a run was made, which stays with its numbers in a result file."""
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    return {"settings": settings, "hardware": hardware, "versions": versions, "date": date}
 
 
 def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +95,19 @@ def hardware(device: str) -> str:
     return f"{torch.cuda.get_device_name()}; {cpu}" if torch_device(device).type == "cuda" else cpu
 
 
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that can affect a number."""
+    packages = (
+        "torch", "transformers", "accelerate", "tokenizers", "torch-geometric", "numba", "numpy", "scipy",
+        "sacrebleu",
+    )  # fmt: skip
+    installed = {"python": platform.python_version(), "overt": overt.__version__}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed
+
+
 def progress_bar(console: Console) -> Progress:
     """A progress bar with description, count and remaining time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -117,6 +132,9 @@ class Run:
         on_step: called before each step with its number.
         device: "cpu", "cuda", or "auto": the GPU if there is one.
         evaluation: examples for `trainer.evaluate`.
+        callbacks: further callbacks of the Trainer.
+        loss: the Trainer's `compute_loss_func`; by default the model computes its loss.
+        in_order: take the training examples in the order of `data`, rather than in a random one.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -135,6 +153,9 @@ class Run:
         on_step: Callable[[int], object] | None = None,
         device: str = "auto",
         evaluation: Any = None,
+        callbacks: Sequence[Any] = (),
+        loss: Callable[..., Tensor] | None = None,
+        in_order: bool = False,
         **arguments: Any,
     ) -> None:
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -169,12 +190,19 @@ class Run:
                 if logs and "loss" in logs:
                     progress.update(task, description=f"{name}, {describe_losses(logs)}")
 
+        class OrderedTrainer(Trainer):
+            """Takes the examples in their order."""
+
+            def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+                examples: Any = self.train_dataset if train_dataset is None else train_dataset
+                return torch.utils.data.SequentialSampler(examples)
+
+        arguments.setdefault("logging_steps", max(1, steps // 10))
         training_arguments = TrainingArguments(
             output_dir=str(self.checkpoints),
             max_steps=steps,
             save_steps=max(1, steps // checkpoints),
             save_total_limit=1,
-            logging_steps=max(1, steps // 10),
             logging_nan_inf_filter=False,  # it would wait for the GPU at every step
             report_to="none",
             disable_tqdm=True,
@@ -183,13 +211,14 @@ class Run:
             dataloader_pin_memory=False,
             **arguments,
         )
-        self.trainer: Trainer = Trainer(
+        self.trainer: Trainer = (OrderedTrainer if in_order else Trainer)(
             model,
             training_arguments,
             data_collator=collate,
             train_dataset=data,
             eval_dataset=evaluation,
-            callbacks=[overt.LossLog(), StepTimer()],
+            callbacks=[overt.LossLog(), StepTimer(), *callbacks],
+            compute_loss_func=loss,
         )
         self.trainer.remove_callback(PrinterCallback)
 
@@ -204,7 +233,10 @@ class Run:
                 shutil.rmtree(folder)  # incomplete, because the run was killed; the previous one exists
         last: str | None = get_last_checkpoint(str(self.checkpoints))  # type: ignore[no-untyped-call]
         if last is not None and int(last.rsplit("-", 1)[1]) >= self.steps:  # trained but not tested
-            load_model(self.model, Path(last) / "model.safetensors")
+            missing, _ = load_model(self.model, Path(last) / "model.safetensors", strict=False)
+            trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+            if absent := sorted(trained & set(missing)):  # fixed position embeddings are not saved
+                raise ValueError(f"{last} lacks the weights of {absent[0]}: delete it")
             self.trainer.state = self.trainer.state.load_from_json(str(Path(last) / "trainer_state.json"))
         else:
             with self.progress:

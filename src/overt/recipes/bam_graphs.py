@@ -20,6 +20,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import earlier_result
 from overt.recipes._training import WEIGHTS, load_weights, progress_bar, torch_device
+from overt.recipes._workers import cores
 from overt.recipes.graph_training import (
     COVERAGE,
     DROPOUT,
@@ -32,7 +33,6 @@ from overt.recipes.graph_training import (
     WIDTH,
     Setting,
     Task,
-    cores,
     network,
     perform_all,
 )

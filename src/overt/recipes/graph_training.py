@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +28,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.recipes._runs import finish_run
 from overt.recipes._training import hardware, save_weights
+from overt.recipes._workers import Tell, side_by_side
 
 if TYPE_CHECKING:
     from overt.models.gat import GAT
@@ -202,42 +199,15 @@ def uncertainty(model: GAT, graph: planetoid.Citations, seed: int) -> dict[str, 
     return by_noise
 
 
-def perform(task: Task, graph: planetoid.Citations) -> dict[str, Any]:
-    """Train, measure, and store weights and numbers in the task's folder."""
-    model, numbers = train(graph, task)
-    numbers["uncertainty"] = uncertainty(model, graph, task.seed)
+def perform(task: Task, shared: planetoid.Citations, tell: Tell = lambda _: None) -> dict[str, Any]:
+    """Train, measure, and store weights and numbers in the task's folder; all tasks share the graph."""
+    del tell
+    model, numbers = train(shared, task)
+    numbers["uncertainty"] = uncertainty(model, shared, task.seed)
     numbers["hardware"] = hardware(task.device)
     save_weights(model.cpu(), task.folder)
     finish_run(task.folder, numbers)
     return numbers
-
-
-_graph: planetoid.Citations | None = None  # of a worker process
-
-
-def _prepare(graph: planetoid.Citations) -> None:
-    global _graph
-    _graph = graph
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    _repeatable()
-
-
-def _work(task: Task) -> tuple[Task, dict[str, Any]]:
-    assert _graph is not None
-    return task, perform(task, _graph)
-
-
-class _Context(SpawnContext):
-    """Keeps track of the processes it started, because the caller may have others."""
-
-    def __init__(self) -> None:
-        self.started: list[Any] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
-        """Create a process and remember it."""
-        process = SpawnContext.Process(*args, **kwargs)
-        self.started.append(process)
-        return process
 
 
 def _repeatable() -> None:
@@ -265,23 +235,4 @@ def perform_all(
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
         return
-    context = _Context()
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _prepare, (graph,))
-    try:
-        for done in as_completed([pool.submit(_work, task) for task in tasks]):
-            yield done.result()
-    except BrokenProcessPool:
-        raise OSError(
-            "a training process was killed, perhaps for lack of memory: try fewer --workers; the same "
-            "command resumes with the unfinished trainings"
-        ) from None
-    finally:
-        for process in context.started:  # some are alive if this was interrupted
-            if process.is_alive():
-                process.terminate()
-        pool.shutdown(cancel_futures=True)
-
-
-def cores() -> int:
-    """Number of processes that can run in parallel."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield from side_by_side(tasks, perform, graph, workers, _repeatable)

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import overt
 from overt import _check
 from overt._files import write_whole
-from overt.recipes import bam_graphs, flow_pronouns, flow_sentiment, flow_tables
+from overt.recipes import bam_graphs, ea_translation, flow_pronouns, flow_sentiment, flow_tables
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
 from overt.recipes._runs import finite
 from overt.recipes._tables import show
-from overt.recipes._training import hardware, torch_device
+from overt.recipes._training import hardware, torch_device, versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +36,8 @@ RECIPES: dict[str, Recipe] = {
         flow_sentiment.TABLE_3,
         flow_pronouns.FIGURE_4,
         bam_graphs.TABLE_1,
+        ea_translation.TABLE_5,
+        ea_translation.TABLE_6,
     )
 }
 FORMAT = "overt reproduce 1"  # of the result files that RESULTS.md is generated from
@@ -90,6 +88,8 @@ def run(
         console=console,
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
+    name = f"{result_name(recipe, request.options)}.json"
+    request = replace(request, stored=_stored((results or Path("results")) / name, recipe))
     outcome = recipe.run(request)
     report = recipe.report(outcome)
     result = {
@@ -114,7 +114,9 @@ def run(
             Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
         )
     results.mkdir(parents=True, exist_ok=True)
-    path = results / f"{result_name(recipe, request.options)}.json"
+    path = results / name
+    if recipe.draw is not None:
+        recipe.draw(outcome, path.with_suffix(".svg"))
     page = _write(path, result, report, console)
     console.print(f"[dim]models and numbers of each seed in {request.out}; result in {path} and {page}[/dim]")
     return result
@@ -140,16 +142,34 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
         raise FileNotFoundError(
             f"--retell needs a stored result, but {path} does not exist: measure it first"
         )
-    stored = json.loads(path.read_text())
-    if not isinstance(stored, dict) or (stored.get("format"), stored.get("recipe")) != (FORMAT, recipe.name):
+    stored = _read(path, recipe)
+    if stored is None:
         raise ValueError(f"{path} must be a result of {recipe.name}")
     outcome = Outcome(stored["config"], {int(seed): numbers for seed, numbers in stored["per_seed"].items()})
     report = recipe.report(outcome)
+    if recipe.draw is not None:
+        recipe.draw(outcome, path.with_suffix(".svg"))
     result = stored | _tables_and_notes(report)
     console = Console()
     page = _write(path, result, report, console)
     console.print(f"[dim]rewrote the tables and notes in {path} and {page}[/dim]")
     return result
+
+
+def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """A result file; None if it is something else."""
+    try:
+        stored = json.loads(path.read_text())
+    except json.JSONDecodeError:
+        return None
+    right = isinstance(stored, dict) and (stored.get("format"), stored.get("recipe")) == (FORMAT, recipe.name)
+    return stored if right else None
+
+
+def _stored(path: Path, recipe: Recipe) -> dict[int, dict[str, Any]]:
+    """The numbers of the seeds in an earlier result file, if there is one."""
+    stored = _read(path, recipe) if path.exists() else None
+    return {} if stored is None else {int(seed): numbers for seed, numbers in stored["per_seed"].items()}
 
 
 def _tables_and_notes(report: Report) -> dict[str, Any]:
@@ -177,7 +197,8 @@ def _has_default_settings(recipe: Recipe, request: Request, outcome: Outcome) ->
         for name, option in recipe.options.items()
         if option.moves and not option.names and request.options[name] != option.default
     ]
-    return not changed and request.seeds >= recipe.seeds and not outcome.stand_in
+    enough = request.seeds >= recipe.seeds or outcome.continued
+    return not changed and enough and not outcome.stand_in
 
 
 def find(name: str) -> Recipe:
@@ -216,28 +237,19 @@ def command(recipe: Recipe, request: Request) -> str:
     words += ["--seeds", str(request.seeds), "--device", request.device]
     for name, value in request.options.items():
         if value is not None and value != recipe.options[name].default:
-            words += [f"--{name}", str(value)]
+            folder = Path(str(value))
+            words += [f"--{name}", f"DIR/{folder.name}" if folder.is_absolute() else str(value)]
     return shlex.join(words)
 
 
 def result_name(recipe: Recipe, options: Mapping[str, Any]) -> str:
     """The recipe's name, followed by the values of options that make it a separate measurement."""
     values = [
-        str(options[name])
+        Path(str(options[name])).name  # of a folder, its last part
         for name, option in recipe.options.items()
         if option.names and options[name] != option.default
     ]
     return "-".join([recipe.name, *values])
-
-
-def versions() -> dict[str, str]:
-    """Versions of the installed packages that can affect a number."""
-    packages = ("torch", "transformers", "accelerate", "torch-geometric", "numba", "numpy", "scipy")
-    installed = {"python": platform.python_version(), "overt": overt.__version__}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return installed
 
 
 def render(results: Path) -> Path:
@@ -260,6 +272,9 @@ def render(results: Path) -> Path:
     ]
     for path, result in sections:
         lines += _section(result, path.stem.removeprefix(result["recipe"]).lstrip("-"))
+        figure = path.with_suffix(".svg")
+        if figure.exists():
+            lines += [f"![{result['title']}]({results.name}/{figure.name})", ""]
         remark = path.with_suffix(".remark.md")
         if remark.exists():
             lines += [remark.read_text().strip(), ""]

@@ -1,0 +1,353 @@
+"""What the recipes of translation share: data and vocabulary, rows and seeds, and the runs side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overt import _check
+from overt._extras import need
+from overt._files import write_whole
+from overt.data import pairs, reordered, subwords
+from overt.data.files import read_text
+from overt.data.pairs import Corpus
+from overt.judge.bleu import detokenise, paired_bootstrap, plain_bleu, tokenised_bleu
+from overt.recipes._recipe import Option, Request
+from overt.recipes._runs import earlier_result, finish_run, run_record, stored_numbers
+from overt.recipes._training import hardware, progress_bar, torch_device, versions
+from overt.recipes._workers import Tell, cores, side_by_side
+from overt.recipes.translation_training import (
+    GREEDY,
+    Encoded,
+    Row,
+    Training,
+    encode,
+    loss_of,
+    save,
+    step_times,
+    train,
+    training_settings,
+    translate,
+)
+
+HYPOTHESES = "test.txt"  # a run's translations of the test set
+PIECES = {pairs.MULTI30K: 8000, pairs.IWSLT14: 10_000, reordered.NAME: 3000}
+WMT_PIECES = 32_000
+# Dropout by direction, from the paper's appendix; other directions have De-En's.
+DROPOUT = {"de-en": 0.2, "en-de": 0.3, "en-fr": 0.1}
+OPTIONS = {
+    "dataset": Option(
+        "multi30k, iwslt14 or a folder of train, valid and test files", pairs.MULTI30K, names=True
+    ),
+    "direction": Option("source and target language", "de-en", names=True),
+    "rows": Option("rows to train, separated by commas; all by default", moves=False),
+    "steps": Option("most updates of one training; by default those of the data set", least=1),
+    "tokens": Option("most target tokens of a batch", 4096, least=32),
+    "codes": Option("file of BPE codes; by default those of the data set, or new ones"),
+    "beam": Option("beams of the beam search", 5, least=1),
+    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: a row with one seed.
+
+    Attributes:
+        name: of the row.
+        seed: of initial weights, batches, dropout and noise.
+        row: network and mechanisms.
+        training: settings of the training.
+        beam: beams of the beam search.
+        folder: for model and numbers.
+        device: "cpu" or "cuda".
+        settings: everything that the numbers depend on.
+    """
+
+    name: str
+    seed: int
+    row: Row
+    training: Training
+    beam: int
+    folder: Path
+    device: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Finished runs.
+
+    Attributes:
+        per_seed: seed → row → numbers.
+        config: settings that all share, for the result file.
+        stand_in: whether the data were the package's own.
+        continued: whether some numbers are an earlier result file's.
+    """
+
+    per_seed: dict[int, dict[str, Any]]
+    config: dict[str, Any]
+    stand_in: bool
+    continued: bool
+
+
+def corpus_of(request: Request) -> Corpus:
+    """The data that a request names, or the stand-in where there are none."""
+    dataset, direction = request.options["dataset"], request.options["direction"]
+    pairs.languages(direction)
+    if pairs.has(dataset, request.data):
+        return pairs.load(dataset, request.data, direction)
+    request.console.print(
+        f"[yellow]no data: give --data DIR for {dataset}. A made-up language stands in, and the numbers say "
+        "nothing about the paper's.[/yellow]"
+    )
+    return reordered.corpus()
+
+
+def tokenizer_of(corpus: Corpus, codes: str | None = None) -> tuple[Any, dict[str, Any]]:
+    """The vocabulary of a corpus, and its description."""
+    lines = [side for pair in corpus.train for side in pair]
+    if codes is not None:
+        if corpus.was_in_pieces:
+            raise ValueError(
+                f"--codes {codes} would split words again: the files of {corpus.name} are already split into "
+                "BPE pieces (@@)"
+            )
+        if not Path(codes).is_file():
+            raise FileNotFoundError(f"--codes must be a file of BPE codes, got {codes}")
+        tokenizer, origin = subwords.from_codes(read_text(Path(codes)), lines), "codes given"
+    elif corpus.codes is not None:
+        tokenizer, origin = subwords.from_codes(corpus.codes, lines), "published codes"
+    else:
+        tokenizer, origin = subwords.train(lines, PIECES.get(corpus.name, WMT_PIECES)), "trained"
+    description = {
+        "origin": origin,
+        "pieces": tokenizer.get_vocab_size(),
+        "sha256": subwords.sha256(tokenizer),
+    }
+    return tokenizer, description
+
+
+def training_of(corpus: Corpus, steps: int | None, tokens: int) -> Training:
+    """The settings of a training on a corpus: the paper's, with fewer updates where there are fewer pairs."""
+    if corpus.stand_in:
+        updates, warmup, dropout = 1000, 250, 0.0
+    elif len(corpus.train) < 100_000:
+        updates, warmup, dropout = 3000, 1000, DROPOUT.get(corpus.direction, 0.2)
+    else:
+        updates, warmup, dropout = 50_000, 4000, DROPOUT.get(corpus.direction, 0.2)
+    if steps is not None:
+        warmup, updates = max(1, min(warmup, steps // 3)), steps
+    training = Training(updates, tokens=tokens, warmup=warmup, dropout=dropout)
+    return replace(training, learning_rate=4e-3, tokens=min(tokens, 256)) if corpus.stand_in else training
+
+
+def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) -> Runs:
+    """Train the rows and seeds that neither a folder of a run nor the earlier result file holds.
+
+    Args:
+        request: of the run.
+        rows: all rows of the table.
+        default: those that are trained if none are named.
+    """
+    need("sacrebleu", "translation")
+    need("accelerate", "translation")
+    console, options = request.console, request.options
+    chosen = rows_of(options["rows"], rows, default)
+    corpus = corpus_of(request)
+    tokenizer, vocabulary = tokenizer_of(corpus, options["codes"])
+    training = training_of(corpus, options["steps"], options["tokens"])
+    data = encode(corpus, tokenizer, training.longest)
+    device = torch_device(request.device).type
+    common = {
+        "data": corpus.sha256(),
+        "vocabulary": vocabulary["sha256"],
+        "training": training_settings(training),
+        "beam": options["beam"],
+        "precision": "bfloat16" if device == "cuda" else "float32",
+    }
+    place = request.out / f"{corpus.name}-{corpus.direction}"
+    sizes = {"lite": "tiny", "base": "small"} if corpus.stand_in else {}
+    rows = {name: replace(row, size=sizes.get(row.size, row.size)) for name, row in rows.items()}
+    tasks, numbers, stored = [], dict[tuple[str, int], dict[str, Any]](), 0
+    for name, row in rows.items():
+        for seed in sorted({*request.stored, *range(request.seeds)}):
+            settings = {**common, "row": row.settings(), "seed": seed}
+            wanted = name in chosen and seed < request.seeds
+            known = None if request.fresh and wanted else stored_numbers(request.stored, name, seed, settings)
+            if known is not None:
+                numbers[name, seed] = known
+                stored += 1
+            elif wanted:
+                folder = (
+                    request.out / f"{corpus.name}-{corpus.direction}" / folder_name(name) / f"seed-{seed}"
+                )
+                result = earlier_result(folder, settings, request.fresh)
+                task = Task(name, seed, row, training, options["beam"], folder, device, settings)
+                if result is None:
+                    tasks.append(task)
+                else:
+                    numbers[name, seed] = result
+    console.print(
+        f"{corpus.name} {corpus.direction}: {len(data.train):,} training pairs ({data.left_out} left out, "
+        f"too long or empty), {len(data.valid):,} for validation, {len(data.test):,} for testing; "
+        f"{vocabulary['pieces']:,} pieces ({vocabulary['origin']})"
+    )
+    if numbers:
+        console.print(f"[dim]{len(numbers)} trainings are already finished[/dim]")
+    if tasks:
+        numbers |= _train_all(tasks, data, request, training)
+    bootstrap(numbers, data, place)
+    config = {
+        "data": corpus.describe(),
+        "left_out": data.left_out,
+        "vocabulary": vocabulary,
+        "training": training_settings(training),
+        "beam": options["beam"],
+        "rows": {name: row.settings() for name, row in rows.items()},
+        "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()}),
+    }
+    seeds = sorted({seed for _, seed in numbers})
+    per_seed = {
+        seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
+    }
+    return Runs(per_seed, config, corpus.stand_in, stored > 0)
+
+
+def rows_of(text: str | None, rows: Mapping[str, Row], default: Sequence[str]) -> list[str]:
+    """The rows that an option names."""
+    if text is None:
+        return list(default)
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        _check.one_of("--rows", name, tuple(rows))
+    return names
+
+
+def folder_name(row: str) -> str:
+    """A row's name as that of a folder."""
+    return row.replace("/", "").replace(" ", "-").replace("×", "x")
+
+
+def _train_all(
+    tasks: list[Task], data: Encoded, request: Request, training: Training
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Perform tasks, several at a time; says how long it will take."""
+    console, device = request.console, tasks[0].device
+    workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
+    workers = min(workers, len(tasks))
+    milliseconds = max(
+        min(step_times(data, task.row, task.training, device, updates=4))  # others include compilation
+        for task in {task.name: task for task in tasks}.values()
+    )
+    # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
+    rounds = math.ceil(len(tasks) / workers) * 1.3 if device == "cuda" else len(tasks)
+    minutes = rounds * training.updates * milliseconds / 60_000
+    console.print(
+        f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {training.updates:,} updates, "
+        f"{workers} at a time: about {max(1, round(minutes))} minutes at {milliseconds:.0f} ms an update"
+    )
+    tasks.sort(key=lambda task: task.seed)
+    numbers = {}
+    with progress_bar(console) as progress:
+        bar = progress.add_task("training", total=training.updates * len(tasks))
+
+        def tell(steps: int) -> None:
+            progress.update(bar, advance=steps)
+
+        for task, result in perform_all(tasks, data, workers, tell):
+            numbers[task.name, task.seed] = result
+            line = f"{task.name}, seed {task.seed}: BLEU {result['bleu']:.2f}"
+            progress.update(bar, description=line, advance=training.updates - result["updates"])
+            if not console.is_terminal:  # a log has no bar
+                console.print(f"{line}, {len(numbers)} of {len(tasks)}")
+    return numbers
+
+
+def perform_all(tasks: list[Task], data: Encoded, workers: int, tell: Tell) -> Any:
+    """Perform tasks in this process or in several; yield each as it finishes."""
+    if workers == 1:
+        for task in tasks:
+            yield task, perform(task, data, tell)
+    else:
+        yield from side_by_side(tasks, perform, data, workers, _one_thread, tell)
+
+
+def _one_thread() -> None:
+    import os
+
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
+    """Train, translate, and store model, translations and numbers in the task's folder."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    last = [0]
+
+    def told(update: int) -> None:
+        if update >= last[0] + 20 or update == task.training.updates:
+            tell(update - last[0])
+            last[0] = update
+
+    began = time.perf_counter()
+    cuda = task.device == "cuda"
+    model, numbers = train(task.folder, shared, task.row, task.training, task.seed, task.device, told)
+    trained = time.perf_counter()
+    numbers |= measure(model, shared, task, cuda)
+    numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
+    save(model.cpu(), shared, task.folder / "model")
+    numbers["run"] = run_record(task.settings, hardware(task.device), versions())
+    finish_run(task.folder, numbers)
+    return numbers
+
+
+def measure(model: Any, data: Encoded, task: Task, bf16: bool) -> dict[str, Any]:
+    """Test loss, and BLEU of translations; and of greedy translations of training sentences, as a check."""
+    tokenizer = data.tokenizer
+    texts = translate(model, tokenizer, [source for source, _ in data.test], task.beam, bf16=bf16)
+    write_whole(task.folder / HYPOTHESES, "\n".join(texts) + "\n")
+    seen = data.train[:GREEDY]
+    greedy = translate(model, tokenizer, [source for source, _ in seen], 1, bf16=bf16)
+    tokenised = tokenised_bleu(texts, data.references)
+    plain = plain_score(texts, data)
+    return {
+        "test_loss": loss_of(model, data.test, 2 * task.training.tokens, bf16),
+        "bleu": tokenised.score,
+        "bleu_signature": tokenised.signature,
+        "bleu_13a": plain.score,
+        "bleu_13a_signature": plain.signature,
+        "bleu_of_training": tokenised_bleu(greedy, tokenizer.decode_batch([ids for _, ids in seen])).score,
+    }
+
+
+def plain_score(texts: Sequence[str], data: Encoded) -> Any:
+    """BLEU with 13a, of detokenised text where it is tokenised."""
+    if not data.tokenised:
+        return plain_bleu(texts, data.raw_references or data.references, lowercase=data.lowercase)
+    references = data.raw_references or detokenise(data.references, data.target)
+    return plain_bleu(detokenise(texts, data.target), references, lowercase=True)
+
+
+BASELINE = {"lite": "Lite", "tiny": "Lite", "base": "Base", "small": "Base"}
+
+
+def bootstrap(numbers: dict[tuple[str, int], dict[str, Any]], data: Encoded, folder: Path) -> None:
+    """Add the paired bootstrap of each row against its baseline with the same seed, where both have texts."""
+    for (name, seed), entry in numbers.items():
+        baseline = BASELINE[entry["run"]["settings"]["row"]["size"]]
+        if name == baseline or "bootstrap" in entry:
+            continue
+        paths = [folder / folder_name(row) / f"seed-{seed}" / HYPOTHESES for row in (baseline, name)]
+        if all(path.exists() for path in paths):
+            one, other = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
+            entry["bootstrap"] = {"baseline": baseline, "p": paired_bootstrap(data.references, one, other)}

@@ -1,0 +1,608 @@
+"""Train a Transformer on a parallel corpus with the Hugging Face Trainer, and translate with it.
+
+Batches hold about the same number of tokens. The learning rate warms up linearly and falls with the inverse
+square root of the step; labels are smoothed; training stops when the validation loss has not fallen for some
+epochs; the weights are averaged over the last epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import overt
+from overt._extras import need
+from overt._files import write_whole, written_whole
+from overt.attaching.api import state_in
+from overt.data import subwords
+from overt.data.pairs import Corpus
+from overt.data.subwords import EOS_ID, PAD_ID
+from overt.mechanisms.mechanism import Mechanism, as_dict
+from overt.models.marian import SIZES, marian, size_without_embeddings
+from overt.recipes._training import Run, torch_device
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+IGNORED = -100  # label of padding
+CARD = "translation.json"  # what a model's folder says about its text
+GREEDY = 100  # training sentences that are translated greedily, as a check
+CHECKPOINTS = 6  # per training
+MOST_KEPT = 5000  # batches kept as tensors
+# Kernels are compiled anew for lengths that are multiples of 16 and for those that are not.
+MULTIPLE = 16
+LOGS = 60  # points of a learning curve
+_NUMBERED = re.compile(r"epoch-(\d+)\.safetensors")
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of a training.
+
+    Attributes:
+        updates: most steps of the optimizer.
+        tokens: most target tokens of a batch.
+        learning_rate: the highest, reached after `warmup` steps.
+        warmup: steps until then.
+        dropout: on embeddings and block outputs.
+        smoothing: of labels.
+        weight_decay: of AdamW.
+        betas: of Adam.
+        patience: epochs without a lower validation loss after which training stops.
+        average: number of last epochs whose weights are averaged.
+        longest: most tokens of a sentence in training; longer pairs are left out.
+    """
+
+    updates: int
+    tokens: int = 4096
+    learning_rate: float = 1e-3
+    warmup: int = 4000
+    dropout: float = 0.2
+    smoothing: float = 0.1
+    weight_decay: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.98)
+    patience: int = 5
+    average: int = 10
+    longest: int = 250
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a network and its mechanisms.
+
+    Attributes:
+        size: a name in `models.marian.SIZES`.
+        mechanisms: what is attached.
+        where: the kinds of attention that it is attached to; None for all.
+    """
+
+    size: str
+    mechanisms: tuple[Mechanism, ...] = ()
+    where: tuple[str, ...] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The row as plain JSON."""
+        mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+        return {
+            "size": self.size,
+            "mechanisms": mechanisms,
+            "where": None if self.where is None else list(self.where),
+        }
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A corpus as token ids, each sentence with its end.
+
+    Attributes:
+        source: language that is translated from.
+        target: language that is translated to.
+        train: training pairs.
+        valid: validation pairs.
+        test: test pairs.
+        references: test targets as text, tokenised as in training.
+        raw_references: test targets before tokenisation, if there are files of them.
+        vocabulary: the tokenizer, as JSON.
+        tokenised: whether words and punctuation marks were separated.
+        lowercase: whether all text is lower case.
+        left_out: number of training pairs that were too long or empty.
+    """
+
+    source: str
+    target: str
+    train: list[tuple[Ids, Ids]]
+    valid: list[tuple[Ids, Ids]]
+    test: list[tuple[Ids, Ids]]
+    references: list[str]
+    raw_references: list[str] | None
+    vocabulary: str
+    tokenised: bool
+    lowercase: bool
+    left_out: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.vocabulary)
+
+
+def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
+    """A corpus as token ids; pairs that are too long or have an empty side leave the training set only."""
+
+    def ids(pairs: Sequence[Any]) -> list[tuple[Ids, Ids]]:
+        sources = tokenizer.encode_batch([pair.source for pair in pairs])
+        targets = tokenizer.encode_batch([pair.target for pair in pairs])
+        return [(source.ids, target.ids) for source, target in zip(sources, targets, strict=True)]
+
+    train = [pair for pair in ids(corpus.train) if all(1 < len(side) <= longest for side in pair)]
+    if not train:
+        raise ValueError(f"no training pair has between 1 and {longest - 1} pieces on both sides")
+    lines = [side for pair in corpus.train[:1000] for side in pair]
+    return Encoded(
+        corpus.source,
+        corpus.target,
+        train,
+        ids(corpus.valid),
+        ids(corpus.test),
+        [pair.target for pair in corpus.test],
+        corpus.references,
+        tokenizer.to_str(),
+        corpus.tokenised,
+        all(line == line.lower() for line in lines),
+        len(corpus.train) - len(train),
+    )
+
+
+# --- Batches ---
+
+
+def token_batches(pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int) -> list[list[int]]:
+    """Numbers of pairs in batches of similar length: at most `tokens` target tokens, padding included."""
+    order = list(range(len(pairs)))
+    Random(seed).shuffle(order)
+    order.sort(key=lambda number: (len(pairs[number][1]), len(pairs[number][0])))
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for number in order:
+        longest = max(longest, *map(len, pairs[number]))
+        if batches[-1] and longest * (len(batches[-1]) + 1) > tokens:
+            batches.append([])
+            longest = max(map(len, pairs[number]))
+        batches[-1].append(number)
+    return batches
+
+
+class Schedule(torch.utils.data.Dataset[tuple[int, int]]):
+    """The batch of every update, one after the other: each epoch has all batches in another order.
+
+    With several processes, which take turns, each batch comes in as many parts as there are processes.
+    """
+
+    def __init__(self, batches: int, updates: int, seed: int, processes: int = 1) -> None:
+        self.batches, self.updates, self.seed, self.processes = batches, updates, seed, processes
+        self._epoch, self._order = -1, list[int]()
+
+    def __len__(self) -> int:
+        return self.updates * self.processes
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Number of a batch, and of its part."""
+        update, part = divmod(index, self.processes)
+        epoch, place = divmod(update, self.batches)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(self.batches))
+            Random(f"{self.seed} {epoch}").shuffle(self._order)
+        return self._order[place], part
+
+
+class Batches:
+    """Batches as tensors, kept after their first use unless there are too many."""
+
+    def __init__(
+        self, pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int, processes: int = 1, multiple: int = 1
+    ) -> None:
+        self.pairs, self.processes, self.multiple = pairs, processes, multiple
+        self.numbers = token_batches(pairs, tokens, seed)
+        self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        """A part of a batch, by the numbers of `Schedule`."""
+        batch = self._kept.get(place)
+        if batch is None:
+            number, part = place
+            pairs = [self.pairs[pair] for pair in self.numbers[number][part :: self.processes]]
+            batch = collate(pairs, self.multiple)
+            if len(self.numbers) <= MOST_KEPT:
+                self._kept[place] = batch
+        return dict(batch)
+
+
+def collate(pairs: Sequence[tuple[Ids, Ids]], multiple: int = 1) -> dict[str, Tensor]:
+    """A batch; the decoder's inputs, which start with the end of a sentence, are made here.
+
+    A model that sees no labels, because the loss is computed outside of it, would not make them. Lengths are
+    rounded up to a multiple.
+    """
+    if not pairs:
+        raise ValueError("a batch has fewer pairs than there are processes: give more --tokens")
+    sources, targets = zip(*pairs, strict=True)
+    input_ids, labels = _padded(sources, PAD_ID, multiple), _padded(targets, IGNORED, multiple)
+    shifted = torch.full_like(labels, EOS_ID)
+    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD_ID)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": input_ids.ne(PAD_ID).long(),
+        "decoder_input_ids": shifted,
+        "labels": labels,
+    }
+
+
+def _padded(rows: Sequence[Ids], filler: int, multiple: int = 1) -> Tensor:
+    longest = -(-max(map(len, rows)) // multiple) * multiple
+    return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+
+
+# --- The loss and its average ---
+
+
+@contextmanager
+def any_shape() -> Iterator[None]:
+    """Inside, torch's attention does not use cuDNN, which prepares for every new shape of a batch anew.
+
+    With the many shapes of token-sized batches and of growing translations that takes most of the time.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+class SmoothedLoss:
+    """Cross-entropy with smoothed labels per target token, plus what mechanisms add to the loss.
+
+    The Trainer's own label smoothing would drop the latter.
+    """
+
+    def __init__(self, model: nn.Module, smoothing: float) -> None:
+        self.model, self.smoothing = model, smoothing
+        state = state_in(model)
+        self.adds = state is not None and bool(state.adds)
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """The Trainer's `compute_loss_func`."""
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        logits = outputs["logits"].flatten(0, 1).float()
+        loss = F.cross_entropy(
+            logits, labels.flatten(), ignore_index=IGNORED, label_smoothing=self.smoothing, reduction="sum"
+        )
+        loss = loss / count
+        return loss + overt.penalty(self.model, labels) if self.adds and self.model.training else loss
+
+
+@any_shape()
+@torch.no_grad()
+def loss_of(model: nn.Module, pairs: Sequence[tuple[Ids, Ids]], tokens: int, bf16: bool = False) -> float:
+    """Mean negative log-likelihood of a target token, without smoothing."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for numbers in token_batches(pairs, tokens, 0):
+        batch = collate([pairs[number] for number in numbers])
+        labels = batch.pop("labels").to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = model(**{name: value.to(device) for name, value in batch.items()}).logits
+        loss = F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
+        total += loss.double().sum()
+    model.train(was_training)
+    return float(total) / sum(len(target) for _, target in pairs)
+
+
+def average(model: nn.Module, snapshots: Sequence[Path]) -> None:
+    """Set a model's parameters to their mean over snapshots; buffers, such as step counters, stay."""
+    from safetensors import safe_open
+
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            total = torch.zeros(parameter.shape, dtype=torch.float64)
+            for path in snapshots:
+                with safe_open(path, framework="pt") as file:
+                    total += file.get_tensor(name)
+            parameter.copy_(total / len(snapshots))
+
+
+def make_epochs_callback(
+    folder: Path,
+    per_epoch: int,
+    patience: int,
+    keep: int,
+    validate: Callable[[nn.Module], float],
+    told: Callable[[int], object] | None = None,
+) -> Any:
+    """The Trainer's callback that validates after each epoch, keeps the last weights and stops early.
+
+    Args:
+        folder: of the run; its epochs.json has the validation losses, weights/ the last epochs' weights.
+        per_epoch: updates of an epoch.
+        patience: epochs without a lower loss after which training stops.
+        keep: number of last epochs whose weights are kept.
+        validate: model → validation loss.
+        told: called with the number of finished updates after each of them.
+    """
+    from safetensors.torch import save_file
+    from transformers import TrainerCallback
+
+    class Epochs(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            del args, control, kwargs
+            self.records = [record for record in read_epochs(folder) if record["update"] <= state.global_step]
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            update = state.global_step
+            if told is not None:
+                told(update)
+            if update % per_epoch and update != args.max_steps:
+                return
+            model = kwargs["model"]
+            model = getattr(model, "module", model)
+            epoch = -(-update // per_epoch)
+            self.records.append({"epoch": epoch, "update": update, "loss": validate(model)})
+            best = min(self.records, key=lambda record: record["loss"])
+            if epoch - best["epoch"] >= patience:
+                control.should_training_stop = True
+            if state.is_world_process_zero:
+                weights = folder / "weights"
+                weights.mkdir(exist_ok=True)
+                tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
+                with written_whole(weights / f"epoch-{epoch}.safetensors") as part:
+                    save_file(tensors, part)
+                for path in snapshots_in(folder)[:-keep]:
+                    path.unlink()
+                write_whole(folder / "epochs.json", json.dumps(self.records))
+
+    return Epochs()
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The kept weights of a run, in the order of their epochs."""
+    paths = [path for path in (folder / "weights").glob("epoch-*") if _NUMBERED.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: int(_NUMBERED.fullmatch(path.name)[1]))  # type: ignore[index]
+
+
+def read_epochs(folder: Path) -> list[dict[str, Any]]:
+    """The epochs that a run has finished, with their validation losses."""
+    path = folder / "epochs.json"
+    records: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return records
+
+
+# --- Training and translating ---
+
+
+def network(row: Row, vocabulary: int, dropout: float, seed: int) -> Any:
+    """The untrained model of a row."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    model = marian(SIZES[row.size], vocabulary, pad=PAD_ID, eos=EOS_ID, dropout=dropout)
+    if row.mechanisms:
+        overt.attach(model, *row.mechanisms, where=None if row.where is None else list(row.where), seed=seed)
+    return model
+
+
+def train(
+    folder: Path,
+    data: Encoded,
+    row: Row,
+    training: Training,
+    seed: int,
+    device: str = "auto",
+    told: Callable[[int], object] | None = None,
+    console: Any = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Train one model; return it with averaged weights, in evaluation mode, and the numbers of its training.
+
+    Args:
+        folder: of the run: checkpoints, the last epochs' weights, validation losses.
+        data: the corpus.
+        row: network and mechanisms.
+        training: settings.
+        seed: of initial weights, batches, dropout and noise.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates after each of them.
+        console: for a progress bar; none by default.
+    """
+    need("accelerate", "train")
+    from accelerate import PartialState  # type: ignore[import-untyped, unused-ignore]
+    from rich.console import Console
+
+    model = network(row, data.tokenizer.get_vocab_size(), training.dropout, seed)
+    cuda = torch_device(device).type == "cuda"
+    processes = PartialState(cpu=not cuda).num_processes
+    multiple = MULTIPLE if cuda and row.mechanisms else 1
+    batches = Batches(data.train, training.tokens, seed, processes, multiple)
+
+    def validate(model: nn.Module) -> float:
+        return loss_of(model, data.valid, 2 * training.tokens, bf16=cuda)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    epochs = make_epochs_callback(folder, len(batches), training.patience, training.average, validate, told)
+    run = Run(
+        model,
+        folder,
+        steps=training.updates,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Schedule(len(batches), training.updates, seed, processes),
+        collate=lambda places: batches[places[0]],
+        console=Console(quiet=True) if console is None else console,
+        name=folder.name,
+        device=device,
+        callbacks=[epochs],
+        loss=SmoothedLoss(model, training.smoothing),
+        in_order=True,
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="inverse_sqrt",
+        warmup_steps=training.warmup,
+        adam_beta1=training.betas[0],
+        adam_beta2=training.betas[1],
+        weight_decay=training.weight_decay,
+        max_grad_norm=0.0,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        bf16=cuda,
+        logging_steps=max(1, training.updates // LOGS),
+    )
+    with any_shape():
+        run.train()
+    records = read_epochs(folder)
+    kept = snapshots_in(folder)
+    average(model, kept)
+    model.eval()
+    state = run.trainer.state
+    curve = [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]
+    return model, {
+        "updates": state.global_step,
+        "epochs": len(records),
+        "per_epoch": len(batches),
+        "averaged": len(kept),
+        "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
+        "valid_losses": [record["loss"] for record in records],
+        "curve": curve,
+        "step_ms": run.step_ms,
+        "valid_loss": validate(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "without_embeddings": size_without_embeddings(model),
+        "of_mechanisms": sum(p.numel() for name, p in model.named_parameters() if ".overt." in name),
+    }
+
+
+@any_shape()
+def step_times(data: Encoded, row: Row, training: Training, device: str, updates: int = 100) -> list[float]:
+    """Milliseconds of updates, which mean something if nothing else is running.
+
+    Args:
+        data: the corpus.
+        row: network and mechanisms.
+        training: settings of the training.
+        device: "cpu" or "cuda".
+        updates: number of updates that are timed, after one that is not.
+    """
+    cuda = device == "cuda"
+    model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0).to(device).train()
+    loss_function = SmoothedLoss(model, training.smoothing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
+    batches = Batches(data.train, training.tokens, 0, multiple=MULTIPLE if cuda and row.mechanisms else 1)
+    schedule = Schedule(len(batches), updates + 1, 0)
+    seconds = []
+    for number in range(updates + 1):
+        batch = batches[schedule[number]]
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        labels = batch.pop("labels").to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=cuda):
+            outputs = model(**{name: value.to(device) for name, value in batch.items()})
+        loss_function(outputs, labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return [1000 * each for each in seconds[1:]]
+
+
+@any_shape()
+@torch.no_grad()
+def translate(
+    model: Any,
+    tokenizer: Tokenizer,
+    sources: Sequence[Ids],
+    beam: int = 5,
+    tokens: int = 8192,
+    bf16: bool = False,
+    told: Any = None,
+) -> list[str]:
+    """Translations of sentences given as ids, by beam search with the cache.
+
+    Args:
+        model: of Hugging Face, in evaluation mode.
+        tokenizer: of both languages.
+        sources: ids of each sentence, with its end.
+        beam: number of beams; 1 is greedy.
+        tokens: most source tokens of a batch, padding included.
+        bf16: whether to translate in bfloat16.
+        told: called with the number of sentences translated so far.
+    """
+    if beam < 1:
+        raise ValueError(f"--beam must be a whole number of at least 1, got {beam}")
+    device = next(model.parameters()).device
+    texts = [""] * len(sources)
+    done = 0
+    for numbers in _by_length(sources, max(tokens // beam, 1)):
+        input_ids = _padded([sources[number] for number in numbers], PAD_ID).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            output = model.generate(
+                input_ids=input_ids,
+                attention_mask=input_ids.ne(PAD_ID).long(),
+                num_beams=beam,
+                do_sample=False,
+                max_new_tokens=2 * input_ids.shape[1] + 10,
+            )
+        for number, text in zip(numbers, tokenizer.decode_batch(output.tolist()), strict=True):
+            texts[number] = text.strip()
+        done += len(numbers)
+        if told is not None:
+            told(done)
+    return texts
+
+
+def _by_length(sources: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
+    """Numbers of sentences in batches of similar length, the longest first."""
+    batch: list[int] = []
+    for number in sorted(range(len(sources)), key=lambda number: -len(sources[number])):
+        if batch and len(sources[batch[0]]) * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def save(model: Any, data: Encoded, folder: Path) -> None:
+    """Write an ordinary model folder: weights, settings, a fast tokenizer, and what text it takes."""
+    model.save_pretrained(folder)
+    subwords.fast(data.tokenizer).save_pretrained(folder)
+    card = {
+        "source": data.source,
+        "target": data.target,
+        "tokenised": data.tokenised,
+        "lowercase": data.lowercase,
+    }
+    write_whole(folder / CARD, json.dumps(card, indent=1))
+
+
+def training_settings(training: Training) -> dict[str, Any]:
+    """The settings of a training, as written to files."""
+    return {**asdict(training), "betas": list(training.betas)}
