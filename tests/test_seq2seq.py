@@ -165,6 +165,8 @@ def test_shares_of_a_batch_add_up_to_its_loss() -> None:
         for part in (slice(0, 1), slice(1, 3))
     ]
     torch.testing.assert_close(sum(shares), whole)
+    seen = overt.losses(model)
+    assert int(seen.items) == 5, "of the last share alone, and so are its means"  # type: ignore[arg-type]
 
 
 # --- The objectives ---

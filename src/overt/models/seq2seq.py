@@ -157,6 +157,7 @@ class Seq2Seq(nn.Module):
 
     step: Tensor
     jensen: bool = False
+    accepts_loss_kwargs = True  # tells the Trainer to pass `num_items_in_batch`
     overt_losses: Losses | None = None  # of the last forward pass with labels, for `overt.losses`
 
     def __init__(
@@ -230,15 +231,9 @@ class Seq2Seq(nn.Module):
         embedded = self._dropped(self.target_words(words.t()))  # (target, batch, embedding)
         # Everything that does not wait for the word before it is computed here, for all words at once.
         from_word, from_context = torch.split(lower.weight_ih, [embedding, source.memory.shape[-1]], 1)
-        word_gates = F.linear(
-            embedded, from_word, lower.bias_ih + lower.bias_hh
-        )  # (target, batch, 4·decoder)
-        from_context, from_lower = from_context.t(), lower.weight_hh.t()
-        upper_bias, from_below, from_upper = (
-            upper.bias_ih + upper.bias_hh,
-            upper.weight_ih,
-            upper.weight_hh.t(),
-        )
+        bias, upper_bias = lower.bias_ih + lower.bias_hh, upper.bias_ih + upper.bias_hh
+        word_gates = F.linear(embedded, from_word, bias)  # (target, batch, 4·decoder)
+        from_context, from_lower, from_upper = from_context.t(), lower.weight_hh.t(), upper.weight_hh.t()
         between = self._dropped(torch.ones_like(word_gates[..., : upper.hidden_size])).unbind()
         memory, keys, vector, to_query = source.memory, source.keys, self.score, self.query.weight.t()
         batch, length = keys.shape[:2]
@@ -248,7 +243,7 @@ class Seq2Seq(nn.Module):
         for gates, kept in zip(word_gates.unbind(), between, strict=True):
             h0, c0 = _cell(torch.addmm(gates, context, from_context), h0 @ from_lower, c0)
             below = h0 * kept if self.training else h0
-            h1, c1 = _cell(F.linear(below, from_below, upper_bias), h1 @ from_upper, c1)
+            h1, c1 = _cell(F.linear(below, upper.weight_ih, upper_bias), h1 @ from_upper, c1)
             scores = torch.tanh(keys + (h1 @ to_query).unsqueeze(1)) @ vector  # (batch, source)
             weights = rows.weights(scores.view(batch, 1, 1, length)).view(batch, 1, length)
             context = torch.bmm(weights.to(memory.dtype), memory).squeeze(1)  # (batch, 2·encoder)
@@ -426,15 +421,13 @@ class Seq2Seq(nn.Module):
     def _loss(self, losses: Tensor, real: Tensor, chain: Chain, items: int | Tensor | None) -> Tensor:
         """The words' mean loss, with the KL in training; both also go to `overt_losses`."""
         labels = real.sum(dim=1)  # (batch,)
-        count: int | Tensor = labels.sum().clamp(min=1) if items is None else items
-        loss = losses.sum() / count
-        kl = (chain.kl(per_example=True) * labels).sum() / count if chain.has_loss else None
-        self.overt_losses = Losses(
-            loss.detach(), None if kl is None else kl.detach(), chain.weight(), labels.sum()
-        )
+        here = labels.sum().clamp(min=1)
+        kl = (chain.kl(per_example=True) * labels).sum().detach() / here if chain.has_loss else None
+        self.overt_losses = Losses(losses.sum().detach() / here, kl, chain.weight(), labels.sum())
+        total = losses.sum()
         if chain.has_loss and self.training:
-            loss = loss + (chain.penalty(per_example=True) * labels).sum() / count
-        return loss
+            total = total + (chain.penalty(per_example=True) * labels).sum()
+        return total / (here if items is None else items)
 
     def _checked(
         self, source: Tensor, mask: Tensor | None, target: Tensor | None, labels: Tensor | None
@@ -630,6 +623,7 @@ def _pick(hypotheses: Tensor, which: Tensor) -> Tensor:
 def _cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """The next hidden state and cell of an LSTM, whose gates are the sum of two parts, (batch, 4·width)."""
     if from_input.is_cuda:  # the kernel of nn.LSTMCell, which would multiply the input once more
+        cell = cell.to(from_input.dtype)  # the start is float32, whatever autocast makes of the gates
         hidden, cell, _ = torch._thnn_fused_lstm_cell(from_input, from_hidden, cell)  # type: ignore[attr-defined]
         return hidden, cell
     into, forget, new, out = (from_input + from_hidden).chunk(4, dim=1)
