@@ -193,9 +193,10 @@ def test_prepared_rows_equal_the_map_of_all_rows_at_once(law: overt.Bayesian) ->
         ([overt.Evolving(), LAWS[0]], 1),
         ([overt.Evolving(), LAWS[0]], 2),
         ([overt.Evolving()], 2),
+        ([overt.Evolving(first=True, alpha=0.4), LAWS[0]], 1),
         ([overt.Synthesizer(max_length=8)], 1),
     ],
-    ids=["Evolving and Bayesian", "two layers of them", "Evolving", "Synthesizer"],
+    ids=["Evolving and Bayesian", "two layers of them", "Evolving", "Evolving first", "Synthesizer"],
 )
 def test_mechanisms_that_must_see_each_row_are_called_row_by_row(
     mechanisms: list[overt.Mechanism], layers: int

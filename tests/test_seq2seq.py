@@ -395,7 +395,9 @@ def test_a_beam_of_one_takes_the_likeliest_word_each_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "mechanisms", [(), (PAPER,), (overt.Evolving(), PAPER)], ids=["plain", "bayesian", "both"]
+    "mechanisms",
+    [(), (PAPER,), (overt.Evolving(first=True, init="kaiming"), PAPER)],
+    ids=["plain", "bayesian", "both"],
 )
 def test_a_batch_is_translated_as_each_sentence_alone_with_the_scores_of_its_targets(mechanisms: Any) -> None:
     model = made("soft", mechanisms, seed=1)
