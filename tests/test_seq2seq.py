@@ -58,15 +58,21 @@ def test_the_published_sizes_have_the_published_numbers_of_parameters() -> None:
     assert bayesian == 42_278_952 + 512 * 5 + 5 + 5
 
 
-def slowly(model: Seq2Seq, source: list[int], target: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """One sentence as the paper describes it: log f(E_p x), log Σ p_i f(x_i) per word, and p, (word, …)."""
-    memory, _ = model.encoder.lstm(model.source_words(torch.tensor(source)))  # (source, 2·encoder)
+def slowly(
+    model: Seq2Seq, source: list[int], target: list[int], kept: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One sentence as the paper describes it: log f(E_p x), log Σ p_i f(x_i) per word, and p, (word, …).
+
+    What dropout acts on is multiplied by `kept`.
+    """
+    memory, _ = model.encoder.lstm(kept * model.source_words(torch.tensor(source)))  # (source, 2·encoder)
     lower = upper = (memory.new_zeros(1, 5), memory.new_zeros(1, 5))
     context = torch.zeros_like(memory[:1])
     soft, marginal, maps = [], [], []
     for before, word in zip([BOS, *target], target, strict=False):
-        lower = model.lower(torch.cat([model.target_words.weight[before : before + 1], context], 1), lower)
-        upper = model.upper(lower[0], upper)
+        embedded = kept * model.target_words.weight[before : before + 1]
+        lower = model.lower(torch.cat([embedded, context], 1), lower)
+        upper = model.upper(kept * lower[0], upper)
         query = upper[0]
         scores = torch.tanh(model.query(query) + model.key(memory)) @ model.score
         p = scores.softmax(dim=0)
@@ -74,7 +80,7 @@ def slowly(model: Seq2Seq, source: list[int], target: list[int]) -> tuple[Tensor
 
         def f(x: Tensor, query: Tensor = query, word: int = word) -> Tensor:
             hidden = torch.tanh(model.output(torch.cat([query.expand(len(x), -1), x], dim=1)))
-            return model.generator(hidden).softmax(dim=1)[:, word]
+            return model.generator(kept * hidden).softmax(dim=1)[:, word]
 
         soft.append(f(context)[0].log())
         marginal.append((p * f(memory)).sum().log())
@@ -98,6 +104,17 @@ def test_a_padded_batch_gives_what_each_sentence_alone_gives_word_by_word(attent
         for name in ("log_probs", "entropy"):
             assert not got[name][n, words:].any()
     torch.testing.assert_close(got["loss"], -got["log_probs"].sum() / (LABELS >= 0).sum())
+
+
+@pytest.mark.parametrize("attention", ["soft", "marginal"])
+def test_dropout_is_on_embeddings_between_layers_and_before_the_generator(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(attention)
+    monkeypatch.setattr(model, "_dropped", lambda x: 0.6 * x)
+    want = slowly(model, SOURCE[0].tolist(), LABELS[0].tolist(), 0.6)[attention == "marginal"]
+    torch.testing.assert_close(model(**INPUTS, labels=LABELS)["log_probs"][0], want)
+    torch.testing.assert_close(made(dropout=0.4).encoder.lstm.dropout, 0.4)
 
 
 @every_attention
@@ -396,27 +413,32 @@ def test_a_beam_of_one_takes_the_likeliest_word_each_time() -> None:
 
 @pytest.mark.parametrize(
     "mechanisms",
-    [(), (PAPER,), (overt.Evolving(first=True, init="kaiming"), PAPER)],
+    [(), (PAPER,), (overt.Evolving(first=True, beta=0.9), PAPER)],
     ids=["plain", "bayesian", "both"],
 )
 def test_a_batch_is_translated_as_each_sentence_alone_with_the_scores_of_its_targets(mechanisms: Any) -> None:
-    model = made("soft", mechanisms, seed=1)
     mask = INPUTS["attention_mask"]
-    found, scores = model.translate(SOURCE, mask, beam=3, max_length=8)
-    assert model.training, "the mode is restored"
-    for n in range(3):
-        alone, score = model.translate(SOURCE[n : n + 1, : mask[n].sum()], beam=3, max_length=8)
-        width = alone.shape[1]
-        assert torch.equal(found[n, :width], alone[0])
-        assert not found[n, width:].any()
-        torch.testing.assert_close(scores[n], score[0])
-        target = alone[:, : int((alone[0] == EOS).nonzero()[0]) + 1]
-        inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
+    for seed in range(3):
+        model = made("soft", mechanisms, seed, init=1.5)
+        with torch.no_grad():
+            model.generator.bias[EOS] -= 4.0  # long translations, of which some change places in the beam
+            for name, parameter in model.map.named_parameters():
+                if "evolving" in name:  # a convolution that matters: rows kept for another one would show
+                    parameter.uniform_(1.0, 2.0)
+        found, scores = model.translate(SOURCE, mask, beam=4, max_length=8)
+        assert model.training, "the mode is restored"
+        assert found.shape[1] > 4
         model.eval()
-        source = SOURCE[n : n + 1, : mask[n].sum()]
-        total = model(source, decoder_input_ids=inputs, labels=target)["log_probs"].sum()
-        torch.testing.assert_close(total / ((5 + target.shape[1]) / 6), score[0])
-        model.train()
+        for n in range(3):
+            source = SOURCE[n : n + 1, : mask[n].sum()]
+            alone, score = model.translate(source, beam=4, max_length=8)
+            assert torch.equal(found[n, : alone.shape[1]], alone[0])
+            assert not found[n, alone.shape[1] :].any()
+            torch.testing.assert_close(scores[n], score[0])
+            target = alone[:, : int((alone[0] == EOS).nonzero()[0]) + 1]
+            inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
+            total = model(source, decoder_input_ids=inputs, labels=target)["log_probs"].sum()
+            torch.testing.assert_close(total / ((5 + target.shape[1]) / 6), score[0])
 
 
 # --- Files and refusals ---

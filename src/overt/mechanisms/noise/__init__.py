@@ -176,8 +176,8 @@ def uniform(
     else:
         kernels = _dense_kernels(examples, off)
         form = _uniform_definition if kernels is None else kernels.uniform
-    draws: Tensor = form(keys, examples, heads, rows, columns, first_row)
-    return draws
+    units: Tensor = form(keys, examples, heads, rows, columns, first_row)
+    return units
 
 
 def uniform_edges(
