@@ -111,6 +111,24 @@ def test_the_compiled_keys_are_the_definitions(seed: int, step: int, samples: li
     assert torch.equal(noise.stream(*arguments), noise._stream_definition(*arguments))
 
 
+@pytest.mark.parametrize(
+    ("b", "h", "q", "k", "row"), [(2, 3, 5, 7, 0), (1, 1, 40, 30, 2**31), (3, 2, 1, 4, 9)]
+)
+def test_the_kernels_for_maps_give_the_definitions_bits(b: int, h: int, q: int, k: int, row: int) -> None:
+    pytest.importorskip("triton")
+    from overt.mechanisms.kernels import dense
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # Triton's interpreter
+    examples, samples = torch.arange(b) * 1_000_003 + 2**40, torch.arange(b) + 2**33
+    address = torch.tensor(-5), torch.tensor(2**35 + 1), 3, samples, 2
+    keys = noise._stream_definition(*address)
+    there = [x.to(device) if isinstance(x, Tensor) else x for x in address]
+    assert torch.equal(dense.stream(*there).cpu(), keys)
+    assert torch.equal(dense.stream(*there[:3], there[3][0], 2).cpu(), keys[0])
+    got = dense.uniform(keys.to(device), examples.to(device), h, q, k, row).cpu()
+    assert torch.equal(got, noise._uniform_definition(keys, examples, h, q, k, row))
+
+
 def test_without_numba_the_same_draws_come_from_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     want = noise.uniform(key(), torch.arange(2), 2, 3, 5)
     monkeypatch.setattr(noise, "compiled_kernels", lambda: None)

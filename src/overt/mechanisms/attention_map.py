@@ -22,6 +22,8 @@ from overt.mechanisms.mechanism import (
     first_point,
     key_of,
 )
+from overt.mechanisms.rows import Rows
+from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 log = logging.getLogger("overt")
@@ -193,6 +195,21 @@ class AttentionMap(Layers):
         if hindrance is not None or form is None or form.draw is None:
             return None
         return form.draw({layer.name: layer for layer in self.layers}, call, chain, samples)
+
+    def rows(
+        self, key: Tensor, queries: int, chain: Chain, seen: Seen | None = None, *, prepare: bool = True
+    ) -> Rows:
+        """The map of a recurrent decoder, whose rows are made one by one; see `Rows`.
+
+        Args:
+            key: (batch, key heads, key, dim), what a prior reads.
+            queries: number of rows to come.
+            chain: of this forward pass, with or without `keep`.
+            seen: padding of keys (batch, key) and of queries (batch, queries); None where there is none.
+            prepare: draw the noise of all rows at once and compute the KL once, where the mechanisms allow
+                it. False calls the mechanisms for each row, with the same result.
+        """
+        return Rows(self, key, queries, chain, Seen() if seen is None else seen, prepare)
 
     def _log_form(self, site: Site, hindrance: str | None, form: str = "fused kernels") -> None:
         if not torch.compiler.is_compiling():

@@ -66,7 +66,9 @@ class Chain:
             example by its number, whatever batch or process it falls into.
         keep: keep the map rows that the next query rows need, so that decoder rows can be fed in pieces, in
             order, one Chain per sequence.
-        kl: whether to compute the KL. None computes it in training mode, except with `keep`.
+        kl: whether to compute the KL. None computes it in training mode, except with `keep`. With `keep` and
+            True, the pieces' KLs are joined into that of all rows so far; under a causal mask, where keys
+            arrive with the rows, a contextual prior covers the keys known at each piece.
         gaps: whether layers may be skipped, as layer drop does in training; a map then starts from that of
             the last layer that ran.
     """
@@ -109,6 +111,7 @@ class Chain:
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
         self._losses: dict[Owned, tuple[Tensor, AddsLoss]] = {}
+        self._pieces: dict[Owned, tuple[Tensor, Tensor | None]] = {}
         self._called: dict[object, list[int]] = {}
         self._entered: list[Token[Chain | None]] = []
         self._off: str | None = None
@@ -199,8 +202,18 @@ class Chain:
         self.rows[place] = all_rows[..., first:, :].clone()  # a view would keep the whole map in memory
         return rows_above
 
-    def add_loss(self, site: Site, term: Tensor, mechanism: AddsLoss) -> None:
-        """Record what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`."""
+    def add_loss(self, site: Site, term: Tensor, mechanism: AddsLoss, cells: Tensor | None = None) -> None:
+        """Record what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`.
+
+        With `keep`, where rows are fed in pieces, a layer's terms are joined: averaged where they are means,
+        else added up.
+
+        Args:
+            site: where the map is.
+            term: (batch,).
+            mechanism: the layer's settings.
+            cells: (batch,), how many cells of the map `term` is the mean of; None for a sum.
+        """
         if not hasattr(mechanism, "loss_weight"):
             raise TypeError(
                 f"add_loss takes the mechanism's settings, self.config, got {type(mechanism).__name__}"
@@ -212,7 +225,17 @@ class Chain:
         if recomputing() and place in self._losses:
             _refuse_reentrant(self._losses[place][0], term)
             return
-        self._losses[place] = (term, mechanism)
+        self._losses[place] = (self._joined(place, term, cells) if self.keep else term, mechanism)
+
+    def _joined(self, place: Owned, term: Tensor, cells: Tensor | None) -> Tensor:
+        """The term of all rows so far, of which the last piece has this one."""
+        total = term if cells is None else term * cells
+        if place in self._pieces:
+            earlier, earlier_cells = self._pieces[place]
+            total = earlier + total
+            cells = None if cells is None or earlier_cells is None else earlier_cells + cells
+        self._pieces[place] = total, cells
+        return total if cells is None else total / cells.clamp(min=1)
 
     def first_row(self, site: Site, queries: int, keys: int) -> int:
         """Absolute position of the first of these query rows; counts them when rows are kept."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -145,6 +145,18 @@ class MechanismLayer(nn.Module):
         """Whether it acts at a point."""
         return point in self.points
 
+    def ahead(self, call: AttentionCall, chain: Chain) -> Ahead | None:
+        """Its part in a map whose rows will be made one by one (`AttentionMap.rows`), prepared beforehand.
+
+        None if it must see each row in turn. The layer's points are not called for rows prepared this way.
+
+        Args:
+            call: of the whole map; its query has no width, since no row of it is known yet.
+            chain: of this forward pass.
+        """
+        del call, chain
+        return None
+
     def idle(self, chain: Chain) -> bool:
         """Whether in this pass it only computes a softmax and leaves nothing in the chain."""
         del chain
@@ -173,6 +185,18 @@ class MechanismLayer(nn.Module):
         return ", ".join(
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values
         )
+
+
+class Ahead(NamedTuple):
+    """What a layer does to a map whose rows are made one by one, if it can be said before the first row.
+
+    Attributes:
+        added: (batch, heads, query, key), added to the logits before the softmax; None for nothing.
+        finish: called with all logits, (batch, heads, query, key), after the last row; None for nothing.
+    """
+
+    added: Tensor | None
+    finish: Callable[[Tensor], None] | None
 
 
 class Entry(NamedTuple):

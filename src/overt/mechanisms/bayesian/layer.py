@@ -14,13 +14,13 @@ from overt.mechanisms.bayesian.chunked import chunked_kl
 from overt.mechanisms.bayesian.closed import closed_kl
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.bayesian.drawing import draws_sample, examples_of, noise_keys, wants_kl
-from overt.mechanisms.bayesian.naive import ContextualPrior, draw, map_kl, prior_of
+from overt.mechanisms.bayesian.naive import ContextualPrior, draw, log_noise, map_kl, prior_of
 from overt.mechanisms.bayesian.numbers import law_of
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.flat import NO_NOISE, Divergence, Drawing
 from overt.mechanisms.maps import log_normalizer, softmax
-from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.mechanism import Ahead, MechanismLayer
 from overt.mechanisms.site import Site
 
 log = logging.getLogger("overt")
@@ -48,13 +48,7 @@ class BayesianLayer(MechanismLayer):
         visible, off = call.visible(), chain.switched_off
         with_kl, lse, weights = wants_kl(self, self.config, chain), None, None
         if draws_sample(self, chain):
-            keys = noise_keys(call.site, chain).to(logits.device)
-            if keys.dim() == 2 and keys.shape[0] != logits.shape[0]:
-                raise ValueError(
-                    "sample must be one number or one for each of the batch's "
-                    f"{logits.shape[0]} examples, got {keys.shape[0]}"
-                )
-            examples, row = examples_of(logits, chain), call.first_row
+            keys, examples, row = self._keys(logits, call, chain), examples_of(logits, chain), call.first_row
             drawn = draw_cpu(logits, visible, keys, examples, row, self.config, with_kl, off)
             if drawn is None:
                 _, heads, rows, columns = logits.shape
@@ -64,8 +58,40 @@ class BayesianLayer(MechanismLayer):
                 weights, lse = drawn
         if with_kl:
             kl = self._kl(logits, visible, call, lse, off)
-            self.leave_kl(chain, call.site, kl)
+            self.leave_kl(chain, call.site, kl, self._cells(visible, call) if chain.keep else None)
         return softmax(logits, visible, call.filled) if weights is None else weights
+
+    def ahead(self, call: AttentionCall, chain: Chain) -> Ahead:
+        """The noise of all rows, and the KL of them all once their logits are known."""
+        added, off = None, chain.switched_off
+        if draws_sample(self, chain):
+            _, heads, rows, columns = call.shape
+            keys, examples = self._keys(call.query, call, chain), examples_of(call.query, chain)
+            unit = noise.uniform(keys, examples, heads, rows, columns, call.first_row, off)
+            added = log_noise(unit, self.config)
+
+        def leave_kl(logits: Tensor) -> None:
+            visible = call.visible()
+            kl = self._kl(logits, visible, call.with_logits(logits), None, off)
+            self.leave_kl(chain, call.site, kl, self._cells(visible, call))
+
+        return Ahead(added, leave_kl if wants_kl(self, self.config, chain) else None)
+
+    def _keys(self, like: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
+        """The noise's keys on the device of a tensor whose first axis is the batch; see `noise_keys`."""
+        keys = noise_keys(call.site, chain).to(like.device)
+        if keys.dim() == 2 and keys.shape[0] != like.shape[0]:
+            raise ValueError(
+                "sample must be one number or one for each of the batch's "
+                f"{like.shape[0]} examples, got {keys.shape[0]}"
+            )
+        return keys
+
+    def _cells(self, visible: Tensor, call: AttentionCall) -> Tensor | None:
+        """How many cells the KL is the mean of, (batch,); None where it is a sum."""
+        if self.config.kl_reduction == "sum":
+            return None
+        return visible.expand(call.shape).sum(dim=(1, 2, 3))
 
     def idle(self, chain: Chain) -> bool:
         """True in evaluation, where neither a sample nor the KL is requested."""
@@ -83,9 +109,9 @@ class BayesianLayer(MechanismLayer):
         family = law.family if draws_sample(self, chain) else NO_NOISE
         return Drawing(family, law.number, divergence, law.averaged)
 
-    def leave_kl(self, chain: Chain, site: Site, kl: Tensor) -> None:
-        """Add the KL of a pass per example, (batch,), to its chain."""
-        chain.add_loss(site, kl, self.config)
+    def leave_kl(self, chain: Chain, site: Site, kl: Tensor, cells: Tensor | None = None) -> None:
+        """Add the KL of a pass per example, (batch,), to its chain; `cells` as in `Chain.add_loss`."""
+        chain.add_loss(site, kl, self.config, cells)
 
     def _kl(
         self, logits: Tensor, visible: Tensor, call: AttentionCall, lse: Tensor | None, off: str | None

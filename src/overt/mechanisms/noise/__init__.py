@@ -34,8 +34,13 @@ def stream(
     `seed` and `step` are int64 scalars, `sample` an int64 scalar or one number per example; `off` is the
     reason to use the definition, if any.
     """
-    form = _stream_cpu if sample.device.type == "cpu" and off is None else _stream_definition
-    return form(seed, step, layer, sample, kind)
+    if sample.device.type == "cpu":
+        form: Any = _stream_cpu if off is None else _stream_definition
+    else:
+        kernels = _dense_kernels(sample, off)
+        form = _stream_definition if kernels is None else kernels.stream
+    keys: Tensor = form(seed, step, layer, sample, kind)
+    return keys
 
 
 def _stream_definition(seed: Tensor, step: Tensor, layer: int, sample: Tensor, kind: int) -> Tensor:
@@ -166,8 +171,13 @@ def uniform(
         off: the reason to use the definition, if any.
     """
     keys = keys.expand(examples.shape[0], 2)
-    form = _uniform_cpu if examples.device.type == "cpu" and off is None else _uniform_definition
-    return form(keys, examples, heads, rows, columns, first_row)
+    if examples.device.type == "cpu":
+        form: Any = _uniform_cpu if off is None else _uniform_definition
+    else:
+        kernels = _dense_kernels(examples, off)
+        form = _uniform_definition if kernels is None else kernels.uniform
+    units: Tensor = form(keys, examples, heads, rows, columns, first_row)
+    return units
 
 
 def uniform_edges(
@@ -194,6 +204,15 @@ def gpu_kernels(values: Tensor, off: str | None = None) -> ModuleType | None:
     from overt.mechanisms.kernels import edges
 
     return edges
+
+
+def _dense_kernels(numbers: Tensor, off: str | None) -> ModuleType | None:
+    """The kernels for noise on maps where they apply, else None."""
+    if gpu_kernels(numbers.new_empty(0, dtype=torch.float32), off) is None:
+        return None
+    from overt.mechanisms.kernels import dense
+
+    return dense
 
 
 def _edges_definition(keys: Tensor, heads: int, rows: Tensor, columns: Tensor, example: int) -> Tensor:
