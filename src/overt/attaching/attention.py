@@ -134,10 +134,13 @@ class AttachedAttention(nn.Module):
         else:
             origin = _origin(mask, current)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
-            simple = self._with_simple_mask(call, origin, current)
+            simple = self._with_simple_mask(call, mask, origin, current)
             call = self._with_any_mask(call, mask, current, origin) if simple is None else simple
-            fused = self.map.attend(call, chain, self._hindrance(call, simple is not None, current))
+            hindrance = self._hindrance(call, simple is not None, current)
+            pieces = "rows come in pieces" if self.kind == "decoder" and call.first_row else None
+            fused = self.map.attend(call, chain, hindrance, pieces)
             if fused is not None:
+                chain.first_row(call.site, *call.shape[2:])  # counts rows if they are stored
                 return fused.transpose(1, 2).contiguous(), None
             self._check_mask(call, mask, origin, current)
             chain.first_row(call.site, *call.shape[2:])  # counts rows if they are stored
@@ -167,22 +170,27 @@ class AttachedAttention(nn.Module):
         return weights if alone is None else alone(weights)
 
     def _with_simple_mask(
-        self, call: AttentionCall, origin: MaskOrigin | None, current: Pass
+        self, call: AttentionCall, mask: Tensor | None, origin: MaskOrigin | None, current: Pass
     ) -> AttentionCall | None:
-        """The call if its mask is known to be padding and causality over whole sequences; else None."""
+        """The call if its mask is known to be padding and causality; else None.
+
+        Rows must be whole sequences or, with a cache, single.
+        """
         (batch, _, queries, _), keys = call.query.shape, call.key.shape[-2]
         past = current.past.get(self.stack, 0)
         if origin is None or not origin.simple or (self.kind == "decoder") != (origin.pattern == "causal"):
             return None
         if origin.keys is not None and origin.keys.shape != (batch, keys):
             return None
-        if self.kind == "decoder" and (past or keys != queries):
+        if self.kind == "decoder" and (keys != past + queries or (past and queries > 1)):
+            return None
+        if mask is not None and mask.shape[-1] != keys:
             return None
         real = current.real.get(self.layer_list) if self.kind == "cross" else origin.keys
-        causal = origin.pattern == "causal"
+        causal = origin.pattern == "causal" and queries > 1  # a single row sees all keys so far
         seen = current.visible(origin.keys, real, causal, batch, queries, keys, call.query.device)
-        current.real[self.layer_list] = real
-        return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
+        current.real[self.layer_list] = seen.query_real
+        return replace(call, seen=seen, first_row=0 if self.kind == "encoder" else past)
 
     def _with_any_mask(
         self, call: AttentionCall, mask: Tensor | None, current: Pass, origin: MaskOrigin | None
