@@ -61,8 +61,8 @@ class FusedForm:
         attend_row: `attend` for a single query row of a decoder, which may be fed after others
             (`Chain(keep=True)`), without gradients. It gives every row that mechanisms leave alone what
             `call.left_alone` says. None where there is no such form.
-        row_limits: layers by name, call, chain → why `attend_row` does not take the call, None if it does; `limits`
-            apply as well.
+        row_limits: layers by name, call, chain → why `attend_row` does not take the call, None if it does;
+            `limits` is checked as well.
     """
 
     covers: frozenset[str]
