@@ -60,7 +60,7 @@ class FusedForm:
             requires it, and zeros to those that see no key. Otherwise all of them get zeros.
         attend_row: `attend` for a single query row of a decoder, which may be fed after others
             (`Chain(keep=True)`), without gradients. It gives every row that mechanisms leave alone what
-            `call.left_alone` says. None where there is no such form.
+            `call.left_alone` says, and adds `call.bias`. None where there is no such form.
         row_limits: layers by name, call, chain → why `attend_row` does not take the call, None if it does;
             `limits` is checked as well.
     """
@@ -131,7 +131,11 @@ def why_not_row(form: FusedForm | None, layers: Layers, call: AttentionCall, cha
         return "the kernel for single rows has no gradients"
     if call.dropout > 0.0:
         return "the kernel for single rows has no dropout"
-    reason = call.why_not_products() or form.limits(call)
+    if call.logits is not None:
+        return "logits are more than products and a bias"
+    if call.mask is not None:
+        return "masks are more than padding and causality"
+    reason = form.limits(call)
     return reason or (None if form.row_limits is None else form.row_limits(layers, call, chain))
 
 

@@ -235,7 +235,9 @@ def attend(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
 def row_limits(layers: Layers, call: AttentionCall, chain: Chain) -> str | None:
     """Why the kernel for single rows does not take a call; None if it does."""
     layer = cast(EvolvingLayer, layers["Evolving"])
-    _, heads, _, keys = call.shape
+    batch, heads, _, keys = call.shape
+    if call.bias is not None and not _fits(call.bias, (batch, heads, 1, keys)):
+        return f"a bias of shape {tuple(call.bias.shape)} is not one for each key"
     if any(not other.idle(chain) for other in layers.values() if other is not layer):
         return "the kernel for single rows draws no weights and computes no KL"
     if heads > MOST_HEADS:
@@ -252,6 +254,13 @@ def row_limits(layers: Layers, call: AttentionCall, chain: Chain) -> str | None:
     if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
         return "the kernel for single rows has no gradients"
     return None
+
+
+def _fits(bias: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a bias has a column for each key and broadcasts to the rest of a map's shape."""
+    if bias.dim() != 4 or bias.shape[3] != shape[3]:
+        return False
+    return all(size in (1, full) for size, full in zip(bias.shape, shape, strict=True))
 
 
 def attend_row(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
@@ -276,6 +285,7 @@ def attend_row(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
         rows_whole(call.key),
         rows_whole(call.value),
         call.scale,
+        call.bias,
         None if previous is None or alone else previous.contiguous(),
         None if kept is None or kept.rows.shape[2] == 0 else rows_whole(kept.rows),
         None if kept is None else kept.order,

@@ -26,6 +26,7 @@ _UNIT = 16  # strides are multiples of this, or of the largest power of two that
 LOOSE = [
     "keys", "key_batch_stride", "key_head_stride", "key_row_stride",
     "value_batch_stride", "value_head_stride", "value_row_stride",
+    "bias_batch_stride", "bias_head_stride", "bias_column_stride",
     "above", "above_columns", "above_batch_stride", "above_head_stride", "above_row_stride", "rows",
 ]  # fmt: skip
 
@@ -42,6 +43,27 @@ def _read(
     )  # fmt: skip
     inside = (head < heads)[:, None, None] & (column < keys)[None, :, None] & (dim < width)[None, None, :]
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@helper
+def _scores(
+    q, key, bias, example, head, column, dim, batch_stride, head_stride, row_stride,
+    bias_batch_stride, bias_head_stride, bias_column_stride, heads, group, keys, width,
+    UNIT: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """Current logits of all heads for some columns, (heads, block_k)."""
+    k = _read(
+        key, example, head, column, dim, batch_stride, head_stride, row_stride,
+        heads, group, keys, width, UNIT,
+    )  # (heads, block_k, width)  # fmt: skip
+    products = tl.sum(q[:, None, :] * k, 2)  # (heads, block_k)
+    if BIASED:
+        products += tl.load(
+            bias + example * bias_batch_stride + head[:, None] * bias_head_stride
+            + column[None, :] * bias_column_stride,
+            mask=(head < heads)[:, None] & (column < keys)[None, :], other=0.0,
+        ).to(tl.float32)  # fmt: skip
+    return products
 
 
 @helper
@@ -67,22 +89,24 @@ def _mix(
 
 @triton.jit(do_not_specialize=LOOSE)
 def evolve_row(
-    query, key, value, previous, kept, order, weight, shift, key_visible, query_real, numbers,
+    query, key, value, bias, previous, kept, order, weight, shift, key_visible, query_real, numbers,
     evolved, keep, out, scale,
     query_batch_stride, query_head_stride, heads, group, width,
     keys, key_batch_stride, key_head_stride, key_row_stride,
     value_batch_stride, value_head_stride, value_row_stride,
+    bias_batch_stride, bias_head_stride, bias_column_stride,
     above, above_columns, above_batch_stride, above_head_stride, above_row_stride, rows,
     HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_WIDTH: tl.constexpr, UNIT: tl.constexpr,
     SIZE: tl.constexpr, LEFT: tl.constexpr, HAS_PREVIOUS: tl.constexpr, ADD: tl.constexpr,
     ORDERED: tl.constexpr, KEY_MASK: tl.constexpr, QUERY_MASK: tl.constexpr,
-    PADDING: tl.constexpr, UNIFORM: tl.constexpr,
+    PADDING: tl.constexpr, UNIFORM: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """The output, the evolved row and the kept rows of one example, all heads.
 
     Programs: examples.
 
     Args other than tensors and strides:
+        bias: added to the products, where BIASED; broadcasts by strides of 0.
         previous: the previous layer's evolved row, (batch, heads, 1, key), where HAS_PREVIOUS.
         kept: the rows above this one, (batch, heads, above, above columns); missing columns count as zero.
         order: whose kept rows are each example's, (batch,), where ORDERED.
@@ -125,13 +149,13 @@ def evolve_row(
             seen = (column < keys) & (real != 0)  # (block_k,)
             if KEY_MASK:
                 seen &= tl.load(key_visible + example * keys + column, mask=column < keys, other=0) != 0
-            k = _read(
-                key, example, head, column, dim, key_batch_stride, key_head_stride, key_row_stride,
-                heads, group, keys, width, UNIT,
-            )  # (heads, block_k, width)  # fmt: skip
-            products = tl.sum(q[:, None, :] * k, 2)  # (heads, block_k)
+            scores = _scores(
+                q, key, bias, example, head, column, dim, key_batch_stride, key_head_stride, key_row_stride,
+                bias_batch_stride, bias_head_stride, bias_column_stride, heads, group, keys, width,
+                UNIT, BIASED,
+            )  # (heads, block_k)  # fmt: skip
             mixed = _mix(
-                products, previous, numbers, example, head, column, heads, keys, HAS_PREVIOUS, ADD
+                scores, previous, numbers, example, head, column, heads, keys, HAS_PREVIOUS, ADD
             )  # (heads, block_k)
             mixed = tl.where(seen[None, :], mixed, 0.0).to(keep.dtype.element_ty)
             inside = there[:, None] & (column < keys)[None, :]  # (heads, block_k)
@@ -171,8 +195,8 @@ def evolve_row(
             cells = tl.load(
                 mixed_at + head[:, None] * (rows * keys) + column[None, :], mask=inside, other=0.0
             ).to(tl.float32)  # (heads, block_k)
-            bias = tl.load(shift + head, mask=there, other=0.0).to(keep.dtype.element_ty)  # (heads,)
-            image = tl.full((HEADS, BLOCK_K), 0.0, tl.float32) + bias.to(tl.float32)[:, None]
+            base = tl.load(shift + head, mask=there, other=0.0).to(keep.dtype.element_ty)  # (heads,)
+            image = tl.full((HEADS, BLOCK_K), 0.0, tl.float32) + base.to(tl.float32)[:, None]
             for other in range(heads):
                 taps_at = weight + (head * heads + other) * (SIZE * SIZE)  # (heads,)
                 for across in tl.static_range(SIZE):
@@ -195,14 +219,14 @@ def evolve_row(
                         image += tap[:, None] * line.to(tl.float32)[None, :]
             logits = beta * tl.where(image < 0.0, 0.0, image) + (1.0 - beta) * cells
         else:
-            k = _read(
-                key, example, head, column, dim, key_batch_stride, key_head_stride, key_row_stride,
-                heads, group, keys, width, UNIT,
-            )  # (heads, block_k, width)  # fmt: skip
-            logits = _mix(
-                tl.sum(q[:, None, :] * k, 2),
-                previous, numbers, example, head, column, heads, keys, HAS_PREVIOUS, ADD,
+            scores = _scores(
+                q, key, bias, example, head, column, dim, key_batch_stride, key_head_stride, key_row_stride,
+                bias_batch_stride, bias_head_stride, bias_column_stride, heads, group, keys, width,
+                UNIT, BIASED,
             )  # (heads, block_k)  # fmt: skip
+            logits = _mix(
+                scores, previous, numbers, example, head, column, heads, keys, HAS_PREVIOUS, ADD
+            )  # (heads, block_k)
         left = tl.where((shown & (real != 0))[None, :], logits, HIDDEN)  # (heads, block_k)
         tl.store(
             evolved + (example * heads + head)[:, None] * keys + column[None, :],
@@ -212,11 +236,12 @@ def evolve_row(
             if PADDING == ZEROS:
                 shown &= real != 0
             elif real == 0:
-                k = _read(
-                    key, example, head, column, dim, key_batch_stride, key_head_stride, key_row_stride,
-                    heads, group, keys, width, UNIT,
-                )  # (heads, block_k, width)  # fmt: skip
-                logits = tl.sum(q[:, None, :] * k, 2)  # (heads, block_k)
+                logits = _scores(
+                    q, key, bias, example, head, column, dim,
+                    key_batch_stride, key_head_stride, key_row_stride,
+                    bias_batch_stride, bias_head_stride, bias_column_stride, heads, group, keys, width,
+                    UNIT, BIASED,
+                )  # (heads, block_k)  # fmt: skip
         logits = tl.where(shown[None, :], logits, HIDDEN)
         if UNIFORM and KEY_MASK:
             if shown_keys == 0:
@@ -241,7 +266,7 @@ def evolve_row(
 def _ready(
     queried: Shape, query: Shape, key_heads: int, unit: int, size: int, left: int,
     has_previous: bool, add: bool, ordered: bool, key_mask: bool, query_mask: bool,
-    padding: int, uniform: bool,
+    padding: int, uniform: bool, biased: bool,
 ) -> Ready:  # fmt: skip
     """The launch for the shape and the strides of the query; keys and kept rows grow from call to call."""
     batch, heads, _, width = queried
@@ -265,6 +290,7 @@ def _ready(
             "QUERY_MASK": query_mask,
             "PADDING": padding,
             "UNIFORM": uniform,
+            "BIASED": biased,
         },
         4 if all_heads * block_k * block_width <= _TILE else 8,
     )
@@ -275,6 +301,7 @@ def evolve_one(
     key: Tensor,
     value: Tensor,
     scale: float,
+    bias: Tensor | None,
     previous: Tensor | None,
     kept: Tensor | None,
     order: Tensor | None,
@@ -292,7 +319,8 @@ def evolve_one(
         query: (batch, heads, 1, width), last stride 1.
         key: (batch, key heads, key, width), last stride 1.
         value: like `key`.
-        scale: factor of the logits.
+        scale: factor of the products.
+        bias: added to them, (batch or 1, heads or 1, 1, key); None without one.
         previous: the previous layer's evolved row, (batch, heads, 1, key), contiguous; None starts a chain.
         kept: rows of the mixed map above this one, (examples, heads, ≤ k − 1, ≤ key), last stride 1; None
             where there are none.
@@ -327,18 +355,24 @@ def evolve_one(
     ready = _ready(
         query.shape, query.stride(), key_heads, unit, size, left, previous is not None, add,
         order is not None and kept is not None, key_visible is not None, query_real is not None,
-        flat.PLAINLY if plainly else flat.ZEROS, uniform,
+        flat.PLAINLY if plainly else flat.ZEROS, uniform, bias is not None,
     )  # fmt: skip
     weight, shift = (numbers, numbers) if convolution is None else convolution
+    biases = (0, 0, 0)
+    if bias is not None:
+        biases = (
+            bias.stride(0) if bias.shape[0] > 1 else 0, bias.stride(1) if bias.shape[1] > 1 else 0,
+            bias.stride(3),
+        )  # fmt: skip
     above_strides = (0, 0, 0) if kept is None else kept.stride()[:3]
     ready.run(
         (
-            query, key, value, given_or(previous, query), given_or(kept, query), given_or(order, query),
-            weight, shift, bytes_of(key_visible, query), bytes_of(query_real, query), numbers,
-            evolved, keep, out,
+            query, key, value, given_or(bias, query), given_or(previous, query), given_or(kept, query),
+            given_or(order, query), weight, shift, bytes_of(key_visible, query),
+            bytes_of(query_real, query), numbers, evolved, keep, out,
         ),
         (scale,),
-        (keys, *[stride // unit for stride in strides],
+        (keys, *[stride // unit for stride in strides], *biases,
          above, 0 if kept is None else kept.shape[3], *above_strides, rows),
     )  # fmt: skip
     return out, evolved, keep
