@@ -32,8 +32,7 @@ import overt
 from overt._files import write_whole
 from overt.data.glue import TASKS, Row, load
 from overt.recipes._runs import check_model
-from overt.recipes._training import hardware, torch_device
-from overt.recipes._training import versions
+from overt.recipes._training import hardware, torch_device, versions
 
 RESULTS = Path(__file__).parent.parent / "results"
 WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1, 1.0)

@@ -111,13 +111,18 @@ class AttachedAttention(nn.Module):
             position_bias: added to the logits; broadcasts to them.
             softcap: soft limit of the scores.
         """
+        site = self._site_of_this_call(query, key, current)
+        origin = _origin(mask, current)
+        simple = None if self.map is None else self._simple_mask(query, key, mask, origin, current)
+        past = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
         call = AttentionCall(
-            self._site_of_this_call(query, key, current),
+            site,
             query,
             key,
             value,
             scaling,
-            seen=Seen(),  # explicit: compilers do not follow the default
+            seen=Seen() if simple is None else simple,  # explicit: compilers do not follow the default
+            first_row=past,
             logits=None if softcap is None else logits_of(query, key, scaling, softcap, None),
             bias=position_bias,
             dropout=dropout if self.training else 0.0,
@@ -130,14 +135,16 @@ class AttachedAttention(nn.Module):
             else self.left_alone,
         )
         if self.map is None:
-            weights = self._plain(call, mask, current)
+            weights = self._plain(call, mask, current, origin)
         else:
-            origin = _origin(mask, current)
             chain = current.chain(self.chain_name, self.chain_number, self.stack, self.keeps)
-            simple = self._with_simple_mask(call, origin, current)
-            call = self._with_any_mask(call, mask, current, origin) if simple is None else simple
-            fused = self.map.attend(call, chain, self._hindrance(call, simple is not None, current))
+            if simple is None:
+                call = self._with_any_mask(call, mask, current, origin)
+            hindrance = self._hindrance(call, simple is not None, current)
+            pieces = "rows come in pieces" if self.kind == "decoder" and call.first_row else None
+            fused = self.map.attend(call, chain, hindrance, pieces)
             if fused is not None:
+                chain.first_row(call.site, *call.shape[2:])  # counts rows if they are stored
                 return fused.transpose(1, 2).contiguous(), None
             self._check_mask(call, mask, origin, current)
             chain.first_row(call.site, *call.shape[2:])  # counts rows if they are stored
@@ -152,44 +159,50 @@ class AttachedAttention(nn.Module):
     def _biased(self) -> Literal["eager", "biased"]:
         return "eager" if self.left_alone == "eager" else "biased"
 
-    def _plain(self, call: AttentionCall, mask: Tensor | None, current: Pass) -> Tensor:
+    def _plain(
+        self, call: AttentionCall, mask: Tensor | None, current: Pass, origin: MaskOrigin | None
+    ) -> Tensor:
         """Weights where nothing is attached; notes the padding, which cross-attention may need."""
-        queries, keys, origin = call.query.shape[-2], call.key.shape[-2], _origin(mask, current)
+        queries, keys = call.query.shape[-2], call.key.shape[-2]
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
         if mask is not None:
             visible, call = _apply_mask(call, mask, origin)
         if self.kind != "cross" and keys >= queries:
-            past = current.past.get(self.stack, 0)
-            total = min(keys, past + queries) if self.kind == "decoder" else keys
+            total = min(keys, call.first_row + queries) if self.kind == "decoder" else keys
             self._real_queries(visible, mask, queries, total, current, origin)
         call, logits = replace(call, mask=visible), call.scores()
         weights, alone = softmax(logits, visible), rows_left_alone(call, logits, visible)
         return weights if alone is None else alone(weights)
 
-    def _with_simple_mask(
-        self, call: AttentionCall, origin: MaskOrigin | None, current: Pass
-    ) -> AttentionCall | None:
-        """The call if its mask is known to be padding and causality over whole sequences; else None."""
-        (batch, _, queries, _), keys = call.query.shape, call.key.shape[-2]
+    def _simple_mask(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, origin: MaskOrigin | None, current: Pass
+    ) -> Seen | None:
+        """What a mask lets queries see if it is known to be padding and causality; else None.
+
+        Rows must be whole sequences or, with a cache, single.
+        """
+        (batch, _, queries, _), keys = query.shape, key.shape[-2]
         past = current.past.get(self.stack, 0)
         if origin is None or not origin.simple or (self.kind == "decoder") != (origin.pattern == "causal"):
             return None
         if origin.keys is not None and origin.keys.shape != (batch, keys):
             return None
-        if self.kind == "decoder" and (past or keys != queries):
+        if self.kind == "decoder" and (keys != past + queries or (past and queries > 1)):
+            return None
+        if mask is not None and mask.shape[-1] != keys:
             return None
         real = current.real.get(self.layer_list) if self.kind == "cross" else origin.keys
-        causal = origin.pattern == "causal"
-        seen = current.visible(origin.keys, real, causal, batch, queries, keys, call.query.device)
-        current.real[self.layer_list] = real
-        return replace(call, seen=seen, first_row=past if self.kind == "cross" else 0)
+        causal = origin.pattern == "causal" and queries > 1  # a single row sees all keys so far
+        seen = current.visible(origin.keys, real, causal, batch, queries, keys, query.device)
+        current.real[self.layer_list] = seen.query_real
+        return seen
 
     def _with_any_mask(
         self, call: AttentionCall, mask: Tensor | None, current: Pass, origin: MaskOrigin | None
     ) -> AttentionCall:
         """The call with any mask: additive or boolean, (batch or 1, heads or 1, query or 1, key)."""
         queries, keys = call.query.shape[-2], call.key.shape[-2]
-        past = 0 if self.kind == "encoder" else current.past.get(self.stack, 0)
+        past = call.first_row
         total = past + queries if self.kind == "decoder" else keys
         if total != keys and not current.may_hold(self.stack, self.layer_of_cache, keys, total):
             raise ValueError(
@@ -203,7 +216,7 @@ class AttachedAttention(nn.Module):
             logits, visible = _whole_sequence(call.scores(), visible, total)
             call = call.with_logits(logits)
         real = self._real_queries(visible, mask, queries, total, current, origin)
-        return replace(call, mask=visible, seen=Seen(None, real), first_row=past)
+        return replace(call, mask=visible, seen=Seen(None, real))
 
     def _hindrance(self, call: AttentionCall, simple_mask: bool, current: Pass) -> str | None:
         """What rules out fused kernels, apart from what the call itself holds."""
@@ -246,13 +259,12 @@ class AttachedAttention(nn.Module):
                     f"{self.path} ran twice in one forward pass; its chain has one place for it"
                 )
             current.done.add(self.path)
-        if self.map.reads_below or self.map.reads_rows:
-            expected = current.sizes.get(self.stack)
-            if expected is not None and expected != batch:
-                raise ValueError(
-                    f"{self.path} attends over {batch} windows or groups of its {expected} inputs; "
-                    f"{' and '.join(sorted(self.map.names))} would mix maps of different ones"
-                )
+        expected = current.sizes.get(self.stack, batch)
+        if expected != batch and (self.map.reads_below or self.map.reads_rows):
+            raise ValueError(
+                f"{self.path} attends over {batch} windows or groups of its {expected} inputs; "
+                f"{' and '.join(sorted(self.map.names))} would mix maps of different ones"
+            )
         return site
 
     def _real_queries(

@@ -14,7 +14,7 @@ class MaskOrigin(NamedTuple):
 
     Attributes:
         pattern: "causal", "bidirectional", "packed" (several sequences in a row), or None if unknown.
-        simple: whether it consists of `pattern` and padding only.
+        simple: whether it consists of `pattern` and padding only; if causal, the last query sees all keys.
         keys: padding mask, (batch, key), False at padding; None without padding.
     """
 

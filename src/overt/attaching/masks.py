@@ -113,9 +113,10 @@ def mask(
     compiling = torch.compiler.is_compiling()
     pattern, simple = _pattern_by_name(function) if compiling else _pattern(function)
     keys = None if attention_mask is None else attention_mask.to(torch.bool, copy=True)
-    whole = isinstance(q_offset, int) and q_offset == kv_offset == 0
+    from_start = isinstance(q_offset, int) and isinstance(kv_offset, int) and kv_offset == 0
+    to_end = q_offset + q_length == kv_length if pattern == "causal" else q_offset == 0
     fits = keys is None or keys.shape == (batch_size, kv_length)
-    origin = MaskOrigin(pattern, simple and whole and fits, keys)
+    origin = MaskOrigin(pattern, simple and from_start and to_end and fits, keys)
     if not compiling:
         _origins[result] = origin, _version(result)
     elif (current := innermost()) is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from overt.attaching.mask_origin import MaskOrigin
-from overt.mechanisms.chain import Chain, Owned, Place
+from overt.mechanisms.chain import Chain, Kept, Owned, Place
 from overt.mechanisms.seen import Seen
 
 if TYPE_CHECKING:
@@ -33,32 +33,39 @@ class DecodingState:
     Attributes:
         token: token of the model that filled the cache.
         layer: the cache layer whose length gives the number of tokens.
-        rows: chain → mechanism and place → (batch, heads, rows, key).
+        rows: chain → mechanism and place → (batch, heads, rows, key), in whatever order.
         fed: chain → place → number of rows fed so far.
         length: number of tokens in the cache.
     """
 
     token: str = ""
     layer: int = 0
-    rows: dict[str, dict[Owned, Tensor]] = field(default_factory=dict)
+    rows: dict[str, dict[Owned, Kept]] = field(default_factory=dict)
     fed: dict[str, dict[Place, int]] = field(default_factory=dict)
     length: int = 0
 
-    def chain(self, name: str) -> tuple[dict[Owned, Tensor], dict[Place, int]]:
+    def chain(self, name: str) -> tuple[dict[Owned, Kept], dict[Place, int]]:
         """Rows and counts of one chain."""
         return self.rows.setdefault(name, {}), self.fed.setdefault(name, {})
 
     def select(self, index: Tensor) -> None:
         """Select examples of the batch, as beam search does."""
+        # One index for all places, copied: its owner may change it before the rows are read.
+        orders: dict[tuple[int | None, torch.device], Tensor] = {}
         for rows in self.rows.values():
-            for place, tensor in rows.items():
-                rows[place] = tensor.index_select(0, index.to(tensor.device))
+            for place, kept in rows.items():
+                device, before = kept.rows.device, kept.order
+                key = None if before is None else id(before), device
+                if key not in orders:
+                    moved = index.to(device, copy=True)
+                    orders[key] = moved if before is None else before.index_select(0, moved)
+                rows[place] = Kept(kept.rows, orders[key])
 
     def repeat(self, repeats: int) -> None:
         """Repeat each example of the batch."""
         for rows in self.rows.values():
-            for place, tensor in rows.items():
-                rows[place] = tensor.repeat_interleave(repeats, dim=0)
+            for place, kept in rows.items():
+                rows[place] = Kept(kept.in_order().repeat_interleave(repeats, dim=0))
 
     def refuse_to_crop(self) -> None:
         """Refuse if map rows are stored: those of the remaining tokens would be needed, and are gone."""
@@ -176,11 +183,16 @@ class Pass:
         keys: int,
         device: torch.device,
     ) -> Seen:
-        """Which cells are visible, from the keys and queries that are not padding; shared by all layers."""
+        """Which cells are visible, from the keys and queries that are not padding; shared by all layers.
+
+        `real`, (batch or 1, tokens), may begin with tokens before the queries.
+        """
 
         def make() -> Seen:
             there = None if shown is None else shown.to(device)
-            rows = None if real is None else real.to(device).expand(batch, queries)
+            rows = None
+            if real is not None:  # kernels read it in one piece
+                rows = real[:, real.shape[1] - queries :].to(device).expand(batch, queries).contiguous()
             return Seen(there, rows, causal)
 
         if torch.compiler.is_compiling():

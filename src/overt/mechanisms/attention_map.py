@@ -42,8 +42,13 @@ def rows_left_alone(
         logits: (batch, heads, query, key), before any mechanism.
         visible: boolean, broadcasts to them.
     """
-    alone = ~visible.any(dim=-1, keepdim=True)
     batch, _, queries, keys = logits.shape
+    seen = call.seen
+    every_query = call.mask is None and seen.query_real is None and (not seen.causal or keys >= queries)
+    if every_query and (seen.key_visible is None or call.left_alone == "sdpa"):
+        return None  # only queries that see no key are left, if any, and they get zeros anyway
+    blind = seen.blind(queries, keys) if call.mask is None else None  # once for all layers
+    alone = ~visible.any(dim=-1, keepdim=True) if blind is None else blind.view(-1, 1, queries, 1)
     few = alone.shape[1] == 1 and logits.device.type == "cpu" and not torch.compiler.is_compiling()
     if few and not bool(alone.any()):
         return None
@@ -158,7 +163,9 @@ class AttentionMap(Layers):
     def __init__(self, mechanisms: Sequence[Mechanism], site: Site) -> None:
         super().__init__(mechanisms, site, lambda mechanism: mechanism.layer(site))
 
-    def attend(self, call: AttentionCall, chain: Chain, hindrance: str | None = None) -> Tensor | None:
+    def attend(
+        self, call: AttentionCall, chain: Chain, hindrance: str | None = None, pieces: str | None = None
+    ) -> Tensor | None:
         """From queries to outputs (batch, heads, query, dim) by a fused form; None where no form applies.
 
         The caller then uses `forward`. Where no mechanism does anything in this pass, as with Bayesian in
@@ -168,19 +175,28 @@ class AttentionMap(Layers):
             call: the attention call.
             chain: what the layers below left, and where this layer leaves its part.
             hindrance: a reason, known to the caller, why no fused form can run.
+            pieces: a reason, known to the caller, why only a form of single rows can run.
         """
-        if hindrance is None and fused.torchs_own_suffices(self.layers, call, chain):
+        layers = self.layers
+        if hindrance is None and fused.torchs_own_suffices(layers, call, chain):
             self._log_form(call.site, None, "torch's own attention: there is nothing to draw")
             chain.claim(call.site, self)
             return fused.torchs_own(call)
-        hindrance = hindrance or fused.why_plain(self.layers, call, chain)
-        self._log_form(call.site, hindrance)
-        form = fused.form_of(self.names)
+        by_name = {layer.name: layer for layer in layers}
+        form = fused.form_of(frozenset(by_name))
+        by_row = hindrance is None
+        if hindrance is None:
+            hindrance = fused.why_not_row(form, by_name, call, chain)
+            by_row = hindrance is None
+            if not by_row and not chain.keep:
+                hindrance = pieces or fused.why_plain(layers, call, chain)
+        self._log_form(call.site, hindrance, "fused kernel for a row" if by_row else "fused kernels")
         if hindrance is not None or form is None:
             return None
         chain.claim(call.site, self)
-        out = form.attend({layer.name: layer for layer in self.layers}, call, chain)
-        return fused.with_rows_left_alone(out, call, form)
+        if by_row and form.attend_row is not None:
+            return form.attend_row(by_name, call, chain)
+        return fused.with_rows_left_alone(form.attend(by_name, call, chain), call, form)
 
     def draw(
         self, call: AttentionCall, chain: Chain, samples: int, hindrance: str | None = None

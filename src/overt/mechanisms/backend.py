@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ def _device_limit(device: torch.device) -> str | None:
 
 def _importable(library: str) -> bool:
     """Whether a library can be imported. A compiler, which cannot trace an import, takes the result."""
+    if sys.modules.get(library) is not None:  # importing it again takes longer
+        return True
     try:
         importlib.import_module(library)
     except ImportError:

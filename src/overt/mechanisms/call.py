@@ -93,7 +93,7 @@ class AttentionCall:
             return shown if self.mask is None else shown & self.mask
         if self.mask is not None:
             return self.mask
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.query.device)
+        return everything(self.query.device)
 
     def shown(self) -> Tensor:
         """`visible`, as if no query were padding."""
@@ -121,6 +121,19 @@ class AttentionCall:
     def with_logits(self, logits: Tensor, filled: bool = False) -> AttentionCall:
         """The call with these logits in place of its own and of its bias."""
         return replace(self, logits=logits, bias=None, filled=filled)
+
+
+_everything: dict[torch.device, Tensor] = {}
+
+
+def everything(device: torch.device) -> Tensor:
+    """The mask (1, 1, 1, 1) that hides nothing; made once for a device."""
+    if torch.compiler.is_compiling():
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    if device not in _everything:
+        with torch.inference_mode(False):  # else later training could not save it for backward
+            _everything[device] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    return _everything[device]
 
 
 @dataclass(frozen=True, eq=False)

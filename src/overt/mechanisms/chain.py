@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from overt import _check
 from overt.mechanisms import backend
-from overt.mechanisms.maps import stacked
+from overt.mechanisms.maps import as_wide, stacked
 
 if TYPE_CHECKING:
     from overt.mechanisms.site import Site
@@ -33,6 +33,30 @@ class AddsLoss(Protocol):
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
         """λ(t), the factor of its terms."""
+
+
+class Kept(NamedTuple):
+    """Rows of a map kept for later rows, perhaps of a batch that has been reordered since.
+
+    Beam search reorders after every token. Reordering only notes the order, and whoever reads the rows next
+    follows it, which saves a copy.
+
+    Attributes:
+        rows: (examples, heads, rows, key).
+        order: (batch,), whose rows each example has; None if each has its own.
+    """
+
+    rows: Tensor
+    order: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        """Number of examples."""
+        return (self.rows if self.order is None else self.order).shape[0]
+
+    def in_order(self) -> Tensor:
+        """The rows, (batch, heads, rows, key)."""
+        return self.rows if self.order is None else self.rows.index_select(0, self.order)
 
 
 class Chain:
@@ -106,7 +130,7 @@ class Chain:
         self.examples = torch.as_tensor(examples, dtype=torch.int64)
         self.keep, self.wants_kl, self.gaps = keep, kl, gaps
         self.maps: dict[Owned, Tensor] = {}
-        self.rows: dict[Owned, Tensor] = {}
+        self.rows: dict[Owned, Kept] = {}
         self.edges: dict[Place, Tensor] = {}
         self.fed: dict[Place, int] = {}
         self._owners: dict[Place, object] = {}
@@ -185,7 +209,7 @@ class Chain:
         """The rows above these that an earlier piece left, if any; keeps those that the next piece will read.
 
         With `keep=False`, where all rows come at once, it returns None and keeps nothing. Near the start it
-        returns fewer than `count` rows, with as many columns as there were then (`maps.stacked` pads them).
+        returns fewer than `count` rows. Columns that did not exist when a row was kept are zero.
 
         Args:
             site: where the map is.
@@ -196,11 +220,36 @@ class Chain:
         if not self.keep:
             return None
         place = owner, *site.place
-        rows_above = self.rows.get(place)
-        all_rows = stacked(rows_above, rows)
-        first = max(all_rows.shape[-2] - count, 0)
-        self.rows[place] = all_rows[..., first:, :].clone()  # a view would keep the whole map in memory
+        kept = self.rows.get(place)
+        rows_above = None if kept is None else as_wide(kept.in_order(), rows)
+        if count <= rows.shape[-2] or rows_above is None:
+            first = max(rows.shape[-2] - count, 0)
+            left = rows[..., first:, :].clone() if first else rows  # a view would keep the map in memory
+        else:
+            first = max(rows_above.shape[-2] + rows.shape[-2] - count, 0)
+            left = stacked(rows_above[..., first:, :], rows)
+        self.rows[place] = Kept(left)
         return rows_above
+
+    def kept_rows(self, site: Site, owner: str, shape: tuple[int, int, int, int]) -> Kept | None:
+        """The rows that an earlier piece left for a map of this shape, not yet in order; None without any.
+
+        For forms that read and replace them by themselves (`put_rows`), in place of `keep_rows`.
+        """
+        kept = self.rows.get((owner, *site.place)) if self.keep else None
+        if kept is not None and (
+            kept.batch != shape[0] or kept.rows.shape[1] != shape[1] or kept.rows.shape[3] > shape[3]
+        ):
+            raise ValueError(
+                f"kept rows of shape {(kept.batch, *kept.rows.shape[1:])} do not fit on top of {shape}: "
+                "make a new Chain for each sequence"
+            )
+        return kept
+
+    def put_rows(self, site: Site, owner: str, rows: Tensor) -> None:
+        """Keep these rows, (batch, heads, rows, key), in place of any others; nothing with `keep=False`."""
+        if self.keep:
+            self.rows[owner, *site.place] = Kept(rows)
 
     def add_loss(self, site: Site, term: Tensor, mechanism: AddsLoss, cells: Tensor | None = None) -> None:
         """Record what one layer adds to the loss, per example, (batch,), before `Mechanism.loss_weight`.

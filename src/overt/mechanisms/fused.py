@@ -41,6 +41,9 @@ def attend_limits(call: AttentionCall) -> str | None:
     return None
 
 
+Layers = Mapping[str, MechanismLayer]
+
+
 @dataclass(frozen=True)
 class FusedForm:
     """A fused form, and what it is for.
@@ -55,14 +58,21 @@ class FusedForm:
         limits: call → why it does not take it, None if it does; `MechanismLayer.unfit` is checked as well.
         attends_padding: whether it already gives padded queries plain attention's output where the call
             requires it, and zeros to those that see no key. Otherwise all of them get zeros.
+        attend_row: `attend` for a single query row of a decoder, which may be fed after others
+            (`Chain(keep=True)`), without gradients. It gives every row that mechanisms leave alone what
+            `call.left_alone` says, and adds `call.bias`. None where there is no such form.
+        row_limits: layers by name, call, chain → why `attend_row` does not take the call, None if it does;
+            `limits` is checked as well.
     """
 
     covers: frozenset[str]
-    attend: Callable[[Mapping[str, MechanismLayer], AttentionCall, Chain], Tensor]
-    draw: Callable[[Mapping[str, MechanismLayer], AttentionCall, Chain, int], Tensor] | None = None
+    attend: Callable[[Layers, AttentionCall, Chain], Tensor]
+    draw: Callable[[Layers, AttentionCall, Chain, int], Tensor] | None = None
     runs_on: backend.Backend = backend.KERNELS
     limits: Callable[[AttentionCall], str | None] = attend_limits
     attends_padding: bool = False
+    attend_row: Callable[[Layers, AttentionCall, Chain], Tensor] | None = None
+    row_limits: Callable[[Layers, AttentionCall, Chain], str | None] | None = None
 
 
 _forms: dict[frozenset[str], FusedForm] = {}
@@ -106,6 +116,27 @@ def why_plain(
         if reason := layer.unfit(call):
             return reason
     return None
+
+
+def why_not_row(form: FusedForm | None, layers: Layers, call: AttentionCall, chain: Chain) -> str | None:
+    """Why a form's `attend_row` does not compute a call; None if it does."""
+    query, key, value = call.query, call.key, call.value
+    if form is None or form.attend_row is None or query.shape[2] != 1 or call.site.kind == "encoder":
+        return "rows may be fed in pieces"
+    if reason := backend.unfit(form.runs_on, query, key, value, off=chain.switched_off):
+        return reason
+    if torch.compiler.is_compiling():
+        return "the kernel for single rows is not an operator that a compiler can take"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "the kernel for single rows has no gradients"
+    if call.dropout > 0.0:
+        return "the kernel for single rows has no dropout"
+    if call.logits is not None:
+        return "logits are more than products and a bias"
+    if call.mask is not None:
+        return "masks are more than padding and causality"
+    reason = form.limits(call)
+    return reason or (None if form.row_limits is None else form.row_limits(layers, call, chain))
 
 
 def torchs_own_suffices(layers: Sequence[MechanismLayer], call: AttentionCall, chain: Chain) -> bool:

@@ -81,13 +81,17 @@ def log_normalizer(logits: Tensor, visible: Tensor) -> Tensor:
     return torch.logsumexp(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~sees_key, 0.0)
 
 
-def stacked(kept: Tensor | None, rows: Tensor) -> Tensor:
-    """Rows kept from an earlier piece on top of these; columns that did not exist then are zero, hidden."""
-    if kept is None:
-        return rows
+def as_wide(kept: Tensor, rows: Tensor) -> Tensor:
+    """Rows kept from an earlier piece with the columns of these; those that did not exist then are zero."""
     if kept.shape[:2] != rows.shape[:2] or kept.shape[-1] > rows.shape[-1]:
         raise ValueError(
             f"kept rows of shape {tuple(kept.shape)} do not fit on top of {tuple(rows.shape)}: "
             "make a new Chain for each sequence"
         )
-    return torch.cat([F.pad(kept, (0, rows.shape[-1] - kept.shape[-1])), rows], dim=-2)
+    missing = rows.shape[-1] - kept.shape[-1]
+    return F.pad(kept, (0, missing)) if missing else kept
+
+
+def stacked(kept: Tensor | None, rows: Tensor) -> Tensor:
+    """Rows kept from an earlier piece on top of these; columns that did not exist then are zero, hidden."""
+    return rows if kept is None else torch.cat([as_wide(kept, rows), rows], dim=-2)

@@ -30,12 +30,14 @@ from overt.mechanisms.flat import (
     empty_rows,
     flat_of,
 )
-from overt.mechanisms.fused import FusedForm
-from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.fused import FusedForm, Layers
 from overt.mechanisms.operators import Gradients, Maybe, Operator, Tensors
 from overt.mechanisms.site import KINDS
 
 HIDDEN, MIXED = float("-inf"), 0.0
+# Limits of the form for single rows, which has one program for all heads and keys of an example.
+MOST_HEADS, MOST_TAPS = 16, 5
+MOST_NUMBERS = 2**22  # in an example's keys
 
 
 class Evolution(NamedTuple):
@@ -190,25 +192,36 @@ def _constant(alpha: float, beta: float, device: torch.device) -> Tensor:
     return _constants[key]
 
 
-def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Chain) -> Tensor:
+def _previous(layer: EvolvingLayer, call: AttentionCall, chain: Chain) -> Tensor | None:
+    """The previous layer's evolved map on this device; None where a chain starts."""
+    below = None if call.site.layer == 0 else chain.previous(call.site, layer.name)
+    if below is None:
+        return None
+    if below.shape[0] != call.shape[0]:
+        raise ValueError(
+            f"the previous map has {below.shape[0]} examples, these queries {call.shape[0]}: "
+            "make a new Chain for each forward pass"
+        )
+    return below.to(call.query.device) if below.shape == call.shape else None
+
+
+def _numbers(layer: EvolvingLayer, chain: Chain, device: torch.device) -> tuple[Tensor, bool]:
+    """α and β on the device, and whether α is known to be 0."""
+    ramp_factor = ramp(layer.config, chain, layer.training, device)
+    numbers = _constant(layer.alpha, layer.config.beta, device)
+    return numbers if ramp_factor is None else numbers * ramp_factor, layer.alpha == 0.0
+
+
+def attend(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
     """Output (batch, heads, query, dim) of Evolving, with or without random weights on top.
 
     Leaves map and KL in the chain.
     """
     layer = cast(EvolvingLayer, layers["Evolving"])
     drawer = cast("Drawer | None", layers.get("Bayesian"))
-    config, device, site, shape = layer.config, call.query.device, call.site, call.shape
-    below = None if site.layer == 0 else chain.previous(site, layer.name)
-    if below is not None and below.shape[0] != shape[0]:
-        raise ValueError(
-            f"the previous map has {below.shape[0]} examples, these queries {shape[0]}: "
-            "make a new Chain for each forward pass"
-        )
-    continues = below is not None and below.shape == shape
-    previous = below.to(device, call.query.dtype) if below is not None and continues else None
-    ramp_factor = ramp(config, chain, layer.training, device)
-    numbers = _constant(layer.alpha, config.beta, device)
-    numbers = numbers if ramp_factor is None else numbers * ramp_factor
+    config, site, previous = layer.config, call.site, _previous(layer, call, chain)
+    previous = None if previous is None else previous.to(call.query.dtype)
+    numbers, _ = _numbers(layer, chain, call.query.device)
     starts = previous is None and not config.first
     weight, shift = (None, None) if starts else (layer.weight, layer.bias)
     flat = flat_of(call, Drawing() if drawer is None else drawer.drawing(chain), chain)
@@ -219,7 +232,78 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
     return out
 
 
+def row_limits(layers: Layers, call: AttentionCall, chain: Chain) -> str | None:
+    """Why the kernel for single rows does not take a call; None if it does."""
+    layer = cast(EvolvingLayer, layers["Evolving"])
+    batch, heads, _, keys = call.shape
+    if call.bias is not None and not _fits(call.bias, (batch, heads, 1, keys)):
+        return f"a bias of shape {tuple(call.bias.shape)} is not one for each key"
+    if any(not other.idle(chain) for other in layers.values() if other is not layer):
+        return "the kernel for single rows draws no weights and computes no KL"
+    if heads > MOST_HEADS:
+        return f"the kernel for single rows takes up to {MOST_HEADS} heads, got {heads}"
+    if heads * keys * call.query.shape[-1] > MOST_NUMBERS:
+        return f"the kernel for single rows would be slow with {keys} keys"
+    weight, bias = layer.weight, layer.bias
+    if weight is None or bias is None:
+        return None
+    if weight.shape[-1] > MOST_TAPS:
+        return f"the kernel for single rows takes a kernel_size of up to {MOST_TAPS}, got {weight.shape[-1]}"
+    if weight.device != call.query.device:
+        return f"the convolution's weights are on {weight.device}, queries on {call.query.device}"
+    if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
+        return "the kernel for single rows has no gradients"
+    return None
+
+
+def _fits(bias: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a bias has a column for each key and broadcasts to the rest of a map's shape."""
+    if bias.dim() != 4 or bias.shape[3] != shape[3]:
+        return False
+    return all(size in (1, full) for size, full in zip(bias.shape, shape, strict=True))
+
+
+def attend_row(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
+    """Output (batch, heads, 1, dim) of Evolving for one row, in one launch.
+
+    Leaves the evolved row in the chain, and the mixed row where rows are kept.
+    """
+    from overt.mechanisms.evolving.kernels import evolve_one
+    from overt.mechanisms.kernels.attend import rows_whole
+
+    layer = cast(EvolvingLayer, layers["Evolving"])
+    config, site, query = layer.config, call.site, call.query
+    previous = _previous(layer, call, chain)
+    numbers, alone = _numbers(layer, chain, query.device)
+    convolution, kept, left = None, None, 0
+    if layer.weight is not None and layer.bias is not None and (previous is not None or config.first):
+        convolution = layer.weight.contiguous(), layer.bias.contiguous()
+        kept = chain.kept_rows(site, layer.name, call.shape)
+        left = reach(site.kind, config.kernel_size)[0]
+    out, evolved, rows = evolve_one(
+        rows_whole(query),
+        rows_whole(call.key),
+        rows_whole(call.value),
+        call.scale,
+        call.bias,
+        None if previous is None or alone else previous.contiguous(),
+        None if kept is None or kept.rows.shape[2] == 0 else rows_whole(kept.rows),
+        None if kept is None else kept.order,
+        convolution,
+        left,
+        call.seen,
+        numbers,
+        config.skip == "add",
+        plainly=call.left_alone is not None,
+        uniform=call.left_alone in ("eager", "biased"),
+    )
+    chain.carry(site, layer.name, evolved)
+    if convolution is not None and layer.earlier_rows > 0:
+        chain.put_rows(site, layer.name, rows)
+    return out
+
+
 FORMS = tuple(
-    FusedForm(frozenset(covers), attend, attends_padding=True)
+    FusedForm(frozenset(covers), attend, attends_padding=True, attend_row=attend_row, row_limits=row_limits)
     for covers in ({"Evolving"}, {"Evolving", "Bayesian"})
 )

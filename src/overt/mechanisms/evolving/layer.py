@@ -97,7 +97,9 @@ class EvolvingLayer(MechanismLayer):
                 return compiled
         alpha = self.alpha if ramp_factor is None else self.alpha * ramp_factor
         beta = config.beta if ramp_factor is None else config.beta * ramp_factor
-        mixed = mix(logits, previous, visible, alpha, add=config.skip == "add")
+        # Without a skip the previous map has no effect; a gradient through it would be zero.
+        past = None if ramp_factor is None and self.alpha == 0.0 else previous
+        mixed = mix(logits, past, visible, alpha, add=config.skip == "add")
         rows_above = self._rows_above(mixed, chain, site) if chain.keep and convolution is not None else None
         return refine(mixed, convolution, visible, site.kind, beta, rows_above)
 
