@@ -28,7 +28,7 @@ from overt import _check
 from overt._files import write_whole, written_whole
 from overt._modes import evaluating
 from overt.mechanisms.attention_map import AttentionMap
-from overt.mechanisms.chain import Chain
+from overt.mechanisms.chain import Chain, Kept
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 from overt.mechanisms.rows import Rows
@@ -564,7 +564,7 @@ class Seq2Seq(nn.Module):
             tokens, order = _pick(extended, going_on), (first_beam + parent.gather(1, going_on)).flatten()
             words = tokens[..., -1].reshape(-1, 1)
             state = State(*(x[order] for x in decoded.state))
-            chain.rows = {owner: kept[order] for owner, kept in chain.rows.items()}
+            chain.rows = {owner: Kept(kept.in_order(), order) for owner, kept in chain.rows.items()}
         return best[:, :length], best_scores
 
     # --- Files ---
