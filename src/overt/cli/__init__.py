@@ -4,7 +4,7 @@ from overt.cli.shared import app, main
 
 # In the order of `overt --help`.
 # isort: off
-from overt.cli import demo, info, trace, neighbours, plot, serve, sentiment, drift, reproduce
+from overt.cli import demo, info, trace, translate, neighbours, plot, serve, sentiment, drift, reproduce
 # isort: on
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "sentiment",
     "serve",
     "trace",
+    "translate",
 ]

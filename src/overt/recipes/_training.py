@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -81,6 +82,17 @@ def torch_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU, and torch finds none: use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def is_main_process() -> bool:
+    """Whether this is a training's only process, or the first of those that `accelerate launch` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def wait_for_everyone() -> None:
+    """Wait for the other processes of a training, if there are any."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def hardware(device: str) -> str:
@@ -250,7 +262,7 @@ class Run:
 
 def describe_losses(logs: Mapping[str, float]) -> str:
     """The losses of a log as a phrase: the task loss and, separately, the KL if there is one."""
-    if "kl" not in logs:
+    if "kl" not in logs or "task_loss" not in logs:  # the latter where the model does not compute the loss
         return f"loss {float(logs['loss']):.3f}"
     return f"task {logs['task_loss']:.3f}, KL {logs['kl']:.1f} × {logs['kl_weight']:g}"
 

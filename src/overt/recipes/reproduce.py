@@ -23,7 +23,7 @@ from overt.recipes import bam_graphs, ea_translation, flow_pronouns, flow_sentim
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
 from overt.recipes._runs import finite
 from overt.recipes._tables import show
-from overt.recipes._training import hardware, torch_device, versions
+from overt.recipes._training import hardware, is_main_process, torch_device, versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def run(
     torch_device(device)
     seeds = recipe.seeds if seeds is None else seeds
     _check.whole("--seeds", seeds, 1)
-    console = Console()
+    console = Console(quiet=not is_main_process())
     request = Request(
         out=Path("runs") / recipe.folder if out is None else out,
         data=data,
@@ -113,6 +113,8 @@ def run(
         results = (
             Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
         )
+    if not is_main_process():
+        return result
     results.mkdir(parents=True, exist_ok=True)
     path = results / name
     if recipe.draw is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +22,25 @@ from overt.data.files import read_text
 from overt.data.pairs import Corpus
 from overt.judge.bleu import detokenise, paired_bootstrap, plain_bleu, tokenised_bleu
 from overt.recipes._recipe import Option, Request
-from overt.recipes._runs import earlier_result, finish_run, run_record, stored_numbers
-from overt.recipes._training import hardware, progress_bar, torch_device, versions
+from overt.recipes._runs import RESULT, earlier_result, finish_run, run_record, stored_numbers
+from overt.recipes._training import (
+    hardware,
+    is_main_process,
+    progress_bar,
+    torch_device,
+    versions,
+    wait_for_everyone,
+)
 from overt.recipes._workers import Tell, cores, side_by_side
 from overt.recipes.translation_training import (
     GREEDY,
+    WEIGHTS,
     Encoded,
     Row,
     Training,
     encode,
     loss_of,
+    processes,
     save,
     step_times,
     train,
@@ -159,6 +171,7 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
     need("sacrebleu", "translation")
     need("accelerate", "translation")
     console, options = request.console, request.options
+    processes(request.device)  # several, if started by `accelerate launch`, meet before folders are made
     chosen = rows_of(options["rows"], rows, default)
     corpus = corpus_of(request)
     tokenizer, vocabulary = tokenizer_of(corpus, options["codes"])
@@ -188,7 +201,7 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
                 folder = (
                     request.out / f"{corpus.name}-{corpus.direction}" / folder_name(name) / f"seed-{seed}"
                 )
-                result = earlier_result(folder, settings, request.fresh)
+                result = _prepared(folder, settings, request.fresh)
                 task = Task(name, seed, row, training, options["beam"], folder, device, settings)
                 if result is None:
                     tasks.append(task)
@@ -218,6 +231,16 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
         seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
     }
     return Runs(per_seed, config, corpus.stand_in, stored > 0)
+
+
+def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """As `earlier_result`, with the first of several processes ahead of the others."""
+    if is_main_process():
+        result = earlier_result(folder, settings, fresh)
+        wait_for_everyone()
+        return result
+    wait_for_everyone()
+    return earlier_result(folder, settings, fresh=False)
 
 
 def rows_of(text: str | None, rows: Mapping[str, Row], default: Sequence[str]) -> list[str]:
@@ -272,7 +295,7 @@ def _train_all(
 
 def perform_all(tasks: list[Task], data: Encoded, workers: int, tell: Tell) -> Any:
     """Perform tasks in this process or in several; yield each as it finishes."""
-    if workers == 1:
+    if workers == 1 or processes() > 1:
         for task in tasks:
             yield task, perform(task, data, tell)
     else:
@@ -280,8 +303,6 @@ def perform_all(tasks: list[Task], data: Encoded, workers: int, tell: Tell) -> A
 
 
 def _one_thread() -> None:
-    import os
-
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -303,12 +324,16 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
     cuda = task.device == "cuda"
     model, numbers = train(task.folder, shared, task.row, task.training, task.seed, task.device, told)
     trained = time.perf_counter()
-    numbers |= measure(model, shared, task, cuda)
-    numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
-    save(model.cpu(), shared, task.folder / "model")
-    numbers["run"] = run_record(task.settings, hardware(task.device), versions())
-    finish_run(task.folder, numbers)
-    return numbers
+    if is_main_process():
+        numbers |= measure(model, shared, task, cuda)
+        numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
+        save(model.cpu(), shared, task.folder / "model")
+        shutil.rmtree(task.folder / WEIGHTS)
+        numbers["run"] = run_record(task.settings, hardware(task.device), versions())
+        finish_run(task.folder, numbers)
+    wait_for_everyone()
+    stored: dict[str, Any] = json.loads((task.folder / RESULT).read_text())
+    return stored
 
 
 def measure(model: Any, data: Encoded, task: Task, bf16: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,14 +28,16 @@ from overt.attaching.api import state_in
 from overt.data import subwords
 from overt.data.pairs import Corpus
 from overt.data.subwords import EOS_ID, PAD_ID
+from overt.judge.bleu import detokenise
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.models.marian import SIZES, marian, size_without_embeddings
-from overt.recipes._training import Run, torch_device
+from overt.recipes._training import Run, torch_device, wait_for_everyone
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 IGNORED = -100  # label of padding
+WEIGHTS = "weights"  # folder of the last epochs' weights
 CARD = "translation.json"  # what a model's folder says about its text
 GREEDY = 100  # training sentences that are translated greedily, as a check
 CHECKPOINTS = 6  # per training
@@ -371,7 +373,7 @@ def make_epochs_callback(
             if epoch - best["epoch"] >= patience:
                 control.should_training_stop = True
             if state.is_world_process_zero:
-                weights = folder / "weights"
+                weights = folder / WEIGHTS
                 weights.mkdir(exist_ok=True)
                 tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
                 with written_whole(weights / f"epoch-{epoch}.safetensors") as part:
@@ -385,7 +387,7 @@ def make_epochs_callback(
 
 def snapshots_in(folder: Path) -> list[Path]:
     """The kept weights of a run, in the order of their epochs."""
-    paths = [path for path in (folder / "weights").glob("epoch-*") if _NUMBERED.fullmatch(path.name)]
+    paths = [path for path in (folder / WEIGHTS).glob("epoch-*") if _NUMBERED.fullmatch(path.name)]
     return sorted(paths, key=lambda path: int(_NUMBERED.fullmatch(path.name)[1]))  # type: ignore[index]
 
 
@@ -410,6 +412,14 @@ def network(row: Row, vocabulary: int, dropout: float, seed: int) -> Any:
     return model
 
 
+def processes(device: str = "auto") -> int:
+    """Number of processes that train one model together: those that `accelerate launch` started."""
+    need("accelerate", "translation")
+    from accelerate import PartialState  # type: ignore[import-untyped, unused-ignore]
+
+    return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
+
+
 def train(
     folder: Path,
     data: Encoded,
@@ -432,15 +442,13 @@ def train(
         told: called with the number of finished updates after each of them.
         console: for a progress bar; none by default.
     """
-    need("accelerate", "train")
-    from accelerate import PartialState  # type: ignore[import-untyped, unused-ignore]
     from rich.console import Console
 
     model = network(row, data.tokenizer.get_vocab_size(), training.dropout, seed)
     cuda = torch_device(device).type == "cuda"
-    processes = PartialState(cpu=not cuda).num_processes
+    count = processes(device)
     multiple = MULTIPLE if cuda and row.mechanisms else 1
-    batches = Batches(data.train, training.tokens, seed, processes, multiple)
+    batches = Batches(data.train, training.tokens, seed, count, multiple)
 
     def validate(model: nn.Module) -> float:
         return loss_of(model, data.valid, 2 * training.tokens, bf16=cuda)
@@ -453,7 +461,7 @@ def train(
         steps=training.updates,
         checkpoints=CHECKPOINTS,
         seed=seed,
-        data=Schedule(len(batches), training.updates, seed, processes),
+        data=Schedule(len(batches), training.updates, seed, count),
         collate=lambda places: batches[places[0]],
         console=Console(quiet=True) if console is None else console,
         name=folder.name,
@@ -472,10 +480,13 @@ def train(
         max_grad_norm=0.0,
         optim="adamw_torch_fused" if cuda else "adamw_torch",
         bf16=cuda,
+        # A prior is used by the loss alone, which DDP does not see: it would take its parameters for unused.
+        ddp_find_unused_parameters=False,
         logging_steps=max(1, training.updates // LOGS),
     )
     with any_shape():
         run.train()
+    wait_for_everyone()
     records = read_epochs(folder)
     kept = snapshots_in(folder)
     average(model, kept)
@@ -576,6 +587,50 @@ def translate(
         if told is not None:
             told(done)
     return texts
+
+
+def translate_lines(
+    model: Any,
+    tokenizer: Any,
+    lines: Sequence[str],
+    card: Mapping[str, Any],
+    beam: int = 5,
+    tokens: int = 2048,
+) -> list[str]:
+    """Translations of ordinary text with any encoder–decoder of Hugging Face; empty lines stay empty.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        lines: the sentences.
+        card: what text the model takes and gives (`save`); empty for models from elsewhere.
+        beam: number of beams; 1 is greedy.
+        tokens: most source tokens of a batch, padding included.
+    """
+    texts = [line.strip() for line in lines]
+    if card.get("lowercase"):
+        texts = [text.lower() for text in texts]
+    if card.get("tokenised"):
+        moses: Any = need("sacremoses", "translation")
+        split = moses.MosesTokenizer(lang=card["source"])
+        texts = [split.tokenize(text, return_str=True, escape=False) for text in texts]
+    full = [number for number, text in enumerate(texts) if text]
+    sources = [tokenizer(texts[number])["input_ids"] for number in full]
+    translations = [""] * len(texts)
+    device = next(model.parameters()).device
+    for batch in _by_length(sources, max(tokens // beam, 1)):
+        inputs = tokenizer.pad({"input_ids": [sources[number] for number in batch]}, return_tensors="pt")
+        inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+        with any_shape(), torch.no_grad():
+            output = model.generate(
+                **inputs,
+                num_beams=beam,
+                do_sample=False,
+                max_new_tokens=2 * inputs["input_ids"].shape[1] + 10,
+            )
+        for number, text in zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
+            translations[full[number]] = text.strip()
+    return detokenise(translations, card["target"]) if card.get("tokenised") else translations
 
 
 def _by_length(sources: Sequence[Ids], tokens: int) -> Iterator[list[int]]:

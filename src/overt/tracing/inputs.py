@@ -283,7 +283,7 @@ def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
         pieces = tokenizer.convert_ids_to_tokens(row)
         shown = []
         for number, piece in zip(row, pieces, strict=True):
-            piece = str(piece)
+            piece = str(piece).removesuffix("</w>") or str(piece)  # which ends a word in BPE
             if piece.startswith(("Ġ", "▁", "Ċ")) or not piece.isascii():
                 piece = tokenizer.decode([number], clean_up_tokenization_spaces=False).strip() or piece
             shown.append(piece)
