@@ -405,3 +405,51 @@ def test_rows_are_the_papers() -> None:
     assert set(ea_translation.PUBLISHED_6) == set(ea_translation.IN_TABLE_6)
     assert ea_translation.PUBLISHED_6["EA-Lite"] == ea_translation.PUBLISHED_5["EA-Lite"]
     assert ea_translation.ROWS["EA-Base"].mechanisms == (overt.Evolving(alpha=0.5, beta=0.1),)
+
+
+# --- Figure 5 ---
+
+
+def learning(step_ms: dict[str, float]) -> Any:
+    """An outcome of made-up learning curves: two seeds of each row, EA-Lite ends lower."""
+    from overt.recipes._recipe import Outcome
+
+    falls = {"Lite": 3.0, "EA-Lite": 4.0}
+    curve = {row: [[step, 6.0 - fall * step / 100] for step in (10, 50, 100)] for row, fall in falls.items()}
+    run = {"date": "2026-01-01", "hardware": "a machine", "settings": {"precision": "float32"}}
+    entry = {"run": run, "bleu_of_training": 60.0, "bleu_signature": "x", "bleu_13a_signature": "y"}
+    rows = {row: {**entry, "curve": points} for row, points in curve.items()}
+    corpus = reordered_corpus.describe()
+    config = {
+        "data": corpus, "left_out": 0, "beam": 5, "step_ms": step_ms, "timed_on": "a machine",
+        "vocabulary": {"pieces": 9, "origin": "trained", "sha256": "0" * 64},
+        "training": translation_training.training_settings(SHORT),
+    }  # fmt: skip
+    return Outcome(config, {0: rows, 1: rows})
+
+
+def test_the_figure_compares_losses_after_the_same_time_not_after_the_same_updates() -> None:
+    # With twice the time per update, 4 less per hundred updates is 2 less per hundred of the other's.
+    outcome = learning({"Lite": 10.0, "EA-Lite": 20.0})
+    report = ea_translation.report_figure_5(outcome)
+    rows = dict(report.grids[0].rows)
+    assert float(rows["EA-Lite"][-1]) == pytest.approx(6.0 - 2.0, abs=1e-3)
+    assert float(rows["Lite"][-1]) == pytest.approx(6.0 - 3.0, abs=1e-3)
+    assert rows["EA-Lite − Lite"][-1] == "1.000"  # two seeds: no interval
+
+
+def test_losses_between_points_are_numpys_interpolation() -> None:
+    import numpy as np
+
+    curve = [(1.0, 5.0), (2.0, 3.0), (4.0, 2.5)]
+    for time in (1.0, 1.3, 2.0, 3.9, 4.0):
+        want = np.interp(time, *zip(*curve, strict=True))
+        assert ea_translation.loss_at(curve, time) == pytest.approx(want)
+
+
+def test_the_figure_is_drawn_with_every_seed(tmp_path: Path) -> None:
+    path = tmp_path / "figure.svg"
+    ea_translation.draw_figure_5(learning({"Lite": 10.0, "EA-Lite": 11.0}), path)
+    picture = path.read_text()
+    for colour in ("#666666", "#00796b"):
+        assert picture.count(f"stroke: {colour}") >= 3  # two seeds and the legend

@@ -38,6 +38,7 @@ RECIPES: dict[str, Recipe] = {
         bam_graphs.TABLE_1,
         ea_translation.TABLE_5,
         ea_translation.TABLE_6,
+        ea_translation.FIGURE_5,
     )
 }
 FORMAT = "overt reproduce 1"  # of the result files that RESULTS.md is generated from

@@ -101,12 +101,14 @@ class Runs:
         config: settings that all share, for the result file.
         stand_in: whether the data were the package's own.
         continued: whether some numbers are an earlier result file's.
+        data: what they were trained on.
     """
 
     per_seed: dict[int, dict[str, Any]]
     config: dict[str, Any]
     stand_in: bool
     continued: bool
+    data: Encoded
 
 
 def corpus_of(request: Request) -> Corpus:
@@ -230,7 +232,7 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
     per_seed = {
         seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
     }
-    return Runs(per_seed, config, corpus.stand_in, stored > 0)
+    return Runs(per_seed, config, corpus.stand_in, stored > 0, data)
 
 
 def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
