@@ -104,7 +104,8 @@ def test_each_epoch_has_all_batches_in_another_order() -> None:
 
 def test_parts_for_processes_make_up_the_batch() -> None:
     pairs, processes = some_pairs(), 3
-    batches, schedule = Batches(pairs, 80, 0, processes), Schedule(len(token_batches(pairs, 80, 0)), 2, 0, 3)
+    numbers = token_batches(pairs, 80, 0)
+    batches, schedule = Batches(pairs, numbers, collate, processes), Schedule(len(numbers), 2, 0, 3)
     for update in range(2):
         places = [schedule[update * processes + part] for part in range(processes)]
         assert len({number for number, _ in places}) == 1
@@ -423,7 +424,7 @@ def learning(step_ms: dict[str, float]) -> Any:
     config = {
         "data": corpus, "left_out": 0, "beam": 5, "step_ms": step_ms, "timed_on": "a machine",
         "vocabulary": {"pieces": 9, "origin": "trained", "sha256": "0" * 64},
-        "training": translation_training.training_settings(SHORT),
+        "training": SHORT.settings(),
     }  # fmt: skip
     return Outcome(config, {0: rows, 1: rows})
 

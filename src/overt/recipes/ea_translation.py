@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from overt._extras import need
 from overt._files import written_whole
+from overt.data.pairs import Corpus
 from overt.mechanisms.evolving.config import Evolving
-from overt.recipes._recipe import Grid, Outcome, Recipe, Report, Request, cell
+from overt.recipes import translation_runs
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._training import hardware, torch_device
-from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
-from overt.recipes.translation_runs import OPTIONS, Runs, run_rows
-from overt.recipes.translation_training import GREEDY, LOGS, Row, Training, step_times
+from overt.recipes.paired import mean_interval
+from overt.recipes.translation_reports import FEWEST, gains_grid, mean_cell, text_notes, values
+from overt.recipes.translation_runs import Runs, run_rows
+from overt.recipes.translation_training import LOGS, Row, Training, step_times
 
 Scores = Mapping[str, tuple[float, float, float]]
 # Section 4.3: skips in the encoder alone (`decoder_alpha`'s default); α = 0.1 for Lite and 0.5 for Base.
@@ -38,7 +43,6 @@ ROWS = {
 }
 IN_TABLE_5 = ("Lite", "EA-Lite", "EA-Lite first", "Base", "EA-Base")
 IN_TABLE_6 = ("Lite", "EA-Lite", *list(ROWS)[5:])
-BASELINES = {"EA-Base": "Base"}  # of the other rows: Lite
 DIRECTIONS = ("de-en", "en-de", "en-fr")  # IWSLT'14 De-En, WMT'14 En-De, WMT'14 En-Fr
 PUBLISHED_5: Scores = {
     "Lite": (33.32, 21.11, 33.22),
@@ -69,7 +73,44 @@ PUBLISHED_TRAINING = {
     "en-de": {"learning_rate": 1e-3, "dropout": 0.3, "gpus": 8, "accumulation": 16},
     "en-fr": {"learning_rate": 1e-3, "dropout": 0.1, "gpus": 8, "accumulation": 16},
 }
-FEWEST = 3  # seeds for an interval
+# Dropout by direction, as published; other directions have De-En's.
+DROPOUT = {"de-en": 0.2, "en-de": 0.3, "en-fr": 0.1}
+OPTIONS = {
+    **translation_runs.OPTIONS,
+    "tokens": Option("most target tokens of a batch", 4096, least=32),
+    "beam": Option("beams of the beam search", 5, least=1),
+}
+
+
+def plan(corpus: Corpus, options: Mapping[str, Any]) -> Training:
+    """The settings of a training on a corpus: the paper's, with fewer updates where there are fewer pairs."""
+    steps, tokens = options["steps"], options["tokens"]
+    if corpus.stand_in:
+        updates, warmup, dropout = 1000, 250, 0.0
+    elif len(corpus.train) < 100_000:
+        updates, warmup, dropout = 3000, 1000, DROPOUT.get(corpus.direction, 0.2)
+    else:
+        updates, warmup, dropout = 50_000, 4000, DROPOUT.get(corpus.direction, 0.2)
+    if steps is not None:
+        warmup, updates = max(1, min(warmup, steps // 3)), steps
+    training = Training(updates, tokens=tokens, warmup=warmup, dropout=dropout)
+    return replace(training, learning_rate=4e-3, tokens=min(tokens, 256)) if corpus.stand_in else training
+
+
+def small(row: Row) -> Row:
+    """A row's network for the stand-in."""
+    return replace(row, size={"lite": "tiny", "base": "small"}[row.size])
+
+
+def train_rows(request: Request, rows: Sequence[str], default: Sequence[str]) -> Runs:
+    """Train rows of a table."""
+    chosen = {name: ROWS[name] for name in rows}
+    return run_rows(request, chosen, default, compared(rows), plan, small)
+
+
+def compared(rows: Sequence[str]) -> dict[str, str]:
+    """Row → the plain network that it is compared with."""
+    return {row: "Base" if row == "EA-Base" else "Lite" for row in rows if row not in ("Lite", "Base")}
 
 
 def _outcome(runs: Runs) -> Outcome:
@@ -78,31 +119,15 @@ def _outcome(runs: Runs) -> Outcome:
 
 def run_table_5(request: Request) -> Outcome:
     """Train Lite and Base, plain and evolving."""
-    rows = {name: ROWS[name] for name in IN_TABLE_5}
-    return _outcome(run_rows(request, rows, [name for name in rows if name in PUBLISHED_5]))
+    return _outcome(train_rows(request, IN_TABLE_5, list(PUBLISHED_5)))
 
 
 def run_table_6(request: Request) -> Outcome:
     """Train Lite and its ablations."""
-    rows = {name: ROWS[name] for name in IN_TABLE_6}
-    return _outcome(run_rows(request, rows, list(rows)))
+    return _outcome(train_rows(request, IN_TABLE_6, IN_TABLE_6))
 
 
 # --- Reports ---
-
-
-def values(outcome: Outcome, row: str, key: str) -> dict[int, float]:
-    """A number of a row by seed, of the seeds that have it."""
-    entries = {seed: rows[row] for seed, rows in outcome.per_seed.items() if row in rows}
-    return {seed: float(entry[key]) for seed, entry in entries.items() if entry.get(key) is not None}
-
-
-def mean_cell(numbers: Mapping[int, float], digits: int = 2) -> str:
-    """Mean and standard deviation over seeds; the latter from three seeds on."""
-    if not numbers:
-        return "–"
-    deviation = statistics.stdev(numbers.values()) if len(numbers) >= FEWEST else None
-    return cell(statistics.fmean(numbers.values()), deviation, digits)
 
 
 def measured_grid(outcome: Outcome, rows: Sequence[str]) -> Grid:
@@ -126,44 +151,6 @@ def measured_grid(outcome: Outcome, rows: Sequence[str]) -> Grid:
     return Grid(f"Measured, {data['name']} {data['direction']}", columns, lines)
 
 
-def gains_grid(outcome: Outcome, rows: Sequence[str], published: Scores) -> Grid:
-    """Differences to the baseline with the same seed, beside the published ones."""
-    lines: list[tuple[str, list[str]]] = []
-    tests = []
-    for row in rows:
-        baseline = BASELINES.get(row, "Lite")
-        ours, theirs = values(outcome, row, "bleu"), values(outcome, baseline, "bleu")
-        seeds = sorted(set(ours) & set(theirs))
-        if row in ("Lite", "Base") or not seeds:
-            continue
-        differences = [ours[seed] - theirs[seed] for seed in seeds]
-        mean, low, high = mean_interval(differences)
-        interval = f"{cell(low)} … {cell(high)}" if len(seeds) >= FEWEST else "–"
-        below = sum(outcome.per_seed[seed][row].get("bootstrap", {}).get("p", 1.0) < 0.05 for seed in seeds)
-        known = [seed for seed in seeds if "bootstrap" in outcome.per_seed[seed][row]]
-        gains = [_gain(published, row, baseline, place) for place in range(len(DIRECTIONS))]
-        tests.append(paired_p(differences) if len(seeds) >= FEWEST else float("nan"))
-        lines.append(
-            (
-                f"{row} − {baseline}",
-                [str(len(seeds)), cell(mean), interval, "", f"{below} of {len(known)}", *gains],
-            )
-        )
-    complete = [p for p in tests if p == p]
-    corrected = iter(correct_by_holm(complete) if complete else [])
-    for (_, cells), p in zip(lines, tests, strict=True):
-        cells[3] = f"{p:.3f} ({next(corrected):.3f})" if p == p else "–"
-    published_columns = [f"published, {direction}" for direction in DIRECTIONS]
-    columns = ["n", "BLEU", "95 % interval", "p (Holm)", "bootstrap p < .05", *published_columns]
-    return Grid("Differences with the same seed", columns, lines)
-
-
-def _gain(published: Scores, row: str, baseline: str, place: int) -> str:
-    if row not in published:
-        return "–"
-    return cell(published[row][place] - published[baseline][place])
-
-
 def published_grid(published: Scores) -> Grid:
     """BLEU as published."""
     columns = ["IWSLT'14 De-En", "WMT'14 En-De", "WMT'14 En-Fr"]
@@ -174,36 +161,26 @@ def published_grid(published: Scores) -> Grid:
 
 def notes_of(outcome: Outcome) -> list[str]:
     """What a reader needs to know about data, training and scores."""
-    config = outcome.config
-    data, training, vocabulary = config["data"], config["training"], config["vocabulary"]
+    training = outcome.config["training"]
     entry = next(iter(next(iter(outcome.per_seed.values())).values()))
-    runs = [numbers["run"] for rows in outcome.per_seed.values() for numbers in rows.values()]
-    dates = sorted({run["date"] for run in runs})
-    greedy = [numbers["bleu_of_training"] for rows in outcome.per_seed.values() for numbers in rows.values()]
-    remark = f" ({data['remark']})" if data["remark"] else ""
     return [
-        f"Data: {data['name']} {data['direction']}{remark}: {data['train']:,} training pairs, of which "
-        f"{config['left_out']} too long or empty were left out, {data['valid']:,} for validation, "
-        f"{data['test']:,} for testing. {vocabulary['pieces']:,} BPE pieces ({vocabulary['origin']}, "
-        f"{vocabulary['sha256'][:12]}).",
         f"Training: {training['updates']:,} updates at most of up to {training['tokens']:,} target tokens, "
         f"Adam {tuple(training['betas'])}, learning rate {training['learning_rate']:g} after "
         f"{training['warmup']:,} steps of warm-up, inverse square root, label smoothing "
         f"{training['smoothing']:g}, dropout {training['dropout']:g}, weight decay "
         f"{training['weight_decay']:g}, patience of {training['patience']} epochs, average of the last "
-        f"{training['average']} epochs, beam {config['beam']}, "
-        f"{entry['run']['settings']['precision']}.",
-        f"BLEU: tokenised text with hyphenated words split, as in the paper ({entry['bleu_signature']}); "
-        f"BLEU 13a: detokenised text ({entry['bleu_13a_signature']}). Parameters are counted without "
-        "embeddings.",
-        "± is the standard deviation over n seeds, from 3 seeds on. Intervals are Student's t for the mean "
-        "difference between models with the same seed, which have the same initial weights and batches. p is "
-        "that of the paired t-test, in brackets corrected for all rows of the table (Holm). The bootstrap is "
-        "sacrebleu's (1,000 samples of the test sentences), one per seed.",
-        f"Greedy translations of {GREEDY} training sentences: BLEU {min(greedy):.1f} to {max(greedy):.1f}.",
-        f"{len(runs)} runs, {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; each has its own "
-        "hardware, versions and date in the result file.",
+        f"{training['average']} epochs, beam {outcome.config['beam']}, "
+        f"{entry['run']['settings']['precision']}. Parameters are counted without embeddings.",
+        *text_notes(outcome),
     ]
+
+
+def by_direction(published: Scores) -> dict[str, dict[str, float]]:
+    """Published scores by direction, as headings of columns."""
+    return {
+        f"published, {direction}": {row: scores[place] for row, scores in published.items()}
+        for place, direction in enumerate(DIRECTIONS)
+    }
 
 
 def report_table_5(outcome: Outcome) -> Report:
@@ -215,7 +192,7 @@ def report_table_5(outcome: Outcome) -> Report:
     )
     grids = [
         measured_grid(outcome, IN_TABLE_5),
-        gains_grid(outcome, IN_TABLE_5, PUBLISHED_5),
+        gains_grid(outcome, compared(IN_TABLE_5), by_direction(PUBLISHED_5)),
         published_grid(PUBLISHED_5),
         sizes,
     ]
@@ -226,7 +203,7 @@ def report_table_6(outcome: Outcome) -> Report:
     """Table 6."""
     grids = [
         measured_grid(outcome, IN_TABLE_6),
-        gains_grid(outcome, IN_TABLE_6, PUBLISHED_6),
+        gains_grid(outcome, compared(IN_TABLE_6), by_direction(PUBLISHED_6)),
         published_grid(PUBLISHED_6),
     ]
     return Report(grids, notes_of(outcome))
@@ -241,12 +218,11 @@ TIMED = 100  # updates behind a median step time
 def run_figure_5(request: Request) -> Outcome:
     """Train Lite and EA-Lite, and time an update of each with nothing else running."""
     need("matplotlib", "view")
-    rows = {name: ROWS[name] for name in IN_FIGURE_5}
-    runs = run_rows(request, rows, list(rows))
+    runs = train_rows(request, IN_FIGURE_5, IN_FIGURE_5)
     device = torch_device(request.device).type
     times = {}
-    for name in rows:
-        row = Row(**{**runs.config["rows"][name], "mechanisms": rows[name].mechanisms})
+    for name in IN_FIGURE_5:
+        row = small(ROWS[name]) if runs.stand_in else ROWS[name]
         measured = step_times(runs.data, row, Training(**runs.config["training"]), device, TIMED)
         times[name] = statistics.median(measured)
     runs.config["step_ms"] = times

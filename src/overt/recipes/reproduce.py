@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from overt import _check
 from overt._files import write_whole
-from overt.recipes import bam_graphs, ea_translation, flow_pronouns, flow_sentiment, flow_tables
+from overt.recipes import (
+    bam_graphs,
+    bam_translation,
+    ea_translation,
+    flow_pronouns,
+    flow_sentiment,
+    flow_tables,
+)
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
 from overt.recipes._runs import finite
 from overt.recipes._tables import show
@@ -39,6 +46,8 @@ RECIPES: dict[str, Recipe] = {
         ea_translation.TABLE_5,
         ea_translation.TABLE_6,
         ea_translation.FIGURE_5,
+        bam_translation.TABLE_4,
+        bam_translation.TABLE_8,
     )
 }
 FORMAT = "overt reproduce 1"  # of the result files that RESULTS.md is generated from

@@ -7,8 +7,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from overt.data import pairs, reordered, subwords
 from overt.data.files import read_text
 from overt.data.pairs import Corpus
 from overt.judge.bleu import detokenise, paired_bootstrap, plain_bleu, tokenised_bleu
+from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Request
 from overt.recipes._runs import RESULT, earlier_result, finish_run, run_record, stored_numbers
 from overt.recipes._training import (
@@ -32,27 +33,12 @@ from overt.recipes._training import (
     wait_for_everyone,
 )
 from overt.recipes._workers import Tell, cores, side_by_side
-from overt.recipes.translation_training import (
-    GREEDY,
-    WEIGHTS,
-    Encoded,
-    Row,
-    Training,
-    encode,
-    loss_of,
-    processes,
-    save,
-    step_times,
-    train,
-    training_settings,
-    translate,
-)
+from overt.recipes.lstm_training import LstmRow, LstmTraining
+from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode, processes
 
 HYPOTHESES = "test.txt"  # a run's translations of the test set
 PIECES = {pairs.MULTI30K: 8000, pairs.IWSLT14: 10_000, reordered.NAME: 3000}
 WMT_PIECES = 32_000
-# Dropout by direction, from the paper's appendix; other directions have De-En's.
-DROPOUT = {"de-en": 0.2, "en-de": 0.3, "en-fr": 0.1}
 OPTIONS = {
     "dataset": Option(
         "multi30k, iwslt14 or a folder of train, valid and test files", pairs.MULTI30K, names=True
@@ -60,9 +46,7 @@ OPTIONS = {
     "direction": Option("source and target language", "de-en", names=True),
     "rows": Option("rows to train, separated by commas; all by default", moves=False),
     "steps": Option("most updates of one training; by default those of the data set", least=1),
-    "tokens": Option("most target tokens of a batch", 4096, least=32),
     "codes": Option("file of BPE codes; by default those of the data set, or new ones"),
-    "beam": Option("beams of the beam search", 5, least=1),
     "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
 }
 
@@ -84,8 +68,8 @@ class Task:
 
     name: str
     seed: int
-    row: Row
-    training: Training
+    row: Row | LstmRow
+    training: Training | LstmTraining
     beam: int
     folder: Path
     device: str
@@ -109,6 +93,11 @@ class Runs:
     stand_in: bool
     continued: bool
     data: Encoded
+
+
+def kind_of(row: Row | LstmRow) -> Any:
+    """The module that trains, measures and saves the networks of a row."""
+    return lstm_training if isinstance(row, LstmRow) else translation_training
 
 
 def corpus_of(request: Request) -> Corpus:
@@ -148,27 +137,23 @@ def tokenizer_of(corpus: Corpus, codes: str | None = None) -> tuple[Any, dict[st
     return tokenizer, description
 
 
-def training_of(corpus: Corpus, steps: int | None, tokens: int) -> Training:
-    """The settings of a training on a corpus: the paper's, with fewer updates where there are fewer pairs."""
-    if corpus.stand_in:
-        updates, warmup, dropout = 1000, 250, 0.0
-    elif len(corpus.train) < 100_000:
-        updates, warmup, dropout = 3000, 1000, DROPOUT.get(corpus.direction, 0.2)
-    else:
-        updates, warmup, dropout = 50_000, 4000, DROPOUT.get(corpus.direction, 0.2)
-    if steps is not None:
-        warmup, updates = max(1, min(warmup, steps // 3)), steps
-    training = Training(updates, tokens=tokens, warmup=warmup, dropout=dropout)
-    return replace(training, learning_rate=4e-3, tokens=min(tokens, 256)) if corpus.stand_in else training
-
-
-def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) -> Runs:
+def run_rows(
+    request: Request,
+    rows: Mapping[str, Row | LstmRow],
+    default: Sequence[str],
+    baselines: Mapping[str, str],
+    plan: Callable[[Corpus, Mapping[str, Any]], Training | LstmTraining],
+    small: Callable[[Any], Any],
+) -> Runs:
     """Train the rows and seeds that neither a folder of a run nor the earlier result file holds.
 
     Args:
         request: of the run.
         rows: all rows of the table.
         default: those that are trained if none are named.
+        baselines: row → the row that it is compared with.
+        plan: corpus and options → settings of the training.
+        small: a row → its network for the stand-in.
     """
     need("sacrebleu", "translation")
     need("accelerate", "translation")
@@ -177,19 +162,18 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
     chosen = rows_of(options["rows"], rows, default)
     corpus = corpus_of(request)
     tokenizer, vocabulary = tokenizer_of(corpus, options["codes"])
-    training = training_of(corpus, options["steps"], options["tokens"])
+    training = plan(corpus, options)
     data = encode(corpus, tokenizer, training.longest)
     device = torch_device(request.device).type
     common = {
         "data": corpus.sha256(),
         "vocabulary": vocabulary["sha256"],
-        "training": training_settings(training),
+        "training": training.settings(),
         "beam": options["beam"],
-        "precision": "bfloat16" if device == "cuda" else "float32",
+        "precision": "bfloat16" if device == "cuda" and isinstance(training, Training) else "float32",
     }
     place = request.out / f"{corpus.name}-{corpus.direction}"
-    sizes = {"lite": "tiny", "base": "small"} if corpus.stand_in else {}
-    rows = {name: replace(row, size=sizes.get(row.size, row.size)) for name, row in rows.items()}
+    rows = {name: small(row) if corpus.stand_in else row for name, row in rows.items()}
     tasks, numbers, stored = [], dict[tuple[str, int], dict[str, Any]](), 0
     for name, row in rows.items():
         for seed in sorted({*request.stored, *range(request.seeds)}):
@@ -200,9 +184,7 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
                 numbers[name, seed] = known
                 stored += 1
             elif wanted:
-                folder = (
-                    request.out / f"{corpus.name}-{corpus.direction}" / folder_name(name) / f"seed-{seed}"
-                )
+                folder = place / folder_name(name) / f"seed-{seed}"
                 result = _prepared(folder, settings, request.fresh)
                 task = Task(name, seed, row, training, options["beam"], folder, device, settings)
                 if result is None:
@@ -218,12 +200,12 @@ def run_rows(request: Request, rows: Mapping[str, Row], default: Sequence[str]) 
         console.print(f"[dim]{len(numbers)} trainings are already finished[/dim]")
     if tasks:
         numbers |= _train_all(tasks, data, request, training)
-    bootstrap(numbers, data, place)
+    bootstrap(numbers, baselines, data, place)
     config = {
         "data": corpus.describe(),
         "left_out": data.left_out,
         "vocabulary": vocabulary,
-        "training": training_settings(training),
+        "training": training.settings(),
         "beam": options["beam"],
         "rows": {name: row.settings() for name, row in rows.items()},
         "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()}),
@@ -245,7 +227,7 @@ def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, 
     return earlier_result(folder, settings, fresh=False)
 
 
-def rows_of(text: str | None, rows: Mapping[str, Row], default: Sequence[str]) -> list[str]:
+def rows_of(text: str | None, rows: Mapping[str, object], default: Sequence[str]) -> list[str]:
     """The rows that an option names."""
     if text is None:
         return list(default)
@@ -261,15 +243,16 @@ def folder_name(row: str) -> str:
 
 
 def _train_all(
-    tasks: list[Task], data: Encoded, request: Request, training: Training
+    tasks: list[Task], data: Encoded, request: Request, training: Training | LstmTraining
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Perform tasks, several at a time; says how long it will take."""
     console, device = request.console, tasks[0].device
     workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
     workers = min(workers, len(tasks))
-    milliseconds = max(
-        min(step_times(data, task.row, task.training, device, updates=4))  # others include compilation
-        for task in {task.name: task for task in tasks}.values()
+    one_of_each = {task.name: task for task in tasks}.values()
+    milliseconds = max(  # of each row's fastest update, as others include compilation
+        min(kind_of(task.row).step_times(data, task.row, task.training, device, updates=4))
+        for task in one_of_each
     )
     # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
     rounds = math.ceil(len(tasks) / workers) * 1.3 if device == "cuda" else len(tasks)
@@ -323,13 +306,13 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
             last[0] = update
 
     began = time.perf_counter()
-    cuda = task.device == "cuda"
-    model, numbers = train(task.folder, shared, task.row, task.training, task.seed, task.device, told)
+    kind = kind_of(task.row)
+    model, numbers = kind.train(task.folder, shared, task.row, task.training, task.seed, task.device, told)
     trained = time.perf_counter()
     if is_main_process():
-        numbers |= measure(model, shared, task, cuda)
+        numbers |= measure(model, shared, task)
         numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
-        save(model.cpu(), shared, task.folder / "model")
+        kind.save(model.cpu(), shared, task.folder / "model")
         shutil.rmtree(task.folder / WEIGHTS)
         numbers["run"] = run_record(task.settings, hardware(task.device), versions())
         finish_run(task.folder, numbers)
@@ -338,22 +321,20 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
     return stored
 
 
-def measure(model: Any, data: Encoded, task: Task, bf16: bool) -> dict[str, Any]:
-    """Test loss, and BLEU of translations; and of greedy translations of training sentences, as a check."""
-    tokenizer = data.tokenizer
-    texts = translate(model, tokenizer, [source for source, _ in data.test], task.beam, bf16=bf16)
+def measure(model: Any, data: Encoded, task: Task) -> dict[str, Any]:
+    """BLEU of translations, and of greedy translations of training sentences, as a check; and losses."""
+    kind = kind_of(task.row)
+    texts, greedy, numbers = kind.measure(model, data, task.training, task.beam, task.device == "cuda")
     write_whole(task.folder / HYPOTHESES, "\n".join(texts) + "\n")
-    seen = data.train[:GREEDY]
-    greedy = translate(model, tokenizer, [source for source, _ in seen], 1, bf16=bf16)
-    tokenised = tokenised_bleu(texts, data.references)
-    plain = plain_score(texts, data)
+    known = data.tokenizer.decode_batch([target for _, target in data.train[:GREEDY]])
+    tokenised, plain = tokenised_bleu(texts, data.references), plain_score(texts, data)
     return {
-        "test_loss": loss_of(model, data.test, 2 * task.training.tokens, bf16),
+        **numbers,
         "bleu": tokenised.score,
         "bleu_signature": tokenised.signature,
         "bleu_13a": plain.score,
         "bleu_13a_signature": plain.signature,
-        "bleu_of_training": tokenised_bleu(greedy, tokenizer.decode_batch([ids for _, ids in seen])).score,
+        "bleu_of_training": tokenised_bleu(greedy, known).score,
     }
 
 
@@ -365,14 +346,13 @@ def plain_score(texts: Sequence[str], data: Encoded) -> Any:
     return plain_bleu(detokenise(texts, data.target), references, lowercase=True)
 
 
-BASELINE = {"lite": "Lite", "tiny": "Lite", "base": "Base", "small": "Base"}
-
-
-def bootstrap(numbers: dict[tuple[str, int], dict[str, Any]], data: Encoded, folder: Path) -> None:
+def bootstrap(
+    numbers: dict[tuple[str, int], dict[str, Any]], baselines: Mapping[str, str], data: Encoded, folder: Path
+) -> None:
     """Add the paired bootstrap of each row against its baseline with the same seed, where both have texts."""
     for (name, seed), entry in numbers.items():
-        baseline = BASELINE[entry["run"]["settings"]["row"]["size"]]
-        if name == baseline or "bootstrap" in entry:
+        baseline = baselines.get(name)
+        if baseline is None or "bootstrap" in entry:
             continue
         paths = [folder / folder_name(row) / f"seed-{seed}" / HYPOTHESES for row in (baseline, name)]
         if all(path.exists() for path in paths):

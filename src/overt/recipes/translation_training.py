@@ -79,6 +79,10 @@ class Training:
     average: int = 10
     longest: int = 250
 
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {**asdict(self), "betas": list(self.betas)}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -215,10 +219,13 @@ class Batches:
     """Batches as tensors, kept after their first use unless there are too many."""
 
     def __init__(
-        self, pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int, processes: int = 1, multiple: int = 1
+        self,
+        pairs: Sequence[tuple[Ids, Ids]],
+        numbers: Sequence[list[int]],
+        collate: Callable[[Sequence[tuple[Ids, Ids]]], dict[str, Tensor]],
+        processes: int = 1,
     ) -> None:
-        self.pairs, self.processes, self.multiple = pairs, processes, multiple
-        self.numbers = token_batches(pairs, tokens, seed)
+        self.pairs, self.numbers, self.collate, self.processes = pairs, numbers, collate, processes
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -230,7 +237,9 @@ class Batches:
         if batch is None:
             number, part = place
             pairs = [self.pairs[pair] for pair in self.numbers[number][part :: self.processes]]
-            batch = collate(pairs, self.multiple)
+            if not pairs:
+                raise ValueError("a batch has fewer pairs than there are processes: make it larger")
+            batch = self.collate(pairs)
             if len(self.numbers) <= MOST_KEPT:
                 self._kept[place] = batch
         return dict(batch)
@@ -242,8 +251,6 @@ def collate(pairs: Sequence[tuple[Ids, Ids]], multiple: int = 1) -> dict[str, Te
     A model that sees no labels, because the loss is computed outside of it, would not make them. Lengths are
     rounded up to a multiple.
     """
-    if not pairs:
-        raise ValueError("a batch has fewer pairs than there are processes: give more --tokens")
     sources, targets = zip(*pairs, strict=True)
     input_ids, labels = _padded(sources, PAD_ID, multiple), _padded(targets, IGNORED, multiple)
     shifted = torch.full_like(labels, EOS_ID)
@@ -337,17 +344,18 @@ def make_epochs_callback(
     folder: Path,
     per_epoch: int,
     patience: int,
-    keep: int,
+    keep: int | None,
     validate: Callable[[nn.Module], float],
     told: Callable[[int], object] | None = None,
 ) -> Any:
-    """The Trainer's callback that validates after each epoch, keeps the last weights and stops early.
+    """The Trainer's callback that validates after each epoch, keeps weights and stops early.
 
     Args:
-        folder: of the run; its epochs.json has the validation losses, weights/ the last epochs' weights.
+        folder: of the run; its epochs.json has the validation losses, weights/ the weights kept.
         per_epoch: updates of an epoch.
         patience: epochs without a lower loss after which training stops.
-        keep: number of last epochs whose weights are kept.
+        keep: number of last epochs whose weights are kept. None keeps those of the best epoch alone, and
+            halves the learning rate after epochs without a lower loss.
         validate: model → validation loss.
         told: called with the number of finished updates after each of them.
     """
@@ -372,17 +380,28 @@ def make_epochs_callback(
             best = min(self.records, key=lambda record: record["loss"])
             if epoch - best["epoch"] >= patience:
                 control.should_training_stop = True
-            if state.is_world_process_zero:
+            is_best = best["epoch"] == epoch
+            if keep is None and not is_best:
+                halve(kwargs["optimizer"], kwargs["lr_scheduler"])
+            if state.is_world_process_zero and (is_best or keep is not None):
                 weights = folder / WEIGHTS
                 weights.mkdir(exist_ok=True)
                 tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
                 with written_whole(weights / f"epoch-{epoch}.safetensors") as part:
                     save_file(tensors, part)
-                for path in snapshots_in(folder)[:-keep]:
+                for path in snapshots_in(folder)[: -(keep or 1)]:
                     path.unlink()
+            if state.is_world_process_zero:
                 write_whole(folder / "epochs.json", json.dumps(self.records))
 
     return Epochs()
+
+
+def halve(optimizer: Any, scheduler: Any) -> None:
+    """Halve the learning rate, now and for what a scheduler makes of it."""
+    scheduler.base_lrs = [rate / 2 for rate in scheduler.base_lrs]
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
 
 
 def snapshots_in(folder: Path) -> list[Path]:
@@ -410,6 +429,14 @@ def network(row: Row, vocabulary: int, dropout: float, seed: int) -> Any:
     if row.mechanisms:
         overt.attach(model, *row.mechanisms, where=None if row.where is None else list(row.where), seed=seed)
     return model
+
+
+def _batches(
+    data: Encoded, row: Row, training: Training, seed: int, cuda: bool, processes: int = 1
+) -> Batches:
+    numbers = token_batches(data.train, training.tokens, seed)
+    multiple = MULTIPLE if cuda and row.mechanisms else 1
+    return Batches(data.train, numbers, lambda pairs: collate(pairs, multiple), processes)
 
 
 def processes(device: str = "auto") -> int:
@@ -447,8 +474,7 @@ def train(
     model = network(row, data.tokenizer.get_vocab_size(), training.dropout, seed)
     cuda = torch_device(device).type == "cuda"
     count = processes(device)
-    multiple = MULTIPLE if cuda and row.mechanisms else 1
-    batches = Batches(data.train, training.tokens, seed, count, multiple)
+    batches = _batches(data, row, training, seed, cuda, count)
 
     def validate(model: nn.Module) -> float:
         return loss_of(model, data.valid, 2 * training.tokens, bf16=cuda)
@@ -524,7 +550,7 @@ def step_times(data: Encoded, row: Row, training: Training, device: str, updates
     model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0).to(device).train()
     loss_function = SmoothedLoss(model, training.smoothing)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
-    batches = Batches(data.train, training.tokens, 0, multiple=MULTIPLE if cuda and row.mechanisms else 1)
+    batches = _batches(data, row, training, 0, cuda)
     schedule = Schedule(len(batches), updates + 1, 0)
     seconds = []
     for number in range(updates + 1):
@@ -570,6 +596,7 @@ def translate(
         raise ValueError(f"--beam must be a whole number of at least 1, got {beam}")
     device = next(model.parameters()).device
     texts = [""] * len(sources)
+    most = 2 * max(map(len, sources)) + 10  # of all, so that translations do not depend on the batch
     done = 0
     for numbers in _by_length(sources, max(tokens // beam, 1)):
         input_ids = _padded([sources[number] for number in numbers], PAD_ID).to(device)
@@ -579,7 +606,7 @@ def translate(
                 attention_mask=input_ids.ne(PAD_ID).long(),
                 num_beams=beam,
                 do_sample=False,
-                max_new_tokens=2 * input_ids.shape[1] + 10,
+                max_new_tokens=most,
             )
         for number, text in zip(numbers, tokenizer.decode_batch(output.tolist()), strict=True):
             texts[number] = text.strip()
@@ -617,6 +644,7 @@ def translate_lines(
     full = [number for number, text in enumerate(texts) if text]
     sources = [tokenizer(texts[number])["input_ids"] for number in full]
     translations = [""] * len(texts)
+    most = 2 * max(map(len, sources), default=0) + 10
     device = next(model.parameters()).device
     for batch in _by_length(sources, max(tokens // beam, 1)):
         inputs = tokenizer.pad({"input_ids": [sources[number] for number in batch]}, return_tensors="pt")
@@ -626,7 +654,7 @@ def translate_lines(
                 **inputs,
                 num_beams=beam,
                 do_sample=False,
-                max_new_tokens=2 * inputs["input_ids"].shape[1] + 10,
+                max_new_tokens=most,
             )
         for number, text in zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
             translations[full[number]] = text.strip()
@@ -645,9 +673,24 @@ def _by_length(sources: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
+def measure(
+    model: Any, data: Encoded, training: Training, beam: int, cuda: bool
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Translations of the test set, greedy ones of training sentences, and the test loss."""
+    tokenizer = data.tokenizer
+    texts = translate(model, tokenizer, [source for source, _ in data.test], beam, bf16=cuda)
+    greedy = translate(model, tokenizer, [source for source, _ in data.train[:GREEDY]], 1, bf16=cuda)
+    return texts, greedy, {"test_loss": loss_of(model, data.test, 2 * training.tokens, cuda)}
+
+
 def save(model: Any, data: Encoded, folder: Path) -> None:
     """Write an ordinary model folder: weights, settings, a fast tokenizer, and what text it takes."""
     model.save_pretrained(folder)
+    save_text(data, folder)
+
+
+def save_text(data: Encoded, folder: Path) -> None:
+    """Write the tokenizer to a model's folder, and what text the model takes."""
     subwords.fast(data.tokenizer).save_pretrained(folder)
     card = {
         "source": data.source,
@@ -656,8 +699,3 @@ def save(model: Any, data: Encoded, folder: Path) -> None:
         "lowercase": data.lowercase,
     }
     write_whole(folder / CARD, json.dumps(card, indent=1))
-
-
-def training_settings(training: Training) -> dict[str, Any]:
-    """The settings of a training, as written to files."""
-    return {**asdict(training), "betas": list(training.betas)}

@@ -1,0 +1,340 @@
+"""Train the LSTM of Deng et al. 2018 on a parallel corpus with the Hugging Face Trainer; translate with it.
+
+The learning rate is halved after epochs whose validation loss did not fall, and the best epoch's weights are
+kept. Source and target have vocabularies of their own, the pieces that occur on their side of the training
+set, as in the paper.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt._files import write_whole
+from overt.data.subwords import EOS_ID as JOINT_EOS
+from overt.data.subwords import PAD_ID as JOINT_PAD
+from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
+from overt.mechanisms.mechanism import Mechanism, as_dict
+from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.recipes._training import Run, torch_device, wait_for_everyone
+from overt.recipes.translation_training import (
+    CHECKPOINTS,
+    GREEDY,
+    LOGS,
+    Batches,
+    Encoded,
+    Ids,
+    Schedule,
+    average,
+    make_epochs_callback,
+    processes,
+    read_epochs,
+    save_text,
+    snapshots_in,
+)
+
+PAD, BOS, EOS, UNKNOWN = range(4)
+VOCABULARIES = "vocabularies.json"
+TEST_BATCH = 64
+
+
+@dataclass(frozen=True)
+class LstmTraining:
+    """Settings of a training.
+
+    Attributes:
+        updates: most steps of the optimizer.
+        batch: pairs of a batch.
+        learning_rate: of Adam, at the start.
+        dropout: see `Seq2Seq`.
+        clip: largest norm of the gradient.
+        patience: epochs without a lower validation loss after which training stops.
+        pretraining: share of the updates that relaxed attention trains on Jensen's bound.
+        longest: most tokens of a sentence in training; longer pairs are left out.
+    """
+
+    updates: int
+    batch: int = 64
+    learning_rate: float = 1e-3
+    dropout: float = 0.3
+    clip: float = 5.0
+    patience: int = 4
+    pretraining: float = 0.3
+    longest: int = 125
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LstmRow:
+    """A row of a table: an attention and its mechanisms.
+
+    Attributes:
+        attention: one of `models.seq2seq.ATTENTIONS`.
+        mechanisms: of the attention.
+        sizes: arguments of `Seq2Seq` other than its defaults.
+    """
+
+    attention: str
+    mechanisms: tuple[Mechanism, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The row as plain JSON."""
+        mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+        return {"attention": self.attention, "mechanisms": mechanisms, "sizes": self.sizes}
+
+
+class Vocabulary:
+    """The pieces of one language: ids of both languages' tokenizer ↔ ids of the network."""
+
+    def __init__(self, pieces: Sequence[int]) -> None:
+        self.pieces = list(pieces)
+        self.ids = {piece: number for number, piece in enumerate(self.pieces, start=4)}
+        self.ids |= {JOINT_PAD: PAD, JOINT_EOS: EOS, JOINT_UNKNOWN: UNKNOWN}
+
+    @classmethod
+    def of(cls, sentences: Sequence[Ids]) -> Vocabulary:
+        """The pieces that occur in sentences."""
+        special = {JOINT_PAD, JOINT_EOS, JOINT_UNKNOWN}
+        return cls(sorted({piece for sentence in sentences for piece in sentence} - special))
+
+    def __len__(self) -> int:
+        return len(self.pieces) + 4
+
+    def encode(self, sentence: Ids) -> Ids:
+        """Ids of the network; unknown pieces become UNKNOWN."""
+        return [self.ids.get(piece, UNKNOWN) for piece in sentence]
+
+    def decode(self, sentence: Ids) -> Ids:
+        """Ids of the tokenizer, up to the end of the sentence."""
+        end = sentence.index(EOS) if EOS in sentence else len(sentence)
+        words = [number for number in sentence[:end] if number not in (PAD, BOS)]
+        return [JOINT_UNKNOWN if number == UNKNOWN else self.pieces[number - 4] for number in words]
+
+
+def vocabularies(data: Encoded) -> tuple[Vocabulary, Vocabulary]:
+    """Those of source and target."""
+    source, target = zip(*data.train, strict=True)
+    return Vocabulary.of(source), Vocabulary.of(target)
+
+
+def collate(both: tuple[Vocabulary, Vocabulary], pairs: Sequence[tuple[Ids, Ids]]) -> dict[str, Tensor]:
+    """A batch, in the network's ids."""
+    sources = [both[0].encode(source) for source, _ in pairs]
+    targets = [both[1].encode(target) for _, target in pairs]
+    input_ids, labels = _padded(sources, PAD), _padded(targets, IGNORED)
+    shifted = torch.full_like(labels, BOS)
+    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": input_ids.ne(PAD).long(),
+        "decoder_input_ids": shifted,
+        "labels": labels,
+    }
+
+
+def _padded(rows: Sequence[Ids], filler: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+
+
+def sentence_batches(pairs: Sequence[tuple[Ids, Ids]], size: int, seed: int) -> list[list[int]]:
+    """Numbers of pairs in batches of `size`, of similar length."""
+    order = list(range(len(pairs)))
+    Random(seed).shuffle(order)
+    order.sort(key=lambda number: (len(pairs[number][1]), len(pairs[number][0])))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def network(row: LstmRow, both: tuple[Vocabulary, Vocabulary], dropout: float, seed: int) -> Seq2Seq:
+    """The untrained network of a row."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    ids = {"pad_id": PAD, "bos_id": BOS, "eos_id": EOS}
+    arguments: dict[str, Any] = {**row.sizes, **ids, "dropout": dropout}
+    return Seq2Seq(len(both[0]), len(both[1]), row.attention, row.mechanisms, **arguments)  # type: ignore[arg-type]
+
+
+def train(
+    folder: Path,
+    data: Encoded,
+    row: LstmRow,
+    training: LstmTraining,
+    seed: int,
+    device: str = "auto",
+    told: Callable[[int], object] | None = None,
+    console: Any = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Train one network; return it with the best epoch's weights, in evaluation mode, and its numbers.
+
+    Args:
+        folder: of the run: checkpoints, the best epoch's weights, validation losses.
+        data: the corpus.
+        row: attention and mechanisms.
+        training: settings.
+        seed: of initial weights, batches, dropout and noise.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates after each of them.
+        console: for a progress bar; none by default.
+    """
+    from rich.console import Console
+
+    both = vocabularies(data)
+    model = network(row, both, training.dropout, seed)
+    count = processes(device)
+    numbers = sentence_batches(data.train, training.batch, seed)
+    batches = Batches(data.train, numbers, partial(collate, both), count)
+    relaxed = row.attention == "variational-relaxed"
+
+    def validate(model: Any) -> float:
+        return likelihood(model, both, data.valid)[0]
+
+    def on_step(step: int) -> None:
+        model.step.fill_(step)
+        model.jensen = relaxed and step < training.pretraining * training.updates
+
+    folder.mkdir(parents=True, exist_ok=True)
+    epochs = make_epochs_callback(folder, len(batches), training.patience, None, validate, told)
+    cuda = torch_device(device).type == "cuda"
+    run = Run(
+        model,
+        folder,
+        steps=training.updates,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Schedule(len(batches), training.updates, seed, count),
+        collate=lambda places: batches[places[0]],
+        console=Console(quiet=True) if console is None else console,
+        name=folder.name,
+        on_step=on_step,
+        device=device,
+        callbacks=[epochs],
+        in_order=True,
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=training.clip,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        logging_steps=max(1, training.updates // LOGS),
+    )
+    run.train()
+    wait_for_everyone()
+    records = read_epochs(folder)
+    average(model, snapshots_in(folder))
+    model.eval()
+    state = run.trainer.state
+    return model, {
+        "updates": state.global_step,
+        "epochs": len(records),
+        "per_epoch": len(batches),
+        "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
+        "valid_losses": [record["loss"] for record in records],
+        "curve": [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry],
+        "step_ms": run.step_ms,
+        "valid_loss": validate(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabularies": [len(vocabulary) for vocabulary in both],
+    }
+
+
+@torch.no_grad()
+def likelihood(
+    model: Any, both: tuple[Vocabulary, Vocabulary], pairs: Sequence[tuple[Ids, Ids]]
+) -> tuple[float, float]:
+    """Mean negative log-likelihood of a target token, and mean entropy of the prior attention."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total, entropy, count = 0.0, 0.0, 0
+    for numbers in sentence_batches(pairs, TEST_BATCH, 0):
+        batch = {name: value.to(device) for name, value in collate(both, [pairs[n] for n in numbers]).items()}
+        output = model(**batch, output_attentions=True)
+        real = batch["labels"] != IGNORED
+        total -= float(output["log_probs"].double().sum())
+        entropy += float(output["entropy"].double()[real].sum())
+        count += int(real.sum())
+    model.train(was_training)
+    return total / count, entropy / count
+
+
+def translate(
+    model: Any, data: Encoded, both: tuple[Vocabulary, Vocabulary], sources: Sequence[Ids], beam: int
+) -> list[str]:
+    """Translations of sentences given as the tokenizer's ids."""
+    device = next(model.parameters()).device
+    texts = [""] * len(sources)
+    longest = 2 * max(map(len, sources)) + 10  # of all, so that translations do not depend on the batch
+    order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
+    for start in range(0, len(order), TEST_BATCH):
+        numbers = order[start : start + TEST_BATCH]
+        input_ids = _padded([both[0].encode(sources[number]) for number in numbers], PAD).to(device)
+        tokens, _ = model.translate(input_ids, input_ids.ne(PAD).long(), beam=beam, max_length=longest)
+        rows = [both[1].decode(row) for row in tokens.tolist()]
+        for number, text in zip(numbers, data.tokenizer.decode_batch(rows), strict=True):
+            texts[number] = text.strip()
+    return texts
+
+
+def measure(
+    model: Any, data: Encoded, training: LstmTraining, beam: int, cuda: bool
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Translations of the test set, greedy ones of training sentences, perplexity and entropy."""
+    del training, cuda
+    both = vocabularies(data)
+    texts = translate(model, data, both, [source for source, _ in data.test], beam)
+    greedy = translate(model, data, both, [source for source, _ in data.train[:GREEDY]], 1)
+    loss, entropy = likelihood(model, both, data.test)
+    return texts, greedy, {"test_loss": loss, "perplexity": math.exp(loss), "entropy": entropy}
+
+
+def save(model: Seq2Seq, data: Encoded, folder: Path) -> None:
+    """Write the network, its vocabularies and the tokenizer to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(folder)
+    save_text(data, folder)
+    pieces = {name: each.pieces for name, each in zip(("source", "target"), vocabularies(data), strict=True)}
+    write_whole(folder / VOCABULARIES, json.dumps(pieces))
+
+
+def step_times(
+    data: Encoded, row: LstmRow, training: LstmTraining, device: str, updates: int = 100
+) -> list[float]:
+    """Milliseconds of updates, which mean something if nothing else is running."""
+    both, cuda = vocabularies(data), device == "cuda"
+    model = network(row, both, training.dropout, 0).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
+    numbers = sentence_batches(data.train, training.batch, 0)
+    batches = Batches(data.train, numbers, partial(collate, both))
+    schedule = Schedule(len(batches), updates + 1, 0)
+    seconds = []
+    for number in range(updates + 1):
+        batch = batches[schedule[number]]
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.step.fill_(number)
+        loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return [1000 * each for each in seconds[1:]]
