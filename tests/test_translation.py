@@ -285,6 +285,66 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
         assert numbers[key] == again[key], key
 
 
+@pytest.mark.slow
+def test_a_training_that_had_stopped_early_is_not_trained_on(
+    data: Encoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(data, train=data.train[:40], valid=data.valid[:8])
+    monkeypatch.setattr(translation_training, "CHECKPOINTS", 2)
+    batches = len(token_batches(small.train, 128, 0))
+    # Nothing is learnt, so the first epoch is the best, and the third the last; a checkpoint is there too.
+    training = replace(SHORT, updates=6 * batches, learning_rate=0.0, patience=2)
+    _, numbers = train(tmp_path, small, Row("tiny"), training, 0, "cpu")
+    assert numbers["updates"] == 3 * batches
+    assert (tmp_path / "checkpoints" / f"checkpoint-{3 * batches}").is_dir()
+    # As if it had been killed before its numbers were written.
+    _, again = train(tmp_path, small, Row("tiny"), training, 0, "cpu")
+    for key in ("updates", "epochs", "averaged", "valid_loss"):
+        assert again[key] == numbers[key], key
+
+
+@pytest.mark.slow
+def test_weights_from_before_an_interruption_are_not_averaged(data: Encoded, tmp_path: Path) -> None:
+    small = replace(data, train=data.train[:40], valid=data.valid[:8])
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "epoch-9.safetensors").write_bytes(b"of a run that went further before it was killed")
+    _, numbers = train(tmp_path, small, Row("tiny"), SHORT, 0, "cpu")
+    assert numbers["averaged"] <= numbers["epochs"]
+
+
+def test_batches_that_processes_could_not_share_are_joined() -> None:
+    pairs = some_pairs()
+    for least in (2, 7):
+        batches = token_batches(pairs, 30, 0, least)
+        assert min(map(len, batches)) >= least
+        assert sorted(number for batch in batches for number in batch) == list(range(60))
+    assert min(map(len, token_batches(pairs, 30, 0))) < 7, "control: some are smaller"
+
+
+def test_sentences_without_positions_are_refused(data: Encoded) -> None:
+    model = marian(SIZES["tiny"], 20, pad=PAD_ID, eos=EOS_ID)
+    with pytest.raises(ValueError, match="sentence 2 has 1,025 pieces, and the model takes up to 1,024"):
+        translate(model, data.tokenizer, [[5, EOS_ID], [5] * 1025])
+    assert translation_training.most_new_tokens(model, [[5] * 900]) == 1023
+
+
+def test_text_is_tokenised_for_a_model_as_its_training_text_was() -> None:
+    seen = []
+
+    class Tokenizer:
+        def __call__(self, text: str) -> Any:
+            seen.append(text)
+            raise KeyboardInterrupt
+
+    model = marian(SIZES["tiny"], 20, pad=PAD_ID, eos=EOS_ID)
+    for escaped in (True, False):
+        card = {"source": "en", "target": "de", "tokenised": True, "lowercase": True, "escaped": escaped}
+        with pytest.raises(KeyboardInterrupt):
+            translation_training.translate_lines(model, Tokenizer(), ["It's here."], card)
+    assert seen == ["it &apos;s here .", "it 's here ."]
+
+
 TWO = """
 import json, sys
 from pathlib import Path
@@ -393,6 +453,13 @@ def test_bad_options_are_refused_in_one_line(options: dict[str, str], message: s
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         recipe(**options)
     assert "\n" not in str(error.value)
+
+
+def test_entities_in_ordinary_text_do_not_stop_its_scoring(data: Encoded) -> None:
+    plain = replace(data, target="en", tokenised=False, lowercase=False)
+    plain = replace(plain, references=["AT&amp;T sells it, cheaply ."])
+    assert translation_runs.plain_score(["AT&T sells it, cheaply ."], plain).score == pytest.approx(100.0)
+    assert translation_runs.tokenised(["it's cheap."], plain) == ["it 's cheap ."]
 
 
 def test_codes_for_text_in_pieces_are_refused() -> None:

@@ -125,6 +125,13 @@ def test_unknown_directions_and_data_sets_are_refused(
         pairs.load(dataset, tmp_path, direction)
 
 
+def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
+    folder = whole(tmp_path)
+    (folder / "train.de").write_bytes("für alle .\nzwei .\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.de must be text in UTF-8"):
+        pairs.load(str(folder))
+
+
 # --- Byte pair encoding ---
 
 

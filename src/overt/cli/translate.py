@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from overt._extras import need
 from overt._files import check_folder, write_whole
 from overt.cli.inputs import open_model
 from overt.cli.shared import app
+from overt.data.pairs import read_lines
 from overt.recipes._training import torch_device
 from overt.recipes.translation_training import CARD, translate_lines
 
@@ -46,7 +48,7 @@ def run(text: str, model: str, beam: int = 5, device: str = "auto", out: Path | 
 
 def _read(text: str) -> list[str]:
     """The text, or the lines of the file at that path."""
-    looks_like_path = " " not in text and (text.endswith((".txt", ".gz")) or "/" in text)
+    looks_like_path = re.fullmatch(r"\S+(/\S*|\.[a-z]{2,4})", text) is not None
     path = Path(text)
     try:
         is_file = path.is_file()
@@ -58,9 +60,7 @@ def _read(text: str) -> list[str]:
         if not text.strip():
             raise ValueError("nothing to translate: give a text, or a file with one sentence per line")
         return [text]
-    from overt.data.files import read_text
-
-    lines = read_text(path).splitlines()
+    lines = read_lines(path)
     if not any(line.strip() for line in lines):
         raise ValueError(f"file {text} has no text")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 
@@ -24,4 +25,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 def read_text(path: Path) -> str:
     """The text of a file, gzipped or not."""
     content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    try:
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} must be text in UTF-8, gzipped if it ends in .gz: {error}") from None

@@ -152,7 +152,7 @@ def _multi30k(data: Path, source: str, target: str) -> Corpus:
     train, valid, test = (_pairs(folder, f"{name}{suffix}", source, target) for name in names.values())
     references = None
     if tokenised is not None and raw is not None:
-        references = _lines(_file(raw, f"test_2016_flickr.{target}"))
+        references = read_lines(_file(raw, f"test_2016_flickr.{target}"))
         _check_counts(len(test), tokenised, len(references), raw)
     return Corpus(
         MULTI30K, source, target, train, valid, test, references, tokenised=tokenised is not None,
@@ -195,7 +195,15 @@ def _folder(folder: Path, source: str, target: str) -> Corpus:
     pieces = any(in_pieces(side for pair in pairs for side in pair) for pairs in splits.values())
     train, valid, test = ([Pair(*map(join_pieces, pair)) for pair in pairs] for pairs in splits.values())
     return Corpus(
-        folder.name, source, target, train, valid, test, tokenised=tokenised, codes=text, was_in_pieces=pieces
+        folder.resolve().name,
+        source,
+        target,
+        train,
+        valid,
+        test,
+        tokenised=tokenised,
+        codes=text,
+        was_in_pieces=pieces,
     )
 
 
@@ -216,7 +224,8 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file."""
     text = read_text(path).removeprefix("\ufeff")
     # Only line feeds separate lines: some sentences hold other characters that Python would split at.
     lines = text.replace("\r\n", "\n").split("\n")
@@ -234,7 +243,7 @@ def _check_counts(count: int, path: Path, other: int, other_path: Path) -> None:
 def _pairs(folder: Path, stem: str, source: str, target: str) -> list[Pair]:
     """The pairs of two files."""
     paths = _file(folder, f"{stem}.{source}"), _file(folder, f"{stem}.{target}")
-    sources, targets = map(_lines, paths)
+    sources, targets = map(read_lines, paths)
     _check_counts(len(sources), paths[0], len(targets), paths[1])
     if not sources:
         raise ValueError(f"{paths[0]} and {paths[1]} are empty")
@@ -253,6 +262,8 @@ def in_pieces(lines: Iterable[str]) -> bool:
 
 
 def _looks_tokenised(lines: Sequence[str]) -> bool:
-    """Whether most sentences have a space before their final punctuation mark."""
+    """Whether most sentences have a space before their final mark, or some have Moses' escapes."""
+    if any(" @-@ " in line or "&apos;" in line for line in lines):
+        return True
     final = [line for line in lines if line[-1:] in (".", "!", "?")]
     return sum(line[-2:-1] == " " for line in final) > len(final) / 2

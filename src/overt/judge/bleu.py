@@ -54,6 +54,12 @@ def detokenise(lines: Sequence[str], language: str) -> list[str]:
     return [str(moses.detokenize(line.split())) for line in lines]
 
 
+def tokenise(lines: Sequence[str], language: str) -> list[str]:
+    """Text with words and punctuation marks separated, as Moses' tokeniser does, without its escapes."""
+    moses = need("sacremoses", "translation").MosesTokenizer(lang=language)
+    return [str(moses.tokenize(line, return_str=True, escape=False)) for line in lines]
+
+
 def split_hyphens(line: str) -> str:
     """A line with "word-word" as "word ##AT##-##AT## word", as in HAT's evaluation."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)

@@ -93,12 +93,14 @@ class Outcome:
         per_seed: seed → numbers, in dicts and lists of the same structure for every seed.
         stand_in: whether the data were the package's own instead of the paper's.
         continued: whether some numbers come from an earlier result file, which this run goes on from.
+        drops: whether that file has numbers with other settings, which are not among these.
     """
 
     config: dict[str, Any]
     per_seed: dict[int, dict[str, Any]]
     stand_in: bool = False
     continued: bool = False
+    drops: bool = False
 
     @cached_property
     def mean(self) -> dict[str, Any]:

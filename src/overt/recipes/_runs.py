@@ -62,8 +62,12 @@ def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[
     if isinstance(earlier, dict) and not fresh:
         for name, value in settings.items():
             if earlier.get(name) != value:
+                before = earlier.get(name)
+                if isinstance(value, dict) and isinstance(before, dict):  # the first that differs
+                    name = next(key for key in {**before, **value} if before.get(key) != value.get(key))
+                    before, value = before.get(name), value.get(name)
                 raise ValueError(
-                    f"{folder} has a run with {name} {str(earlier.get(name))[:60]}, but {str(value)[:60]} "
+                    f"{folder} has a run with {name} {str(before)[:60]}, but {str(value)[:60]} "
                     "was requested: delete it with --fresh, or choose another --out"
                 )
     return prepare_run(folder, settings, fresh)

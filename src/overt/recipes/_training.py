@@ -146,6 +146,7 @@ class Run:
         evaluation: examples for `trainer.evaluate`.
         callbacks: further callbacks of the Trainer.
         loss: the Trainer's `compute_loss_func`; by default the model computes its loss.
+        over: checkpoint's step → whether training had ended there, before `steps`.
         in_order: take the training examples in the order of `data`, rather than in a random one.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
@@ -167,12 +168,13 @@ class Run:
         evaluation: Any = None,
         callbacks: Sequence[Any] = (),
         loss: Callable[..., Tensor] | None = None,
+        over: Callable[[int], bool] = lambda _: False,
         in_order: bool = False,
         **arguments: Any,
     ) -> None:
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-        self.model, self.steps = model, steps
+        self.model, self.steps, self.over = model, steps, over
         self.checkpoints = folder / "checkpoints"
         self.seconds: list[float] = []
         self.progress = progress = progress_bar(console)
@@ -244,7 +246,8 @@ class Run:
             if not _whole(folder / "trainer_state.json"):
                 shutil.rmtree(folder)  # incomplete, because the run was killed; the previous one exists
         last: str | None = get_last_checkpoint(str(self.checkpoints))  # type: ignore[no-untyped-call]
-        if last is not None and int(last.rsplit("-", 1)[1]) >= self.steps:  # trained but not tested
+        step = 0 if last is None else int(last.rsplit("-", 1)[1])
+        if last is not None and (step >= self.steps or self.over(step)):  # trained but not tested
             missing, _ = load_model(self.model, Path(last) / "model.safetensors", strict=False)
             trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
             if absent := sorted(trained & set(missing)):  # fixed position embeddings are not saved

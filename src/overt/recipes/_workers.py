@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.context import SpawnContext
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -80,8 +81,9 @@ def side_by_side(
     queue = context.SimpleQueue()
 
     def listen() -> None:
-        while (steps := queue.get()) is not None:
-            tell(steps)
+        with suppress(OSError, EOFError):  # closed when all is done
+            while True:
+                tell(queue.get())
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
@@ -99,8 +101,7 @@ def side_by_side(
             if process.is_alive():
                 process.terminate()
         pool.shutdown(cancel_futures=True)
-        queue.put(None)
-        listener.join(timeout=1.0)
+        queue.close()
 
 
 def cores() -> int:

@@ -114,7 +114,7 @@ def compared(rows: Sequence[str]) -> dict[str, str]:
 
 
 def _outcome(runs: Runs) -> Outcome:
-    return Outcome(runs.config, runs.per_seed, runs.stand_in, runs.continued)
+    return Outcome(runs.config, runs.per_seed, runs.stand_in, runs.continued, runs.drops)
 
 
 def run_table_5(request: Request) -> Outcome:

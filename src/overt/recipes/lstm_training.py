@@ -31,12 +31,15 @@ from overt.recipes.translation_training import (
     CHECKPOINTS,
     GREEDY,
     LOGS,
+    MOST_PER_EPOCH,
     Batches,
     Encoded,
     Ids,
     Schedule,
     average,
+    epochs_until,
     make_epochs_callback,
+    out_of_patience,
     processes,
     read_epochs,
     save_text,
@@ -151,12 +154,17 @@ def _padded(rows: Sequence[Ids], filler: int) -> Tensor:
     return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
 
 
-def sentence_batches(pairs: Sequence[tuple[Ids, Ids]], size: int, seed: int) -> list[list[int]]:
-    """Numbers of pairs in batches of `size`, of similar length."""
+def sentence_batches(
+    pairs: Sequence[tuple[Ids, Ids]], size: int, seed: int, least: int = 1
+) -> list[list[int]]:
+    """Numbers of pairs in batches of `size`, of similar length; a last one below `least` is joined."""
     order = list(range(len(pairs)))
     Random(seed).shuffle(order)
     order.sort(key=lambda number: (len(pairs[number][1]), len(pairs[number][0])))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    if len(batches) > 1 and len(batches[-1]) < least:
+        batches[-2:] = [batches[-2] + batches[-1]]
+    return batches
 
 
 def network(row: LstmRow, both: tuple[Vocabulary, Vocabulary], dropout: float, seed: int) -> Seq2Seq:
@@ -196,7 +204,7 @@ def train(
     both = vocabularies(data)
     model = network(row, both, training.dropout, seed)
     count = processes(device)
-    numbers = sentence_batches(data.train, training.batch, seed)
+    numbers = sentence_batches(data.train, training.batch, seed, count)
     batches = Batches(data.train, numbers, partial(collate, both), count)
     relaxed = row.attention == "variational-relaxed"
 
@@ -208,7 +216,8 @@ def train(
         model.jensen = relaxed and step < training.pretraining * training.updates
 
     folder.mkdir(parents=True, exist_ok=True)
-    epochs = make_epochs_callback(folder, len(batches), training.patience, None, validate, told)
+    per_epoch = min(len(batches), MOST_PER_EPOCH)
+    epochs = make_epochs_callback(folder, per_epoch, training.patience, None, validate, told)
     cuda = torch_device(device).type == "cuda"
     run = Run(
         model,
@@ -223,6 +232,7 @@ def train(
         on_step=on_step,
         device=device,
         callbacks=[epochs],
+        over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
         in_order=True,
         per_device_train_batch_size=1,  # one ready-made batch
         remove_unused_columns=False,
@@ -242,7 +252,7 @@ def train(
     return model, {
         "updates": state.global_step,
         "epochs": len(records),
-        "per_epoch": len(batches),
+        "per_epoch": per_epoch,
         "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
         "valid_losses": [record["loss"] for record in records],
         "curve": [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry],

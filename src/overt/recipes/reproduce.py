@@ -210,7 +210,7 @@ def _has_default_settings(recipe: Recipe, request: Request, outcome: Outcome) ->
         if option.moves and not option.names and request.options[name] != option.default
     ]
     enough = request.seeds >= recipe.seeds or outcome.continued
-    return not changed and enough and not outcome.stand_in
+    return not changed and enough and not outcome.stand_in and not outcome.drops
 
 
 def find(name: str) -> Recipe:
@@ -257,7 +257,7 @@ def command(recipe: Recipe, request: Request) -> str:
 def result_name(recipe: Recipe, options: Mapping[str, Any]) -> str:
     """The recipe's name, followed by the values of options that make it a separate measurement."""
     values = [
-        Path(str(options[name])).name  # of a folder, its last part
+        Path(str(options[name])).resolve().name  # of a folder, its last part
         for name, option in recipe.options.items()
         if option.names and options[name] != option.default
     ]

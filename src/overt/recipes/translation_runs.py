@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from overt import _check
 from overt._extras import need
 from overt._files import write_whole
 from overt.data import pairs, reordered, subwords
-from overt.data.files import read_text
+from overt.data.files import data_folder, read_text
 from overt.data.pairs import Corpus
-from overt.judge.bleu import detokenise, paired_bootstrap, plain_bleu, tokenised_bleu
+from overt.judge.bleu import Bleu, detokenise, paired_bootstrap, plain_bleu, tokenise, tokenised_bleu
 from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Request
-from overt.recipes._runs import RESULT, earlier_result, finish_run, run_record, stored_numbers
+from overt.recipes._runs import RESULT, earlier_result, finish_run, read_settings, run_record, stored_numbers
 from overt.recipes._training import (
     hardware,
     is_main_process,
@@ -37,8 +38,9 @@ from overt.recipes.lstm_training import LstmRow, LstmTraining
 from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode, processes
 
 HYPOTHESES = "test.txt"  # a run's translations of the test set
-PIECES = {pairs.MULTI30K: 8000, pairs.IWSLT14: 10_000, reordered.NAME: 3000}
-WMT_PIECES = 32_000
+PIECES = {pairs.IWSLT14: 10_000, reordered.NAME: 3000}
+# Pieces by the number of training pairs, for other corpora: at most so many pairs → pieces.
+PIECES_BY_PAIRS = ((100_000, 8000), (1_000_000, 16_000), (math.inf, 32_000))
 OPTIONS = {
     "dataset": Option(
         "multi30k, iwslt14 or a folder of train, valid and test files", pairs.MULTI30K, names=True
@@ -85,6 +87,7 @@ class Runs:
         config: settings that all share, for the result file.
         stand_in: whether the data were the package's own.
         continued: whether some numbers are an earlier result file's.
+        drops: whether the earlier result file has runs with other settings, which are left out.
         data: what they were trained on.
     """
 
@@ -92,6 +95,7 @@ class Runs:
     config: dict[str, Any]
     stand_in: bool
     continued: bool
+    drops: bool
     data: Encoded
 
 
@@ -104,7 +108,7 @@ def corpus_of(request: Request) -> Corpus:
     """The data that a request names, or the stand-in where there are none."""
     dataset, direction = request.options["dataset"], request.options["direction"]
     pairs.languages(direction)
-    if pairs.has(dataset, request.data):
+    if pairs.has(dataset, request.data) or data_folder(request.data) is not None:
         return pairs.load(dataset, request.data, direction)
     request.console.print(
         f"[yellow]no data: give --data DIR for {dataset}. A made-up language stands in, and the numbers say "
@@ -128,7 +132,8 @@ def tokenizer_of(corpus: Corpus, codes: str | None = None) -> tuple[Any, dict[st
     elif corpus.codes is not None:
         tokenizer, origin = subwords.from_codes(corpus.codes, lines), "published codes"
     else:
-        tokenizer, origin = subwords.train(lines, PIECES.get(corpus.name, WMT_PIECES)), "trained"
+        by_pairs = next(pieces for most, pieces in PIECES_BY_PAIRS if len(corpus.train) <= most)
+        tokenizer, origin = subwords.train(lines, PIECES.get(corpus.name, by_pairs)), "trained"
     description = {
         "origin": origin,
         "pieces": tokenizer.get_vocab_size(),
@@ -170,11 +175,12 @@ def run_rows(
         "vocabulary": vocabulary["sha256"],
         "training": training.settings(),
         "beam": options["beam"],
+        "references": "raw" if corpus.references else "tokenised" if corpus.tokenised else "plain",
         "precision": "bfloat16" if device == "cuda" and isinstance(training, Training) else "float32",
     }
     place = request.out / f"{corpus.name}-{corpus.direction}"
     rows = {name: small(row) if corpus.stand_in else row for name, row in rows.items()}
-    tasks, numbers, stored = [], dict[tuple[str, int], dict[str, Any]](), 0
+    tasks, numbers, stored, dropped = [], dict[tuple[str, int], dict[str, Any]](), 0, 0
     for name, row in rows.items():
         for seed in sorted({*request.stored, *range(request.seeds)}):
             settings = {**common, "row": row.settings(), "seed": seed}
@@ -183,7 +189,9 @@ def run_rows(
             if known is not None:
                 numbers[name, seed] = known
                 stored += 1
-            elif wanted:
+                continue
+            dropped += name in request.stored.get(seed, {}) and not wanted
+            if wanted:
                 folder = place / folder_name(name) / f"seed-{seed}"
                 result = _prepared(folder, settings, request.fresh)
                 task = Task(name, seed, row, training, options["beam"], folder, device, settings)
@@ -198,6 +206,10 @@ def run_rows(
     )
     if numbers:
         console.print(f"[dim]{len(numbers)} trainings are already finished[/dim]")
+    if dropped:
+        console.print(
+            f"[yellow]{dropped} runs of the stored result have other settings, and are left out[/yellow]"
+        )
     if tasks:
         numbers |= _train_all(tasks, data, request, training)
     bootstrap(numbers, baselines, data, place)
@@ -214,7 +226,7 @@ def run_rows(
     per_seed = {
         seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
     }
-    return Runs(per_seed, config, corpus.stand_in, stored > 0, data)
+    return Runs(per_seed, config, corpus.stand_in, stored > 0, dropped > 0, data)
 
 
 def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
@@ -259,7 +271,7 @@ def _train_all(
     minutes = rounds * training.updates * milliseconds / 60_000
     console.print(
         f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {training.updates:,} updates, "
-        f"{workers} at a time: about {max(1, round(minutes))} minutes at {milliseconds:.0f} ms an update"
+        f"{workers} at a time: {duration(minutes)} at {milliseconds:.0f} ms an update"
     )
     tasks.sort(key=lambda task: task.seed)
     numbers = {}
@@ -276,6 +288,12 @@ def _train_all(
             if not console.is_terminal:  # a log has no bar
                 console.print(f"{line}, {len(numbers)} of {len(tasks)}")
     return numbers
+
+
+def duration(minutes: float) -> str:
+    """An estimate in words."""
+    whole = round(minutes)
+    return "a minute or less" if whole < 2 else f"about {whole} minutes"
 
 
 def perform_all(tasks: list[Task], data: Encoded, workers: int, tell: Tell) -> Any:
@@ -313,9 +331,9 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
         numbers |= measure(model, shared, task)
         numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
         kind.save(model.cpu(), shared, task.folder / "model")
-        shutil.rmtree(task.folder / WEIGHTS)
         numbers["run"] = run_record(task.settings, hardware(task.device), versions())
         finish_run(task.folder, numbers)
+        shutil.rmtree(task.folder / WEIGHTS)
     wait_for_everyone()
     stored: dict[str, Any] = json.loads((task.folder / RESULT).read_text())
     return stored
@@ -327,23 +345,35 @@ def measure(model: Any, data: Encoded, task: Task) -> dict[str, Any]:
     texts, greedy, numbers = kind.measure(model, data, task.training, task.beam, task.device == "cuda")
     write_whole(task.folder / HYPOTHESES, "\n".join(texts) + "\n")
     known = data.tokenizer.decode_batch([target for _, target in data.train[:GREEDY]])
-    tokenised, plain = tokenised_bleu(texts, data.references), plain_score(texts, data)
+    tokenised, plain = tokenised_score(texts, data.references, data), plain_score(texts, data)
     return {
         **numbers,
         "bleu": tokenised.score,
         "bleu_signature": tokenised.signature,
         "bleu_13a": plain.score,
         "bleu_13a_signature": plain.signature,
-        "bleu_of_training": tokenised_bleu(greedy, known).score,
+        "bleu_of_training": tokenised_score(greedy, known, data).score,
     }
 
 
-def plain_score(texts: Sequence[str], data: Encoded) -> Any:
-    """BLEU with 13a, of detokenised text where it is tokenised."""
-    if not data.tokenised:
-        return plain_bleu(texts, data.raw_references or data.references, lowercase=data.lowercase)
-    references = data.raw_references or detokenise(data.references, data.target)
-    return plain_bleu(detokenise(texts, data.target), references, lowercase=True)
+def tokenised(texts: Sequence[str], data: Encoded) -> list[str]:
+    """Text with words and punctuation marks separated, as it is where the corpus is like that."""
+    return list(texts) if data.tokenised else tokenise(texts, data.target)
+
+
+def tokenised_score(texts: Sequence[str], references: Sequence[str], data: Encoded) -> Bleu:
+    """BLEU on tokenised text."""
+    return tokenised_bleu(tokenised(texts, data), tokenised(references, data))
+
+
+def plain_score(texts: Sequence[str], data: Encoded) -> Bleu:
+    """BLEU with 13a, of detokenised text where it is tokenised; in lower case where the corpus is."""
+    if data.tokenised:
+        references = data.raw_references or detokenise(data.references, data.target)
+        texts = detokenise(texts, data.target)
+    else:  # entities in ordinary text are the text's own
+        references, texts = ([unescape(line) for line in lines] for lines in (data.references, texts))
+    return plain_bleu(texts, references, lowercase=data.lowercase)
 
 
 def bootstrap(
@@ -352,9 +382,14 @@ def bootstrap(
     """Add the paired bootstrap of each row against its baseline with the same seed, where both have texts."""
     for (name, seed), entry in numbers.items():
         baseline = baselines.get(name)
-        if baseline is None or "bootstrap" in entry:
-            continue
-        paths = [folder / folder_name(row) / f"seed-{seed}" / HYPOTHESES for row in (baseline, name)]
-        if all(path.exists() for path in paths):
-            one, other = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
-            entry["bootstrap"] = {"baseline": baseline, "p": paired_bootstrap(data.references, one, other)}
+        texts = []
+        for row in (baseline, name):
+            place = folder / folder_name(row or "") / f"seed-{seed}"
+            known = numbers.get((row or "", seed))
+            # The folder may hold a run with other settings than the one in the result file.
+            if known is not None and read_settings(place) == known["run"]["settings"]:
+                path = place / HYPOTHESES
+                texts += [path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []
+        if len(texts) == 2:
+            one, other, references = (tokenised(lines, data) for lines in (*texts, data.references))
+            entry["bootstrap"] = {"baseline": baseline, "p": paired_bootstrap(references, one, other)}

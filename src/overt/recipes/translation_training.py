@@ -30,7 +30,7 @@ from overt.data.pairs import Corpus
 from overt.data.subwords import EOS_ID, PAD_ID
 from overt.judge.bleu import detokenise
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.models.marian import SIZES, marian, size_without_embeddings
+from overt.models.marian import LONGEST, SIZES, marian, size_without_embeddings
 from overt.recipes._training import Run, torch_device, wait_for_everyone
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ WEIGHTS = "weights"  # folder of the last epochs' weights
 CARD = "translation.json"  # what a model's folder says about its text
 GREEDY = 100  # training sentences that are translated greedily, as a check
 CHECKPOINTS = 6  # per training
+MOST_PER_EPOCH = 2500  # updates; epochs of larger corpora are counted as several
 MOST_KEPT = 5000  # batches kept as tensors
 # Kernels are compiled anew for lengths that are multiples of 16 and for those that are not.
 MULTIPLE = 16
@@ -123,6 +124,8 @@ class Encoded:
         vocabulary: the tokenizer, as JSON.
         tokenised: whether words and punctuation marks were separated.
         lowercase: whether all text is lower case.
+        escaped: whether apostrophes and the like are written as entities, as Moses does.
+        dashes: whether hyphens inside words are separated (" @-@ "), as Moses can do.
         left_out: number of training pairs that were too long or empty.
     """
 
@@ -136,6 +139,8 @@ class Encoded:
     vocabulary: str
     tokenised: bool
     lowercase: bool
+    escaped: bool
+    dashes: bool
     left_out: int
 
     @property
@@ -147,7 +152,10 @@ class Encoded:
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
-    """A corpus as token ids; pairs that are too long or have an empty side leave the training set only."""
+    """A corpus as token ids; pairs that are too long or have an empty side leave the training set only.
+
+    Sentences for validation and testing that the networks have no positions for are refused.
+    """
 
     def ids(pairs: Sequence[Any]) -> list[tuple[Ids, Ids]]:
         sources = tokenizer.encode_batch([pair.source for pair in pairs])
@@ -157,18 +165,27 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
     train = [pair for pair in ids(corpus.train) if all(1 < len(side) <= longest for side in pair)]
     if not train:
         raise ValueError(f"no training pair has between 1 and {longest - 1} pieces on both sides")
-    lines = [side for pair in corpus.train[:1000] for side in pair]
+    valid, test = ids(corpus.valid), ids(corpus.test)
+    for name, pairs in (("validation", valid), ("test", test)):
+        for number, pair in enumerate(pairs, start=1):
+            if max(map(len, pair)) > LONGEST:
+                raise ValueError(
+                    f"{name} pair {number} has {max(map(len, pair)):,} pieces: at most {LONGEST:,} may be"
+                )
+    lines = [side for pair in corpus.train for side in pair]
     return Encoded(
         corpus.source,
         corpus.target,
         train,
-        ids(corpus.valid),
-        ids(corpus.test),
+        valid,
+        test,
         [pair.target for pair in corpus.test],
         corpus.references,
         tokenizer.to_str(),
         corpus.tokenised,
         all(line == line.lower() for line in lines),
+        any("&apos;" in line or "&quot;" in line for line in lines),
+        any(" @-@ " in line for line in lines),
         len(corpus.train) - len(train),
     )
 
@@ -176,8 +193,13 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
 # --- Batches ---
 
 
-def token_batches(pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int) -> list[list[int]]:
-    """Numbers of pairs in batches of similar length: at most `tokens` target tokens, padding included."""
+def token_batches(
+    pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int, least: int = 1
+) -> list[list[int]]:
+    """Numbers of pairs in batches of similar length: at most `tokens` target tokens, padding included.
+
+    Batches of fewer than `least` pairs, which could not be shared among so many processes, are joined.
+    """
     order = list(range(len(pairs)))
     Random(seed).shuffle(order)
     order.sort(key=lambda number: (len(pairs[number][1]), len(pairs[number][0])))
@@ -189,7 +211,13 @@ def token_batches(pairs: Sequence[tuple[Ids, Ids]], tokens: int, seed: int) -> l
             batches.append([])
             longest = max(map(len, pairs[number]))
         batches[-1].append(number)
-    return batches
+    joined: list[list[int]] = []
+    for batch in batches:
+        if joined and min(len(batch), len(joined[-1])) < least:
+            joined[-1] = joined[-1] + batch
+        else:
+            joined.append(batch)
+    return joined
 
 
 class Schedule(torch.utils.data.Dataset[tuple[int, int]]):
@@ -330,6 +358,8 @@ def average(model: nn.Module, snapshots: Sequence[Path]) -> None:
     """Set a model's parameters to their mean over snapshots; buffers, such as step counters, stay."""
     from safetensors import safe_open
 
+    if not snapshots:
+        raise ValueError("there are no weights to average: the run's folder has lost them, train it anew")
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -365,7 +395,11 @@ def make_epochs_callback(
     class Epochs(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             del args, control, kwargs
-            self.records = [record for record in read_epochs(folder) if record["update"] <= state.global_step]
+            self.records = epochs_until(folder, state.global_step)
+            # Those of later epochs are from before an interruption.
+            for path in snapshots_in(folder):
+                if epoch_of(path) not in {record["epoch"] for record in self.records}:
+                    path.unlink()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             update = state.global_step
@@ -378,7 +412,7 @@ def make_epochs_callback(
             epoch = -(-update // per_epoch)
             self.records.append({"epoch": epoch, "update": update, "loss": validate(model)})
             best = min(self.records, key=lambda record: record["loss"])
-            if epoch - best["epoch"] >= patience:
+            if out_of_patience(self.records, patience):
                 control.should_training_stop = True
             is_best = best["epoch"] == epoch
             if keep is None and not is_best:
@@ -407,7 +441,14 @@ def halve(optimizer: Any, scheduler: Any) -> None:
 def snapshots_in(folder: Path) -> list[Path]:
     """The kept weights of a run, in the order of their epochs."""
     paths = [path for path in (folder / WEIGHTS).glob("epoch-*") if _NUMBERED.fullmatch(path.name)]
-    return sorted(paths, key=lambda path: int(_NUMBERED.fullmatch(path.name)[1]))  # type: ignore[index]
+    return sorted(paths, key=epoch_of)
+
+
+def epoch_of(snapshot: Path) -> int:
+    """The epoch of kept weights."""
+    match = _NUMBERED.fullmatch(snapshot.name)
+    assert match is not None
+    return int(match[1])
 
 
 def read_epochs(folder: Path) -> list[dict[str, Any]]:
@@ -415,6 +456,19 @@ def read_epochs(folder: Path) -> list[dict[str, Any]]:
     path = folder / "epochs.json"
     records: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     return records
+
+
+def epochs_until(folder: Path, update: int) -> list[dict[str, Any]]:
+    """The epochs that a run had finished at an update."""
+    return [record for record in read_epochs(folder) if record["update"] <= update]
+
+
+def out_of_patience(records: Sequence[dict[str, Any]], patience: int) -> bool:
+    """Whether the last epochs have brought no lower loss."""
+    if not records:
+        return False
+    best = min(records, key=lambda record: record["loss"])
+    return bool(records[-1]["epoch"] - best["epoch"] >= patience)
 
 
 # --- Training and translating ---
@@ -434,7 +488,7 @@ def network(row: Row, vocabulary: int, dropout: float, seed: int) -> Any:
 def _batches(
     data: Encoded, row: Row, training: Training, seed: int, cuda: bool, processes: int = 1
 ) -> Batches:
-    numbers = token_batches(data.train, training.tokens, seed)
+    numbers = token_batches(data.train, training.tokens, seed, processes)
     multiple = MULTIPLE if cuda and row.mechanisms else 1
     return Batches(data.train, numbers, lambda pairs: collate(pairs, multiple), processes)
 
@@ -480,7 +534,8 @@ def train(
         return loss_of(model, data.valid, 2 * training.tokens, bf16=cuda)
 
     folder.mkdir(parents=True, exist_ok=True)
-    epochs = make_epochs_callback(folder, len(batches), training.patience, training.average, validate, told)
+    per_epoch = min(len(batches), MOST_PER_EPOCH)
+    epochs = make_epochs_callback(folder, per_epoch, training.patience, training.average, validate, told)
     run = Run(
         model,
         folder,
@@ -493,6 +548,7 @@ def train(
         name=folder.name,
         device=device,
         callbacks=[epochs],
+        over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
         loss=SmoothedLoss(model, training.smoothing),
         in_order=True,
         per_device_train_batch_size=1,  # one ready-made batch
@@ -522,7 +578,7 @@ def train(
     return model, {
         "updates": state.global_step,
         "epochs": len(records),
-        "per_epoch": len(batches),
+        "per_epoch": per_epoch,
         "averaged": len(kept),
         "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
         "valid_losses": [record["loss"] for record in records],
@@ -570,6 +626,22 @@ def step_times(data: Encoded, row: Row, training: Training, device: str, updates
     return [1000 * each for each in seconds[1:]]
 
 
+def most_new_tokens(model: Any, sources: Sequence[Ids]) -> int:
+    """A limit for all translations of these sentences, so that they do not depend on the batch.
+
+    Sentences that the model has no positions for are refused.
+    """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for number, source in enumerate(sources, start=1):
+        if positions is not None and len(source) > positions:
+            raise ValueError(
+                f"sentence {number} has {len(source):,} pieces, and the model takes up to {positions:,}: "
+                "split it"
+            )
+    most = 2 * max(map(len, sources), default=0) + 10
+    return most if positions is None else min(most, positions - 1)
+
+
 @any_shape()
 @torch.no_grad()
 def translate(
@@ -596,7 +668,7 @@ def translate(
         raise ValueError(f"--beam must be a whole number of at least 1, got {beam}")
     device = next(model.parameters()).device
     texts = [""] * len(sources)
-    most = 2 * max(map(len, sources)) + 10  # of all, so that translations do not depend on the batch
+    most = most_new_tokens(model, sources)
     done = 0
     for numbers in _by_length(sources, max(tokens // beam, 1)):
         input_ids = _padded([sources[number] for number in numbers], PAD_ID).to(device)
@@ -640,11 +712,12 @@ def translate_lines(
     if card.get("tokenised"):
         moses: Any = need("sacremoses", "translation")
         split = moses.MosesTokenizer(lang=card["source"])
-        texts = [split.tokenize(text, return_str=True, escape=False) for text in texts]
+        how = {"escape": bool(card.get("escaped")), "aggressive_dash_splits": bool(card.get("dashes"))}
+        texts = [split.tokenize(text, return_str=True, **how) for text in texts]
     full = [number for number, text in enumerate(texts) if text]
     sources = [tokenizer(texts[number])["input_ids"] for number in full]
     translations = [""] * len(texts)
-    most = 2 * max(map(len, sources), default=0) + 10
+    most = most_new_tokens(model, sources)
     device = next(model.parameters()).device
     for batch in _by_length(sources, max(tokens // beam, 1)):
         inputs = tokenizer.pad({"input_ids": [sources[number] for number in batch]}, return_tensors="pt")
@@ -697,5 +770,7 @@ def save_text(data: Encoded, folder: Path) -> None:
         "target": data.target,
         "tokenised": data.tokenised,
         "lowercase": data.lowercase,
+        "escaped": data.escaped,
+        "dashes": data.dashes,
     }
     write_whole(folder / CARD, json.dumps(card, indent=1))
