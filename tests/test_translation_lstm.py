@@ -10,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import overt
+from overt.cli import app
 from overt.data import reordered, subwords
 from overt.recipes import bam_translation, lstm_training, reproduce, translation_runs
 from overt.recipes.lstm_training import (
@@ -105,10 +107,23 @@ def test_likelihood_and_translations_do_not_depend_on_the_batch(data: Encoded, m
     found = []
     for size in (64, 3):
         monkeypatch.setattr(lstm_training, "TEST_BATCH", size)
-        texts = translate(model, data, both, [source for source, _ in data.test], beam=2)
+        texts = translate(model, data.tokenizer, both, [source for source, _ in data.test], beam=2)
         found.append((likelihood(model, both, data.test), texts))
     assert found[0][0] == pytest.approx(found[1][0])
     assert found[0][1] == found[1][1]
+
+
+def test_its_folder_opens_in_overt_translate(data: Encoded, tmp_path: Path) -> None:
+    both = vocabularies(data)
+    row = LstmRow("soft", (overt.Bayesian(k=5.0),), SIZES)
+    model = lstm_training.network(row, both, 0.0, 0).eval()
+    lstm_training.save(model, data, tmp_path / "model")
+    source = data.test[0][0]
+    want = translate(model, data.tokenizer, both, [source], beam=2)[0]
+    words = ["translate", data.tokenizer.decode(source), "--model", str(tmp_path / "model"), "--beam", "2"]
+    result = CliRunner().invoke(app, [*words, "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == want
 
 
 @pytest.fixture

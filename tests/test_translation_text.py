@@ -195,6 +195,10 @@ def test_codes_are_read_and_bad_ones_named() -> None:
     assert tokenizer.token_to_id("</s>") == subwords.EOS_ID
     with pytest.raises(ValueError, match="codes, line 2: a merge is two pieces, got 'l o w x'"):
         subwords.from_codes("#version: 0.2\nl o w x\n", ["low"])
+    with pytest.raises(ValueError, match="codes, line 2: 'lo' is no letter, and no earlier line makes it"):
+        subwords.from_codes("#version: 0.2\nlo w</w>\n", ["low"])
+    with pytest.raises(ValueError, match=r"codes of version 0\.1"):
+        subwords.from_codes("#version: 0.1\nl o\n", ["low"])
 
 
 @real

@@ -14,13 +14,14 @@ from overt._files import check_folder, write_whole
 from overt.cli.inputs import open_model
 from overt.cli.shared import app
 from overt.data.pairs import read_lines
+from overt.models.seq2seq import CONFIG, MODEL_TYPE
+from overt.recipes import lstm_training
 from overt.recipes._training import torch_device
 from overt.recipes.translation_training import CARD, translate_lines
 
 
 def run(text: str, model: str, beam: int = 5, device: str = "auto", out: Path | None = None) -> list[str]:
     """Translate a text, or the lines of a file; print the translations or write them to `out`."""
-    from rich.console import Console
     from transformers import AutoTokenizer
 
     if beam < 1:
@@ -29,6 +30,10 @@ def run(text: str, model: str, beam: int = 5, device: str = "auto", out: Path | 
     if out is not None:
         check_folder("--out", out)
     lines = _read(text)
+    if _is_lstm(model):
+        translations = lstm_training.translate_lines(Path(model), lines, _card(model), beam, where)
+        _show(translations, out)
+        return translations
     opened = open_model(model)
     if not getattr(opened.config, "is_encoder_decoder", False) or not hasattr(opened, "generate"):
         raise ValueError(
@@ -37,13 +42,29 @@ def run(text: str, model: str, beam: int = 5, device: str = "auto", out: Path | 
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     translations = translate_lines(opened.to(where), tokenizer, lines, _card(model), beam)
-    if out is not None:
-        write_whole(out, "\n".join(translations) + "\n")
-        Console().print(f"{len(lines)} translations in {out}", style="dim", markup=False, soft_wrap=True)
-    else:
+    _show(translations, out)
+    return translations
+
+
+def _show(translations: list[str], out: Path | None) -> None:
+    from rich.console import Console
+
+    if out is None:
         for line in translations:
             typer.echo(line)
-    return translations
+        return
+    write_whole(out, "\n".join(translations) + "\n")
+    line = f"{len(translations)} translations in {out}"
+    Console().print(line, style="dim", markup=False, soft_wrap=True)
+
+
+def _is_lstm(model: str) -> bool:
+    """Whether a folder has the LSTM of `models.seq2seq`."""
+    path = Path(model) / CONFIG
+    if not path.is_file():
+        return False
+    settings = json.loads(path.read_text())
+    return isinstance(settings, dict) and settings.get("model_type") == MODEL_TYPE
 
 
 def _read(text: str) -> list[str]:

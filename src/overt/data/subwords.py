@@ -50,13 +50,22 @@ def train(lines: Sequence[str], size: int) -> Tokenizer:
 def from_codes(codes: str, lines: Iterable[str]) -> Tokenizer:
     """The vocabulary of published codes, in the format of subword-nmt, and of the letters in `lines`."""
     merges: list[Merge] = []
+    made: set[str] = set()
+    if codes.startswith("#version: 0.1"):
+        raise ValueError(
+            "codes of version 0.1 mark ends of words differently: make them anew with subword-nmt"
+        )
     for number, line in enumerate(codes.split("\n"), start=1):
         parts = line.split()
         if not parts or line.startswith("#version"):
             continue
         if len(parts) not in (2, 3):  # the third is a frequency
             raise ValueError(f"codes, line {number}: a merge is two pieces, got {line[:60]!r}")
+        for part in parts[:2]:
+            if len(part.removesuffix(END)) != 1 and part not in made:
+                raise ValueError(f"codes, line {number}: {part!r} is no letter, and no earlier line makes it")
         merges.append((parts[0], parts[1]))
+        made.add(parts[0] + parts[1])
     letters = {letter for line in lines for letter in line if not letter.isspace()}
     letters |= {piece for merge in merges for piece in merge if len(piece.removesuffix(END)) == 1}
     alphabet = {letter.removesuffix(END) for letter in letters}

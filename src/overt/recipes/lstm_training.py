@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,25 +26,21 @@ from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.models.seq2seq import IGNORED, Seq2Seq
-from overt.recipes._training import Run, torch_device, wait_for_everyone
 from overt.recipes.translation_training import (
-    CHECKPOINTS,
     GREEDY,
-    LOGS,
-    MOST_PER_EPOCH,
     Batches,
     Encoded,
     Ids,
     Schedule,
-    average,
-    epochs_until,
-    make_epochs_callback,
-    out_of_patience,
+    as_trained,
+    as_written,
+    fit,
     processes,
-    read_epochs,
     save_text,
-    snapshots_in,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PAD, BOS, EOS, UNKNOWN = range(4)
 VOCABULARIES = "vocabularies.json"
@@ -185,7 +181,6 @@ def train(
     seed: int,
     device: str = "auto",
     told: Callable[[int], object] | None = None,
-    console: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Train one network; return it with the best epoch's weights, in evaluation mode, and its numbers.
 
@@ -197,15 +192,12 @@ def train(
         seed: of initial weights, batches, dropout and noise.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
-        console: for a progress bar; none by default.
     """
-    from rich.console import Console
-
     both = vocabularies(data)
     model = network(row, both, training.dropout, seed)
     count = processes(device)
-    numbers = sentence_batches(data.train, training.batch, seed, count)
-    batches = Batches(data.train, numbers, partial(collate, both), count)
+    batched = sentence_batches(data.train, training.batch, seed, count)
+    batches = Batches(data.train, batched, partial(collate, both), count)
     relaxed = row.attention == "variational-relaxed"
 
     def validate(model: Any) -> float:
@@ -215,52 +207,22 @@ def train(
         model.step.fill_(step)
         model.jensen = relaxed and step < training.pretraining * training.updates
 
-    folder.mkdir(parents=True, exist_ok=True)
-    per_epoch = min(len(batches), MOST_PER_EPOCH)
-    epochs = make_epochs_callback(folder, per_epoch, training.patience, None, validate, told)
-    cuda = torch_device(device).type == "cuda"
-    run = Run(
+    numbers = fit(
         model,
         folder,
-        steps=training.updates,
-        checkpoints=CHECKPOINTS,
-        seed=seed,
-        data=Schedule(len(batches), training.updates, seed, count),
-        collate=lambda places: batches[places[0]],
-        console=Console(quiet=True) if console is None else console,
-        name=folder.name,
+        batches,
+        validate,
+        training,
+        None,
+        seed,
+        device,
+        told,
         on_step=on_step,
-        device=device,
-        callbacks=[epochs],
-        over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
-        in_order=True,
-        per_device_train_batch_size=1,  # one ready-made batch
-        remove_unused_columns=False,
-        learning_rate=training.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=training.clip,
-        optim="adamw_torch_fused" if cuda else "adamw_torch",
-        logging_steps=max(1, training.updates // LOGS),
     )
-    run.train()
-    wait_for_everyone()
-    records = read_epochs(folder)
-    average(model, snapshots_in(folder))
-    model.eval()
-    state = run.trainer.state
-    return model, {
-        "updates": state.global_step,
-        "epochs": len(records),
-        "per_epoch": per_epoch,
-        "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
-        "valid_losses": [record["loss"] for record in records],
-        "curve": [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry],
-        "step_ms": run.step_ms,
-        "valid_loss": validate(model),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "vocabularies": [len(vocabulary) for vocabulary in both],
-    }
+    return model, {**numbers, "vocabularies": [len(vocabulary) for vocabulary in both]}
 
 
 @torch.no_grad()
@@ -284,7 +246,7 @@ def likelihood(
 
 
 def translate(
-    model: Any, data: Encoded, both: tuple[Vocabulary, Vocabulary], sources: Sequence[Ids], beam: int
+    model: Any, tokenizer: Tokenizer, both: tuple[Vocabulary, Vocabulary], sources: Sequence[Ids], beam: int
 ) -> list[str]:
     """Translations of sentences given as the tokenizer's ids."""
     device = next(model.parameters()).device
@@ -296,7 +258,7 @@ def translate(
         input_ids = _padded([both[0].encode(sources[number]) for number in numbers], PAD).to(device)
         tokens, _ = model.translate(input_ids, input_ids.ne(PAD).long(), beam=beam, max_length=longest)
         rows = [both[1].decode(row) for row in tokens.tolist()]
-        for number, text in zip(numbers, data.tokenizer.decode_batch(rows), strict=True):
+        for number, text in zip(numbers, tokenizer.decode_batch(rows), strict=True):
             texts[number] = text.strip()
     return texts
 
@@ -307,8 +269,8 @@ def measure(
     """Translations of the test set, greedy ones of training sentences, perplexity and entropy."""
     del training, cuda
     both = vocabularies(data)
-    texts = translate(model, data, both, [source for source, _ in data.test], beam)
-    greedy = translate(model, data, both, [source for source, _ in data.train[:GREEDY]], 1)
+    texts = translate(model, data.tokenizer, both, [source for source, _ in data.test], beam)
+    greedy = translate(model, data.tokenizer, both, [source for source, _ in data.train[:GREEDY]], 1)
     loss, entropy = likelihood(model, both, data.test)
     return texts, greedy, {"test_loss": loss, "perplexity": math.exp(loss), "entropy": entropy}
 
@@ -320,6 +282,33 @@ def save(model: Seq2Seq, data: Encoded, folder: Path) -> None:
     save_text(data, folder)
     pieces = {name: each.pieces for name, each in zip(("source", "target"), vocabularies(data), strict=True)}
     write_whole(folder / VOCABULARIES, json.dumps(pieces))
+
+
+def translate_lines(
+    folder: Path, lines: Sequence[str], card: Mapping[str, Any], beam: int, device: torch.device
+) -> list[str]:
+    """Translations of ordinary text with the network in a folder that `save` wrote; empty lines stay empty.
+
+    Args:
+        folder: of the network.
+        lines: the sentences.
+        card: what text the network takes and gives (`translation_training.save_text`).
+        beam: number of beams; 1 is greedy.
+        device: where to translate.
+    """
+    from tokenizers import Tokenizer
+
+    model = Seq2Seq.load(folder).to(device).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pieces = json.loads((folder / VOCABULARIES).read_text())
+    both = Vocabulary(pieces["source"]), Vocabulary(pieces["target"])
+    texts = as_trained(lines, card)
+    full = [number for number, text in enumerate(texts) if text]
+    sources = [tokenizer.encode(texts[number]).ids for number in full]
+    translations = [""] * len(texts)
+    for number, text in zip(full, translate(model, tokenizer, both, sources, beam), strict=True):
+        translations[number] = text
+    return as_written(translations, card)
 
 
 def step_times(

@@ -501,6 +501,78 @@ def processes(device: str = "auto") -> int:
     return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
 
 
+def fit(
+    model: Any,
+    folder: Path,
+    batches: Batches,
+    validate: Callable[[Any], float],
+    training: Any,
+    keep: int | None,
+    seed: int,
+    device: str,
+    told: Callable[[int], object] | None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train a model on ready-made batches, give it the kept weights, and return the numbers of the training.
+
+    Args:
+        model: the network.
+        folder: of the run: checkpoints, kept weights, validation losses.
+        batches: of the training set.
+        validate: model → validation loss.
+        training: settings: `updates`, `learning_rate`, `patience`.
+        keep: as for `make_epochs_callback`.
+        seed: of the order of batches, and of dropout.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates after each of them.
+        arguments: further arguments of `Run`.
+    """
+    from rich.console import Console
+
+    folder.mkdir(parents=True, exist_ok=True)
+    updates, per_epoch = training.updates, min(len(batches), MOST_PER_EPOCH)
+    epochs = make_epochs_callback(folder, per_epoch, training.patience, keep, validate, told)
+    run = Run(
+        model,
+        folder,
+        steps=updates,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Schedule(len(batches), updates, seed, batches.processes),
+        collate=lambda places: batches[places[0]],
+        console=Console(quiet=True),  # the recipe shows the progress of all trainings
+        name=folder.name,
+        device=device,
+        callbacks=[epochs],
+        over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
+        in_order=True,
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        learning_rate=training.learning_rate,
+        optim="adamw_torch_fused" if torch_device(device).type == "cuda" else "adamw_torch",
+        logging_steps=max(1, updates // LOGS),
+        **arguments,
+    )
+    with any_shape():
+        run.train()
+    wait_for_everyone()
+    records, kept, state = read_epochs(folder), snapshots_in(folder), run.trainer.state
+    average(model, kept)
+    model.eval()
+    return {
+        "updates": state.global_step,
+        "epochs": len(records),
+        "per_epoch": per_epoch,
+        "averaged": len(kept),
+        "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
+        "valid_losses": [record["loss"] for record in records],
+        "curve": [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry],
+        "step_ms": run.step_ms,
+        "valid_loss": validate(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
 def train(
     folder: Path,
     data: Encoded,
@@ -509,7 +581,6 @@ def train(
     seed: int,
     device: str = "auto",
     told: Callable[[int], object] | None = None,
-    console: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Train one model; return it with averaged weights, in evaluation mode, and the numbers of its training.
 
@@ -521,71 +592,37 @@ def train(
         seed: of initial weights, batches, dropout and noise.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
-        console: for a progress bar; none by default.
     """
-    from rich.console import Console
-
     model = network(row, data.tokenizer.get_vocab_size(), training.dropout, seed)
     cuda = torch_device(device).type == "cuda"
-    count = processes(device)
-    batches = _batches(data, row, training, seed, cuda, count)
+    batches = _batches(data, row, training, seed, cuda, processes(device))
 
     def validate(model: nn.Module) -> float:
         return loss_of(model, data.valid, 2 * training.tokens, bf16=cuda)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    per_epoch = min(len(batches), MOST_PER_EPOCH)
-    epochs = make_epochs_callback(folder, per_epoch, training.patience, training.average, validate, told)
-    run = Run(
+    numbers = fit(
         model,
         folder,
-        steps=training.updates,
-        checkpoints=CHECKPOINTS,
-        seed=seed,
-        data=Schedule(len(batches), training.updates, seed, count),
-        collate=lambda places: batches[places[0]],
-        console=Console(quiet=True) if console is None else console,
-        name=folder.name,
-        device=device,
-        callbacks=[epochs],
-        over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
+        batches,
+        validate,
+        training,
+        training.average,
+        seed,
+        device,
+        told,
         loss=SmoothedLoss(model, training.smoothing),
-        in_order=True,
-        per_device_train_batch_size=1,  # one ready-made batch
-        remove_unused_columns=False,
-        learning_rate=training.learning_rate,
         lr_scheduler_type="inverse_sqrt",
         warmup_steps=training.warmup,
         adam_beta1=training.betas[0],
         adam_beta2=training.betas[1],
         weight_decay=training.weight_decay,
         max_grad_norm=0.0,
-        optim="adamw_torch_fused" if cuda else "adamw_torch",
         bf16=cuda,
         # A prior is used by the loss alone, which DDP does not see: it would take its parameters for unused.
         ddp_find_unused_parameters=False,
-        logging_steps=max(1, training.updates // LOGS),
     )
-    with any_shape():
-        run.train()
-    wait_for_everyone()
-    records = read_epochs(folder)
-    kept = snapshots_in(folder)
-    average(model, kept)
-    model.eval()
-    state = run.trainer.state
-    curve = [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]
     return model, {
-        "updates": state.global_step,
-        "epochs": len(records),
-        "per_epoch": per_epoch,
-        "averaged": len(kept),
-        "best_epoch": min(records, key=lambda record: record["loss"])["epoch"],
-        "valid_losses": [record["loss"] for record in records],
-        "curve": curve,
-        "step_ms": run.step_ms,
-        "valid_loss": validate(model),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **numbers,
         "without_embeddings": size_without_embeddings(model),
         "of_mechanisms": sum(p.numel() for name, p in model.named_parameters() if ".overt." in name),
     }
@@ -688,6 +725,24 @@ def translate(
     return texts
 
 
+def as_trained(lines: Sequence[str], card: Mapping[str, Any]) -> list[str]:
+    """Ordinary text as a model's training text was: in lower case, tokenised, escaped."""
+    texts = [line.strip() for line in lines]
+    if card.get("lowercase"):
+        texts = [text.lower() for text in texts]
+    if card.get("tokenised"):
+        moses: Any = need("sacremoses", "translation")
+        split = moses.MosesTokenizer(lang=card["source"])
+        how = {"escape": bool(card.get("escaped")), "aggressive_dash_splits": bool(card.get("dashes"))}
+        texts = [split.tokenize(text, return_str=True, **how) for text in texts]
+    return texts
+
+
+def as_written(texts: Sequence[str], card: Mapping[str, Any]) -> list[str]:
+    """A model's translations as ordinary text."""
+    return detokenise(texts, card["target"]) if card.get("tokenised") else list(texts)
+
+
 def translate_lines(
     model: Any,
     tokenizer: Any,
@@ -706,14 +761,7 @@ def translate_lines(
         beam: number of beams; 1 is greedy.
         tokens: most source tokens of a batch, padding included.
     """
-    texts = [line.strip() for line in lines]
-    if card.get("lowercase"):
-        texts = [text.lower() for text in texts]
-    if card.get("tokenised"):
-        moses: Any = need("sacremoses", "translation")
-        split = moses.MosesTokenizer(lang=card["source"])
-        how = {"escape": bool(card.get("escaped")), "aggressive_dash_splits": bool(card.get("dashes"))}
-        texts = [split.tokenize(text, return_str=True, **how) for text in texts]
+    texts = as_trained(lines, card)
     full = [number for number, text in enumerate(texts) if text]
     sources = [tokenizer(texts[number])["input_ids"] for number in full]
     translations = [""] * len(texts)
@@ -731,7 +779,7 @@ def translate_lines(
             )
         for number, text in zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
             translations[full[number]] = text.strip()
-    return detokenise(translations, card["target"]) if card.get("tokenised") else translations
+    return as_written(translations, card)
 
 
 def _by_length(sources: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
