@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -106,3 +107,15 @@ def fresh(code: str) -> tuple[str, str]:
     child = start(code)
     failed = child.ended()
     return child.printed().strip(), failed
+
+
+def start_pair(code: str) -> list[Child]:
+    """Two fresh interpreters that the Trainer, and accelerate under it, take for processes of one training.
+
+    They know of each other by the variables that torchrun sets.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [start(code, RANK=rank, LOCAL_RANK=rank, **world) for rank in "01"]

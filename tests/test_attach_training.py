@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import families
 import overt
 from attached import attached, without_dropout
 from families import FAMILIES
-from fresh import start
+from fresh import start_pair
 from training import BOTH, Gradients, InOrder, Rows, arguments, train
 
 pytestmark = pytest.mark.slow
@@ -175,12 +174,7 @@ def test_two_processes_have_the_gradients_of_one(
         settings={"gradient_accumulation_steps": 2},
         result=str(result),
     )
-    # The Trainer, and accelerate under it, know of other processes by the variables that torchrun sets.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pair = [start(code, RANK=rank, LOCAL_RANK=rank, **world) for rank in "01"]
+    pair = start_pair(code)
     for process in pair:
         assert not (failed := process.ended()), failed
     found = torch.load(result, weights_only=True)

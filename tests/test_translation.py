@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import overt
-from fresh import start
+from fresh import start_pair
 from overt.cli import app
 from overt.cli.inputs import open_model
 from overt.data import reordered, subwords
@@ -369,11 +368,7 @@ def test_two_processes_have_the_losses_of_one(data: Encoded, tmp_path: Path) -> 
     file = tmp_path / "data.json"
     file.write_text(json.dumps(asdict(small)))
     code = TWO.format(data=str(file), folder=str(tmp_path / "two"), training=asdict(training))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pair = [start(code, RANK=rank, LOCAL_RANK=rank, **world) for rank in "01"]
+    pair = start_pair(code)
     for process in pair:
         assert not (failed := process.ended()), failed
     two = json.loads((tmp_path / "two" / "numbers.json").read_text())

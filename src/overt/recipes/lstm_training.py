@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,13 +30,15 @@ from overt.recipes.translation_training import (
     Batches,
     Encoded,
     Ids,
-    Schedule,
     as_trained,
     as_written,
     fit,
+    padded,
     processes,
     save_text,
+    time_updates,
 )
+from overt.recipes.translation_training import collate as collate_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,22 +133,8 @@ def vocabularies(data: Encoded) -> tuple[Vocabulary, Vocabulary]:
 
 def collate(both: tuple[Vocabulary, Vocabulary], pairs: Sequence[tuple[Ids, Ids]]) -> dict[str, Tensor]:
     """A batch, in the network's ids."""
-    sources = [both[0].encode(source) for source, _ in pairs]
-    targets = [both[1].encode(target) for _, target in pairs]
-    input_ids, labels = _padded(sources, PAD), _padded(targets, IGNORED)
-    shifted = torch.full_like(labels, BOS)
-    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": input_ids.ne(PAD).long(),
-        "decoder_input_ids": shifted,
-        "labels": labels,
-    }
-
-
-def _padded(rows: Sequence[Ids], filler: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+    ours = [(both[0].encode(source), both[1].encode(target)) for source, target in pairs]
+    return collate_ids(ours, start=BOS)
 
 
 def sentence_batches(
@@ -255,7 +242,7 @@ def translate(
     order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
     for start in range(0, len(order), TEST_BATCH):
         numbers = order[start : start + TEST_BATCH]
-        input_ids = _padded([both[0].encode(sources[number]) for number in numbers], PAD).to(device)
+        input_ids = padded([both[0].encode(sources[number]) for number in numbers], PAD).to(device)
         tokens, _ = model.translate(input_ids, input_ids.ne(PAD).long(), beam=beam, max_length=longest)
         rows = [both[1].decode(row) for row in tokens.tolist()]
         for number, text in zip(numbers, tokenizer.decode_batch(rows), strict=True):
@@ -315,25 +302,13 @@ def step_times(
     data: Encoded, row: LstmRow, training: LstmTraining, device: str, updates: int = 100
 ) -> list[float]:
     """Milliseconds of updates, which mean something if nothing else is running."""
-    both, cuda = vocabularies(data), device == "cuda"
-    model = network(row, both, training.dropout, 0).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
-    numbers = sentence_batches(data.train, training.batch, 0)
-    batches = Batches(data.train, numbers, partial(collate, both))
-    schedule = Schedule(len(batches), updates + 1, 0)
-    seconds = []
-    for number in range(updates + 1):
-        batch = batches[schedule[number]]
-        if cuda:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
+    both = vocabularies(data)
+    model = network(row, both, training.dropout, 0)
+
+    def loss(batch: dict[str, Tensor], number: int) -> Tensor:
         model.step.fill_(number)
-        loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return [1000 * each for each in seconds[1:]]
+        value: Tensor = model(**batch)["loss"]
+        return value
+
+    batches = Batches(data.train, sentence_batches(data.train, training.batch, 0), partial(collate, both))
+    return time_updates(model, batches, loss, device, updates, training.clip)

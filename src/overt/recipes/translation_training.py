@@ -273,15 +273,19 @@ class Batches:
         return dict(batch)
 
 
-def collate(pairs: Sequence[tuple[Ids, Ids]], multiple: int = 1) -> dict[str, Tensor]:
-    """A batch; the decoder's inputs, which start with the end of a sentence, are made here.
+def collate(pairs: Sequence[tuple[Ids, Ids]], multiple: int = 1, start: int = EOS_ID) -> dict[str, Tensor]:
+    """A batch; the decoder's inputs are made here.
 
-    A model that sees no labels, because the loss is computed outside of it, would not make them. Lengths are
-    rounded up to a multiple.
+    A model that sees no labels, because the loss is computed outside of it, would not make them.
+
+    Args:
+        pairs: ids of sources and targets.
+        multiple: lengths are rounded up to a multiple of it.
+        start: the decoder's first input, by default the end of a sentence.
     """
     sources, targets = zip(*pairs, strict=True)
-    input_ids, labels = _padded(sources, PAD_ID, multiple), _padded(targets, IGNORED, multiple)
-    shifted = torch.full_like(labels, EOS_ID)
+    input_ids, labels = padded(sources, PAD_ID, multiple), padded(targets, IGNORED, multiple)
+    shifted = torch.full_like(labels, start)
     shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PAD_ID)
     return {
         "input_ids": input_ids,
@@ -291,7 +295,8 @@ def collate(pairs: Sequence[tuple[Ids, Ids]], multiple: int = 1) -> dict[str, Te
     }
 
 
-def _padded(rows: Sequence[Ids], filler: int, multiple: int = 1) -> Tensor:
+def padded(rows: Sequence[Ids], filler: int, multiple: int = 1) -> Tensor:
+    """Rows of equal length, filled up; (rows, length)."""
     longest = -(-max(map(len, rows)) // multiple) * multiple
     return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
 
@@ -640,10 +645,40 @@ def step_times(data: Encoded, row: Row, training: Training, device: str, updates
         updates: number of updates that are timed, after one that is not.
     """
     cuda = device == "cuda"
-    model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0).to(device).train()
+    model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0)
     loss_function = SmoothedLoss(model, training.smoothing)
+
+    def loss(batch: dict[str, Tensor], number: int) -> Tensor:
+        del number
+        labels = batch.pop("labels")
+        with torch.autocast(device, torch.bfloat16, enabled=cuda):
+            outputs = model(**batch)
+        return loss_function(outputs, labels)
+
+    return time_updates(model, _batches(data, row, training, 0, cuda), loss, device, updates)
+
+
+def time_updates(
+    model: nn.Module,
+    batches: Batches,
+    loss: Callable[[dict[str, Tensor], int], Tensor],
+    device: str,
+    updates: int,
+    clip: float | None = None,
+) -> list[float]:
+    """Milliseconds of updates, after one that is not timed.
+
+    Args:
+        model: the network.
+        batches: of the training set.
+        loss: batch and number of the update → loss.
+        device: "cpu" or "cuda".
+        updates: number of updates.
+        clip: largest norm of the gradient.
+    """
+    cuda = device == "cuda"
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
-    batches = _batches(data, row, training, 0, cuda)
     schedule = Schedule(len(batches), updates + 1, 0)
     seconds = []
     for number in range(updates + 1):
@@ -651,10 +686,10 @@ def step_times(data: Encoded, row: Row, training: Training, device: str, updates
         if cuda:
             torch.cuda.synchronize()
         began = time.perf_counter()
-        labels = batch.pop("labels").to(device)
-        with torch.autocast(device, torch.bfloat16, enabled=cuda):
-            outputs = model(**{name: value.to(device) for name, value in batch.items()})
-        loss_function(outputs, labels).backward()  # type: ignore[no-untyped-call]
+        on_device = {name: value.to(device) for name, value in batch.items()}
+        loss(on_device, number).backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         if cuda:
@@ -708,7 +743,7 @@ def translate(
     most = most_new_tokens(model, sources)
     done = 0
     for numbers in _by_length(sources, max(tokens // beam, 1)):
-        input_ids = _padded([sources[number] for number in numbers], PAD_ID).to(device)
+        input_ids = padded([sources[number] for number in numbers], PAD_ID).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = model.generate(
                 input_ids=input_ids,
