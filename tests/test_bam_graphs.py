@@ -760,9 +760,9 @@ def timeless(per_seed: dict[Any, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_run_writes_down_every_row_seed_and_noise_level(made: Finished, graph: planetoid.Citations) -> None:
     result = json.loads((made.out / "results" / "bam-table-1.json").read_text())
-    assert result["command"] == (
+    assert result["commands"] == [
         "overt reproduce bam-table-1 --data DIR --seeds 2 --device cpu --epochs 4 --workers 1"
-    )
+    ]
     assert result["seeds"] == [0, 1]
     assert result["config"]["data"] == graph.describe()
     assert result["config"]["most_epochs"] == 4

@@ -208,9 +208,9 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     monkeypatch.setenv("OVERT_DATA", str(folder))
     run("flow-table-1", tmp_path, *SHORT, seeds=2)
     result = json.loads((tmp_path / "results" / "flow-table-1.json").read_text())
-    assert result["command"] == (
+    assert result["commands"] == [
         "overt reproduce flow-table-1 --data DIR --seeds 2 --device cpu --examples 12 --steps 6"
-    )
+    ]
     assert result["seeds"] == [0, 1]
     assert {"python", "torch", "transformers", "overt", "numpy"} <= result["versions"].keys()
     assert result["hardware"].startswith("CPU ")
@@ -234,7 +234,7 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     cells = rows["| rollout, measured"].split(" | ")[1:]
     assert cells[0].startswith(f"{measured['mean'][0]:.2f}".replace("-", "−"))
     assert "0.96" in rows["| published (plain)"]
-    assert result["command"] in page
+    assert f"`{result['commands'][0]}`" in page
 
     # the second table is measured on the same models
     def refuse(*_: Any, **__: Any) -> None:

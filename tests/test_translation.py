@@ -420,6 +420,7 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     run = second["per_seed"]["0"]["Lite"]["run"]
     assert {"settings", "hardware", "versions", "date"} == set(run)
     assert second["mean"]["Lite"]["bleu"] is not None
+    assert [f"--seeds {seeds}" in each for seeds, each in enumerate(second["commands"], 1)] == [True, True]
     table = dict(second["tables"][0]["rows"])
     assert table["Lite"][0] == "2"
     assert table["EA-Lite"][0] == "1"
@@ -432,6 +433,7 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     third = recipe(rows="Lite", out="runs/c", tokens="64")
     assert performed[-1] == ("Lite", 0)
     assert list(third["per_seed"]["0"]) == ["Lite"]
+    assert len(third["commands"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,12 @@ def report_table_6(outcome: Outcome) -> Report:
     grids = [
         measured_grid(outcome, IN_TABLE_6),
         gains_grid(outcome, compared(IN_TABLE_6), by_direction(PUBLISHED_6)),
+        gains_grid(
+            outcome,
+            dict.fromkeys(IN_TABLE_6[2:], "EA-Lite"),
+            by_direction(PUBLISHED_6),
+            "What each part contributes",
+        ),
         published_grid(PUBLISHED_6),
     ]
     return Report(grids, notes_of(outcome))

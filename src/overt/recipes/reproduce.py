@@ -99,15 +99,19 @@ def run(
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     name = f"{result_name(recipe, request.options)}.json"
-    request = replace(request, stored=_stored((results or Path("results")) / name, recipe))
+    earlier = _earlier((results or Path("results")) / name, recipe)
+    stored = {int(seed): numbers for seed, numbers in earlier.get("per_seed", {}).items()}
+    request = replace(request, stored=stored)
     outcome = recipe.run(request)
     report = recipe.report(outcome)
+    this = command(recipe, request)
+    before = earlier["commands"] if outcome.continued else []
     result = {
         "format": FORMAT,
         "recipe": recipe.name,
         "title": recipe.title,
         "paper": recipe.paper,
-        "command": command(recipe, request),
+        "commands": [*(each for each in before if each != this), this],
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(device),
         "versions": versions(),
@@ -178,10 +182,9 @@ def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     return stored if right else None
 
 
-def _stored(path: Path, recipe: Recipe) -> dict[int, dict[str, Any]]:
-    """The numbers of the seeds in an earlier result file, if there is one."""
-    stored = _read(path, recipe) if path.exists() else None
-    return {} if stored is None else {int(seed): numbers for seed, numbers in stored["per_seed"].items()}
+def _earlier(path: Path, recipe: Recipe) -> dict[str, Any]:
+    """An earlier result file; empty if there is none."""
+    return (_read(path, recipe) if path.exists() else None) or {}
 
 
 def _tables_and_notes(report: Report) -> dict[str, Any]:
@@ -309,11 +312,12 @@ def render(results: Path) -> Path:
 def _section(result: dict[str, Any], variant: str) -> list[str]:
     """A result as Markdown; the variant is what the name of its file adds to the recipe's name."""
     seeds = result["seeds"]
+    commands = "; ".join(f"`{each}`" for each in result["commands"])
     used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
     lines = [
         f"## {result['title']}{f' ({variant})' if variant else ''}",
         "",
-        f"{result['paper']}. `{result['command']}`, {len(seeds)} seed{'s' if len(seeds) > 1 else ''} "
+        f"{result['paper']}. {commands}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''} "
         f"({', '.join(map(str, seeds))}), {result['hardware']}, {result['date']}; {used}.",
         "",
     ]

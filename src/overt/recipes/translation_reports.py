@@ -28,7 +28,10 @@ def mean_cell(numbers: Mapping[int, float], digits: int = 2) -> str:
 
 
 def gains_grid(
-    outcome: Outcome, baselines: Mapping[str, str], published: Mapping[str, Mapping[str, float]]
+    outcome: Outcome,
+    baselines: Mapping[str, str],
+    published: Mapping[str, Mapping[str, float]],
+    title: str = "Differences with the same seed",
 ) -> Grid:
     """Differences in BLEU to a baseline with the same seed, beside the published ones.
 
@@ -36,6 +39,7 @@ def gains_grid(
         outcome: of the recipe.
         baselines: row → the row that it is compared with.
         published: heading of a column → row → published BLEU.
+        title: of the table.
     """
     lines: list[tuple[str, list[str]]] = []
     tests = []
@@ -48,8 +52,9 @@ def gains_grid(
         mean, low, high = mean_interval(differences)
         interval = f"{cell(low)} … {cell(high)}" if len(seeds) >= FEWEST else "–"
         entries = [outcome.per_seed[seed][row] for seed in seeds]
-        bootstrap = [entry["bootstrap"]["p"] for entry in entries if "bootstrap" in entry]
-        below = f"{sum(p < 0.05 for p in bootstrap)} of {len(bootstrap)}"
+        samples = [entry["bootstrap"] for entry in entries if "bootstrap" in entry]
+        bootstrap = [sample["p"] for sample in samples if sample["baseline"] == baseline]
+        below = f"{sum(p < 0.05 for p in bootstrap)} of {len(bootstrap)}" if bootstrap else "–"
         gains = [
             cell(scores[row] - scores[baseline]) if row in scores else "–" for scores in published.values()
         ]
@@ -61,7 +66,7 @@ def gains_grid(
         if not math.isnan(p):
             cells[3] = f"{p:.3f} ({next(corrected):.3f})"
     columns = ["n", "BLEU", "95 % interval", "p (Holm)", "bootstrap p < .05", *published]
-    return Grid("Differences with the same seed", columns, lines)
+    return Grid(title, columns, lines)
 
 
 def text_notes(outcome: Outcome) -> list[str]:
@@ -81,7 +86,7 @@ def text_notes(outcome: Outcome) -> list[str]:
         f"({entries[0]['bleu_signature']}); BLEU 13a: detokenised text ({entries[0]['bleu_13a_signature']}).",
         "± is the standard deviation over n seeds, from 3 seeds on. Intervals are Student's t for the mean "
         "difference between models with the same seed, which have the same batches in the same order. p is "
-        "that of the paired t-test, in brackets corrected for all rows of the table (Holm). The bootstrap is "
+        "that of the paired t-test, in brackets corrected for all rows of its table (Holm). The bootstrap is "
         "sacrebleu's (1,000 samples of the test sentences), one per seed.",
         f"Greedy translations of {GREEDY} training sentences: BLEU {min(greedy):.1f} to {max(greedy):.1f}.",
         f"{len(entries)} runs, {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; each has its own "
