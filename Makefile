@@ -90,6 +90,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/generate.py --sentences 4 --tokens 10 --repeats 3
+	$(BIN)/python benchmarks/translation.py --small --updates 5 --sentences 8 --new-tokens 10
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/value_zeroing.py
 	$(BIN)/python benchmarks/graphs.py

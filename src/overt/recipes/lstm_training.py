@@ -299,11 +299,20 @@ def translate_lines(
 
 
 def step_times(
-    data: Encoded, row: LstmRow, training: LstmTraining, device: str, updates: int = 100
+    data: Encoded,
+    row: LstmRow,
+    training: LstmTraining,
+    device: str,
+    updates: int = 100,
+    model: Any = None,
 ) -> list[float]:
-    """Milliseconds of updates, which mean something if nothing else is running."""
+    """Milliseconds of updates, which mean something if nothing else is running; see `translation_training`.
+
+    A `model` of another kind needs a buffer `step`, and a loss in what it returns.
+    """
     both = vocabularies(data)
-    model = network(row, both, training.dropout, 0)
+    if model is None:
+        model = network(row, both, training.dropout, 0)
 
     def loss(batch: dict[str, Tensor], number: int) -> Tensor:
         model.step.fill_(number)

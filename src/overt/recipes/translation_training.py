@@ -634,7 +634,9 @@ def train(
 
 
 @any_shape()
-def step_times(data: Encoded, row: Row, training: Training, device: str, updates: int = 100) -> list[float]:
+def step_times(
+    data: Encoded, row: Row, training: Training, device: str, updates: int = 100, model: Any = None
+) -> list[float]:
     """Milliseconds of updates, which mean something if nothing else is running.
 
     Args:
@@ -643,9 +645,11 @@ def step_times(data: Encoded, row: Row, training: Training, device: str, updates
         training: settings of the training.
         device: "cpu" or "cuda".
         updates: number of updates that are timed, after one that is not.
+        model: the row's network, trained; None for a new one.
     """
     cuda = device == "cuda"
-    model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0)
+    if model is None:
+        model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0)
     loss_function = SmoothedLoss(model, training.smoothing)
 
     def loss(batch: dict[str, Tensor], number: int) -> Tensor:
