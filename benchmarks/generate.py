@@ -147,7 +147,7 @@ def show_profile(form: str, run: Callable[[], object], options: argparse.Namespa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", help="a folder with a Marian, in place of random weights")
+    parser.add_argument("--model", help="a folder with a plain Marian, in place of random weights")
     parser.add_argument("--width", type=int, default=160)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=6)

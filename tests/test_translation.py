@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from overt.data import reordered, subwords
 from overt.judge.bleu import multi_bleu
 from overt.models.marian import SIZES, marian, size_without_embeddings
 from overt.recipes import ea_translation, reproduce, translation_runs, translation_training
+from overt.recipes._runs import earlier_result
 from overt.recipes.translation_training import (
     EOS_ID,
     IGNORED,
@@ -463,6 +465,25 @@ def test_codes_for_text_in_pieces_are_refused() -> None:
     corpus = replace(reordered_corpus, was_in_pieces=True)
     with pytest.raises(ValueError, match="are already split into BPE pieces"):
         translation_runs.tokenizer_of(corpus, "codes.txt")
+
+
+def test_a_run_with_other_data_is_refused_without_their_hashes(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(json.dumps({"data": 64 * "a"}))
+    with pytest.raises(ValueError, match=r"has a run with other data than requested: delete it with --fresh"):
+        earlier_result(tmp_path, {"data": 64 * "b"}, fresh=False)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/translation.md"])
+def test_quoted_scores_are_those_of_the_result_file(page: str) -> None:
+    root = Path(__file__).parents[1]
+    result = json.loads((root / "results" / "ea-table-5.json").read_text())
+    text = (root / page).read_text()
+    for row in ("Lite", "EA-Lite", "Base", "EA-Base"):
+        assert f"{result['mean'][row]['bleu']:.2f}" in text
+    for name, cells in result["tables"][1]["rows"]:
+        if "first" not in name:
+            low, high = cells[2].split(" … ")
+            assert re.search(rf"{low} (…|to) {high}", text)
 
 
 def test_rows_are_the_papers() -> None:

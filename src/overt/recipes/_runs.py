@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -66,11 +67,17 @@ def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[
                 if isinstance(value, dict) and isinstance(before, dict):  # the first that differs
                     name = next(key for key in {**before, **value} if before.get(key) != value.get(key))
                     before, value = before.get(name), value.get(name)
+                differ = f"{name} {str(before)[:60]}, but {str(value)[:60]} was requested"
+                if _is_hash(before) and _is_hash(value):
+                    differ = f"other {name} than requested"
                 raise ValueError(
-                    f"{folder} has a run with {name} {str(before)[:60]}, but {str(value)[:60]} "
-                    "was requested: delete it with --fresh, or choose another --out"
+                    f"{folder} has a run with {differ}: delete it with --fresh, or choose another --out"
                 )
     return prepare_run(folder, settings, fresh)
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def stored_numbers(

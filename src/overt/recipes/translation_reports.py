@@ -89,6 +89,7 @@ def text_notes(outcome: Outcome) -> list[str]:
         "that of the paired t-test, in brackets corrected for all rows of its table (Holm). The bootstrap is "
         "sacrebleu's (1,000 samples of the test sentences), one per seed.",
         f"Greedy translations of {GREEDY} training sentences: BLEU {min(greedy):.1f} to {max(greedy):.1f}.",
-        f"{len(entries)} runs, {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; each has its own "
-        "hardware, versions and date in the result file.",
+        f"{len(entries)} run{'s' if len(entries) > 1 else ''}, "
+        f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; each has its own hardware, versions and "
+        "date in the result file.",
     ]
