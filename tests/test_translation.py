@@ -427,9 +427,14 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert table["Lite"][0] == "2"
     assert table["EA-Lite"][0] == "1"
 
-    # Tables share their runs: the ablations' baseline is known from the folder.
+    # Tables share their runs: the ablations' baseline is known from the folder, or from the other's file.
     recipe("ea-table-6", rows="Lite,w/o skip", out="runs/a")
     assert performed == [("Lite", 1), ("w/o skip", 0)]
+    (Path("results") / "ea-table-6.json").unlink()
+    elsewhere = recipe("ea-table-6", rows="Lite", seeds=2, out="runs/d")
+    assert len(performed) == 2
+    assert elsewhere["per_seed"]["1"]["Lite"] == second["per_seed"]["1"]["Lite"]
+    assert "EA-Lite" not in elsewhere["per_seed"]["0"]
 
     # Other settings are another measurement.
     third = recipe(rows="Lite", out="runs/c", tokens="64")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +56,7 @@ class Request:
         options: options of the recipe, by name.
         console: console for progress.
         stored: seed → numbers of an earlier result file, which a recipe may go on from.
+        elsewhere: the same for the result files of recipes that measure the same models.
     """
 
     out: Path
@@ -67,6 +68,7 @@ class Request:
     options: Mapping[str, Any]
     console: Console
     stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    elsewhere: Sequence[Mapping[int, dict[str, Any]]] = ()
 
 
 @dataclass(frozen=True)

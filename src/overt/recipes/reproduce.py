@@ -100,8 +100,8 @@ def run(
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     name = f"{result_name(recipe, request.options)}.json"
     earlier = _earlier((results or Path("results")) / name, recipe)
-    stored = {int(seed): numbers for seed, numbers in earlier.get("per_seed", {}).items()}
-    request = replace(request, stored=stored)
+    elsewhere = _elsewhere(results or Path("results"), recipe, request.options)
+    request = replace(request, stored=_by_seed(earlier), elsewhere=elsewhere)
     outcome = recipe.run(request)
     report = recipe.report(outcome)
     this = command(recipe, request)
@@ -161,7 +161,7 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     stored = _read(path, recipe)
     if stored is None:
         raise ValueError(f"{path} must be a result of {recipe.name}")
-    outcome = Outcome(stored["config"], {int(seed): numbers for seed, numbers in stored["per_seed"].items()})
+    outcome = Outcome(stored["config"], _by_seed(stored))
     report = recipe.report(outcome)
     if recipe.draw is not None:
         recipe.draw(outcome, path.with_suffix(".svg"))
@@ -185,6 +185,20 @@ def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 def _earlier(path: Path, recipe: Recipe) -> dict[str, Any]:
     """An earlier result file; empty if there is none."""
     return (_read(path, recipe) if path.exists() else None) or {}
+
+
+def _by_seed(result: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {int(seed): numbers for seed, numbers in result.get("per_seed", {}).items()}
+
+
+def _elsewhere(results: Path, recipe: Recipe, options: Mapping[str, Any]) -> list[dict[int, dict[str, Any]]]:
+    """The numbers in result files of recipes that measure the same models with the same naming options."""
+    found = []
+    for other in RECIPES.values():
+        if other.folder == recipe.folder and other.name != recipe.name:
+            values = {name: options.get(name, option.default) for name, option in other.options.items()}
+            found.append(_by_seed(_earlier(results / f"{result_name(other, values)}.json", other)))
+    return found
 
 
 def _tables_and_notes(report: Report) -> dict[str, Any]:

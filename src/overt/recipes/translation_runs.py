@@ -186,9 +186,12 @@ def run_rows(
             settings = {**common, "row": row.settings(), "seed": seed}
             wanted = name in chosen and seed < request.seeds
             known = None if request.fresh and wanted else stored_numbers(request.stored, name, seed, settings)
+            stored += known is not None
+            if known is None and wanted and not request.fresh:
+                found = (stored_numbers(place, name, seed, settings) for place in request.elsewhere)
+                known = next(filter(None, found), None)
             if known is not None:
                 numbers[name, seed] = known
-                stored += 1
                 continue
             dropped += name in request.stored.get(seed, {}) and not wanted
             if wanted:
