@@ -21,7 +21,7 @@ import torch
 from overt.tracing.result import Trace
 from overt.view.pages import Page, node_page, page
 from selection import covering
-from traces import WORDS, evolving, image, made, neighbourhood, pair, sampled
+from traces import WORDS, evolving, image, made, neighbourhood, pair, recurrent, sampled
 
 pytest_plugins = ["browser"]
 
@@ -36,6 +36,11 @@ KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
     "causal": (lambda: page(made(causal=True)), {"graph", "strip", "heads"}, WORDS),
     "no heads": (lambda: page(made(heads=0)), {"graph", "strip", "heads"}, WORDS),
     "encoder–decoder": (lambda: page(pair()), {"graph", "strip", "heads", "cross"}, ["Schlüssel", "missing"]),
+    "recurrent": (
+        lambda: page(recurrent(4)),
+        {"strip", "heads", "cross", "uncertainty"},
+        ["Schlüssel", "missing"],
+    ),
     "evolving": (lambda: page(evolving()), {"graph", "strip", "heads", "evolution"}, WORDS),
     "samples": (lambda: page(sampled()), {"graph", "strip", "heads", "uncertainty"}, WORDS),
     "image": (lambda: page(image()), {"graph", "strip", "heads", "image"}, ["[CLS]"]),
@@ -275,7 +280,9 @@ def test_a_control_that_was_used_by_key_keeps_the_focus(opened: Opener) -> None:
         assert shown.evaluate("(control) => document.activeElement.matches(control)", control), control
 
 
-@pytest.mark.parametrize("kind", covering(["encoder", "encoder–decoder", "samples"], ["encoder–decoder"]))
+@pytest.mark.parametrize(
+    "kind", covering(["encoder", "encoder–decoder", "samples", "recurrent"], ["encoder–decoder"])
+)
 def test_clicks_anywhere_lead_to_a_state_that_can_be_shown(opened: Opener, kind: str) -> None:
     shown = opened(KINDS[kind][0]().html(), height=900)
     for view in views(shown):

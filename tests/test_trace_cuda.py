@@ -9,6 +9,7 @@ import torch
 
 import overt
 from families import BY_NAME, inputs_of
+from overt.models.seq2seq import Seq2Seq
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -30,3 +31,23 @@ def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, mixing: Any) -> Non
     torch.testing.assert_close(there.blankout(**unk), blankout, atol=1e-3, rtol=1e-2)
     torch.testing.assert_close(there.gradients(), gradients, atol=1e-3, rtol=1e-2)
     torch.testing.assert_close(here.blankout(**unk), blankout, atol=1e-3, rtol=1e-2)  # its model has moved
+
+
+def test_a_recurrent_decoder_on_a_gpu_is_that_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    model = Seq2Seq(12, 11, "marginal", embedding=6, encoder=5, decoder=7, score=4, init=0.9)
+    ids = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": ids.ne(0).long(),
+        "labels": torch.tensor([[4, 2], [2, -100]]),
+    }
+    here = overt.trace(model, inputs)
+    blankout, gradients = here.blankout(unk=3), here.gradients()
+    there = overt.trace(model.cuda(), inputs)
+    assert there.cross[0].device.type == "cpu"
+    torch.testing.assert_close(there.raw(), here.raw(), atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(there.blankout(unk=3), blankout, atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(there.gradients(), gradients, atol=1e-3, rtol=1e-2)
+    assert torch.backends.cudnn.enabled
+    assert overt.trace(model, ids).queries > 1

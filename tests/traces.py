@@ -68,6 +68,14 @@ def pair(
     )
 
 
+def recurrent(samples: int = 0) -> Trace:
+    """A recurrent decoder's trace, which has only cross-attention, of one head."""
+    both = pair(layers=1, heads=1)
+    both.maps, both.encoder_maps = [], []
+    both.draws = [PosteriorDraw([], [], [maps(1, 1, 5, 4, seed=30 + number)]) for number in range(samples)]
+    return both
+
+
 def sampled(samples: int = 5, **arguments: Any) -> Trace:
     """A trace with posterior samples, and outputs with three classes."""
     first = made(**arguments)

@@ -12,6 +12,8 @@ import overt
 from overt._extras import need
 from overt.attaching.settings import settings_in
 from overt.cli.shared import join_or
+from overt.models.seq2seq import MODEL_TYPE
+from overt.recipes import lstm_training
 from overt.recipes._runs import check_model
 from overt.tracing.mixing.mixing import mixings
 
@@ -47,6 +49,8 @@ def open_model(name: str) -> Any:
         reason = str(error).partition("\n")[0]
         raise OSError(f"--model {name} is not a folder, and cannot be had from the hub: {reason}") from None
     try:
+        if settings.get("model_type") == MODEL_TYPE:
+            return lstm_training.load(Path(name))
         if settings_in(settings) is not None:
             return overt.load(name)
         architecture = (settings.get("architectures") or [""])[0]

@@ -19,6 +19,7 @@ from overt import _check
 from overt._extras import need
 from overt.cli.inputs import open_model
 from overt.cli.shared import app
+from overt.models.seq2seq import Seq2Seq
 from overt.recipes._runs import check_model
 from overt.view.server.limits import Limits, Served, check_name
 
@@ -56,9 +57,10 @@ def open_served(name: str, place: str) -> Served:
     if takes not in ("input_ids", "pixel_values"):
         raise ValueError(f"--model {place} takes {takes}; only models of text and images can be served")
     image = takes == "pixel_values"
-    tokenizer: Any = None
+    tokenizer: Any = model.tokenizer if isinstance(model, Seq2Seq) else None
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        if tokenizer is None:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, ImportError, KeyError) as error:
         if not image:
             raise ValueError(f"--model {place} has no tokenizer: {_line(error)}") from None

@@ -93,9 +93,9 @@ def _print(
     heading: str,
     arguments: dict[str, Any],
 ) -> None:
-    layers, queries = len(traced.maps), traced.maps[0].shape[-2]
-    row = traced.main_queries()[0] if query is None else numbers("queries", query, queries)[0]
-    word = traced.tokens[0][traced.mask.shape[1] - queries + row]
+    layers = traced.layers
+    row = traced.main_queries()[0] if query is None else numbers("queries", query, traced.queries)[0]
+    word = traced.tokens[0][traced.first + row]
     title = f"{heading}{traced.kind}, layer {layer % layers + 1} of {layers}, what {word!r} draws on"
     if traced.mixing != "attention" and any(not method_of(name).runs_model for name in methods):
         title += f", by {traced.mixing_kind.title}"

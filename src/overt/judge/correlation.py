@@ -189,9 +189,8 @@ def correlate(
         queries = batch.main_queries() if query is None else [query] * len(batch)
         target = all_targets.take(len(batch))
         scores, importances = _measure(batch, methods, references, queries, target, unk, residual)
-        source, count = batch.mask.shape[1] - batch.maps[0].shape[-2], batch.maps[0].shape[-2]
         for example in range(len(batch)):
-            place = source + queries[example] % count
+            place = batch.first + queries[example] % batch.queries
             keep = (batch.mask[example] & ~batch.special[example]).numpy().copy()
             for includes_query in (False, True):
                 keep[place] = includes_query

@@ -53,6 +53,7 @@ class Rows:
     visible key.
 
     Attributes:
+        seen: padding of keys and queries.
         prepared: whether all is prepared, so that mechanisms are not called row by row.
     """
 
@@ -62,7 +63,7 @@ class Rows:
             raise ValueError(f'a map is made row by row with kind="cross", got kind={site.kind!r}')
         if seen.causal:
             raise ValueError("the rows of a map that is made row by row see the same keys: no causal mask")
-        self._map, self._key, self._seen = map_, key, seen
+        self._map, self._key, self.seen = map_, key, seen
         self._queries, self._made = queries, 0
         off = chain.switched_off  # decided here, so that the copy of a chain below agrees with it
         self._first = chain.first_row(site, queries, key.shape[-2])
@@ -89,7 +90,7 @@ class Rows:
 
     def _added_to_rows(self, noise: Tensor | None) -> list[Tensor | None]:
         """What is added to each row's logits, (batch, heads or 1, 1, key): noise, and what hides keys."""
-        shown, real = self._seen.key_visible, self._seen.query_real
+        shown, real = self.seen.key_visible, self.seen.query_real
         hidden = None if shown is None else ~shown.view(shown.shape[0], 1, 1, shown.shape[1])
         if noise is None:
             mask = None if hidden is None else hidden * LOWEST
@@ -122,8 +123,8 @@ class Rows:
 
     def _call(self, row: int, logits: Tensor, query: Tensor | None) -> AttentionCall:
         """One row as a call of its own."""
-        real = self._seen.query_real
-        seen = Seen(self._seen.key_visible, None if real is None else real[:, row : row + 1])
+        real = self.seen.query_real
+        seen = Seen(self.seen.key_visible, None if real is None else real[:, row : row + 1])
         query = logits.new_empty(*logits.shape[:3], 0) if query is None else query
         first = self._first + row
         call = AttentionCall(self._map.site, query, self._key, self._key, seen=seen, first_row=first)

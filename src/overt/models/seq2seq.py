@@ -159,6 +159,7 @@ class Seq2Seq(nn.Module):
     jensen: bool = False
     accepts_loss_kwargs = True  # tells the Trainer to pass `num_items_in_batch`
     overt_losses: Losses | None = None  # of the last forward pass with labels, for `overt.losses`
+    tokenizer: Any = None  # of its text, for `overt.trace`; that of the target is `tokenizer.target`
 
     def __init__(
         self,
@@ -214,6 +215,16 @@ class Seq2Seq(nn.Module):
         self.map = AttentionMap(mechanisms, Site(1, score, "cross", encoder_decoder=True))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
+    @property
+    def random_outputs(self) -> bool:
+        """Whether outputs are random in evaluation mode, too."""
+        return self.attention == "variational-relaxed"
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """`bos_id`, and the labels moved by one, (batch, target); named as in Hugging Face's models."""
+        words = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)
+        return F.pad(words, (1, 0), value=self.bos_id)
+
     # --- The recurrence ---
 
     def _read(self, embedded: Tensor, shown: Tensor, lengths: Tensor) -> Source:
@@ -228,7 +239,8 @@ class Seq2Seq(nn.Module):
     def _decode(self, words: Tensor, source: Source, rows: Rows, state: State) -> Decoded:
         """Run the decoder over words (batch, target), which make the next rows of the map."""
         lower, upper, embedding = self.lower, self.upper, self.target_words.embedding_dim
-        embedded = self._dropped(self.target_words(words.t()))  # (target, batch, embedding)
+        embedded = self.target_words(words).transpose(0, 1)  # (target, batch, embedding)
+        embedded = self._dropped(embedded.contiguous())
         # Everything that does not wait for the word before it is computed here, for all words at once.
         from_word, from_context = torch.split(lower.weight_ih, [embedding, source.memory.shape[-1]], 1)
         bias, upper_bias = lower.bias_ih + lower.bias_hh, upper.bias_ih + upper.bias_hh

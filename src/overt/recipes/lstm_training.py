@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from overt._files import write_whole
+from overt.data import subwords
 from overt.data.subwords import EOS_ID as JOINT_EOS
 from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.models.seq2seq import CONFIG, IGNORED, Seq2Seq
 from overt.recipes.translation_training import (
     GREEDY,
     Batches,
@@ -42,6 +43,7 @@ from overt.recipes.translation_training import collate as collate_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 PAD, BOS, EOS, UNKNOWN = range(4)
 VOCABULARIES = "vocabularies.json"
@@ -123,6 +125,46 @@ class Vocabulary:
         end = sentence.index(EOS) if EOS in sentence else len(sentence)
         words = [number for number in sentence[:end] if number not in (PAD, BOS)]
         return [JOINT_UNKNOWN if number == UNKNOWN else self.pieces[number - 4] for number in words]
+
+
+class SideTokenizer:
+    """The tokenizer of one language, as `overt.trace` takes it: text → ids of the network and their names.
+
+    Attributes:
+        target: the tokenizer of the other language, if this is the source's.
+    """
+
+    is_fast = True  # it knows where in the text its pieces are
+    pad_token_id, bos_token_id, eos_token_id, unk_token_id = PAD, BOS, EOS, UNKNOWN
+    all_special_ids = (PAD, BOS, EOS, UNKNOWN)
+    names = (subwords.PAD, "<s>", subwords.EOS, subwords.UNKNOWN)
+
+    def __init__(
+        self, joint: PreTrainedTokenizerFast, vocabulary: Vocabulary, target: SideTokenizer | None = None
+    ) -> None:
+        self.joint, self.vocabulary = joint, vocabulary
+        self.target = self if target is None else target
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def __call__(
+        self, text: str | None = None, *, text_target: str | None = None, **how: Any
+    ) -> dict[str, Any]:
+        """As the tokenizer of both languages, with ids of this one; those of `text_target` are `target`'s."""
+        if text_target is not None:
+            return self.target(text_target, **how)
+        coded = dict(self.joint(text, **how))
+        return {**coded, "input_ids": self.vocabulary.encode(coded["input_ids"])}
+
+    def convert_ids_to_tokens(self, ids: Ids) -> list[str]:
+        """Pieces."""
+        pieces = self.vocabulary.pieces
+        return [self.names[n] if n < 4 else str(self.joint.convert_ids_to_tokens(pieces[n - 4])) for n in ids]
+
+    def decode(self, ids: Ids, **how: Any) -> str:
+        """Text."""
+        return str(self.joint.decode(self.vocabulary.decode(ids), **how))
 
 
 def vocabularies(data: Encoded) -> tuple[Vocabulary, Vocabulary]:
@@ -271,6 +313,32 @@ def save(model: Seq2Seq, data: Encoded, folder: Path) -> None:
     write_whole(folder / VOCABULARIES, json.dumps(pieces))
 
 
+def load(folder: Path) -> Seq2Seq:
+    """The network in a folder that `save` wrote, with its tokenizer: `overt.trace(load(folder), text)`."""
+    from transformers import PreTrainedTokenizerFast
+
+    model, (source, target) = Seq2Seq.load(folder), read_vocabularies(folder)
+    sizes = model.source_words.num_embeddings, model.target_words.num_embeddings
+    if sizes != (len(source), len(target)):
+        found = f"{len(source)} and {len(target)} ids, the network {sizes[0]} and {sizes[1]}"
+        raise ValueError(f"{folder / VOCABULARIES} does not fit {CONFIG}: the vocabularies have {found}")
+    joint = PreTrainedTokenizerFast.from_pretrained(folder)
+    model.tokenizer = SideTokenizer(joint, source, SideTokenizer(joint, target))
+    return model
+
+
+def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
+    """Those of source and target, from a folder that `save` wrote."""
+    path = folder / VOCABULARIES
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no {VOCABULARIES}: give a folder that training wrote")
+    try:
+        pieces = json.loads(path.read_text())
+        return Vocabulary(pieces["source"]), Vocabulary(pieces["target"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f'{path} must hold {{"source": […], "target": […]}}: is it complete?') from None
+
+
 def translate_lines(
     folder: Path, lines: Sequence[str], card: Mapping[str, Any], beam: int, device: torch.device
 ) -> list[str]:
@@ -287,8 +355,7 @@ def translate_lines(
 
     model = Seq2Seq.load(folder).to(device).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pieces = json.loads((folder / VOCABULARIES).read_text())
-    both = Vocabulary(pieces["source"]), Vocabulary(pieces["target"])
+    both = read_vocabularies(folder)
     texts = as_trained(lines, card)
     full = [number for number, text in enumerate(texts) if text]
     sources = [tokenizer.encode(texts[number]).ids for number in full]

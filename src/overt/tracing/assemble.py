@@ -34,7 +34,7 @@ def sort_calls(collector: Collector) -> CallGroups:
         if collector.stack is None:
             raise ValueError("no attention ran: nothing to trace")
         raise ValueError(f"no attention ran in {collector.stack!r}; stacks that did: {names}")
-    in_layers = [number for number, call in enumerate(calls) if call.chain != call.path]
+    in_layers = [n for n, call in enumerate(calls) if call.chain != call.path or call.recurrent]
     # An attention outside all lists of layers pools their outputs.
     in_layers = in_layers or list(range(len(calls)))
     cross = [number for number in in_layers if calls[number].kind == "cross"]
@@ -55,7 +55,11 @@ def sort_calls(collector: Collector) -> CallGroups:
         others = [chain for chain in chains if chain not in across]
         if len(across) > 1 or len(others) > 1:
             raise ValueError(several)
-        if len(decoder) != len(cross):
+        recurrent = not decoder and all(calls[number].recurrent for number in cross)
+        if recurrent and len({calls[number].path for number in cross}) < len(cross):
+            pieces = f"{calls[cross[0]].path} was made in {len(cross)} pieces"
+            raise ValueError(f"{pieces}: trace one pass over the whole target")
+        if len(decoder) != len(cross) and not recurrent:
             raise ValueError(
                 f"the decoder has {len(decoder)} self-attentions and {len(cross)} cross-attentions; "
                 "only one of each per layer is supported"
@@ -142,7 +146,7 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     calls, sizes = collector.calls, collector.shapes
     groups = sort_calls(collector)
     _check_whole(model, calls, groups)
-    batch, queries = sizes[groups.maps[0]][0], sizes[groups.maps[0]][-2]
+    batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]
     source = sizes[groups.cross[0]][-1] if groups.cross else 0
     lowest = calls[(groups.encoder or groups.cross or groups.maps)[0]]
     of_image = inputs.grid is not None and _sees_pixels(model, lowest.chain)

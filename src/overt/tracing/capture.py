@@ -1,8 +1,9 @@
 """Watching a model attend: one forward pass, with a callback for every attention that runs in it.
 
-Three kinds of attention are watched: those that transformers dispatches, plain or attached;
-`torch.nn.MultiheadAttention`; and Overt's own. Everything that is changed for this (hooks, attention
-implementation, torch's fast path, training mode) is restored, even if the forward pass fails.
+Four kinds of attention are watched: those that transformers dispatches, plain or attached;
+`torch.nn.MultiheadAttention`; Overt's own; and maps that a recurrent decoder makes row by row. Everything
+that is changed for this (hooks, attention implementation, torch's fast path, training mode) is restored, even
+if the forward pass fails.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import wanting_maps
 from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.mechanism import MechanismLayer
+from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 
 NAME = "overt-trace"
@@ -54,6 +56,7 @@ class CapturedAttention:
         part_names: names of all parts that its mechanisms can expose.
         sums_to_one: whether rows of visible weights sum to one.
         signed: whether weights may be negative.
+        recurrent: whether a recurrent decoder made the map row by row: there is no self-attention beside it.
         number: its place among the traced calls of the pass.
     """
 
@@ -68,6 +71,7 @@ class CapturedAttention:
     part_names: tuple[str, ...] = ()
     sums_to_one: bool = True
     signed: bool = False
+    recurrent: bool = False
     number: int = -1
 
     def made_by(self, map: AttentionMap | None) -> None:
@@ -175,7 +179,7 @@ def watching(
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
-        model: any module with attentions of the three kinds.
+        model: any module with attentions of the four kinds.
         seen: called with each.
         values: also capture values and output projections.
         parts: also capture the parts of mechanisms that expose them.
@@ -187,15 +191,21 @@ def watching(
         stack.enter_context(evaluating(model))
         stack.enter_context(wanting_maps())  # fused kernels make none
         traceable = _watch_dispatched(model, watch, stack)
+        within: set[nn.Module | None] = set()  # maps that belong to an attention module
         for path, module in model.named_modules():
             if isinstance(module, AttachedAttention):
                 _watch_attached(path, module, watch, stack)
+                within.add(module.map)
                 traceable = True
             elif isinstance(module, MultiheadAttention):
                 _watch_own(path, module, watch, stack, edits)
+                within.add(module.map)
                 traceable = True
             elif isinstance(module, nn.MultiheadAttention):
                 _watch_torch(path, module, watch, stack)
+                traceable = True
+            elif isinstance(module, AttentionMap) and module not in within and module.site.kind == "cross":
+                _watch_rows(path, module, watch, stack)
                 traceable = True
             elif isinstance(module, MechanismLayer) and module.part_names and parts:
                 stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_parts(watch))))
@@ -337,6 +347,32 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
     if edits:
         object.__setattr__(module, "_project", edited)
         stack.callback(object.__delattr__, module, "_project")
+
+
+def _watch_rows(path: str, module: AttentionMap, watch: Watch, stack: ExitStack) -> None:
+    """A recurrent decoder's map: its rows are kept, and the map is reported with the last one."""
+    chain = _chain(path)
+
+    def rows(key: Tensor, queries: int, *args: Any, **kwargs: Any) -> Rows:
+        rows = make(key, queries, *args, **kwargs)
+        next_row, made = rows.weights, []
+
+        def look(logits: Tensor, query: Tensor | None = None) -> Tensor:
+            made.append(next_row(logits, query))
+            if len(made) == queries:
+                call = CapturedAttention(path, chain, "cross", torch.cat(made, dim=2), recurrent=True)
+                call.made_by(module)
+                shown = rows.seen.key_visible
+                call.visible = None if shown is None else shown.unsqueeze(1).expand(-1, queries, -1).cpu()
+                watch.seen(call)
+            return made[-1]
+
+        object.__setattr__(rows, "weights", look)
+        return rows
+
+    make = module.rows
+    object.__setattr__(module, "rows", rows)
+    stack.callback(object.__delattr__, module, "rows")
 
 
 def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: ExitStack) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.tracing.capture import FUSED, CapturedAttention, watching
 from overt.tracing.inputs import Inputs
@@ -44,6 +45,8 @@ class Collector:
         self.stacks[call.chain] = None
         if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
             return
+        if call.recurrent:
+            self._check_recurrent(call)
         nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
         call.number = len(self.calls)
         self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
@@ -51,6 +54,16 @@ class Collector:
         cells = self.mixing.map(call)
         self.maps.append(None if cells is None else self._check_map(call.number, cells))
         self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
+
+    def _check_recurrent(self, call: CapturedAttention) -> None:
+        """Refuse what needs more of an attention than its weights."""
+        if self.mixing.values or self.mixing.gradients or self.mixing.edits:
+            raise ValueError(
+                f"mixing={self.mixing.name!r} needs more than weights, and a recurrent decoder's attention "
+                f'({call.path}) has only these: use mixing="attention"'
+            )
+        if self.with_parts and call.part_names:
+            raise ValueError(f"parts=True: {call.path} is made row by row, and has no parts: leave it out")
 
     def _part(self, cells: Tensor) -> Tensor:
         return _cpu_copy(cells if self.mixing.keep else cells.mean(dim=1, dtype=torch.float32))
@@ -138,9 +151,9 @@ class sampling:  # noqa: N801, used like a function
 
         self.arguments, self.number, self.seed = dict(inputs.arguments), number, seed
         self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)
-        if self.state is None and not _takes_chain(model):
+        if self.state is None and not (_takes_chain(model) and _draws(model)):
             raise ValueError(
-                "samples needs random weights: overt.attach a Bayesian(…), or use one of overt's models "
+                "samples needs random weights: overt.attach a Bayesian(…), or give one to a model of overt's "
                 "that takes a chain"
             )
         if self.state is None:
@@ -156,6 +169,10 @@ class sampling:  # noqa: N801, used like a function
     def __exit__(self, *details: object) -> None:
         if self.state is not None:
             self.drawing.__exit__(None, None, None)
+
+
+def _draws(model: nn.Module) -> bool:
+    return any(map.random for map in model.modules() if isinstance(map, AttentionMap))
 
 
 def _takes_chain(model: nn.Module) -> bool:

@@ -149,7 +149,8 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict
     if not all(len(draw[name]) == len(maps[name]) for draw in draws for name in maps):
         raise ValueError("maps and draws do not match")
     mask = tensors["mask"]
-    if not maps["maps"] or [len(words) for words in about["tokens"]] != [mask.shape[1]] * len(mask):
+    lengths = [len(words) for words in about["tokens"]]
+    if not (maps["maps"] or maps["cross"]) or lengths != [mask.shape[1]] * len(mask):
         raise ValueError("maps, mask and tokens do not match")
     per_example = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
     if any(value is not None and len(value) != len(mask) for value in per_example):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from overt._modes import evaluating
 from overt.attaching.find import name_of
+from overt.models.seq2seq import IGNORED, Seq2Seq
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
 GENERATED = 64  # tokens at most, where an encoder–decoder generates the target
@@ -35,7 +36,7 @@ class Inputs:
         image: height and width in pixels.
         labels: the labels among the inputs.
         unknown: id of the token that replaces a blanked-out one.
-        tokenizer: the tokenizer of the model's text, if known.
+        tokenizer: the tokenizer of the model's text, if known; the target's in an encoder–decoder.
         processor: the image processor that made the pixel values.
     """
 
@@ -64,10 +65,10 @@ def prepare(
 ) -> Inputs:
     """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
     batch = _batch_of(model, inputs, tokenizer, processor)
-    if decoder is not None and not _is_pair(model):
+    if decoder is not None and not is_pair(model):
         name = type(model).__name__
         raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
-    if _is_pair(model):
+    if is_pair(model):
         _add_target(model, batch, decoder, tokenizer)
     if tokens is not None:
         if any(isinstance(words, str) for words in tokens):
@@ -181,12 +182,15 @@ def _config(model: nn.Module) -> Any:
     return getattr(model, "config", None)
 
 
-def _is_pair(model: nn.Module) -> bool:
-    return bool(getattr(_config(model), "is_encoder_decoder", False))
+def is_pair(model: nn.Module) -> bool:
+    """Whether a model is an encoder–decoder."""
+    return isinstance(model, Seq2Seq) or bool(getattr(_config(model), "is_encoder_decoder", False))
 
 
 def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
     """The given tokenizer, or the one saved with the model's weights."""
+    if tokenizer is None and isinstance(model, Seq2Seq):
+        tokenizer = model.tokenizer
     if tokenizer is not None:
         return tokenizer
     source = getattr(_config(model), "_name_or_path", "")
@@ -202,6 +206,12 @@ def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
     if required:
         raise ValueError(f"text for {name_of(model)} needs its tokenizer: give tokenizer=…, or token ids")
     return None
+
+
+def _target_tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
+    """The tokenizer of the target, if it has ids of its own; otherwise that of the source."""
+    tokenizer = _tokenizer(model, tokenizer, required)
+    return getattr(tokenizer, "target", tokenizer)
 
 
 OF_TOKENIZERS = re.compile(r"tokenizer|vocab|merges|special_tokens|.*\.(model|spm|bpe|tiktoken|vocab)$")
@@ -425,19 +435,41 @@ def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None
     mask = arguments.get("decoder_attention_mask")
     if not isinstance(ids, Tensor):
         return
+    if isinstance(model, Seq2Seq):
+        mask = _recurrent_mask(batch, ids, batch.labels if decoder is None else None)
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool().cpu()
-    pad = getattr(model.config, "pad_token_id", None)
+    pad = _special_id(model, "pad_id", "pad_token_id")
     if mask is None and pad is not None and decoder is None and batch.extra.get("generated"):
         # The first token may be the start token, which some models also use as padding.
         real[:, 1:] = ids[:, 1:].cpu() != pad
     batch.extra["target mask"] = real
-    text_tokenizer = _tokenizer(model, tokenizer, required=False)
+    text_tokenizer = _target_tokenizer(model, tokenizer, required=False)
     if text_tokenizer is None:
         batch.extra["target tokens"] = [[str(number) for number in row] for row in ids.tolist()]
     else:
         batch.extra["target tokens"] = _words(text_tokenizer, ids.cpu())
         batch.tokenizer = text_tokenizer
         batch.extra["target special"] = _special(text_tokenizer, ids.cpu())
+
+
+def _special_id(model: Any, name: str, in_config: str) -> int | None:
+    """A special token of the decoder's: an attribute of Overt's network, or in the config of others."""
+    return getattr(model, name) if isinstance(model, Seq2Seq) else getattr(model.config, in_config, None)
+
+
+def _recurrent_mask(batch: Inputs, ids: Tensor, labels: Tensor | None) -> Tensor | None:
+    """Which of a recurrent decoder's inputs are real, (batch, target); its forward takes no mask of them."""
+    mask, name = batch.arguments.pop("decoder_attention_mask", None), "decoder_attention_mask"
+    if mask is None and labels is not None:
+        mask, name = labels != IGNORED, "labels"
+    if mask is None:
+        return None
+    real = torch.as_tensor(mask) != 0
+    if real.shape != ids.shape:
+        raise ValueError(f"{name} must have shape {tuple(ids.shape)}, got {tuple(real.shape)}")
+    if bool((real[:, 1:] & ~real[:, :-1]).any()):
+        raise ValueError(f"{name} must have its padding on the right")
+    return real
 
 
 def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
@@ -448,8 +480,8 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
         return shifted
     if isinstance(decoder, str) or (_is_list(decoder) and decoder and isinstance(decoder[0], str)):
         texts = [decoder] if isinstance(decoder, str) else list(decoder)
-        text_tokenizer = _tokenizer(model, tokenizer)
-        start = getattr(model.config, "decoder_start_token_id", None)
+        text_tokenizer = _target_tokenizer(model, tokenizer)
+        start = _special_id(model, "bos_id", "decoder_start_token_id")
         start = text_tokenizer.bos_token_id if start is None else start
         rows = [[start, *text_tokenizer(text_target=text)["input_ids"]] for text in texts]
         rows = [row[:-1] if row[-1] == text_tokenizer.eos_token_id else row for row in rows]
@@ -461,6 +493,8 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
         if ids is None or ids.dim() not in (1, 2):
             raise ValueError(f"decoder must be text or token ids, got {_describe(decoder)}")
         return ids if ids.dim() == 2 else ids.unsqueeze(0)
+    if isinstance(model, Seq2Seq):
+        return _translated(model, batch)
     if not hasattr(model, "generate"):
         raise ValueError(f"{name_of(model)} needs the decoder's inputs: give decoder=…, or decoder_input_ids")
     device = next(model.parameters()).device
@@ -470,3 +504,15 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
     batch.extra["generated"] = True
     ended: Tensor = generated[:, :-1] if generated.shape[1] > 1 else generated
     return ended.cpu()
+
+
+def _translated(model: Seq2Seq, batch: Inputs) -> Tensor:
+    """Inputs of the decoder for the model's own translation, (batch, target); `pad_id` after an end."""
+    device = next(model.parameters()).device
+    named = ("input_ids", "attention_mask")
+    ids, mask = (None if (x := batch.arguments.get(name)) is None else x.to(device) for name in named)
+    if ids is None:
+        raise ValueError(f"{name_of(model)} needs input_ids, got {', '.join(batch.arguments)}")
+    words, _ = model.translate(ids, mask, beam=1, max_length=GENERATED)
+    batch.extra["generated"] = True
+    return torch.nn.functional.pad(words[:, :-1], (1, 0), value=model.bos_id).cpu()

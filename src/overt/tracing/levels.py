@@ -50,7 +50,7 @@ class Levels:
 
     Attributes:
         maps: one per layer, (batch, query, key) or (batch, head, query, key); of an encoder–decoder, the
-            decoder's self-attention.
+            decoder's self-attention; none of a recurrent decoder, whose layers are those of `cross`.
         mask: boolean (batch, token), False at padding; tokens of an encoder–decoder are source, then target.
         encoder: the encoder's maps, of an encoder–decoder.
         cross: its cross-attention, one map per decoder layer.
@@ -78,7 +78,12 @@ class Levels:
     @property
     def layers(self) -> int:
         """Length of the layer axis of results."""
-        return len(self.maps)
+        return len(self.maps or self.cross)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the decoder has no self-attention: only its maps can be read, not paths through it."""
+        return not self.maps
 
     @property
     def tokens(self) -> int:
@@ -88,7 +93,7 @@ class Levels:
     @property
     def queries(self) -> int:
         """Length of the query axis: all tokens, or those of the target."""
-        return self.maps[0].shape[-2]
+        return (self.maps or self.cross)[0].shape[-2]
 
     @property
     def first(self) -> int:
@@ -107,6 +112,9 @@ class Levels:
 
     def weights(self, layer: int, heads: Heads) -> Level:
         """A layer's maps as they are, without the residual: rows are queries, columns tokens."""
+        if self.recurrent:  # whose target's tokens are not attended to
+            cells = averaged(self.cross[layer], heads).double()
+            return MapLevel(torch.nn.functional.pad(cells, (0, self.queries)))
         cells = averaged(self.maps[layer], heads).double()
         if self.cross:
             cells = torch.cat([averaged(self.cross[layer], heads).double(), cells], dim=-1)
@@ -124,6 +132,11 @@ class Levels:
             clip: clip negative weights at zero and make rows sum to one.
             passing: weight of the edges of nodes that pass through.
         """
+        if self.recurrent:
+            raise ValueError(
+                "a recurrent decoder has no levels: it passes on what it saw outside attention; "
+                "`Levels.weights` has its maps"
+            )
         return MapLevel(self._cells(number, heads, residual, clip, passing))
 
     def _cells(self, number: int, heads: Heads, residual: float, clip: bool, passing: float) -> Tensor:

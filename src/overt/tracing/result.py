@@ -77,7 +77,8 @@ class Trace(ShownTrace):
     Attributes:
         kind: "encoder", "causal" or "encoder–decoder".
         maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); for an
-            encoder–decoder, the decoder's self-attention. Float32, on the CPU.
+            encoder–decoder, the decoder's self-attention. Float32, on the CPU. Empty for a recurrent decoder,
+            whose only maps are `cross`.
         mask: boolean (batch, token), False at padding.
         tokens: per example, the names of the tokens.
         special: boolean (batch, token), which tokens are special ([CLS], [SEP], …).
@@ -143,13 +144,12 @@ class Trace(ShownTrace):
 
     def __repr__(self) -> str:
         batch, tokens = self.mask.shape
-        heads = f", {self.maps[0].shape[1]} heads" if self.maps[0].dim() == 4 else ""
+        top = (self.maps or self.cross)[0]
+        heads = f", {top.shape[1]} heads" if top.dim() == 4 else ""
         mixing = "" if self.mixing == "attention" else f", {self.mixing} mixing"
         samples = f", {self.samples} posterior samples" if self.draws else ""
         samples += ", whose mean the maps are" if self.averaged else ""
-        return (
-            f"Trace({self.kind}, {batch} × {tokens} tokens, {len(self.maps)} layers{heads}{mixing}{samples})"
-        )
+        return f"Trace({self.kind}, {batch} × {tokens} tokens, {self.layers} layers{heads}{mixing}{samples})"
 
     def __len__(self) -> int:
         return self.mask.shape[0]
@@ -204,9 +204,14 @@ class Trace(ShownTrace):
         return len(self.draws)
 
     @property
+    def layers(self) -> int:
+        """Length of the layer axis."""
+        return len(self.maps or self.cross)
+
+    @property
     def queries(self) -> int:
         """Length of the query axis: all tokens, or those of the target."""
-        return self.maps[0].shape[-2]
+        return (self.maps or self.cross)[0].shape[-2]
 
     @property
     def first(self) -> int:
@@ -349,7 +354,9 @@ class Trace(ShownTrace):
         reader = method_of(method) if isinstance(method, str) else method
         if reader.runs_model:
             no_model = "this trace has no model (it was loaded from a file, for example)"
-            return f"no {reader.title}: {no_model}" if self.subject is None else None
+            if self.subject is None:
+                return f"no {reader.title}: {no_model}"
+            return self.subject.why_not(reader.title)
         return why_not_levels(reader, self.levels())
 
     def read(self, method: str, queries: Numbers = None, **options: Any) -> Tensor:
@@ -412,7 +419,7 @@ class Trace(ShownTrace):
         if self.grid is None:
             raise ValueError("this trace is not of an image: it has no grid of patches")
         count = self.grid[0] * self.grid[1]
-        end = values.shape[-1] - (self.maps[0].shape[-1] if self.cross else 0)
+        end = values.shape[-1] - (self.queries if self.cross else 0)
         return values[..., end - count : end].reshape(*values.shape[:-1], *self.grid)
 
     def pixels(self, values: Tensor, mode: Literal["nearest", "bilinear"] = "nearest") -> Tensor:

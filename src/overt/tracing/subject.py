@@ -43,6 +43,13 @@ class Subject:
         self.output = output
         self.contrasts = False
 
+    def why_not(self, what: str) -> str | None:
+        """Why outputs cannot be compared from run to run; None if they can."""
+        if not getattr(self.model, "random_outputs", False):
+            return None
+        random = f"the outputs of {type(self.model).__name__} are random, in evaluation mode as well"
+        return f"no {what}: {random}, so runs cannot be compared; methods that read maps can be used"
+
     def logits(self, arguments: dict[str, Any]) -> Tensor:
         """(batch, position, classes); a single position where the model has one output for all tokens."""
         # The model may have moved since the trace.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt.mechanisms.attention_map import AttentionMap
+from overt.models.seq2seq import Seq2Seq
 from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
 from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import names_of, prepare
@@ -42,8 +43,8 @@ def trace(
     """Run a model once, in evaluation mode, and keep its attention maps.
 
     Works with any Hugging Face model that dispatches its attention, plain or attached, whatever its attention
-    implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models. The model
-    is left unchanged, even if an error occurs.
+    implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models, of which
+    the LSTM translator has only cross-attention. The model is left unchanged, even if an error occurs.
 
     Args:
         model: the model.
@@ -145,7 +146,7 @@ def everything(model: nn.Module, mixing: str = "attention", samples: int = 20) -
     kind = mixing_of(mixing)
     return {
         "heads": kind.heads and kind.averages,
-        "parts": has_parts and kind.parts,
+        "parts": has_parts and kind.parts and not isinstance(model, Seq2Seq),  # made row by row
         "samples": samples if random and kind.samples else 0,
     }
 

@@ -94,8 +94,7 @@ def entry_of(
 ) -> dict[str, Any]:
     """One example's part of the index; its maps go to `blocks`."""
     real = trace.mask[0].nonzero().flatten()
-    total, queries = trace.mask.shape[1], trace.maps[0].shape[-2]
-    first = total - queries  # of the queries among the tokens
+    first = trace.first  # of the queries among the tokens
     source = real[real < first] if first else real[:0]
     positions = real[real >= first] - first
     tokens = [trace.tokens[0][place] for place in real.tolist()]
@@ -135,8 +134,8 @@ def entry_of(
         "tokens": [printable(token) for token in tokens],
         "special": trace.special[0, real].int().tolist(),
         "source": len(source),
-        "layers": len(trace.maps),
-        "heads": groups[""]["heads"],
+        "layers": trace.layers,
+        "heads": next(iter(groups.values()))["heads"],
         "groups": groups,
         "main": main,
         "averaged": trace.averaged,
@@ -153,7 +152,8 @@ def entry_of(
         if name == "raw":
             continue  # included with the maps
         if name not in contents.methods:
-            missing = f"{method.title} was not requested: t.html(…, methods=[…, {name!r}])"
+            unasked = f"{method.title} was not requested: t.html(…, methods=[…, {name!r}])"
+            missing = trace.why_not(method) or unasked
         elif not whole:
             missing = f"no {method.title}: the maps contain NaN or infinite weights"
         else:
@@ -164,7 +164,8 @@ def entry_of(
         entry["drowned"] = short(pale)
     _add_importances(trace, contents, entry, positions, real, main, number, examples)
     if trace.draws:
-        _add_spread(trace, contents, entry, fields, positions, real, cut)
+        columns = positions if trace.maps else source
+        _add_spread(trace, contents, entry, fields, positions, columns, real, cut)
     _add_outputs(trace, entry)
     if trace.grid is not None:
         _add_picture(trace, entry)
@@ -329,17 +330,22 @@ def _add_spread(
     entry: dict[str, Any],
     fields: _Fields,
     positions: Tensor,
+    columns: Tensor,
     real: Tensor,
     cut: Any,
 ) -> None:
-    """Mean and spread over posterior samples: of each weight, and of what each token's rollout draws on."""
+    """Mean and spread over posterior samples: of each weight, and of what each token's rollout draws on.
+
+    The weights are those of the trace's own maps, or of a recurrent decoder's cross-attention.
+    """
     entry["samples"] = len(trace.draws)
-    single, layers = trace.maps[0].dim() == 4, range(len(trace.maps))
+    single, layers = (trace.maps or trace.cross)[0].dim() == 4, range(trace.layers)
 
     def drawn(layer: int, each: bool) -> Tensor:
         """(sample, head or 1, query, key), of single heads or of their mean."""
-        maps = torch.stack([draw.maps[layer].flatten(0, -3) for draw in trace.draws]).double()  # one example
-        cells: Tensor = cut(maps if each else maps.mean(dim=1, keepdim=True), positions, positions)
+        drawn_maps = [(draw.maps or draw.cross)[layer] for draw in trace.draws]  # of one example
+        maps = torch.stack([cells.flatten(0, -3) for cells in drawn_maps]).double()
+        cells: Tensor = cut(maps if each else maps.mean(dim=1, keepdim=True), positions, columns)
         return cells
 
     for suffix, each in (("", False), (" heads", True)) if single else (("", False),):

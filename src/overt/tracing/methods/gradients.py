@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,7 +55,12 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
     _check.whole("steps", options.steps, 1)
     kind = options.kind
     rows = []
-    with torch.inference_mode(False), torch.enable_grad(), _Leaves(subject) as leaves:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _backward(subject.model),
+        _Leaves(subject) as leaves,
+    ):
         logits = subject.logits(leaves.arguments)
         places = subject.places(logits, options.queries)
         target = subject.target(logits.detach(), options.target, places)
@@ -74,6 +79,12 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
                 rows.append(leaves.tokens([(gradient * x.detach()).double() for gradient, x in pairs]))
     values = torch.stack(rows, dim=1)
     return values.masked_fill(~subject.mask.unsqueeze(1), 0.0).unsqueeze(1)
+
+
+def _backward(model: nn.Module) -> AbstractContextManager[None]:
+    """Switch cuDNN off for a recurrent network: it has no backward pass in evaluation mode."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 def _integrated(

@@ -227,7 +227,7 @@ def request_of(levels: Levels, options: Options) -> MethodRequest:
     residual = levels.residual if options.residual is None else options.residual
     _check.fraction("residual", residual)
     if levels.heads == 0:
-        averaged(levels.maps[0], heads)  # raises: single heads were not kept
+        averaged((levels.cross or levels.maps)[0], heads)  # raises: single heads were not kept
     return MethodRequest(
         numbers("queries", options.queries, levels.queries),
         numbers("layers", options.layers, levels.layers),
@@ -288,6 +288,11 @@ def check_values(method: Method, values: Any, shape: tuple[int | None, ...]) -> 
 
 def why_not_levels(method: Method, levels: Levels) -> str | None:
     """Why a method cannot read levels; None if it can."""
+    if levels.recurrent and "residual" not in method.needless:  # it follows paths through the layers
+        return (
+            f"there is no {method.title} through a recurrent decoder, which passes on what it saw outside "
+            "attention: raw shows the map"
+        )
     if method.signed or not levels.signed or levels.cuts:
         return None
     return (
@@ -299,6 +304,8 @@ def why_not_levels(method: Method, levels: Levels) -> str | None:
 def read_subject(method: Method, subject: Subject, queries: Numbers, arguments: Mapping[str, Any]) -> Tensor:
     """A method that runs the model, in evaluation mode, (batch, 1, query, token)."""
     options = method.options_of({**arguments, "queries": queries})
+    if (reason := subject.why_not(method.title)) is not None:
+        raise ValueError(reason)
     with evaluating(subject.model):
         values = method.run(subject, options)
     values = check_values(method, values, (subject.mask.shape[0], 1, None, subject.mask.shape[1]))

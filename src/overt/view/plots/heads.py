@@ -24,6 +24,10 @@ Cells = dict[tuple[int, int], Tensor]  # by layer and head
 
 def draw(sheet: Sheet, request: PlotRequest) -> None:
     """A grid of maps, or one map with its tokens."""
+    if not request.trace.maps:
+        raise ValueError(
+            'heads draws self-attention, and a recurrent decoder has none: view="cross" draws its map'
+        )
     maps, layers, queries, words = request.trace.maps, request.layers, request.queries, request.query_words
     each = maps[0].dim() == 4
     # Requesting a head where there are none is refused.

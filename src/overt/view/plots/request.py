@@ -42,7 +42,7 @@ class PlotRequest:
     @property
     def first(self) -> int:
         """The token that is query 0."""
-        return int(self.trace.mask.shape[1] - self.trace.maps[0].shape[-2])
+        return self.trace.first
 
     @property
     def place(self) -> int:
@@ -93,11 +93,11 @@ class PlotRequest:
     @property
     def layers(self) -> list[int]:
         """The requested layers; all by default."""
-        return numbers("layer", self.layer, len(self.trace.maps))
+        return numbers("layer", self.layer, self.trace.layers)
 
     def one_layer(self, view: str) -> int:
         """The layer of a view that shows only one; the last by default."""
-        layers = [len(self.trace.maps) - 1] if self.layer is None else self.layers
+        layers = [self.trace.layers - 1] if self.layer is None else self.layers
         if len(layers) != 1:
             raise ValueError(f"layer must be one number for view={view!r}, got {self.layer!r}")
         return layers[0]
@@ -136,7 +136,7 @@ def request_of(trace: Trace, arguments: Mapping[str, Any]) -> PlotRequest:
     _check.one_of("columns", arguments["columns"], WIDTHS)
     example = trace[_single("example", arguments["example"], len(trace))]
     methods = _methods(example, arguments)
-    queries, total = example.maps[0].shape[-2], example.mask.shape[1]
+    queries, total = example.queries, example.mask.shape[1]
     query = (
         example.main_queries()[0]
         if arguments["query"] is None
@@ -152,7 +152,7 @@ def request_of(trace: Trace, arguments: Mapping[str, Any]) -> PlotRequest:
         # If all tokens are special, show them.
         shown = (plain if bool(plain.any()) else real).nonzero().flatten().tolist()
     layer: Any = arguments["layer"]
-    numbers("layer", layer, len(example.maps))
+    numbers("layer", layer, example.layers)
     same = ("head", "method", "importances", "target", "unk", "columns")
     return PlotRequest(
         trace=example,
@@ -194,7 +194,7 @@ def _methods(trace: Trace, arguments: Mapping[str, Any]) -> list[str]:
 
 def _check_real(trace: Trace, query: int, example: int) -> None:
     """Refuse padding as a query: all its values are zero."""
-    real = trace.mask[0, -trace.maps[0].shape[-2] :]
+    real = trace.mask[0, trace.first :]
     if not bool(real[query]):
         positions = real.nonzero().flatten().tolist()
         raise ValueError(

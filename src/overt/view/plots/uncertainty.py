@@ -13,7 +13,8 @@ from overt.view.plots.words import wrapped
 
 def draw(sheet: Sheet, request: PlotRequest) -> None:
     """Two maps, and bars with whiskers: next to them in two columns, below them in one."""
-    trace, method = request.trace, request.method or "rollout"
+    trace = request.trace
+    method = request.method or ("rollout" if trace.maps else "raw")
     if not trace.draws:
         raise ValueError("uncertainty needs posterior samples: overt.trace(…, samples=20)")
     layer, queries, down = request.one_layer("uncertainty"), request.queries, request.query_words

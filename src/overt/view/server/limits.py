@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from overt import _check
+from overt.tracing.inputs import is_pair
 
 MIB = 2**20
 CHARACTERS = 100  # per allowed token; longer texts are refused before they are tokenized
@@ -122,8 +123,7 @@ class Served:
     @property
     def decodes(self) -> bool:
         """Whether it has a decoder that takes a text."""
-        pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-        return bool(pair) and self.tokenizer is not None
+        return is_pair(self.model) and self.tokenizer is not None
 
     def about(self) -> dict[str, Any]:
         """What the page needs to know about it."""

@@ -274,11 +274,13 @@ def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWant
         slow = _slow(
             request.methods, traced, spent if plain is not None else time.monotonic() - began, limits
         )
-        quick = [name for name in request.methods if name not in slow]
+        unfit = {name: why for name in request.methods if (why := traced.why_not(name)) is not None}
+        quick = [name for name in request.methods if name not in slow and name not in unfit]
         shown = page(_lighter(traced), title=served.name, methods=quick, progress=False)
         left = {name: method.title for name, method in known_methods().items() if name not in request.methods}
+        unasked = {name: f"{title} was not requested" for name, title in left.items()}
         for entry in shown.index["traces"]:
-            entry["missing"] |= {name: f"{title} was not requested" for name, title in left.items()} | slow
+            entry["missing"] |= unasked | slow | unfit
     except (ValueError, TypeError, NotImplementedError) as error:
         raise RefusedError(422, clean(str(error), served)) from error
     blocks = shown.blocks if request.layers is None else _last(shown.index, shown.blocks, request.layers)

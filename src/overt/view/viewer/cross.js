@@ -204,7 +204,8 @@ export const crossView = {
       strongest(row.values.subarray(start, stop), count).map((one) => `${shown(trace.tokens[start + one.token], 20)} ${number(one.value)}`).join(", ") || "nothing";
     const lost = row.lost > 0 ? ` · left out ${percent(row.lost)}` : "";
     const pointed = Number.isInteger(seen.token) ? ` · “${shown(trace.tokens[seen.token], 20)}” ${weightWords(row.values[seen.token])}` : "";
-    return `${place}source ${said(0, trace.source, 4)}; target ${said(trace.source, trace.tokens.length, 2)}${lost}${pointed}`;
+    const target = trace.recurrent ? "" : `; target ${said(trace.source, trace.tokens.length, 2)}`;
+    return `${place}source ${said(0, trace.source, 4)}${target}${lost}${pointed}`;
   },
 };
 
@@ -245,7 +246,7 @@ function crossDrawSteps(scene, from, y) {
 function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed, top, bottom }) {
   const parts = [
     ["source", "cross-attention", 0, trace.source, layout.source],
-    ["target", "self-attention", trace.source, trace.tokens.length, layout.target],
+    ["target", trace.recurrent ? "" : "self-attention", trace.source, trace.tokens.length, layout.target],
   ];
   for (const [name, by, start, stop, y] of parts) {
     if (y < top || y - CROSS_CAPTION > bottom) continue;
@@ -253,7 +254,7 @@ function crossDrawCaptions({ surface, trace, seen, theme, layout, values, signed
     // Raw is two distributions, or one that both share. A method's shares are split between the parts; amounts have no sum.
     const { title, value } = trace.method(seen.method);
     const part = values && !signed ? percent(crossSum(values, start, stop)) : "";
-    if (seen.method === "raw") text += ` · ${by}${trace.about.joint && part ? `, ${part}` : ""}`;
+    if (seen.method === "raw" && by) text += ` · ${by}${trace.about.joint && part ? `, ${part}` : ""}`;
     else if (value === "share" && part) text += ` · ${part} of ${title}`;
     surface.rect(CROSS_PAD - 3, y - 23, textWidth(text, 11) + 6, 18, { fill: theme.paper, opacity: 0.85, radius: 4 });
     surface.text(text, CROSS_PAD, y - 14, { size: 11, fill: theme.soft });

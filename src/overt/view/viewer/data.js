@@ -42,15 +42,25 @@ export class TraceData {
     return Object.keys(this.about.groups || {});
   }
 
+  /** Whether the trace has no maps of its own: a recurrent decoder has only cross-attention. */
+  get recurrent() {
+    return this.groups.length > 0 && !this.groups.includes("");
+  }
+
+  /** The group that is shown unless another is chosen. */
+  get home() {
+    return this.recurrent ? "cross" : "";
+  }
+
   /** A group's layers and heads, and the tokens of its rows and columns, as [start, stop]. */
   group(name = "") {
-    return this.about.groups[name] || this.about.groups[""];
+    return this.about.groups[name] || this.about.groups[this.home];
   }
 
   /** The nearest selection within this trace's limits. */
   nearest(state) {
     const last = (value, count) => Math.max(0, Math.min(value, count - 1));
-    const group = this.groups.includes(state.group) ? state.group : "";
+    const group = this.groups.includes(state.group) ? state.group : this.home;
     const { layers, heads } = this.layers ? this.group(group) : { layers: 1, heads: 0 };
     return {
       ...state,
@@ -61,6 +71,11 @@ export class TraceData {
       token: state.token < this.tokens.length ? state.token : null,
       method: this.methods.includes(state.method) ? state.method : this.methods[0] || "raw",
     };
+  }
+
+  /** The field of the maps' means. */
+  get mean() {
+    return this.recurrent ? "cross mean" : "mean";
   }
 
   /** Whether the page holds a field. */
@@ -134,7 +149,7 @@ export class TraceData {
   /** Names of the methods that the page has. */
   get methods() {
     const nodes = this.kind === "nodes" ? this.about.nodes.nodes : null;
-    const here = (name) => (nodes ? nodes.some((one) => (one[name] ?? null) !== null) : this.has(name === "raw" ? "mean" : name));
+    const here = (name) => (nodes ? nodes.some((one) => (one[name] ?? null) !== null) : this.has(name === "raw" ? this.mean : name));
     return this.offered.map((one) => one.name).filter(here);
   }
 
@@ -202,12 +217,17 @@ export class TraceData {
   }
 
   unpackedRow(method, layer, query, head) {
-    const list = this.about.fields && this.about.fields[method === "raw" ? "mean" : method];
+    const list = this.about.fields && this.about.fields[method === "raw" ? this.mean : method];
     if (list && !list[layer]) return { missing: this.why("layers") };
     if (method === "raw") {
-      const own = this.map("", layer, head);
+      const own = this.map(this.home, layer, head);
       if (!own) return null;
       const values = own.field.row(own.map, query);
+      if (this.recurrent) {
+        const source = new Float32Array(this.tokens.length);
+        source.set(values);
+        return { values: source, lost: own.field.lost(own.map, query) };
+      }
       if (!this.has("cross mean")) return { values, lost: own.field.lost(own.map, query) };
       const cross = this.map("cross", layer, head);
       if (!cross) return null;

@@ -59,7 +59,7 @@ function evolutionFound(trace, seen) {
 }
 
 function evolutionHas(trace, requested) {
-  const group = trace.groups.includes(requested) ? requested : "";
+  const group = trace.groups.includes(requested) ? requested : trace.home;
   return trace.has(`${evolutionPrefix(group)}part attention`);
 }
 

@@ -99,7 +99,7 @@ export const headsView = {
   controls: ["group", "layer", "head", "query", "words", "log"],
 
   applies(trace) {
-    return trace.layers && trace.has("mean") ? true : "this trace has no maps";
+    return trace.layers && trace.has(trace.mean) ? true : "this trace has no maps";
   },
 
   measure({ trace, state, width, screen }) {

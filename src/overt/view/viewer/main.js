@@ -77,7 +77,7 @@ class Viewer {
     state.other = state.other === state.trace ? null : within(state.other, this.traces.length, null);
     if (!VIEWS.some((view) => view.id === state.view)) state.view = VIEWS[0].id;
     if (!VIEWS.some((view) => view.id === state.beside) || state.beside === state.view) state.beside = null;
-    if (!trace.groups.includes(state.group)) state.group = "";
+    if (!trace.groups.includes(state.group)) state.group = trace.home;
     const { layers, heads, queries, tokens, methods } = this.limitsOf(state);
     state.layer = within(state.layer, layers, Math.max(layers - 1, 0));
     state.head = within(state.head, heads, null);

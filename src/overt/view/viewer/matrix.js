@@ -97,7 +97,7 @@ export function matrixSize(options) {
 
 /** The selection within a trace's limits: a compared trace may have fewer layers, heads or groups. */
 export function matrixWithin(trace, seen) {
-  const group = trace.groups.includes(seen.group) ? seen.group : "";
+  const group = trace.groups.includes(seen.group) ? seen.group : trace.home;
   const { layers, heads } = trace.group(group);
   const head = seen.head !== null && seen.head < heads ? seen.head : null;
   return { ...seen, group, layer: Math.max(Math.min(seen.layer, layers - 1), 0), head };

@@ -365,7 +365,7 @@ function sureDrawMaps({ surface, trace, seen, state, theme, top, bottom }, maps,
     return field && { field, map: single ? Math.min(seen.head, field.maps - 1) : 0 };
   });
   const what = `layer ${layer + 1}, ${single ? `head ${seen.head + 1}` : "mean of heads"}`;
-  const name = trace.source ? "Weights of the decoder’s self-attention" : "Weights";
+  const name = trace.recurrent ? "Weights of the source" : trace.source ? "Weights of the decoder’s self-attention" : "Weights";
   const kind = trace.mapsTitle && ` (${trace.mapsTitle})`;
   surface.text(`${name}${kind}: ${what}`, maps.x, y + 8, { size: 13, fill: theme.ink, weight: 600 });
   const peak = (one) => (one ? matrixPeak(trace, one.field, one.map, seen, rows, columns) : 1);
