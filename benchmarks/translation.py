@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ class Report:
         self.say(*(f"| {' | '.join(row)} |" for row in rows))
 
 
-def in_turns(forms: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
+def in_turns(forms: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
     """Form → mean milliseconds of an update in each round, after one round that is not counted."""
     seen: dict[str, list[float]] = {form: [] for form in forms}
     for number in range(rounds + 1):
@@ -130,6 +129,19 @@ def trained(folder: Path | None, row: str) -> Path | None:
     return place if (place / "model.safetensors").is_file() else None
 
 
+def weights_of(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Whether the weights of rows are trained."""
+    without = [name for name in names if trained(options.runs, name) is None]
+    if len(without) in (0, len(names)):
+        return "random" if without else "trained"
+    return f"trained (random: {', '.join(without)})"
+
+
+def targets(options: argparse.Namespace, ratios: dict[str, float]) -> dict[str, float]:
+    """The targets, which are for the networks of the papers on a GPU."""
+    return ratios if options.device == "cuda" and not options.small else {}
+
+
 def marian_of(name: str, data: Encoded, options: argparse.Namespace) -> Any:
     """A row's Marian, never attached where it is plain."""
     place = trained(options.runs, name)
@@ -152,7 +164,7 @@ def time_marian(data: Encoded, options: argparse.Namespace, report: Report) -> N
     """Training steps and beam search of Lite and EA-Lite."""
     names = ("Lite", "EA-Lite")
     models = {name: marian_of(name, data, options) for name in names}
-    weights = "trained" if all(trained(options.runs, name) for name in names) else "random"
+    weights = weights_of(options, names)
     training = ea_translation.plan(options.corpus, {"steps": None, "tokens": options.tokens})
 
     def steps(name: str) -> Callable[[], list[float]]:
@@ -162,7 +174,7 @@ def time_marian(data: Encoded, options: argparse.Namespace, report: Report) -> N
         )
 
     seen = in_turns({name: steps(name) for name in names}, options.rounds)
-    lines = compared(seen, "Lite", STEP_TARGET)
+    lines = compared(seen, "Lite", targets(options, STEP_TARGET))
     columns = ["ms", "× Lite", "spread", "target"]
     title = f"Training step of Marian Lite, {training.tokens:,} target tokens, {weights} weights"
     report.table(title, columns, [[form, *cells] for form, cells in lines])
@@ -185,7 +197,7 @@ def time_marian(data: Encoded, options: argparse.Namespace, report: Report) -> N
             torch.cuda.synchronize()
 
     forms: dict[str, Callable[[], object]] = {name: partial(search, name) for name in names}
-    lines = compared(milliseconds(forms, options.rounds), "Lite", SEARCH_TARGET)
+    lines = compared(milliseconds(forms, options.rounds), "Lite", targets(options, SEARCH_TARGET))
     title = (
         f"Beam search of Marian Lite, beam 5, {len(sources)} sentences, at most {options.new_tokens} new "
         f"tokens, {weights} weights"
@@ -215,27 +227,24 @@ def time_lstm(data: Encoded, options: argparse.Namespace, report: Report) -> Non
     schedule = translation_training.Schedule(len(batches), options.updates + 1, 0)
     timed = [batches[schedule[number][0]] for number in range(1, options.updates + 1)]
     words = sum(len(data.train[pair][1]) for batch in timed for pair in batch) / options.updates
-    for precision in ("float32", "bfloat16") if options.device == "cuda" else ("float32",):
-        names = [*bam_translation.ROWS, BOUND]
-        lines = []
-        half: AbstractContextManager[Any] = nullcontext()
-        if precision == "bfloat16":
-            half = torch.autocast(options.device, torch.bfloat16)
-
-        def steps(name: str) -> Callable[[], list[float]]:
+    names = [*bam_translation.ROWS, BOUND]
+    weights = weights_of(options, [name for name in names if name != BOUND])
+    row = LstmRow("soft")  # the models are given
+    for bf16 in (False, True) if options.device == "cuda" else (False,):
+        forms = {}
+        for name in names:
             model = lstm_of(name, data, training, options)
-            row = LstmRow("soft")  # the model is given
-            return lambda: lstm_training.step_times(
-                data, row, training, options.device, options.updates, model
-            )
-
-        with half:
-            seen = in_turns({name: steps(name) for name in names}, options.rounds)
-        for form, cells in compared(seen, "soft", LSTM_TARGET):
+            arguments = data, row, training, options.device, options.updates, model, bf16
+            forms[name] = partial(lstm_training.step_times, *arguments)
+        seen = in_turns(forms, options.rounds)
+        lines = []
+        for form, cells in compared(seen, "soft", targets(options, LSTM_TARGET)):
             rate = 1000 * words / statistics.median(seen[form])
             lines.append([form, *cells, f"{rate:,.0f}"])
         columns = ["ms", "× soft", "spread", "target", "target words per second"]
-        report.table(f"Training step of the LSTM, {training.batch} pairs, {precision}", columns, lines)
+        precision = "bfloat16" if bf16 else "float32"
+        title = f"Training step of the LSTM, {training.batch} pairs, {precision}, {weights} weights"
+        report.table(title, columns, lines)
 
 
 def main() -> None:
@@ -253,6 +262,9 @@ def main() -> None:
     parser.add_argument("--only", choices=("marian", "lstm"), help="one half of it")
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()
+    for name in ("tokens", "batch", "updates", "rounds", "sentences", "new_tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
     options.corpus = pairs.load(pairs.MULTI30K, options.data) if options.data else reordered.corpus()
     tokenizer, _ = tokenizer_of(options.corpus)
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"

@@ -447,12 +447,24 @@ STORED = Path(__file__).parents[1] / "results"
 RETOLD = [
     ("bam-table-1", []),
     ("bam-table-1", ["--dataset", "citeseer"]),
+    ("ea-table-5", []),
+    ("ea-table-6", []),
     ("flow-table-1", []),
     ("flow-table-1", ["--part", "natural"]),
     ("flow-table-2", []),
     ("flow-table-2", ["--part", "natural"]),
     ("flow-table-3", []),
 ]
+
+
+def test_result_files_with_one_command_can_be_read(tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    place.mkdir()
+    result = stored("flow-table-3")
+    (command,) = result.pop("commands")
+    (place / "flow-table-3.json").write_text(json.dumps(result | {"command": command}))
+    assert f"`{command}`" in reproduce.render(place).read_text()
+    assert reproduce.retell("flow-table-3", place)["commands"] == [command]
 
 
 @pytest.mark.slow

@@ -389,12 +389,12 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(translation_runs.reordered, "corpus", lambda: reordered_corpus)
 
-    def run(name: str = "ea-table-5", seeds: int = 1, out: str = "runs/a", **options: str) -> dict[str, Any]:
+    def run(
+        name: str = "ea-table-5", seeds: int = 1, out: str = "runs/a", fresh: bool = False, **options: str
+    ) -> dict[str, Any]:
         extra = [word for key, value in options.items() for word in (f"--{key}", value)]
         extra += ["--steps", "2", "--beam", "1"]
-        return reproduce.run(
-            name, seeds=seeds, device="cpu", out=Path(out), results=Path("results"), extra=extra
-        )
+        return reproduce.run(name, None, seeds, "cpu", None, Path(out), Path("results"), fresh, extra)
 
     return run
 
@@ -420,9 +420,17 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert second["per_seed"]["0"]["EA-Lite"] == json.loads(json.dumps(first["per_seed"]["0"]["EA-Lite"]))
     assert set(second["per_seed"]["1"]) == {"Lite"}
     run = second["per_seed"]["0"]["Lite"]["run"]
-    assert {"settings", "hardware", "versions", "date"} == set(run)
+    assert {"settings", "command", "hardware", "versions", "date"} == set(run)
     assert second["mean"]["Lite"]["bleu"] is not None
     assert [f"--seeds {seeds}" in each for seeds, each in enumerate(second["commands"], 1)] == [True, True]
+
+    # A run that measures nothing leaves the file's origin as it is; `--fresh` measures.
+    file = Path("results") / "ea-table-5.json"
+    marked = json.loads(file.read_text()) | {"hardware": "another machine"}
+    file.write_text(json.dumps(marked))
+    assert recipe(rows="Lite", seeds=1, out="runs/b")["hardware"] == "another machine"
+    assert json.loads(file.read_text())["commands"] == second["commands"]
+    assert performed == [("Lite", 1)]
     table = dict(second["tables"][0]["rows"])
     assert table["Lite"][0] == "2"
     assert table["EA-Lite"][0] == "1"
@@ -433,6 +441,7 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     (Path("results") / "ea-table-6.json").unlink()
     elsewhere = recipe("ea-table-6", rows="Lite", seeds=2, out="runs/d")
     assert len(performed) == 2
+    assert elsewhere["commands"] == second["commands"]
     assert elsewhere["per_seed"]["1"]["Lite"] == second["per_seed"]["1"]["Lite"]
     assert "EA-Lite" not in elsewhere["per_seed"]["0"]
 
@@ -441,6 +450,14 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert performed[-1] == ("Lite", 0)
     assert list(third["per_seed"]["0"]) == ["Lite"]
     assert len(third["commands"]) == 1
+    again = recipe("ea-table-6", rows="Lite", out="runs/d", fresh=True)
+    assert performed[-1] == ("Lite", 0)
+    assert len(performed) == 4
+    # A finished run in the folder comes before another recipe's file.
+    (Path("results") / "ea-table-6.json").unlink()
+    known = recipe("ea-table-6", rows="Lite", out="runs/d")
+    assert known["per_seed"]["0"]["Lite"]["run"] == again["per_seed"]["0"]["Lite"]["run"]
+    assert len(performed) == 4
 
 
 @pytest.mark.parametrize(

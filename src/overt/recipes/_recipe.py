@@ -55,6 +55,7 @@ class Request:
         fresh: whether to discard what is in `out`.
         options: options of the recipe, by name.
         console: console for progress.
+        command: the command line, for the records of runs.
         stored: seed → numbers of an earlier result file, which a recipe may go on from.
         elsewhere: the same for the result files of recipes that measure the same models.
     """
@@ -67,6 +68,7 @@ class Request:
     fresh: bool
     options: Mapping[str, Any]
     console: Console
+    command: str = ""
     stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     elsewhere: Sequence[Mapping[int, dict[str, Any]]] = ()
 
@@ -96,6 +98,7 @@ class Outcome:
         stand_in: whether the data were the package's own instead of the paper's.
         continued: whether some numbers come from an earlier result file, which this run goes on from.
         drops: whether that file has numbers with other settings, which are not among these.
+        measured: whether anything was measured now, or read from a run's folder.
     """
 
     config: dict[str, Any]
@@ -103,6 +106,7 @@ class Outcome:
     stand_in: bool = False
     continued: bool = False
     drops: bool = False
+    measured: bool = True
 
     @cached_property
     def mean(self) -> dict[str, Any]:

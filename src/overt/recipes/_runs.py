@@ -45,6 +45,15 @@ def finish_run(folder: Path, numbers: dict[str, Any]) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
+def finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The numbers of a finished run with these settings, if a folder has one."""
+    result = folder / RESULT
+    if read_settings(folder) != settings or not result.is_file():
+        return None
+    numbers: dict[str, Any] = json.loads(result.read_text())
+    return numbers
+
+
 def check_model(model: str) -> None:
     """Refuse a path that is not the folder of a model, before the hub is asked for it."""
     local = not model or model.startswith((".", "~", os.sep)) or Path(model).exists()
@@ -90,10 +99,18 @@ def stored_numbers(
     return numbers
 
 
-def run_record(settings: dict[str, Any], hardware: str, versions: dict[str, str]) -> dict[str, Any]:
-    """Where, when and with what a run was made, which stays with its numbers in a result file."""
+def run_record(
+    settings: dict[str, Any], command: str, hardware: str, versions: dict[str, str]
+) -> dict[str, Any]:
+    """How, where, when and with what a run was made, which stays with its numbers in a result file."""
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    return {"settings": settings, "hardware": hardware, "versions": versions, "date": date}
+    return {
+        "settings": settings,
+        "command": command,
+        "hardware": hardware,
+        "versions": versions,
+        "date": date,
+    }
 
 
 def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def run_table_4(request: Request) -> Outcome:
     """Train the network with each attention."""
     baselines = {row: "soft" for row in ROWS if row != "soft"}
     runs = run_rows(request, ROWS, list(ROWS), baselines, plan, small)
-    return Outcome(runs.config, runs.per_seed, runs.stand_in, runs.continued, runs.drops)
+    return runs.outcome
 
 
 def report_table_4(outcome: Outcome) -> Report:

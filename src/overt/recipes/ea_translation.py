@@ -113,18 +113,14 @@ def compared(rows: Sequence[str]) -> dict[str, str]:
     return {row: "Base" if row == "EA-Base" else "Lite" for row in rows if row not in ("Lite", "Base")}
 
 
-def _outcome(runs: Runs) -> Outcome:
-    return Outcome(runs.config, runs.per_seed, runs.stand_in, runs.continued, runs.drops)
-
-
 def run_table_5(request: Request) -> Outcome:
     """Train Lite and Base, plain and evolving."""
-    return _outcome(train_rows(request, IN_TABLE_5, list(PUBLISHED_5)))
+    return train_rows(request, IN_TABLE_5, list(PUBLISHED_5)).outcome
 
 
 def run_table_6(request: Request) -> Outcome:
     """Train Lite and its ablations."""
-    return _outcome(train_rows(request, IN_TABLE_6, IN_TABLE_6))
+    return train_rows(request, IN_TABLE_6, IN_TABLE_6).outcome
 
 
 # --- Reports ---
@@ -233,7 +229,7 @@ def run_figure_5(request: Request) -> Outcome:
         times[name] = statistics.median(measured)
     runs.config["step_ms"] = times
     runs.config["timed_on"] = hardware(request.device)
-    return _outcome(runs)
+    return replace(runs, measured=True).outcome  # the times
 
 
 def curves(outcome: Outcome, row: str) -> dict[int, list[tuple[float, float]]]:

@@ -372,10 +372,11 @@ def step_times(
     device: str,
     updates: int = 100,
     model: Any = None,
+    bf16: bool = False,
 ) -> list[float]:
     """Milliseconds of updates, which mean something if nothing else is running; see `translation_training`.
 
-    A `model` of another kind needs a buffer `step`, and a loss in what it returns.
+    A `model` of another kind needs a buffer `step`, and a loss in what it returns; `bf16` is autocast.
     """
     both = vocabularies(data)
     if model is None:
@@ -383,7 +384,8 @@ def step_times(
 
     def loss(batch: dict[str, Tensor], number: int) -> Tensor:
         model.step.fill_(number)
-        value: Tensor = model(**batch)["loss"]
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            value: Tensor = model(**batch)["loss"]
         return value
 
     batches = Batches(data.train, sentence_batches(data.train, training.batch, 0), partial(collate, both))

@@ -101,17 +101,16 @@ def run(
     name = f"{result_name(recipe, request.options)}.json"
     earlier = _earlier((results or Path("results")) / name, recipe)
     elsewhere = _elsewhere(results or Path("results"), recipe, request.options)
-    request = replace(request, stored=_by_seed(earlier), elsewhere=elsewhere)
+    this = command(recipe, request)
+    request = replace(request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere)
     outcome = recipe.run(request)
     report = recipe.report(outcome)
-    this = command(recipe, request)
-    before = earlier["commands"] if outcome.continued else []
     result = {
         "format": FORMAT,
         "recipe": recipe.name,
         "title": recipe.title,
         "paper": recipe.paper,
-        "commands": [*(each for each in before if each != this), this],
+        "commands": _commands(outcome) or [this],
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(device),
         "versions": versions(),
@@ -123,6 +122,8 @@ def run(
         "spread": outcome.spread,
         **_tables_and_notes(report),
     }
+    if earlier and not outcome.measured:
+        result |= {name: earlier[name] for name in ("commands", "date", "hardware", "versions")}
     if results is None:
         results = (
             Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
@@ -178,8 +179,26 @@ def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
         stored = json.loads(path.read_text())
     except json.JSONDecodeError:
         return None
-    right = isinstance(stored, dict) and (stored.get("format"), stored.get("recipe")) == (FORMAT, recipe.name)
-    return stored if right else None
+    right = _is_result(stored) and stored["recipe"] == recipe.name
+    return _with_commands(stored) if right else None
+
+
+def _is_result(stored: Any) -> bool:
+    return isinstance(stored, dict) and stored.get("format") == FORMAT
+
+
+def _with_commands(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with all its commands; older files have one, called command."""
+    if "commands" not in result:
+        result["commands"] = [result.pop("command")]
+    return result
+
+
+def _commands(outcome: Outcome) -> list[str]:
+    """The commands that made the runs, in the order of rows; empty if their records do not say."""
+    entries = [rows for rows in outcome.per_seed.values() if isinstance(rows, dict)]
+    runs = [row.get("run", {}) for rows in entries for row in rows.values() if isinstance(row, dict)]
+    return list(dict.fromkeys(run["command"] for run in runs if "command" in run))
 
 
 def _earlier(path: Path, recipe: Recipe) -> dict[str, Any]:
@@ -289,8 +308,8 @@ def render(results: Path) -> Path:
             result = json.loads(path.read_text())
         except json.JSONDecodeError:
             continue
-        if isinstance(result, dict) and result.get("format") == FORMAT:
-            sections.append((path, result))
+        if _is_result(result):
+            sections.append((path, _with_commands(result)))
     lines = [
         "# Results",
         "",

@@ -23,8 +23,8 @@ from overt.data.files import data_folder, read_text
 from overt.data.pairs import Corpus
 from overt.judge.bleu import Bleu, detokenise, paired_bootstrap, plain_bleu, tokenise, tokenised_bleu
 from overt.recipes import lstm_training, translation_training
-from overt.recipes._recipe import Option, Request
-from overt.recipes._runs import RESULT, earlier_result, finish_run, read_settings, run_record, stored_numbers
+from overt.recipes._recipe import Option, Outcome, Request
+from overt.recipes._runs import RESULT, earlier_result, finish_run, finished, run_record, stored_numbers
 from overt.recipes._training import (
     hardware,
     is_main_process,
@@ -66,6 +66,7 @@ class Task:
         folder: for model and numbers.
         device: "cpu" or "cuda".
         settings: everything that the numbers depend on.
+        command: of the run.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Task:
     folder: Path
     device: str
     settings: dict[str, Any]
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Runs:
         stand_in: whether the data were the package's own.
         continued: whether some numbers are an earlier result file's.
         drops: whether the earlier result file has runs with other settings, which are left out.
+        measured: whether some numbers are from no result file.
         data: what they were trained on.
     """
 
@@ -96,7 +99,13 @@ class Runs:
     stand_in: bool
     continued: bool
     drops: bool
+    measured: bool
     data: Encoded
+
+    @property
+    def outcome(self) -> Outcome:
+        """For the result file."""
+        return Outcome(self.config, self.per_seed, self.stand_in, self.continued, self.drops, self.measured)
 
 
 def kind_of(row: Row | LstmRow) -> Any:
@@ -180,24 +189,27 @@ def run_rows(
     }
     place = request.out / f"{corpus.name}-{corpus.direction}"
     rows = {name: small(row) if corpus.stand_in else row for name, row in rows.items()}
-    tasks, numbers, stored, dropped = [], dict[tuple[str, int], dict[str, Any]](), 0, 0
+    tasks, numbers, stored, shared, dropped = [], dict[tuple[str, int], dict[str, Any]](), 0, 0, 0
     for name, row in rows.items():
         for seed in sorted({*request.stored, *range(request.seeds)}):
             settings = {**common, "row": row.settings(), "seed": seed}
             wanted = name in chosen and seed < request.seeds
+            folder = place / folder_name(name) / f"seed-{seed}"
             known = None if request.fresh and wanted else stored_numbers(request.stored, name, seed, settings)
             stored += known is not None
-            if known is None and wanted and not request.fresh:
-                found = (stored_numbers(place, name, seed, settings) for place in request.elsewhere)
+            if known is None and wanted and not request.fresh and finished(folder, settings) is None:
+                found = (stored_numbers(each, name, seed, settings) for each in request.elsewhere)
                 known = next(filter(None, found), None)
+                shared += known is not None
             if known is not None:
                 numbers[name, seed] = known
                 continue
             dropped += name in request.stored.get(seed, {}) and not wanted
             if wanted:
-                folder = place / folder_name(name) / f"seed-{seed}"
                 result = _prepared(folder, settings, request.fresh)
-                task = Task(name, seed, row, training, options["beam"], folder, device, settings)
+                task = Task(
+                    name, seed, row, training, options["beam"], folder, device, settings, request.command
+                )
                 if result is None:
                     tasks.append(task)
                 else:
@@ -207,12 +219,19 @@ def run_rows(
         f"too long or empty), {len(data.valid):,} for validation, {len(data.test):,} for testing; "
         f"{vocabulary['pieces']:,} pieces ({vocabulary['origin']})"
     )
-    if numbers:
-        console.print(f"[dim]{len(numbers)} trainings are already finished[/dim]")
+    from_files = stored + shared
+    if len(numbers) > from_files:
+        console.print(f"[dim]{len(numbers) - from_files} trainings are already finished[/dim]")
+    if from_files:
+        console.print(
+            f"[dim]{from_files} trainings are in result files, with their numbers alone; --fresh trains "
+            "the rows that are asked for again, and makes their models[/dim]"
+        )
     if dropped:
         console.print(
             f"[yellow]{dropped} runs of the stored result have other settings, and are left out[/yellow]"
         )
+    measured = len(numbers) + len(tasks) > from_files
     if tasks:
         numbers |= _train_all(tasks, data, request, training)
     bootstrap(numbers, baselines, data, place)
@@ -229,7 +248,7 @@ def run_rows(
     per_seed = {
         seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
     }
-    return Runs(per_seed, config, corpus.stand_in, stored > 0, dropped > 0, data)
+    return Runs(per_seed, config, corpus.stand_in, stored > 0, dropped > 0, measured, data)
 
 
 def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
@@ -334,7 +353,7 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
         numbers |= measure(model, shared, task)
         numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
         kind.save(model.cpu(), shared, task.folder / "model")
-        numbers["run"] = run_record(task.settings, hardware(task.device), versions())
+        numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
         finish_run(task.folder, numbers)
         shutil.rmtree(task.folder / WEIGHTS)
     wait_for_everyone()
@@ -389,8 +408,9 @@ def bootstrap(
         for row in (baseline, name):
             place = folder / folder_name(row or "") / f"seed-{seed}"
             known = numbers.get((row or "", seed))
-            # The folder may hold a run with other settings than the one in the result file.
-            if known is not None and read_settings(place) == known["run"]["settings"]:
+            # The folder may hold another run than the one in the result file.
+            here = None if known is None else finished(place, known["run"]["settings"])
+            if known is not None and here is not None and here["run"] == known["run"]:
                 path = place / HYPOTHESES
                 texts += [path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []
         if len(texts) == 2:
