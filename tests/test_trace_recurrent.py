@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ import overt
 from overt.cli import app
 from overt.cli.serve import open_served
 from overt.data import reordered, subwords
+from overt.judge.correlation import correlate
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.seen import Seen
@@ -28,7 +30,7 @@ from overt.tracing.tracer import everything
 from overt.view.pages import page
 from overt.view.server.limits import Limits
 from overt.view.server.trace_request import TraceRequest, trace_answer
-from traces import field, recurrent
+from traces import field, pair, recurrent
 
 SIZES = {"embedding": 6, "encoder": 5, "decoder": 7, "score": 4}
 SOURCE = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0], [5, 2, 0, 0]])
@@ -94,7 +96,7 @@ def test_without_decoder_inputs_the_model_translates_or_labels_are_read() -> Non
     ids = traced.subject.inputs.arguments["decoder_input_ids"]  # type: ignore[union-attr]
     assert torch.equal(ids[:, 0], torch.ones(3, dtype=torch.long))
     assert torch.equal(ids[:, 1:], translated[:, :-1])
-    assert torch.equal(traced.mask[:, 5:], ids[:, 1:] != 0)
+    assert torch.equal(traced.mask[:, 5:], (ids[:, 1:] != 0) & (ids[:, 1:] != 2)), "an end is no input"
     shifted = overt.trace(model, {**inputs, "labels": LABELS})
     given = overt.trace(model, BATCH)
     assert torch.equal(shifted.cross[0], given.cross[0])
@@ -215,11 +217,11 @@ class Reader(nn.Module):
         self.cell = nn.GRUCell(8, 8)
         self.map = AttentionMap((), Site(1, 8, "cross", encoder_decoder=True))
 
-    def forward(self, x: Tensor, words: int, pieces: bool = False) -> Tensor:
+    def forward(self, x: Tensor, words: int, pieces: bool = False, early: bool = False) -> Tensor:
         memory, state = self.encoder(x), x.new_zeros(x.shape[0], 8)
         chain = Chain(keep=pieces)
         rows = self.map.rows(memory.unsqueeze(1), 1 if pieces else words, chain, Seen())
-        for _ in range(words):
+        for _ in range(words - 1 if early else words):
             if pieces:
                 rows = self.map.rows(memory.unsqueeze(1), 1, chain, Seen())
             weights = rows.weights((memory @ state.unsqueeze(-1)).mT.unsqueeze(1))
@@ -238,6 +240,8 @@ def test_any_map_that_is_made_row_by_row_is_traced_beside_an_encoders() -> None:
     assert traced.encoder.maps[0].shape == (2, 5, 5)
     with pytest.raises(ValueError, match="map was made in 3 pieces: trace one pass over the whole target"):
         overt.trace(model, {**inputs, "pieces": True})
+    with pytest.raises(ValueError, match="map was to have 3 rows, and only 2 were made"):
+        overt.trace(model, {**inputs, "early": True})
 
 
 # --- Pages, figures, files ---
@@ -255,6 +259,32 @@ def test_a_page_has_the_map_and_says_why_it_has_no_paths() -> None:
     torch.testing.assert_close(field(shown, "cross mean", 0).float(), trace.cross[0][:, 0], atol=5e-3, rtol=0)
     drawn = torch.stack([draw.cross[0][0] for draw in trace.draws])
     torch.testing.assert_close(field(shown, "average", 0).float(), drawn.mean(dim=0), atol=5e-3, rtol=0)
+
+
+def test_a_page_has_the_paths_of_the_traces_beside_it() -> None:
+    plain, lstm = page({"one": pair(layers=1, heads=1), "two": recurrent()}).index["traces"]
+    assert "rollout" in plain["fields"]
+    assert "rollout" not in plain["missing"]
+    assert "through a recurrent decoder" in lstm["missing"]["rollout"]
+
+
+def test_figures_compare_what_all_traces_have() -> None:
+    pytest.importorskip("matplotlib")
+    from overt.view.plots import plot_compare
+
+    for names in (("one", "two"), ("two", "one")):
+        traces = {"one": pair(layers=1, heads=1), "two": recurrent()}
+        assert plot_compare({name: traces[name] for name in names}).axes
+    with pytest.raises(ValueError, match=NO_PATHS):
+        plot_compare(traces, method="rollout")
+
+
+def test_correlations_are_over_the_source_which_alone_is_attended_to() -> None:
+    traced = overt.trace(network().eval(), BATCH)
+    found = correlate(traced, methods=["raw"], references=["gradients"], query=0)
+    words = slice(0, int(BATCH["attention_mask"][0].sum()))
+    raw, gradients = traced.raw(0)[0, 0, 0, words], traced.gradients(0)[0, 0, 0, words]
+    assert found.values["raw", "gradients"][0, 0] == pytest.approx(spearmanr(raw, gradients).statistic)
 
 
 def test_figures_draw_the_map() -> None:
@@ -403,12 +433,22 @@ def test_bad_folders_and_texts_are_refused(folder: Path, tmp_path: Path) -> None
         ("vocabularies.json", "[]", "must hold"),
         ("vocabularies.json", '{"source": [3], "target": [4]}', "the vocabularies have 5 and 5 ids"),
         ("model.safetensors", "cut", "weights cannot be read"),
+        ("tokenizer.json", None, "holds no tokenizer that can be read"),
+        ("tokenizer.json", "cut", "holds no tokenizer that can be read"),
     ):
         broken = tmp_path / "broken"
         shutil.copytree(folder, broken)
         (broken / name).unlink() if content is None else (broken / name).write_text(content)
         assert words in refused(broken)
         shutil.rmtree(broken)
+
+
+def test_other_ways_of_opening_a_folder_say_which_is_right(folder: Path) -> None:
+    model = lstm_training.load(str(folder))
+    with pytest.raises(ValueError, match=r"the tokenizer has .* ids, and Seq2Seq .* for the source"):
+        overt.trace(model, "the key", tokenizer=model.tokenizer.joint)
+    with pytest.raises(ValueError, match=r"holds an LSTM translator: overt.recipes.lstm_training.load"):
+        overt.load(folder)
 
 
 def test_the_server_reads_text_with_the_networks_ids(data: Encoded, folder: Path) -> None:

@@ -16,6 +16,7 @@ from overt.attaching.api import attach, state_in
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.find import check_eager
 from overt.attaching.settings import BLOCK, MODEL_TYPES, file_in, hub_options, mechanisms_in, settings_in
+from overt.models.seq2seq import MODEL_TYPE as LSTM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +68,8 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
         raise ValueError(
             f"{name}/config.json does not describe an attached model: it has no block of overt's settings"
         )
+    if block is None and settings.get("model_type") == LSTM:
+        raise ValueError(f"{name} holds an LSTM translator: overt.recipes.lstm_training.load opens it")
     if block is None:
         raise ValueError(
             f"{name} holds a plain model of type {settings.get('model_type')!r}: load it with transformers, "

@@ -194,6 +194,8 @@ def correlate(
             keep = (batch.mask[example] & ~batch.special[example]).numpy().copy()
             for includes_query in (False, True):
                 keep[place] = includes_query
+                if batch.levels().recurrent:  # whose target is not attended to
+                    keep[batch.first :] = False
                 for method, reference in pairs:
                     row = spearman(scores[method][example][:, keep], importances[reference][example][keep])
                     rows[includes_query][method, reference].append(row)

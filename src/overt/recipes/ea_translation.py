@@ -208,7 +208,7 @@ def report_table_6(outcome: Outcome) -> Report:
         ),
         published_grid(PUBLISHED_6),
     ]
-    return Report(grids, notes_of(outcome))
+    return Report([grid for grid in grids if grid.rows], notes_of(outcome))
 
 
 # --- Figure 5 ---

@@ -313,16 +313,20 @@ def save(model: Seq2Seq, data: Encoded, folder: Path) -> None:
     write_whole(folder / VOCABULARIES, json.dumps(pieces))
 
 
-def load(folder: Path) -> Seq2Seq:
+def load(folder: str | Path) -> Seq2Seq:
     """The network in a folder that `save` wrote, with its tokenizer: `overt.trace(load(folder), text)`."""
     from transformers import PreTrainedTokenizerFast
 
+    folder = Path(folder)
     model, (source, target) = Seq2Seq.load(folder), read_vocabularies(folder)
     sizes = model.source_words.num_embeddings, model.target_words.num_embeddings
     if sizes != (len(source), len(target)):
         found = f"{len(source)} and {len(target)} ids, the network {sizes[0]} and {sizes[1]}"
         raise ValueError(f"{folder / VOCABULARIES} does not fit {CONFIG}: the vocabularies have {found}")
-    joint = PreTrainedTokenizerFast.from_pretrained(folder)
+    try:
+        joint = PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # of several kinds, some of them tokenizers' own
+        raise ValueError(f"{folder} holds no tokenizer that can be read: is it complete?") from error
     model.tokenizer = SideTokenizer(joint, source, SideTokenizer(joint, target))
     return model
 

@@ -107,6 +107,16 @@ class Watch:
     parts_shown: dict[str, Tensor] = field(default_factory=dict)  # parts of the map being computed
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
+
+    def check_rows(self) -> None:
+        """Refuse maps that were made row by row, but not to the end."""
+        for path, queries, made in self.rows:
+            if len(made) != queries:
+                raise ValueError(
+                    f"{path} was to have {queries} rows, and only {len(made)} were made: ask "
+                    "AttentionMap.rows for as many as are made"
+                )
 
     def check_projected(self) -> None:
         """Refuse attentions whose output went into no projection, if projections are captured."""
@@ -226,6 +236,7 @@ def watching(
         finally:
             _thread_state.now = before
         watch.check_projected()
+        watch.check_rows()
 
 
 @contextmanager
@@ -355,7 +366,8 @@ def _watch_rows(path: str, module: AttentionMap, watch: Watch, stack: ExitStack)
 
     def rows(key: Tensor, queries: int, *args: Any, **kwargs: Any) -> Rows:
         rows = make(key, queries, *args, **kwargs)
-        next_row, made = rows.weights, []
+        next_row, made = rows.weights, list[Tensor]()
+        watch.rows.append((path, queries, made))
 
         def look(logits: Tensor, query: Tensor | None = None) -> Tensor:
             made.append(next_row(logits, query))

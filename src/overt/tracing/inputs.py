@@ -189,8 +189,14 @@ def is_pair(model: nn.Module) -> bool:
 
 def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
     """The given tokenizer, or the one saved with the model's weights."""
-    if tokenizer is None and isinstance(model, Seq2Seq):
-        tokenizer = model.tokenizer
+    if isinstance(model, Seq2Seq):
+        tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        size = model.source_words.num_embeddings
+        if tokenizer is not None and len(tokenizer) != size:
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer):,} ids, and {name_of(model)} {size:,} for the source: "
+                "give none with a network of lstm_training.load, which brings its own"
+            )
     if tokenizer is not None:
         return tokenizer
     source = getattr(_config(model), "_name_or_path", "")
@@ -442,6 +448,8 @@ def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None
     if mask is None and pad is not None and decoder is None and batch.extra.get("generated"):
         # The first token may be the start token, which some models also use as padding.
         real[:, 1:] = ids[:, 1:].cpu() != pad
+        # An end that was generated is no input: it is in the batch only because others are longer.
+        real[:, 1:] &= ~torch.isin(ids[:, 1:].cpu(), torch.tensor(_ends(model), dtype=ids.dtype))
     batch.extra["target mask"] = real
     text_tokenizer = _target_tokenizer(model, tokenizer, required=False)
     if text_tokenizer is None:
@@ -455,6 +463,14 @@ def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None
 def _special_id(model: Any, name: str, in_config: str) -> int | None:
     """A special token of the decoder's: an attribute of Overt's network, or in the config of others."""
     return getattr(model, name) if isinstance(model, Seq2Seq) else getattr(model.config, in_config, None)
+
+
+def _ends(model: Any) -> list[int]:
+    """Ids that end what a model generates."""
+    if isinstance(model, Seq2Seq):
+        return [model.eos_id]
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return [ends] if isinstance(ends, int) else list(ends or [])
 
 
 def _recurrent_mask(batch: Inputs, ids: Tensor, labels: Tensor | None) -> Tensor | None:

@@ -145,11 +145,12 @@ class Trace(ShownTrace):
     def __repr__(self) -> str:
         batch, tokens = self.mask.shape
         top = (self.maps or self.cross)[0]
+        layers = f"{self.layers} layer{'s' if self.layers > 1 else ''}"
         heads = f", {top.shape[1]} heads" if top.dim() == 4 else ""
         mixing = "" if self.mixing == "attention" else f", {self.mixing} mixing"
         samples = f", {self.samples} posterior samples" if self.draws else ""
         samples += ", whose mean the maps are" if self.averaged else ""
-        return f"Trace({self.kind}, {batch} × {tokens} tokens, {self.layers} layers{heads}{mixing}{samples})"
+        return f"Trace({self.kind}, {batch} × {tokens} tokens, {layers}{heads}{mixing}{samples})"
 
     def __len__(self) -> int:
         return self.mask.shape[0]

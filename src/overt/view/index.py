@@ -154,6 +154,8 @@ def entry_of(
         if name not in contents.methods:
             unasked = f"{method.title} was not requested: t.html(…, methods=[…, {name!r}])"
             missing = trace.why_not(method) or unasked
+        elif not contents.named and (reason := trace.why_not(method)) is not None:
+            missing = reason  # another trace of the page has it
         elif not whole:
             missing = f"no {method.title}: the maps contain NaN or infinite weights"
         else:

@@ -148,7 +148,7 @@ def page(
         raise ValueError("traces must hold at least one trace, got none")
     reading, named_methods = known_methods("maps"), methods is not None
     if methods is None:
-        methods = [name for name, method in reading.items() if not any(t.why_not(method) for _, t in named)]
+        methods = [name for name, method in reading.items() if any(not t.why_not(method) for _, t in named)]
     methods = [methods] if isinstance(methods, str) else list(methods)
     for method in methods:
         method_of(method, argument="methods")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from overt import _check
+from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.result import Trace
 from overt.view.plots import cross, evolution, graph, heads, image, strip, uncertainty
 from overt.view.plots.request import Number, PlotRequest, request_of
@@ -127,5 +128,9 @@ def plot_compare(
     if unknown := sorted(arguments.keys() - known.keys()):
         raise ValueError(f"plot_compare takes the arguments of a strip, got {', '.join(unknown)}")
     known["view"] = "compare"
+    if arguments.get("method") is None and arguments.get("methods") is None:
+        readers = known_methods("maps").items()
+        shared = [name for name, reader in readers if not any(t.why_not(reader) for t in traces.values())]
+        arguments["methods"] = shared or None
     rows = {str(name): request_of(trace, {**known, **arguments}) for name, trace in traces.items()}
     return draw_figure(lambda sheet: strip.draw_several(sheet, rows), columns, title, figure)
