@@ -169,3 +169,23 @@ def test_learning_rates_go_with_the_batch() -> None:
     assert bam_translation.plan(corpus, {"batch": 64, "steps": 9}).learning_rate == pytest.approx(
         9.8e-4, rel=1e-2
     )
+
+
+def test_the_bound_of_the_benchmark_is_the_network_without_its_attention(
+    data: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    from translation import WithoutAttention, in_turns  # type: ignore[import-not-found, unused-ignore]
+
+    both = vocabularies(data)
+    soft = lstm_training.network(LstmRow("soft", sizes=SIZES), both, 0.0, 0)
+    attention = sum(p.numel() for p in (soft.query.weight, soft.key.weight, soft.score))
+    bound = WithoutAttention(soft)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (soft, bound)]
+    assert sizes[0] - sizes[1] == attention
+    bound(**collate(both, data.train[:4]))["loss"].backward()
+    assert all(parameter.grad is not None for parameter in bound.parameters())
+    calls: list[str] = []
+    forms = {name: lambda name=name: (calls.append(name), [1.0, 3.0])[1] for name in "ab"}
+    assert in_turns(forms, 2) == {"a": [2.0, 2.0], "b": [2.0, 2.0]}
+    assert "".join(calls) == "ababab", "forms take turns, and the first round does not count"
