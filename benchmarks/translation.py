@@ -265,6 +265,9 @@ def main() -> None:
     for name in ("tokens", "batch", "updates", "rounds", "sentences", "new_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    for name in ("data", "runs"):
+        if (folder := getattr(options, name)) is not None and not folder.is_dir():
+            parser.error(f"--{name} must be a folder, got {folder}")
     options.corpus = pairs.load(pairs.MULTI30K, options.data) if options.data else reordered.corpus()
     tokenizer, _ = tokenizer_of(options.corpus)
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"

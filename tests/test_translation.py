@@ -450,6 +450,7 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert performed[-1] == ("Lite", 0)
     assert list(third["per_seed"]["0"]) == ["Lite"]
     assert len(third["commands"]) == 1
+    assert [table["title"] for table in third["tables"]][1:] == ["Published BLEU", "Published sizes"]
     again = recipe("ea-table-6", rows="Lite", out="runs/d", fresh=True)
     assert performed[-1] == ("Lite", 0)
     assert len(performed) == 4

@@ -19,7 +19,7 @@ from overt.recipes import translation_runs
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.lstm_training import LstmRow, LstmTraining, step_times
-from overt.recipes.translation_reports import gains_grid, mean_cell, text_notes, values
+from overt.recipes.translation_reports import gains_grid, mean_cell, report_of, text_notes, values
 from overt.recipes.translation_runs import run_rows
 from overt.recipes.translation_training import encode
 
@@ -115,7 +115,7 @@ def report_table_4(outcome: Outcome) -> Report:
         "perplexities and entropies are Deng et al.'s.",
         *text_notes(outcome),
     ]
-    return Report([grid, gains], notes)
+    return report_of([grid, gains], notes)
 
 
 def run_table_8(request: Request) -> Outcome:

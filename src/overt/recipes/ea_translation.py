@@ -20,7 +20,14 @@ from overt.recipes import translation_runs
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.paired import mean_interval
-from overt.recipes.translation_reports import FEWEST, gains_grid, mean_cell, text_notes, values
+from overt.recipes.translation_reports import (
+    FEWEST,
+    gains_grid,
+    mean_cell,
+    report_of,
+    text_notes,
+    values,
+)
 from overt.recipes.translation_runs import Runs, run_rows
 from overt.recipes.translation_training import LOGS, Row, Training, step_times
 
@@ -192,7 +199,7 @@ def report_table_5(outcome: Outcome) -> Report:
         published_grid(PUBLISHED_5),
         sizes,
     ]
-    return Report(grids, notes_of(outcome))
+    return report_of(grids, notes_of(outcome))
 
 
 def report_table_6(outcome: Outcome) -> Report:
@@ -208,7 +215,7 @@ def report_table_6(outcome: Outcome) -> Report:
         ),
         published_grid(PUBLISHED_6),
     ]
-    return Report([grid for grid in grids if grid.rows], notes_of(outcome))
+    return report_of(grids, notes_of(outcome))
 
 
 # --- Figure 5 ---

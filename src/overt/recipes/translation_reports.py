@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from overt.recipes._recipe import Grid, Outcome, cell
+from overt.recipes._recipe import Grid, Outcome, Report, cell
 from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
 from overt.recipes.translation_training import GREEDY
 
@@ -67,6 +67,11 @@ def gains_grid(
             cells[3] = f"{p:.3f} ({next(corrected):.3f})"
     columns = ["n", "BLEU", "95 % interval", "p (Holm)", "bootstrap p < .05", *published]
     return Grid(title, columns, lines)
+
+
+def report_of(grids: Sequence[Grid], notes: list[str]) -> Report:
+    """A report without the tables that would be empty, such as differences where there is one row."""
+    return Report([grid for grid in grids if grid.rows], notes)
 
 
 def text_notes(outcome: Outcome) -> list[str]:
