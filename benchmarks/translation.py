@@ -88,15 +88,10 @@ class Report:
         self.say(*(f"| {' | '.join(row)} |" for row in rows))
 
 
-def in_turns(forms: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
-    """Form → mean milliseconds of an update in each round, after one round that is not counted."""
-    seen: dict[str, list[float]] = {form: [] for form in forms}
-    for number in range(rounds + 1):
-        for form, run in forms.items():
-            times = run()
-            if number:
-                seen[form].append(statistics.fmean(times))
-    return seen
+def means_in_turns(forms: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
+    """Form → mean milliseconds of an update in each round."""
+    seen = translation_training.in_turns(forms, rounds)
+    return {form: [statistics.fmean(times) for times in each] for form, each in seen.items()}
 
 
 def verdict(ratio: float, target: float | None) -> str:
@@ -173,7 +168,7 @@ def time_marian(data: Encoded, options: argparse.Namespace, report: Report) -> N
             data, row, training, options.device, options.updates, models[name]
         )
 
-    seen = in_turns({name: steps(name) for name in names}, options.rounds)
+    seen = means_in_turns({name: steps(name) for name in names}, options.rounds)
     lines = compared(seen, "Lite", targets(options, STEP_TARGET))
     columns = ["ms", "× Lite", "spread", "target"]
     title = f"Training step of Marian Lite, {training.tokens:,} target tokens, {weights} weights"
@@ -236,7 +231,7 @@ def time_lstm(data: Encoded, options: argparse.Namespace, report: Report) -> Non
             model = lstm_of(name, data, training, options)
             arguments = data, row, training, options.device, options.updates, model, bf16
             forms[name] = partial(lstm_training.step_times, *arguments)
-        seen = in_turns(forms, options.rounds)
+        seen = means_in_turns(forms, options.rounds)
         lines = []
         for form, cells in compared(seen, "soft", targets(options, LSTM_TARGET)):
             rate = 1000 * words / statistics.median(seen[form])

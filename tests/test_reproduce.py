@@ -447,7 +447,9 @@ STORED = Path(__file__).parents[1] / "results"
 RETOLD = [
     ("bam-table-1", []),
     ("bam-table-1", ["--dataset", "citeseer"]),
+    ("bam-table-4", []),
     ("ea-table-5", []),
+    ("ea-table-5", ["--dataset", "iwslt14"]),
     ("ea-table-6", []),
     ("flow-table-1", []),
     ("flow-table-1", ["--part", "natural"]),

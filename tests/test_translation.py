@@ -545,6 +545,8 @@ def test_the_figure_compares_losses_after_the_same_time_not_after_the_same_updat
     assert float(rows["EA-Lite"][-1]) == pytest.approx(6.0 - 2.0, abs=1e-3)
     assert float(rows["Lite"][-1]) == pytest.approx(6.0 - 3.0, abs=1e-3)
     assert rows["EA-Lite − Lite"][-1] == "1.000"  # two seeds: no interval
+    updates = dict(report.grids[1].rows)
+    assert [float(updates[row][-1]) for row in ("Lite", "EA-Lite")] == [3.0, 2.0]
 
 
 def test_losses_between_points_are_numpys_interpolation() -> None:

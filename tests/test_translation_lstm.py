@@ -132,6 +132,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(translation_runs.reordered, "corpus", lambda: CORPUS)
     monkeypatch.setattr(bam_translation, "STAND_IN", SIZES)
+    monkeypatch.setattr(bam_translation, "ROUNDS", 1)
     monkeypatch.setattr(bam_translation, "TIMED", 2)
 
     def run(name: str, *extra: str) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def test_the_bound_of_the_benchmark_is_the_network_without_its_attention(
     data: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
-    from translation import WithoutAttention, in_turns  # type: ignore[import-not-found, unused-ignore]
+    from translation import WithoutAttention, means_in_turns  # type: ignore[import-not-found, unused-ignore]
 
     both = vocabularies(data)
     soft = lstm_training.network(LstmRow("soft", sizes=SIZES), both, 0.0, 0)
@@ -187,5 +188,5 @@ def test_the_bound_of_the_benchmark_is_the_network_without_its_attention(
     assert all(parameter.grad is not None for parameter in bound.parameters())
     calls: list[str] = []
     forms = {name: lambda name=name: (calls.append(name), [1.0, 3.0])[1] for name in "ab"}
-    assert in_turns(forms, 2) == {"a": [2.0, 2.0], "b": [2.0, 2.0]}
+    assert means_in_turns(forms, 2) == {"a": [2.0, 2.0], "b": [2.0, 2.0]}
     assert "".join(calls) == "ababab", "forms take turns, and the first round does not count"

@@ -636,7 +636,7 @@ def _cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor
     """The next hidden state and cell of an LSTM, whose gates are the sum of two parts, (batch, 4·width)."""
     if from_input.is_cuda:  # the kernel of nn.LSTMCell, which would multiply the input once more
         cell = cell.to(from_input.dtype)  # the start is float32, whatever autocast makes of the gates
-        hidden, cell, _ = torch._thnn_fused_lstm_cell(from_input, from_hidden, cell)  # type: ignore[attr-defined]
+        hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(from_input, from_hidden, cell)
         return hidden, cell
     into, forget, new, out = (from_input + from_hidden).chunk(4, dim=1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)

@@ -702,6 +702,20 @@ def time_updates(
     return [1000 * each for each in seconds[1:]]
 
 
+def in_turns(forms: Mapping[str, Callable[[], list[float]]], rounds: int = 5) -> dict[str, list[list[float]]]:
+    """Form → the times of each round, in which all forms take turns; a round before them is not counted.
+
+    A machine that is slower for a while is then slower for all of them.
+    """
+    seen: dict[str, list[list[float]]] = {form: [] for form in forms}
+    for number in range(rounds + 1):
+        for form, run in forms.items():
+            times = run()
+            if number:
+                seen[form].append(times)
+    return seen
+
+
 def most_new_tokens(model: Any, sources: Sequence[Ids]) -> int:
     """A limit for all translations of these sentences, so that they do not depend on the batch.
 
