@@ -8,6 +8,7 @@ only it defines the shapes of what kernels return. Nothing here needs a GPU or i
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -54,8 +55,8 @@ class Masks(NamedTuple):
     """Which cells are visible: `Seen`, with the counts that the KL needs.
 
     Attributes:
-        key_visible: boolean (batch, key); None where every key may be seen.
-        query_real: boolean (batch, query), False at padding; None where every query is real.
+        key_visible: boolean or uint8 (batch, key); None where every key may be seen.
+        query_real: boolean or uint8 (batch, query), 0 at padding; None where every query is real.
         known: keys that some query sees, boolean (batch, key); None for all.
         seers: how many real queries see each visible key, float32 (batch, key); None where all are real.
         causal: query i sees key j only for j ≤ i + keys − queries.
@@ -110,24 +111,32 @@ class Noise(NamedTuple):
 
     def factors(self) -> tuple[float, float]:
         """Factor of the noise in units of log 2, and the factor of the weights that dropout keeps."""
-        lognormal = self.number * math.sqrt(2.0) * math.log2(math.e)
-        return self.number if self.family == WEIBULL else lognormal, 1.0 / (1.0 - self.dropout)
+        return _factors(self.family, self.number, self.dropout)
 
     def loose(self) -> tuple[int, ...]:
         """The numbers that change from call to call, as 32-bit integers."""
-        return (
-            signed(self.seed),
-            signed(self.seed >> 32),
-            signed(self.step_number),
-            signed(self.sample_number),
-            self.layer,
-            self.kind,
-            signed(self.first_example),
+        return _loose(
+            self.seed, self.step_number, self.sample_number, self.layer, self.kind, self.first_example
         )
 
     def sources(self) -> tuple[int, int, int]:
         """Where step, sample and example numbers come from: A_NUMBER, ONE_TENSOR or ONE_PER_EXAMPLE."""
         return _source(self.step), _source(self.sample), _source(self.examples)
+
+
+# Every launch of a call asks for these, and so do all layers.
+
+
+@lru_cache(1024)
+def _factors(family: int, number: float, dropout: float) -> tuple[float, float]:
+    lognormal = number * math.sqrt(2.0) * math.log2(math.e)
+    return number if family == WEIBULL else lognormal, 1.0 / (1.0 - dropout)
+
+
+@lru_cache(1024)
+def _loose(seed: int, step: int, sample: int, layer: int, kind: int, first_example: int) -> tuple[int, ...]:
+    first, second = signed(seed), signed(seed >> 32)
+    return first, second, signed(step), signed(sample), layer, kind, signed(first_example)
 
 
 def _source(numbers: Tensor | None) -> int:
@@ -238,7 +247,7 @@ def flat_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Flat:
     left = call.left_alone is not None and seen.query_real is not None
     return (
         Inputs(call.query, call.key, call.value, call.scale),
-        Masks(seen.key_visible, seen.query_real, known, seers, seen.causal, left),
+        Masks(*seen.as_bytes(), known, seers, seen.causal, left),
         _noise_of(call, drawing, chain),
         divergence,
     )

@@ -122,8 +122,11 @@ class Operator:
             def forward(ctx: Any, groups: Any, fields: Any, *trained: Tensor | None) -> Tensors:
                 del trained
                 outputs = operator._forward(*groups)
-                operator._setup(ctx, fields, outputs)
-                return outputs
+                # The others are for `backward` alone, and autograd need not know them.
+                ctx.set_materialize_grads(False)
+                ctx.save_for_backward(*outputs, *operator._pick_tensors(fields))
+                ctx.numbers = operator._pick_numbers(fields)
+                return outputs[:differentiable]
 
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -143,11 +146,11 @@ class Operator:
         return Function
 
     def __call__(self, *groups: Any) -> Tensors:
-        """Run the operator on its groups."""
+        """Run the operator on its groups; returns the differentiable results."""
         fields = [field for group in groups for field in group]
         outputs: Tensors
         if torch.compiler.is_compiling():
-            outputs = self.operator(*fields)
+            outputs = self.operator(*fields)[: self.differentiable]
         else:
             outputs = self.function.apply(groups, fields, *self._pick_trained(fields))
         return outputs

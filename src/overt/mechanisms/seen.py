@@ -25,6 +25,7 @@ class Seen:
     query_real: Tensor | None = None
     causal: bool = False
     _cache: dict[tuple[str, int, int], Tensor | None] = field(default_factory=dict, repr=False)
+    _bytes: tuple[Tensor | None, Tensor | None] | None = field(default=None, repr=False)
 
     def _cached(self, name: str, queries: int, keys: int, make: Callable[[], Tensor | None]) -> Tensor | None:
         if torch.compiler.is_compiling():  # else one compiled graph for every length
@@ -33,6 +34,16 @@ class Seen:
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
+
+    def as_bytes(self) -> tuple[Tensor | None, Tensor | None]:
+        """`key_visible` and `query_real` as kernels read them: uint8, in one piece."""
+        if torch.compiler.is_compiling():
+            return self.key_visible, self.query_real
+        if self._bytes is None:
+            masks = self.key_visible, self.query_real
+            keys, rows = (None if mask is None else mask.contiguous().view(torch.uint8) for mask in masks)
+            self._bytes = keys, rows
+        return self._bytes
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (batch or 1, 1, query or 1, key), True where a cell is visible; None where all are."""

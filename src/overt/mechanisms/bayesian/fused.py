@@ -86,7 +86,7 @@ def attend(layers: Mapping[str, MechanismLayer], call: AttentionCall, chain: Cha
     """Output (batch, heads, query, dim) of Bayesian Attention on plain products; leaves its KL in `chain`."""
     layer = cast(Drawer, layers["Bayesian"])
     flat = flat_of(call, layer.drawing(chain), chain)
-    out, kl, *_ = bayesian(*flat)
+    out, kl = bayesian(*flat)
     if flat[-1].wanted:
         layer.leave_kl(chain, call.site, kl)
     return out

@@ -94,9 +94,10 @@ def _forward(
     keyed = prior.forward(inputs.key, masks, divergence)
     previous = None if evolution.previous is None else kernels.as_padded(evolution.previous)
     evolved = _mix(inputs, masks, evolution, previous)
-    bits = inputs.query.new_empty(0, dtype=torch.uint8)
     if weight is not None and shift is not None:
         evolved, bits = kernels.convolve(evolved, weight, shift, _window(evolution, noise), numbers, masks)
+    else:
+        bits = inputs.query.new_empty(0, dtype=torch.uint8)
     attended = attend_forward.forward(inputs, masks, noise, divergence, keyed, evolved)
     if masks.left:
         attend_forward.attend_padding(inputs, masks, noise, attended)
@@ -225,7 +226,7 @@ def attend(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
     starts = previous is None and not config.first
     weight, shift = (None, None) if starts else (layer.weight, layer.bias)
     flat = flat_of(call, Drawing() if drawer is None else drawer.drawing(chain), chain)
-    out, evolved, kl, *_ = evolving(*flat, Evolution(previous, weight, shift, numbers, config.skip == "add"))
+    out, evolved, kl = evolving(*flat, Evolution(previous, weight, shift, numbers, config.skip == "add"))
     chain.carry(site, layer.name, evolved)
     if drawer is not None and flat[-1].wanted:
         drawer.leave_kl(chain, site, kl)

@@ -60,8 +60,10 @@ def given_or(tensor: Tensor | None, spare: Tensor) -> Tensor:
 
 
 def bytes_of(mask: Tensor | None, spare: Tensor) -> Tensor:
-    """A boolean mask as kernels read it."""
-    return spare if mask is None else mask.contiguous().view(torch.uint8)
+    """A mask as kernels read it."""
+    if mask is None:
+        return spare
+    return mask if mask.dtype == torch.uint8 else mask.contiguous().view(torch.uint8)
 
 
 def rows_whole(tensor: Tensor) -> Tensor:
