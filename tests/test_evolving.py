@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import overt
-from acting import EvolvingLayer
+from acting import EvolvingLayer, call_of
 from conftest import live_kernel, random_maps
 from overt.mechanisms.evolving.naive import convolve, evolve, mix
 from overt.mechanisms.maps import causal, softmax
@@ -257,6 +257,30 @@ def test_with_first_a_chains_first_layer_convolves_its_own_map(kind: Kind) -> No
     maps = logits[0].numpy(), nothing_before, weight.numpy(), bias.numpy(), visible[0, 0].numpy()
     want = loops(*maps, window_of(kind, 3), 0.4, 0.7)
     np.testing.assert_allclose(first(logits, visible, overt.Chain())[0].detach().numpy(), want, atol=1e-12)
+
+
+def test_a_site_may_start_a_chain_above_others() -> None:
+    config, everything_seen = overt.Evolving(alpha=0.5, beta=0.5), everything(4, 4)
+    below = layer(config, number=0)
+    start = EvolvingLayer(config, Site(2, 4, layer=1, start=True)).double()
+    above = layer(config, number=2)
+    maps, chain = [random_maps(1, 2, 4, 4) for _ in range(3)], overt.Chain()
+    below(maps[0], everything_seen, chain)
+    assert list(start.parameters()) == []
+    assert start.describe() == {"alpha": "start", "beta": "start"}
+    assert torch.equal(start(maps[1], everything_seen, chain), maps[1])
+    weight, bias = above.weight, above.bias
+    want = evolve(maps[2], maps[1], (weight, bias), everything_seen, "encoder", 0.5, 0.5)
+    torch.testing.assert_close(above(maps[2], everything_seen, chain), want)
+
+
+def test_stacks_that_share_a_numbering_have_noise_of_their_own() -> None:
+    mechanisms = [overt.Evolving(), overt.Bayesian(prior=None)]
+    sites = [Site(2, 4, layer=0), Site(2, 4, layer=1, start=True)]
+    maps = [overt.mechanisms.AttentionMap(mechanisms, site).train() for site in sites]
+    logits, chain = random_maps(1, 2, 4, 4), overt.Chain(step=1)
+    first, second = (each(call_of(each.site, logits), chain) for each in maps)
+    assert not torch.equal(first, second)
 
 
 def test_a_restarted_chain_convolves_only_with_first() -> None:

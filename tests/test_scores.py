@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import overt
 from acting import SynthesizerLayer
@@ -40,6 +41,52 @@ def test_two_dimensional_relative_logits_follow_equation_3() -> None:
             torch.testing.assert_close(got[0, 0, i, j], want)
     with pytest.raises(ValueError, match="a 2 × 3 image has 6 tokens, got 5 queries and 6 keys"):
         term(query[:, :, :5], 6)
+
+
+@pytest.mark.parametrize("size", [None, (3, 2), (1, 4), (2, 4)])
+def test_widened_queries_and_keys_have_the_products_of_the_definition(size: tuple[int, int] | None) -> None:
+    height, width = (3, 4) if size is None else size
+    term, pixels = overt.RelativePosition2d(5, 3, 4).double(), height * width
+    query, key = random_maps(2, 4, pixels, 5).requires_grad_(), random_maps(2, 2, pixels, 5).requires_grad_()
+    inputs = [query, key, term.vertical, term.horizontal]
+
+    def gradients(logits: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(logits.sin().sum(), inputs))
+
+    want = 0.3 * query @ key.repeat_interleave(2, dim=1).mT + term(query, pixels, size=size)
+    wide_query, wide_key = term.widen(query, key, 0.3, size)
+    assert wide_query.shape[-1] == wide_key.shape[-1] == 5 + height + width
+    got = wide_query @ wide_key.repeat_interleave(2, dim=1).mT
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+    torch.testing.assert_close(gradients(got), gradients(want), rtol=0, atol=1e-13)
+
+
+def test_a_smaller_image_is_a_part_of_a_larger_one() -> None:
+    term, query = overt.RelativePosition2d(4, 3, 4).double(), random_maps(1, 2, 12, 4)
+    inside = [row * 4 + column for row in (1, 2) for column in (1, 2, 3)]  # a window of 2 × 3 pixels
+    whole = term(query, 12)[:, :, inside][:, :, :, inside]
+    torch.testing.assert_close(term(query[:, :, inside], 6, size=(2, 3)), whole)
+    with pytest.raises(ValueError, match="images of up to 3 × 4, got 4 × 4"):
+        term(random_maps(1, 1, 16, 4), 16, size=(4, 4))
+
+
+@pytest.mark.parametrize("name", ["evolving", "bayesian", "synthesizer"])
+def test_positions_in_an_image_are_part_of_the_logits_and_not_of_the_priors_keys(name: str) -> None:
+    mechanisms: dict[str, list[overt.Mechanism]] = {
+        "evolving": [overt.Evolving()],
+        "bayesian": [overt.Bayesian(d_mid=3)],
+        "synthesizer": [overt.Synthesizer(max_length=6)],
+    }
+    position = overt.RelativePosition2d(4, 2, 3)
+    layer = overt.MultiheadAttention(8, 2, batch_first=True, mechanisms=mechanisms[name], position=position)
+    layer = layer.double().train()
+    x, chain = random_maps(2, 6, 8), overt.Chain(step=1)
+    q, k, v = layer._project(x, x, x)
+    call = layer._call(q, k, v, None, None, None, False, 0)
+    torch.testing.assert_close(call.scores(), q @ k.mT / 2.0 + position(q, 6), rtol=0, atol=1e-14)
+    assert torch.equal(call.keys_of_prior, k)
+    assert call.is_dot() is (name != "synthesizer")
+    layer(x, x, x, chain=chain)
 
 
 def test_position_terms_are_part_of_the_current_logits_before_mixing() -> None:

@@ -204,21 +204,23 @@ class MultiheadAttention(nn.Module):
         if is_causal and self.map.site.kind != "decoder":
             first_row = keys - queries
         seen, bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
-        logits = mask = None
-        scale = self.head_dim**-0.5
+        logits = mask = prior_key = None
+        scale, position = self.head_dim**-0.5, self.position
         if self.score is not None:
             logits = self.score(q, repeat_heads(k, self.num_heads))
-        if self.position is not None:
+        if isinstance(position, RelativePosition2d) and logits is None and self.map.reads_logits_only:
+            prior_key, (q, k), scale = k, position.widen(q, k, scale), 1.0
+        elif position is not None:
             if logits is None:
                 logits = (q * scale) @ repeat_heads(k, self.num_heads).mT
-            logits = logits + self.position(q, keys, first_row)
+            logits = logits + position(q, keys, first_row)
         if attn_mask is not None:
             mask, mask_bias = self._split_mask(attn_mask, q.shape[0], queries, keys)
             bias = bias if mask_bias is None else mask_bias if bias is None else bias + mask_bias
         bias = None if bias is None else bias.to((q if logits is None else logits).dtype)
         dropout = self.dropout if self.training else 0.0
         site = self.map.site
-        return AttentionCall(site, q, k, v, scale, logits, None, seen, mask, bias, first_row, dropout)
+        return AttentionCall(site, q, k, v, scale, logits, prior_key, seen, mask, bias, first_row, dropout)
 
     @torch.no_grad()
     def draws(

@@ -142,6 +142,11 @@ class Layers(nn.Module):
         return any(layer.reads_rows for layer in self.layers)
 
     @property
+    def reads_logits_only(self) -> bool:
+        """Whether no mechanism reads queries or keys of a call, apart from a prior's keys."""
+        return all(layer.reads_logits_only for layer in self.layers)
+
+    @property
     def earlier_rows(self) -> int:
         """How many rows above each row it reads."""
         return max((layer.earlier_rows for layer in self.layers), default=0)
@@ -194,9 +199,12 @@ class AttentionMap(Layers):
         if hindrance is not None or form is None:
             return None
         chain.claim(call.site, self)
+        width, call = call.value.shape[-1], fused.of_equal_widths(call)
         if by_row and form.attend_row is not None:
-            return form.attend_row(by_name, call, chain)
-        return fused.with_rows_left_alone(form.attend(by_name, call, chain), call, form)
+            out = form.attend_row(by_name, call, chain)
+        else:
+            out = fused.with_rows_left_alone(form.attend(by_name, call, chain), call, form)
+        return out if out.shape[-1] == width else out[..., :width]
 
     def draw(
         self, call: AttentionCall, chain: Chain, samples: int, hindrance: str | None = None
@@ -210,7 +218,8 @@ class AttentionMap(Layers):
         form = fused.form_of(self.names)
         if hindrance is not None or form is None or form.draw is None:
             return None
-        return form.draw({layer.name: layer for layer in self.layers}, call, chain, samples)
+        width, call = call.value.shape[-1], fused.of_equal_widths(call)
+        return form.draw({layer.name: layer for layer in self.layers}, call, chain, samples)[..., :width]
 
     def rows(
         self, key: Tensor, queries: int, chain: Chain, seen: Seen | None = None, *, prepare: bool = True

@@ -43,12 +43,19 @@ class Inputs(NamedTuple):
         key: (batch, key heads, key, dim).
         value: like `key`.
         scale: of the products.
+        prior_key: (batch, key heads, key, prior dim), the keys that the prior reads; None for `key`.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
     scale: float
+    prior_key: Tensor | None = None
+
+    @property
+    def keys_of_prior(self) -> Tensor:
+        """(batch, key heads, key, prior dim), the keys that the prior reads."""
+        return self.key if self.prior_key is None else self.prior_key
 
 
 class Masks(NamedTuple):
@@ -246,7 +253,9 @@ def flat_of(call: AttentionCall, drawing: Drawing, chain: Chain) -> Flat:
         known, seers = seen.known(queries, keys), seen.seers(queries, keys)
     left = call.left_alone is not None and seen.query_real is not None
     return (
-        Inputs(call.query, call.key, call.value, call.scale),
+        Inputs(
+            call.query, call.key, call.value, call.scale, None if divergence.inner is None else call.prior_key
+        ),
         Masks(*seen.as_bytes(), known, seers, seen.causal, left),
         _noise_of(call, drawing, chain),
         divergence,
@@ -346,8 +355,9 @@ def empty_rows(inputs: Inputs, masks: Masks, divergence: Divergence) -> tuple[Te
 
 
 def empty_gradients(inputs: Inputs, divergence: Divergence) -> dict[str, Tensor]:
-    """Gradients of query, key and value, and of the prior's network where there is a KL."""
-    gradients = {name: empty_heads_last(getattr(inputs, name)) for name in ("query", "key", "value")}
+    """Gradients of query, key and value, and of the prior's keys and network where there is a KL."""
+    tensors = {"query": inputs.query, "key": inputs.key, "value": inputs.value, "prior_key": inputs.prior_key}
+    gradients = {name: empty_heads_last(x) for name, x in tensors.items() if x is not None}
     if divergence.wanted:
         network = {"inner": divergence.inner, "bias": divergence.bias, "outer": divergence.outer}
         gradients |= {name: x.new_empty(x.shape) for name, x in network.items() if x is not None}

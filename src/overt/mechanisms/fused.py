@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,12 @@ ROOM_FOR_WIDE = 180_224  # bytes of shared memory
 def attend_limits(call: AttentionCall) -> str | None:
     """Why the attention kernels do not take a call; None if they do."""
     query, key, value = call.query, call.key, call.value
-    if value.shape != key.shape:
+    if value.shape[:-1] != key.shape[:-1]:
         return f"values {tuple(value.shape)} and keys {tuple(key.shape)} differ in shape"
-    if query.shape[-1] > WIDEST:
-        return f"heads are {query.shape[-1]} wide, kernels take up to {WIDEST}"
-    wide = query.dtype == torch.float32 and query.shape[-1] > 64
+    width = max(query.shape[-1], value.shape[-1])
+    if width > WIDEST:
+        return f"heads are {width} wide, kernels take up to {WIDEST}"
+    wide = query.dtype == torch.float32 and width > 64
     if wide and backend.room(query.device) < ROOM_FOR_WIDE:
         return "float32 heads of more than 64 need more shared memory than this GPU has"
     if not call.scale > 0.0:
@@ -39,6 +40,20 @@ def attend_limits(call: AttentionCall) -> str | None:
     if min(query.shape) == 0 or min(key.shape) == 0:
         return "there is nothing to attend"
     return None
+
+
+def of_equal_widths(call: AttentionCall) -> AttentionCall:
+    """The call with the narrower of keys and values filled up with zeros, as kernels take it.
+
+    Zeros change no score, and give outputs of zeros in the columns that they add.
+    """
+    width, value_width = call.key.shape[-1], call.value.shape[-1]
+    if width == value_width:
+        return call
+    if value_width < width:
+        return replace(call, value=F.pad(call.value, (0, width - value_width)))
+    query, key = (F.pad(x, (0, value_width - width)) for x in (call.query, call.key))
+    return replace(call, query=query, key=key, prior_key=call.keys_of_prior)
 
 
 Layers = Mapping[str, MechanismLayer]

@@ -92,6 +92,8 @@ class MechanismLayer(nn.Module):
             `is_causal=True` is refused.
         earlier_rows: how many rows above each row it reads; decoding keeps them alongside its cache
             (`Chain.keep_rows`).
+        reads_logits_only: whether it reads neither queries nor keys of a call, apart from a prior's keys.
+            Position terms may then be part of both (`RelativePosition2d.widen`).
         fills_hidden: whether hidden cells hold −inf in the logits that it refined.
         adds: name of the term that it adds to the loss (`Chain.add_loss`); None if it adds none.
         part_names: names of the intermediate results that a trace can record.
@@ -103,6 +105,7 @@ class MechanismLayer(nn.Module):
     reads_below: bool = False
     reads_rows: bool = False
     earlier_rows: int = 0
+    reads_logits_only: bool = False
     fills_hidden: bool = False
     adds: str | None = None
     part_names: tuple[str, ...] = ()

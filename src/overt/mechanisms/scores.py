@@ -31,7 +31,12 @@ class RelativePosition(nn.Module):
 class RelativePosition2d(nn.Module):
     """2-D relative logits, r_ij = q_i·eᴴ[h(j)−h(i)] + q_i·eᵂ[w(j)−w(i)] (Evolving Attention, equation 3).
 
-    Tokens are the pixels of a height × width image, row by row.
+    Tokens are the pixels of an image, row by row.
+
+    Args:
+        head_dim: width of a head's queries.
+        height: of the largest image.
+        width: of the largest image.
     """
 
     def __init__(self, head_dim: int, height: int, width: int) -> None:
@@ -39,22 +44,93 @@ class RelativePosition2d(nn.Module):
         _check.whole("height", height, 1)
         _check.whole("width", width, 1)
         self.height, self.width = height, width
-        self.vertical = nn.Parameter(torch.randn(2 * height - 1, head_dim) * head_dim**-0.5)
-        self.horizontal = nn.Parameter(torch.randn(2 * width - 1, head_dim) * head_dim**-0.5)
+        self.vertical = nn.Parameter(torch.empty(2 * height - 1, head_dim))
+        self.horizontal = nn.Parameter(torch.empty(2 * width - 1, head_dim))
+        self.reset_parameters()
 
-    def forward(self, query: Tensor, keys: int, first_row: int = 0) -> Tensor:
-        """(batch, heads, height·width, dim) → (batch, heads, height·width, height·width)."""
-        pixels = self.height * self.width
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew, with standard deviation head_dim^(−1/2)."""
+        for vectors in (self.vertical, self.horizontal):
+            nn.init.normal_(vectors, std=vectors.shape[1] ** -0.5)
+
+    def forward(
+        self, query: Tensor, keys: int, first_row: int = 0, size: tuple[int, int] | None = None
+    ) -> Tensor:
+        """(batch, heads, pixels, dim) → (batch, heads, pixels, pixels).
+
+        Args:
+            query: the queries of all pixels.
+            keys: number of keys, which is that of pixels.
+            first_row: 0, as all rows come at once.
+            size: height and width of the image; None for the largest. A smaller one uses the inner vectors.
+        """
+        height, width = self._size(query, keys, first_row, size)
+        down, across = _distances(height, width, query.device)
+        vertical, horizontal = self._vectors(height, width)
+        return _pick(query @ vertical.mT, down) + _pick(query @ horizontal.mT, across)
+
+    def widen(
+        self, query: Tensor, key: Tensor, scale: float, size: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose plain products are scale·q_i·k_j + r_ij.
+
+        A query is followed by its products with the vectors of every row and every column of the image, a key
+        by 1 in the places of its own row and column and 0 elsewhere.
+
+        Args:
+            query: (batch, heads, pixels, dim).
+            key: (batch, key heads, pixels, dim).
+            scale: of the products.
+            size: as in `forward`.
+
+        Returns:
+            (batch, heads, pixels, dim + height + width) and (batch, key heads, pixels, dim + height + width).
+        """
+        height, width = self._size(query, key.shape[-2], 0, size)
+        vertical, horizontal = self._vectors(height, width)
+        rows, columns = _offsets(height, query.device), _offsets(width, query.device)
+        down = _pick(query @ vertical.mT, rows.repeat_interleave(width, dim=0))
+        across = _pick(query @ horizontal.mT, columns.repeat(height, 1))
+        row = torch.eye(height, dtype=key.dtype, device=key.device).repeat_interleave(width, dim=0)
+        column = torch.eye(width, dtype=key.dtype, device=key.device).repeat(height, 1)
+        places = torch.cat([row, column], dim=-1).expand(*key.shape[:-1], -1)
+        return torch.cat([query * scale, down, across], dim=-1), torch.cat([key, places], dim=-1)
+
+    def _size(
+        self, query: Tensor, keys: int, first_row: int, size: tuple[int, int] | None
+    ) -> tuple[int, int]:
+        height, width = (self.height, self.width) if size is None else size
+        if not (1 <= height <= self.height and 1 <= width <= self.width):
+            raise ValueError(
+                f"relative positions are for images of up to {self.height} × {self.width}, "
+                f"got {height} × {width}"
+            )
+        pixels = height * width
         if first_row != 0 or query.shape[-2] != pixels or keys != pixels:
             raise ValueError(
-                f"a {self.height} × {self.width} image has {pixels} tokens, "
+                f"a {height} × {width} image has {pixels} tokens, "
                 f"got {query.shape[-2]} queries and {keys} keys"
             )
-        pixel = torch.arange(pixels, device=query.device)
-        row, column = pixel // self.width, pixel % self.width
-        down = row.view(1, -1) - row.view(-1, 1) + self.height - 1
-        across = column.view(1, -1) - column.view(-1, 1) + self.width - 1
-        return _pick(query @ self.vertical.mT, down) + _pick(query @ self.horizontal.mT, across)
+        return height, width
+
+    def _vectors(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Those of the distances within an image, (2·height − 1, dim) and (2·width − 1, dim)."""
+        vertical = self.vertical[self.height - height : self.height + height - 1]
+        return vertical, self.horizontal[self.width - width : self.width + width - 1]
+
+
+def _offsets(length: int, device: torch.device) -> Tensor:
+    """j − i + length − 1 as (i, j)."""
+    place = torch.arange(length, device=device)
+    return place.view(1, -1) - place.view(-1, 1) + length - 1
+
+
+def _distances(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and columns from each pixel to each other one, (pixels, pixels), counted from 0."""
+    pixel = torch.arange(height * width, device=device)
+    row, column = pixel // width, pixel % width
+    down = row.view(1, -1) - row.view(-1, 1) + height - 1
+    return down, column.view(1, -1) - column.view(-1, 1) + width - 1
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:

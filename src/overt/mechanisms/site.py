@@ -20,9 +20,11 @@ class Site:
         head_dim: width of one head's queries and keys.
         kind: "encoder" (every query may see every key), "decoder" (causal self-attention) or "cross"
             (decoder queries, encoder keys).
-        layer: place in the chain of its kind, from 0. Layer 0 starts the chain.
+        layer: place among the maps of its kind, from 0. Layer 0 starts a chain.
         key_heads: number of key heads; fewer than `heads` in grouped-query attention.
         encoder_decoder: True in a model that has both an encoder and a decoder.
+        start: whether a chain starts here, whatever the layer: the map takes nothing from the layer below.
+            The stacks of a network share one numbering, so that their noise differs.
     """
 
     heads: int
@@ -31,6 +33,7 @@ class Site:
     layer: int = 0
     key_heads: int | None = None
     encoder_decoder: bool = False
+    start: bool = False
 
     def __post_init__(self) -> None:
         _check.whole("heads", self.heads, 1)
@@ -41,6 +44,11 @@ class Site:
             _check.whole("key_heads", self.key_heads, 1)
             if self.heads % self.key_heads:
                 raise ValueError(f"key_heads must divide heads ({self.heads}), got {self.key_heads}")
+
+    @property
+    def starts(self) -> bool:
+        """Whether the map is the first of its chain."""
+        return self.start or self.layer == 0
 
     @property
     def place(self) -> tuple[Kind, int]:

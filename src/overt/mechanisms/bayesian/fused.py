@@ -37,7 +37,7 @@ def _forward(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence)
     """Output, KL (batch,), and what the backward pass needs: `Attended.rows`, and `keyed` of the prior."""
     from overt.mechanisms.kernels import attend_forward, prior
 
-    keyed = prior.forward(inputs.key, masks, divergence)
+    keyed = prior.forward(inputs.keys_of_prior, masks, divergence)
     attended = attend_forward.forward(inputs, masks, noise, divergence, keyed)
     keyed = attended.kl.new_empty(0) if keyed is None else keyed
     return attended.out, divergence.total(attended.kl), attended.rows, keyed
@@ -52,10 +52,8 @@ def _backward(groups: Flat, results: Tensors, gradients: Maybe, needed: Mapping[
     to_out = torch.zeros_like(out) if to_out is None else to_out
     to_kl = divergence.to_total(to_kl, rows)
     to = attend_backward.backward(inputs, masks, noise, divergence, keyed, out, rows, to_out, to_kl)
-    network = prior.backward(
-        inputs.key, masks, divergence, keyed, inputs.query.shape, to.parameter, to_kl, to.key
-    )
-    return {"query": to.query, "key": to.key, "value": to.value, **network}
+    of_prior = prior.backward(inputs, masks, divergence, keyed, to.parameter, to_kl, to.key)
+    return {"query": to.query, "key": to.key, "value": to.value, **of_prior}
 
 
 def _shapes(inputs: Inputs, masks: Masks, noise: Noise, divergence: Divergence) -> Tensors:
@@ -72,7 +70,7 @@ def _to_shapes(groups: Flat, needed: Mapping[str, bool]) -> Gradients:
 bayesian = Operator(
     "bayesian",
     (Inputs, Masks, Noise, Divergence),
-    ("query", "key", "value", "inner", "bias", "outer"),
+    ("query", "key", "value", "prior_key", "inner", "bias", "outer"),
     _forward,
     _backward,
     _shapes,

@@ -35,6 +35,7 @@ class BayesianLayer(MechanismLayer):
 
     config: Bayesian
     random = True
+    reads_logits_only = True
 
     def __init__(self, config: Bayesian, site: Site) -> None:
         super().__init__(config, site)
@@ -140,8 +141,8 @@ class BayesianLayer(MechanismLayer):
                 return "the prior's network has been wrapped or replaced"
             if prior.inner.weight.device != device or prior.outer.weight.device != device:
                 return f"the prior's weights are on {prior.inner.weight.device}, queries on {device}"
-            if call.prior_key is not None:
-                return "the prior reads different keys from the scores"
+            if call.prior_key is not None and call.prior_key.dtype != call.query.dtype:
+                return f"the prior's keys are {call.prior_key.dtype}, queries {call.query.dtype}"
         if config.family == "weibull" and config.k < LEAST_K:
             return f"kernels take k from {LEAST_K}, got {config.k}"
         if config.family == "lognormal" and config.sigma > MOST_SIGMA:

@@ -36,7 +36,7 @@ class EvolvingEdgeLayer(MechanismLayer):
     def refine(self, scores: Tensor, call: EdgeCall, chain: Chain) -> Tensor:  # type: ignore[override]
         """Evolved scores (edges, heads), left in the chain too; the layer below must have the same edges."""
         site, edge_index = call.site, call.edge_index
-        previous = None if site.layer == 0 else chain.previous(site, self.name)
+        previous = None if site.starts else chain.previous(site, self.name)
         if previous is not None:
             self._check(previous, scores, edge_index, chain, site)
         ramp_factor = ramp(self.config, chain, self.training, scores.device)

@@ -91,7 +91,7 @@ def _forward(
     from overt.mechanisms.kernels import attend_forward, prior
 
     inputs, (_, weight, shift, numbers, _) = _rows_whole(inputs), evolution
-    keyed = prior.forward(inputs.key, masks, divergence)
+    keyed = prior.forward(inputs.keys_of_prior, masks, divergence)
     previous = None if evolution.previous is None else kernels.as_padded(evolution.previous)
     evolved = _mix(inputs, masks, evolution, previous)
     if weight is not None and shift is not None:
@@ -136,7 +136,7 @@ def _backward(groups: Groups, results: Tensors, gradients: Maybe, needed: Mappin
     if masks.left:
         attend_backward.padding_backward(inputs, masks, noise, out, rows, to_out, to_query, to_key, to_value)
     to_fields["query"], to_fields["key"] = to_query, to_key
-    return to_fields | prior.backward(key, masks, divergence, keyed, query.shape, to_parameter, to_kl, to_key)
+    return to_fields | prior.backward(inputs, masks, divergence, keyed, to_parameter, to_kl, to_key)
 
 
 def _map_like(inputs: Inputs) -> Tensor:
@@ -169,7 +169,7 @@ def _to_shapes(groups: Groups, needed: Mapping[str, bool]) -> Gradients:
 evolving = Operator(
     "evolving",
     (Inputs, Masks, Noise, Divergence, Evolution),
-    ("query", "key", "value", "inner", "bias", "outer", "previous", "weight", "shift"),
+    ("query", "key", "value", "prior_key", "inner", "bias", "outer", "previous", "weight", "shift"),
     _forward,
     _backward,
     _shapes,
@@ -195,7 +195,7 @@ def _constant(alpha: float, beta: float, device: torch.device) -> Tensor:
 
 def _previous(layer: EvolvingLayer, call: AttentionCall, chain: Chain) -> Tensor | None:
     """The previous layer's evolved map on this device; None where a chain starts."""
-    below = None if call.site.layer == 0 else chain.previous(call.site, layer.name)
+    below = None if call.site.starts else chain.previous(call.site, layer.name)
     if below is None:
         return None
     if below.shape[0] != call.shape[0]:

@@ -24,12 +24,13 @@ MOST_CELLS = 2**31  # of one head's map, whose cells kernels count in 32 bits
 class EvolvingLayer(MechanismLayer):
     """One K→K convolution with bias, and the step from current to evolved logits.
 
-    Layer 0 of a chain has no convolution, hence no parameters, unless `Evolving.first`; nor have kinds that
-    `Evolving.convolve` leaves out.
+    The first layer of a chain has no convolution, hence no parameters, unless `Evolving.first`; nor have
+    kinds that `Evolving.convolve` leaves out.
     """
 
     config: Evolving
     reads_below = True
+    reads_logits_only = True
     fills_hidden = True
     part_names = ("attention", "convolution")
 
@@ -40,7 +41,7 @@ class EvolvingLayer(MechanismLayer):
         self.bias: nn.Parameter | None = None
         self.reads_rows = config.convolves_at(site)
         self.earlier_rows = config.kernel_size - 1 if self.reads_rows else 0
-        if self.reads_rows and (site.layer > 0 or config.first):
+        if self.reads_rows and (not site.starts or config.first):
             size = config.kernel_size
             self.weight = nn.Parameter(torch.empty(site.heads, site.heads, size, size))
             self.bias = nn.Parameter(torch.empty(site.heads))
@@ -70,7 +71,7 @@ class EvolvingLayer(MechanismLayer):
         return evolved
 
     def _previous(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor | None:
-        below = None if call.site.layer == 0 else chain.previous(call.site, self.name)
+        below = None if call.site.starts else chain.previous(call.site, self.name)
         return None if below is None else matching_previous(logits, below.to(logits.device))
 
     def _evolve(
@@ -138,7 +139,7 @@ class EvolvingLayer(MechanismLayer):
 
     def describe(self) -> dict[str, str]:
         """The alpha and beta in effect here: "start" where a chain starts, "none" without a convolution."""
-        starts = self.site.layer == 0
+        starts = self.site.starts
         beta = f"{self.config.beta:g}" if self.weight is not None else "start" if starts else "none"
         return {"alpha": "start" if starts else f"{self.alpha:g}", "beta": beta}
 

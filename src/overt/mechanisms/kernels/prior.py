@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from overt.mechanisms.flat import Divergence, Masks, keyed_size
-from overt.mechanisms.kernels.attend import Shape, bytes_of, given_or, rows_whole
+from overt.mechanisms.flat import Divergence, Inputs, Masks, keyed_size
+from overt.mechanisms.kernels.attend import Shape, bytes_of, given_or, heads_last, rows_whole
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 from overt.mechanisms.kernels.noise import LN2, LOG2E, WEIBULL
 from overt.mechanisms.kernels.tiles import HIDDEN, rows_at
@@ -335,34 +335,36 @@ def _backward_ready(
 
 
 def backward(
-    key: Tensor,
+    inputs: Inputs,
     masks: Masks,
     divergence: Divergence,
     keyed: Tensor,
-    queried: Shape,
     to_parameter: Tensor,
     to_kl: Tensor | None,
     to_key: Tensor,
 ) -> dict[str, Tensor]:
-    """Gradients of the network, by name; adds the part that passes through it to the gradient of keys.
+    """Gradients of the network, by name, and of keys that only the prior reads.
+
+    The part that passes through keys that scores read too is added to `to_key`.
 
     Args:
-        key: as passed to `forward`.
+        inputs: of the attention.
         masks: as passed to `forward`.
         divergence: as passed to `forward`.
         keyed: from `forward`.
-        queried: shape of the query, (batch, heads, query, dim).
         to_parameter: gradient of the prior's parameter, float32 (batch, key heads, key).
         to_kl: gradient of the KL, float32 (batch,).
-        to_key: gradient of keys; the result is added to it.
+        to_key: gradient of the attention's keys.
     """
     inner, bias, outer = divergence.inner, divergence.bias, divergence.outer
     if inner is None or bias is None or outer is None or to_kl is None:
         return {}
-    key = rows_whole(key)
+    key, apart = rows_whole(inputs.keys_of_prior), inputs.prior_key is not None
     batch, key_heads, _, width = key.shape
-    _, heads, queries, _ = queried
+    _, heads, queries, _ = inputs.query.shape
     middle = inner.shape[0]
+    if apart:
+        to_key = heads_last(key, *key.shape).zero_()
     ready = _backward_ready(
         key.shape, key.stride(), to_key.stride(), middle, queries, heads,
         divergence.family, divergence.official,
@@ -384,4 +386,5 @@ def backward(
         "inner": total.as_strided((middle, width), (width, 1)),
         "bias": total[split : split + middle],
         "outer": total.as_strided((1, middle), (middle, 1), split + middle),
+        **({"prior_key": to_key} if apart else {}),
     }
