@@ -37,7 +37,7 @@ HEAVY = [
 ]
 HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version"]
 ROOMS = [*HELPERS, "data", "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
-ROOMS += ["__init__", "recipes", "cli", "__main__"]
+ROOMS += ["vision", "__init__", "recipes", "cli", "__main__"]
 
 
 def python(code: str) -> str:
@@ -62,7 +62,7 @@ def test_every_public_name_is_there_and_documented() -> None:
     assert overt.__all__ == sorted(overt.__all__, key=lambda name: (name[0].islower(), name))
 
 
-PUBLIC = ["overt", "overt.tracing", "overt.judge", "overt.graphs", "overt.view"]
+PUBLIC = ["overt", "overt.tracing", "overt.judge", "overt.graphs", "overt.view", "overt.vision"]
 
 
 @pytest.mark.parametrize("package", PUBLIC)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from overt import judge
+from overt import judge, vision
 from overt._version import __version__
 from overt.attaching import (
     Posterior,
@@ -70,6 +70,7 @@ __all__ = [
     "register_mechanism",
     "rollout",
     "trace",
+    "vision",
     "with_kl",
 ]
 

@@ -1,0 +1,193 @@
+"""A convolution beside an attention over pixels (Bello et al. 2019), whose map passes through mechanisms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt import _check
+from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.backend import maps_wanted
+from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.chain import Chain, around
+from overt.mechanisms.mechanism import Mechanism
+from overt.mechanisms.scores import RelativePosition2d
+from overt.mechanisms.seen import Seen
+from overt.mechanisms.site import Site
+
+Size = int | tuple[int, int]
+
+
+def pair(name: str, size: Size, least: int = 1) -> tuple[int, int]:
+    """Height and width."""
+    height, width = (size, size) if isinstance(size, int) else size
+    _check.whole(name, height, least)
+    _check.whole(name, width, least)
+    return height, width
+
+
+class AugmentedConv2d(nn.Module):
+    """concat[convolution(x), attention(x)], a drop-in for an `nn.Conv2d` of the same channels and stride.
+
+    Queries, keys and values are 1×1 convolutions of the input, which is average-pooled once for each stride
+    of 2, and once more for `pool=2`; the heads' outputs pass through a 1×1 convolution and are upsampled to
+    the convolution's size. Relative positions are part of the logits.
+
+    Args:
+        in_channels: of the input.
+        out_channels: of the output, convolution and attention together.
+        kernel_size: of the convolution; odd, padded to keep the size.
+        stride: of the convolution, 1 or 2.
+        heads: number of heads.
+        key_channels: of queries and of keys, of all heads together; None for a fifth of `out_channels`,
+            rounded to a multiple of `heads`, but at least 20 per head.
+        value_channels: of values, all heads; None for a tenth of `out_channels`, rounded likewise.
+        size: height and width of the output for the largest image; smaller ones work too.
+        pool: 2 attends at half the output's height and width.
+        mechanisms: of the map, such as `Evolving()` and `Bayesian()`.
+        layer: place among the network's attentions, from 0.
+        start: whether a chain of maps starts here.
+        scale_positions: whether the position terms are scaled with the products, as by Bello et al. and in
+            the released code, or not, as in equation 2.
+        bias: whether the convolution has a bias.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        stride: int = 1,
+        *,
+        heads: int = 8,
+        key_channels: int | None = None,
+        value_channels: int | None = None,
+        size: Size,
+        pool: int = 1,
+        mechanisms: Sequence[Mechanism] = (),
+        layer: int = 0,
+        start: bool = False,
+        scale_positions: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("heads", heads)):
+            _check.whole(name, number, 1)
+        _check.one_of("stride", stride, (1, 2))
+        _check.one_of("pool", pool, (1, 2))
+        if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
+        key_channels = channels(0.2 * out_channels, heads, 20) if key_channels is None else key_channels
+        value_channels = channels(0.1 * out_channels, heads) if value_channels is None else value_channels
+        for name, number in (("key_channels", key_channels), ("value_channels", value_channels)):
+            _check.whole(name, number, 1)
+            if number % heads:
+                raise ValueError(f"{name} must be a multiple of heads ({heads}), got {number}")
+        if value_channels >= out_channels:
+            raise ValueError(
+                f"value_channels must be less than out_channels ({out_channels}), got {value_channels}: "
+                "nothing would be left for the convolution"
+            )
+        self.in_channels, self.out_channels, self.stride, self.pool = in_channels, out_channels, stride, pool
+        self.heads, self.key_channels, self.value_channels = heads, key_channels, value_channels
+        self.size, self.scale_positions = pair("size", size), scale_positions
+        rest = out_channels - value_channels
+        self.conv = nn.Conv2d(in_channels, rest, kernel_size, stride, kernel_size // 2, bias=bias)
+        self.qkv = nn.Conv2d(in_channels, 2 * key_channels + value_channels, 1)
+        self.out = nn.Conv2d(value_channels, value_channels, 1)
+        height, width = (-(-length // pool) for length in self.size)
+        self.position = RelativePosition2d(key_channels // heads, height, width)
+        self.map = AttentionMap(mechanisms, Site(heads, key_channels // heads, layer=layer, start=start))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
+        for projection in (self.qkv, self.out):  # no ReLU follows
+            nn.init.xavier_uniform_(projection.weight)
+        for convolution in (self.conv, self.qkv, self.out):
+            if convolution.bias is not None:
+                nn.init.zeros_(convolution.bias)
+        self.position.reset_parameters()
+        for layer in self.map.layers:
+            layer.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        height, width = self.size
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, size={height}×{width}"
+
+    def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
+        """(batch, in_channels, height, width) → (batch, out_channels, height / stride, width / stride).
+
+        Args:
+            x: the image.
+            chain: of this forward pass; by default that of the surrounding `with chain:`.
+        """
+        chain = chain or around() or Chain()
+        convolved = self.conv(x)
+        self._check(convolved.shape[-2:])
+        attended = self._attend(self._pooled(x), chain)
+        if attended.shape[-2:] != convolved.shape[-2:]:
+            attended = F.interpolate(
+                attended, size=convolved.shape[-2:], mode="bilinear", align_corners=False
+            )
+        return torch.cat([convolved, attended], dim=1)
+
+    def _check(self, size: torch.Size) -> None:
+        (height, width), (most_height, most_width) = size, self.size
+        if height > most_height or width > most_width:
+            raise ValueError(
+                f"an output of {height} × {width} is larger than this layer was built for: "
+                f"make it with size=({height}, {width}) instead of ({most_height}, {most_width})"
+            )
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        """The input at the size of the attention."""
+        for halves in (self.stride, self.pool):
+            if halves == 2:
+                x = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+        return x
+
+    def _attend(self, x: Tensor, chain: Chain) -> Tensor:
+        batch, _, height, width = x.shape
+        widths = [self.key_channels, self.key_channels, self.value_channels]
+        q, k, v = (
+            part.reshape(batch, self.heads, -1, height * width).mT  # (batch, heads, pixels, dim)
+            for part in self.qkv(x).split(widths, dim=1)
+        )
+        call = self._call(q, k, v, (height, width))
+        mixed = self._mix(call, chain)  # (batch, heads, pixels, dim)
+        image = mixed.mT.reshape(batch, self.value_channels, height, width)
+        out: Tensor = self.out(image)
+        return out
+
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> AttentionCall:
+        """The call of the map: positions are part of queries and keys, or of ready logits."""
+        site, position, scale = self.map.site, self.position, q.shape[-1] ** -0.5
+        seen = Seen()  # explicit: compilers do not follow the default
+        if self.map.reads_logits_only:
+            query = q * scale if self.scale_positions else q
+            wide = position.widen(query, k, 1.0 if self.scale_positions else scale, size)
+            return AttentionCall(site, *wide, v, 1.0, prior_key=k, seen=seen)
+        scaled = q * scale
+        logits = scaled @ k.mT + position(scaled if self.scale_positions else q, k.shape[-2], size=size)
+        return AttentionCall(site, q, k, v, scale, logits=logits, seen=seen)
+
+    def _mix(self, call: AttentionCall, chain: Chain) -> Tensor:
+        wanted = maps_wanted()
+        if not self.map.has_mechanism and not wanted:
+            return F.scaled_dot_product_attention(call.query, call.key, call.value, scale=call.scale)
+        fused = self.map.attend(call, chain, "maps are wanted" if wanted else None)
+        if fused is not None:
+            return fused
+        weights: Tensor = self.map(call, chain)
+        return weights.to(call.value.dtype) @ call.value
+
+
+def channels(number: float, heads: int, least: int = 1) -> int:
+    """The multiple of `heads` nearest to a number of channels, and at least `least` per head."""
+    return heads * max(least, round(number / heads))
