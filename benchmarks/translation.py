@@ -26,8 +26,9 @@ from overt.data import pairs, reordered
 from overt.data.subwords import PAD_ID
 from overt.models.seq2seq import IGNORED, Seq2Seq
 from overt.recipes import bam_translation, ea_translation, lstm_training, translation_training
+from overt.recipes._rows import folder_name
 from overt.recipes.lstm_training import LstmRow, LstmTraining, vocabularies
-from overt.recipes.translation_runs import folder_name, tokenizer_of
+from overt.recipes.translation_runs import tokenizer_of
 from overt.recipes.translation_training import Encoded, any_shape, encode, padded
 
 BOUND = "no attention, one nn.LSTM"

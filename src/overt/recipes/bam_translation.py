@@ -19,6 +19,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.models.seq2seq import Seq2Seq
 from overt.recipes import translation_runs
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._rows import rows_of
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.lstm_training import LstmRow, LstmTraining, network, step_times, vocabularies
 from overt.recipes.translation_reports import gains_grid, mean_cell, report_of, text_notes, values
@@ -83,8 +84,7 @@ def small(row: LstmRow) -> LstmRow:
 def run_table_4(request: Request) -> Outcome:
     """Train the network with each attention."""
     baselines = {row: "soft" for row in ROWS if row != "soft"}
-    runs = run_rows(request, ROWS, list(ROWS), baselines, plan, small)
-    return runs.outcome
+    return run_rows(request, ROWS, list(ROWS), baselines, plan, small).outcome
 
 
 def report_table_4(outcome: Outcome) -> Report:
@@ -128,7 +128,7 @@ def run_table_8(request: Request) -> Outcome:
     corpus = translation_runs.corpus_of(request)
     tokenizer, vocabulary = translation_runs.tokenizer_of(corpus, request.options["codes"])
     device = torch_device(request.device).type
-    names = translation_runs.rows_of(request.options["rows"], ROWS, list(ROWS))
+    names = rows_of(request.options["rows"], ROWS, list(ROWS))
     numbers: dict[str, Any] = {}
     for name in names:
         with torch.device("meta"):

@@ -228,18 +228,20 @@ ROUNDS, TIMED = 5, 20  # rounds behind a median step time, and updates of each
 def run_figure_5(request: Request) -> Outcome:
     """Train Lite and EA-Lite, and time an update of each with nothing else running."""
     need("matplotlib", "view")
-    runs = train_rows(request, IN_FIGURE_5, IN_FIGURE_5)
-    device, training = torch_device(request.device).type, Training(**runs.config["training"])
+    outcome, data = train_rows(request, IN_FIGURE_5, IN_FIGURE_5)
+    device, training = torch_device(request.device).type, Training(**outcome.config["training"])
     forms = {}
     for name in IN_FIGURE_5:
-        row = small(ROWS[name]) if runs.stand_in else ROWS[name]
-        model = network(row, runs.data.tokenizer.get_vocab_size(), training.dropout, 0)
-        forms[name] = partial(step_times, runs.data, row, training, device, TIMED, model)
+        row = small(ROWS[name]) if outcome.stand_in else ROWS[name]
+        model = network(row, data.tokenizer.get_vocab_size(), training.dropout, 0)
+        forms[name] = partial(step_times, data, row, training, device, TIMED, model)
     times = in_turns(forms, ROUNDS)
-    runs.config["step_ms"] = {name: statistics.median(chain(*rounds)) for name, rounds in times.items()}
-    runs.config["timed_on"] = hardware(request.device)
-    runs.config["timed_by"] = request.command
-    return replace(runs, measured=True).outcome  # the times
+    timed = {
+        "step_ms": {name: statistics.median(chain(*rounds)) for name, rounds in times.items()},
+        "timed_on": hardware(request.device),
+        "timed_by": request.command,
+    }
+    return replace(outcome, config=outcome.config | timed, measured=True)
 
 
 Curve = list[tuple[float, float]]

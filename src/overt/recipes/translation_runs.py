@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from overt import _check
 from overt._extras import need
 from overt._files import write_whole
 from overt.data import pairs, reordered, subwords
@@ -24,16 +21,10 @@ from overt.data.pairs import Corpus
 from overt.judge.bleu import Bleu, detokenise, paired_bootstrap, plain_bleu, tokenise, tokenised_bleu
 from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Outcome, Request
-from overt.recipes._runs import RESULT, earlier_result, finish_run, finished, run_record, stored_numbers
-from overt.recipes._training import (
-    hardware,
-    is_main_process,
-    progress_bar,
-    torch_device,
-    versions,
-    wait_for_everyone,
-)
-from overt.recipes._workers import Tell, cores, side_by_side
+from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result, train_all
+from overt.recipes._runs import finish_run, finished, run_record
+from overt.recipes._training import hardware, is_main_process, torch_device, versions
+from overt.recipes._workers import Tell
 from overt.recipes.lstm_training import LstmRow, LstmTraining
 from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode, processes
 
@@ -53,59 +44,11 @@ OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """One training: a row with one seed.
+class Runs(NamedTuple):
+    """Finished runs, and what they were trained on."""
 
-    Attributes:
-        name: of the row.
-        seed: of initial weights, batches, dropout and noise.
-        row: network and mechanisms.
-        training: settings of the training.
-        beam: beams of the beam search.
-        folder: for model and numbers.
-        device: "cpu" or "cuda".
-        settings: everything that the numbers depend on.
-        command: of the run.
-    """
-
-    name: str
-    seed: int
-    row: Row | LstmRow
-    training: Training | LstmTraining
-    beam: int
-    folder: Path
-    device: str
-    settings: dict[str, Any]
-    command: str = ""
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Finished runs.
-
-    Attributes:
-        per_seed: seed → row → numbers.
-        config: settings that all share, for the result file.
-        stand_in: whether the data were the package's own.
-        continued: whether some numbers are an earlier result file's.
-        drops: whether the earlier result file has runs with other settings, which are left out.
-        measured: whether some numbers are from no result file.
-        data: what they were trained on.
-    """
-
-    per_seed: dict[int, dict[str, Any]]
-    config: dict[str, Any]
-    stand_in: bool
-    continued: bool
-    drops: bool
-    measured: bool
+    outcome: Outcome
     data: Encoded
-
-    @property
-    def outcome(self) -> Outcome:
-        """For the result file."""
-        return Outcome(self.config, self.per_seed, self.stand_in, self.continued, self.drops, self.measured)
 
 
 def kind_of(row: Row | LstmRow) -> Any:
@@ -189,52 +132,25 @@ def run_rows(
     }
     place = request.out / f"{corpus.name}-{corpus.direction}"
     rows = {name: small(row) if corpus.stand_in else row for name, row in rows.items()}
-    tasks, numbers, stored, shared, dropped = [], dict[tuple[str, int], dict[str, Any]](), 0, 0, 0
-    for name, row in rows.items():
-        for seed in sorted({*request.stored, *range(request.seeds)}):
-            settings = {**common, "row": row.settings(), "seed": seed}
-            wanted = name in chosen and seed < request.seeds
-            folder = place / folder_name(name) / f"seed-{seed}"
-            known = None if request.fresh and wanted else stored_numbers(request.stored, name, seed, settings)
-            stored += known is not None
-            if known is None and wanted and not request.fresh and finished(folder, settings) is None:
-                found = (stored_numbers(each, name, seed, settings) for each in request.elsewhere)
-                known = next(filter(None, found), None)
-                shared += known is not None
-            if known is not None:
-                numbers[name, seed] = known
-                continue
-            dropped += name in request.stored.get(seed, {}) and not wanted
-            if wanted:
-                result = _prepared(folder, settings, request.fresh)
-                task = Task(
-                    name, seed, row, training, options["beam"], folder, device, settings, request.command
-                )
-                if result is None:
-                    tasks.append(task)
-                else:
-                    numbers[name, seed] = result
+    known = look_up(request, rows, chosen, place, common, training, device)
     console.print(
         f"{corpus.name} {corpus.direction}: {len(data.train):,} training pairs ({data.left_out} left out, "
         f"too long or empty), {len(data.valid):,} for validation, {len(data.test):,} for testing; "
         f"{vocabulary['pieces']:,} pieces ({vocabulary['origin']})"
     )
-    from_files = stored + shared
-    if len(numbers) > from_files:
-        console.print(f"[dim]{len(numbers) - from_files} trainings are already finished[/dim]")
-    if from_files:
-        console.print(
-            f"[dim]{from_files} trainings are in result files, with their numbers alone; --fresh trains "
-            "the rows that are asked for again, and makes their models[/dim]"
+    known.say(request)
+    if known.tasks:
+        known.numbers |= train_all(
+            known.tasks,
+            data,
+            request,
+            perform,
+            milliseconds=lambda task: fastest_update(task, data),
+            line=lambda numbers: f"BLEU {numbers['bleu']:.2f}",
+            prepare=_one_thread,
+            together=processes() > 1,
         )
-    if dropped:
-        console.print(
-            f"[yellow]{dropped} runs of the stored result have other settings, and are left out[/yellow]"
-        )
-    measured = len(numbers) + len(tasks) > from_files
-    if tasks:
-        numbers |= _train_all(tasks, data, request, training)
-    bootstrap(numbers, baselines, data, place)
+    bootstrap(known.numbers, baselines, data, place)
     config = {
         "data": corpus.describe(),
         "left_out": data.left_out,
@@ -242,89 +158,14 @@ def run_rows(
         "training": training.settings(),
         "beam": options["beam"],
         "rows": {name: row.settings() for name, row in rows.items()},
-        "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()}),
     }
-    seeds = sorted({seed for _, seed in numbers})
-    per_seed = {
-        seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers} for seed in seeds
-    }
-    return Runs(per_seed, config, corpus.stand_in, stored > 0, dropped > 0, measured, data)
+    return Runs(known.outcome(config, rows, corpus.stand_in), data)
 
 
-def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """As `earlier_result`, with the first of several processes ahead of the others."""
-    if is_main_process():
-        result = earlier_result(folder, settings, fresh)
-        wait_for_everyone()
-        return result
-    wait_for_everyone()
-    return earlier_result(folder, settings, fresh=False)
-
-
-def rows_of(text: str | None, rows: Mapping[str, object], default: Sequence[str]) -> list[str]:
-    """The rows that an option names."""
-    if text is None:
-        return list(default)
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        _check.one_of("--rows", name, tuple(rows))
-    return names
-
-
-def folder_name(row: str) -> str:
-    """A row's name as that of a folder."""
-    return row.replace("/", "").replace(" ", "-").replace("×", "x")
-
-
-def _train_all(
-    tasks: list[Task], data: Encoded, request: Request, training: Training | LstmTraining
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """Perform tasks, several at a time; says how long it will take."""
-    console, device = request.console, tasks[0].device
-    workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
-    workers = min(workers, len(tasks))
-    one_of_each = {task.name: task for task in tasks}.values()
-    milliseconds = max(  # of each row's fastest update, as others include compilation
-        min(kind_of(task.row).step_times(data, task.row, task.training, device, updates=4))
-        for task in one_of_each
-    )
-    # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
-    rounds = math.ceil(len(tasks) / workers) * 1.3 if device == "cuda" else len(tasks)
-    minutes = rounds * training.updates * milliseconds / 60_000
-    console.print(
-        f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {training.updates:,} updates, "
-        f"{workers} at a time: {duration(minutes)} at {milliseconds:.0f} ms an update"
-    )
-    tasks.sort(key=lambda task: task.seed)
-    numbers = {}
-    with progress_bar(console) as progress:
-        bar = progress.add_task("training", total=training.updates * len(tasks))
-
-        def tell(steps: int) -> None:
-            progress.update(bar, advance=steps)
-
-        for task, result in perform_all(tasks, data, workers, tell):
-            numbers[task.name, task.seed] = result
-            line = f"{task.name}, seed {task.seed}: BLEU {result['bleu']:.2f}"
-            progress.update(bar, description=line, advance=training.updates - result["updates"])
-            if not console.is_terminal:  # a log has no bar
-                console.print(f"{line}, {len(numbers)} of {len(tasks)}")
-    return numbers
-
-
-def duration(minutes: float) -> str:
-    """An estimate in words."""
-    whole = round(minutes)
-    return "a minute or less" if whole < 2 else f"about {whole} minutes"
-
-
-def perform_all(tasks: list[Task], data: Encoded, workers: int, tell: Tell) -> Any:
-    """Perform tasks in this process or in several; yield each as it finishes."""
-    if workers == 1 or processes() > 1:
-        for task in tasks:
-            yield task, perform(task, data, tell)
-    else:
-        yield from side_by_side(tasks, perform, data, workers, _one_thread, tell)
+def fastest_update(task: Task, data: Encoded) -> float:
+    """Milliseconds of a row's fastest update, as others include compilation."""
+    times = kind_of(task.row).step_times(data, task.row, task.training, task.device, updates=4)
+    return float(min(times))
 
 
 def _one_thread() -> None:
@@ -356,15 +197,15 @@ def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
         numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
         finish_run(task.folder, numbers)
         shutil.rmtree(task.folder / WEIGHTS)
-    wait_for_everyone()
-    stored: dict[str, Any] = json.loads((task.folder / RESULT).read_text())
-    return stored
+    return stored_result(task.folder)
 
 
 def measure(model: Any, data: Encoded, task: Task) -> dict[str, Any]:
     """BLEU of translations, and of greedy translations of training sentences, as a check; and losses."""
     kind = kind_of(task.row)
-    texts, greedy, numbers = kind.measure(model, data, task.training, task.beam, task.device == "cuda")
+    texts, greedy, numbers = kind.measure(
+        model, data, task.training, task.settings["beam"], task.device == "cuda"
+    )
     write_whole(task.folder / HYPOTHESES, "\n".join(texts) + "\n")
     known = data.tokenizer.decode_batch([target for _, target in data.train[:GREEDY]])
     tokenised, plain = tokenised_score(texts, data.references, data), plain_score(texts, data)

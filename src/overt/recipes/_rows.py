@@ -1,0 +1,249 @@
+"""Tables whose rows are trained networks: which rows and seeds are known, and the trainings of the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from overt import _check
+from overt.recipes._recipe import Outcome, Request
+from overt.recipes._runs import RESULT, earlier_result, finished, stored_numbers
+from overt.recipes._training import is_main_process, progress_bar, wait_for_everyone
+from overt.recipes._workers import Perform, Tell, cores, side_by_side
+
+Numbers = dict[tuple[str, int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: a row with one seed.
+
+    Attributes:
+        name: of the row.
+        seed: of initial weights, batches, dropout and noise.
+        row: network and mechanisms.
+        training: settings of the training.
+        folder: for model and numbers.
+        device: "cpu" or "cuda".
+        settings: everything that the numbers depend on.
+        command: of the run.
+    """
+
+    name: str
+    seed: int
+    row: Any
+    training: Any
+    folder: Path
+    device: str
+    settings: dict[str, Any]
+    command: str = ""
+
+
+@dataclass
+class Known:
+    """What is known of the rows and seeds of a request, and what is not.
+
+    Attributes:
+        numbers: row and seed → numbers.
+        tasks: the trainings that are missing.
+        stored: how many numbers are from the earlier result file.
+        shared: how many are from other recipes' result files.
+        dropped: how many runs of the earlier result file have other settings, and are left out.
+    """
+
+    numbers: Numbers = field(default_factory=dict)
+    tasks: list[Task] = field(default_factory=list)
+    stored: int = 0
+    shared: int = 0
+    dropped: int = 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether some numbers are, or will be, from no result file."""
+        return len(self.numbers) + len(self.tasks) > self.stored + self.shared
+
+    def say(self, request: Request) -> None:
+        """Print what is known."""
+        console, from_files = request.console, self.stored + self.shared
+        if len(self.numbers) > from_files:
+            console.print(f"[dim]{len(self.numbers) - from_files} trainings are already finished[/dim]")
+        if from_files:
+            console.print(
+                f"[dim]{from_files} trainings are in result files, with their numbers alone; --fresh trains "
+                "the rows that are asked for again, and makes their models[/dim]"
+            )
+        if self.dropped:
+            console.print(
+                f"[yellow]{self.dropped} runs of the stored result have other settings, and are left "
+                "out[/yellow]"
+            )
+
+    def outcome(self, config: dict[str, Any], rows: Iterable[str], stand_in: bool) -> Outcome:
+        """All numbers, for the result file."""
+        numbers = self.numbers
+        per_seed = {
+            seed: {name: numbers[name, seed] for name in rows if (name, seed) in numbers}
+            for seed in sorted({seed for _, seed in numbers})
+        }
+        config = {**config, "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()})}
+        return Outcome(config, per_seed, stand_in, self.stored > 0, self.dropped > 0, self.measured)
+
+
+def rows_of(text: str | None, rows: Mapping[str, object], default: Sequence[str]) -> list[str]:
+    """The rows that `--rows` names."""
+    if text is None:
+        return list(default)
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    for name in chosen:
+        _check.one_of("--rows", name, tuple(rows))
+    if not chosen:
+        raise ValueError(f"--rows must name at least one of {', '.join(rows)}, got {text!r}")
+    return chosen
+
+
+def folder_name(row: str) -> str:
+    """A row's name as that of a folder."""
+    return row.replace("/", "").replace(" ", "-").replace("×", "x")
+
+
+def look_up(
+    request: Request,
+    rows: Mapping[str, Any],
+    chosen: Sequence[str],
+    place: Path,
+    common: Mapping[str, Any],
+    training: Any,
+    device: str,
+) -> Known:
+    """Find the numbers of rows and seeds in result files and folders; the others are to be trained.
+
+    Args:
+        request: of the run.
+        rows: all rows of the table; each has `settings()`.
+        chosen: those that are asked for.
+        place: folder of the runs.
+        common: settings that all rows share.
+        training: settings of the training.
+        device: "cpu" or "cuda".
+    """
+    known = Known()
+    for name, row in rows.items():
+        for seed in sorted({*request.stored, *range(request.seeds)}):
+            settings = {**common, "row": row.settings(), "seed": seed}
+            wanted = name in chosen and seed < request.seeds
+            folder = place / folder_name(name) / f"seed-{seed}"
+            numbers = None
+            if not (request.fresh and wanted):
+                numbers = stored_numbers(request.stored, name, seed, settings)
+            known.stored += numbers is not None
+            if numbers is None and wanted and not request.fresh and finished(folder, settings) is None:
+                found = (stored_numbers(each, name, seed, settings) for each in request.elsewhere)
+                numbers = next(filter(None, found), None)
+                known.shared += numbers is not None
+            if numbers is not None:
+                known.numbers[name, seed] = numbers
+                continue
+            known.dropped += name in request.stored.get(seed, {}) and not wanted
+            if wanted:
+                result = _prepared(folder, settings, request.fresh)
+                if result is None:
+                    task = Task(name, seed, row, training, folder, device, settings, request.command)
+                    known.tasks.append(task)
+                else:
+                    known.numbers[name, seed] = result
+    return known
+
+
+def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """As `earlier_result`, with the first of several processes ahead of the others."""
+    if is_main_process():
+        result = earlier_result(folder, settings, fresh)
+        wait_for_everyone()
+        return result
+    wait_for_everyone()
+    return earlier_result(folder, settings, fresh=False)
+
+
+def train_all(
+    tasks: list[Task],
+    shared: Any,
+    request: Request,
+    perform: Perform[Task, Any],
+    *,
+    milliseconds: Callable[[Task], float],
+    line: Callable[[dict[str, Any]], str],
+    prepare: Callable[[], None],
+    together: bool,
+) -> Numbers:
+    """Perform tasks, several at a time (`--workers`); says how long it will take.
+
+    Args:
+        tasks: what to train, at least one.
+        shared: what all trainings need.
+        request: of the run.
+        perform: trains, measures and stores the numbers; a function of a module.
+        milliseconds: of a task's update, for the estimate.
+        line: what to say of the numbers of a finished training.
+        prepare: called once in each process, a function of a module.
+        together: whether several processes train one model, which then are the only ones.
+    """
+    console, device, updates = request.console, tasks[0].device, tasks[0].training.updates
+    workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
+    workers = min(workers, len(tasks))
+    slowest = max(milliseconds(task) for task in {task.name: task for task in tasks}.values())
+    # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
+    rounds = math.ceil(len(tasks) / workers) * 1.3 if device == "cuda" else len(tasks)
+    minutes = rounds * updates * slowest / 60_000
+    console.print(
+        f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {updates:,} updates, "
+        f"{workers} at a time: {duration(minutes)} at {slowest:.0f} ms an update"
+    )
+    tasks = sorted(tasks, key=lambda task: task.seed)
+    numbers: Numbers = {}
+    with progress_bar(console) as progress:
+        bar = progress.add_task("training", total=updates * len(tasks))
+
+        def tell(steps: int) -> None:
+            progress.update(bar, advance=steps)
+
+        for task, result in _perform_all(tasks, shared, perform, workers, prepare, tell, together):
+            numbers[task.name, task.seed] = result
+            text = f"{task.name}, seed {task.seed}: {line(result)}"
+            progress.update(bar, description=text, advance=updates - result["updates"])
+            if not console.is_terminal:  # a log has no bar
+                console.print(f"{text}, {len(numbers)} of {len(tasks)}")
+    return numbers
+
+
+def _perform_all(
+    tasks: list[Task],
+    shared: Any,
+    perform: Perform[Task, Any],
+    workers: int,
+    prepare: Callable[[], None],
+    tell: Tell,
+    together: bool,
+) -> Iterable[tuple[Task, dict[str, Any]]]:
+    """Perform tasks in this process or in several; yield each as it finishes."""
+    if workers == 1 or together:
+        for task in tasks:
+            yield task, perform(task, shared, tell)
+    else:
+        yield from side_by_side(tasks, perform, shared, workers, prepare, tell)
+
+
+def duration(minutes: float) -> str:
+    """An estimate in words."""
+    whole = round(minutes)
+    return "a minute or less" if whole < 2 else f"about {whole} minutes"
+
+
+def stored_result(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished run, once all its processes are there."""
+    wait_for_everyone()
+    stored: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    return stored
