@@ -11,6 +11,7 @@ EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate",),
     "translation": ("accelerate", "sacrebleu", "sacremoses"),
+    "vision": ("accelerate", "PIL"),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
     "interpret": ("captum",),

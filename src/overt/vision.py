@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from overt import _check
 from overt.mechanisms.builtin import Evolving
@@ -25,6 +26,8 @@ def resnet(
     in_chans: int = 3,
     preset: Preset = "paper",
     zero_init_last: bool = False,
+    width: int = 64,
+    blocks: Sequence[int] | None = None,
 ) -> ResNet:
     """A ResNet by name: "resnet-34", "aa-resnet-50", "ea-aa-resnet-101", …; random weights.
 
@@ -40,6 +43,8 @@ def resnet(
         preset: "official" has the key and value channels of the released code, whose ResNet-50 is smaller
             than the paper's.
         zero_init_last: start each block as the identity, as timm does.
+        width: channels of the first stage; the others have 2, 4 and 8 times as many.
+        blocks: of the four stages, in place of the name's.
     """
     found = re.fullmatch(r"(resnet|aa-resnet|ea-aa-resnet)-(\d+)", name)
     if found is None or int(found[2]) not in DEPTHS:
@@ -56,5 +61,10 @@ def resnet(
         raise ValueError(f"mechanisms are for networks with attention, such as aa-{name}")
     if mechanisms is None and kind != "resnet":
         mechanisms = [Evolving(alpha=depth.alpha, beta=1.0)] if kind == "ea-aa-resnet" else []
+    _check.whole("width", width, 8)
+    if blocks is not None:
+        if len(blocks) != len(depth.blocks):
+            raise ValueError(f"blocks must name the blocks of {len(depth.blocks)} stages, got {list(blocks)}")
+        depth = replace(depth, blocks=tuple(blocks))
     largest = pair("size", (224 if stem == "imagenet" else 32) if size is None else size)
-    return ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last)
+    return ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)

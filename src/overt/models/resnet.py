@@ -20,7 +20,6 @@ from overt.models.augmented_conv import AugmentedConv2d, channels
 
 Stem = Literal["imagenet", "cifar"]
 Preset = Literal["paper", "official"]
-WIDTHS = 64, 128, 256, 512
 HEADS = 8
 
 
@@ -198,30 +197,32 @@ class ResNet(nn.Module):
         in_chans: int,
         preset: Preset,
         zero_init_last: bool,
+        width: int = 64,
     ) -> None:
         super().__init__()
         self.num_classes, self.stem, self.size, self.in_chans = num_classes, stem, size, in_chans
         expansion = 4 if depth.bottleneck else 1
-        self.num_features = WIDTHS[-1] * expansion
+        widths = [width * 2**stage for stage in range(len(depth.blocks))]
+        self.num_features = widths[-1] * expansion
         large = stem == "imagenet"
         self.conv1 = nn.Conv2d(
-            in_chans, 64, 7 if large else 3, 2 if large else 1, 3 if large else 1, bias=False
+            in_chans, width, 7 if large else 3, 2 if large else 1, 3 if large else 1, bias=False
         )
-        self.bn1, self.act1 = nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+        self.bn1, self.act1 = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         make = _Attentions(depth, None if mechanisms is None else tuple(mechanisms), preset)
         now = tuple(-(-length // 4) for length in size) if large else size
-        inside, reduction = 64, 4 if large else 1
+        inside, reduction = width, 4 if large else 1
         self.feature_info: list[dict[str, Any]] = [
-            {"num_chs": 64, "reduction": 2 if large else 1, "module": "act1"}
+            {"num_chs": width, "reduction": 2 if large else 1, "module": "act1"}
         ]
-        for stage, (width, count) in enumerate(zip(WIDTHS, depth.blocks, strict=True)):
+        for stage, (channels_out, count) in enumerate(zip(widths, depth.blocks, strict=True)):
             stride = 1 if stage == 0 else 2
             now, reduction = (-(-now[0] // stride), -(-now[1] // stride)), reduction * stride
             blocks = []
             for number in range(count):
-                blocks.append(Block(inside, width, stride if number == 0 else 1, now, stage, make))
-                inside = width * expansion
+                blocks.append(Block(inside, channels_out, stride if number == 0 else 1, now, stage, make))
+                inside = channels_out * expansion
             self.add_module(f"layer{stage + 1}", Stage(*blocks))
             info = {"num_chs": inside, "reduction": reduction, "module": f"layer{stage + 1}"}
             self.feature_info.append(info)

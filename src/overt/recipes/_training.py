@@ -148,6 +148,7 @@ class Run:
         loss: the Trainer's `compute_loss_func`; by default the model computes its loss.
         over: checkpoint's step → whether training had ended there, before `steps`.
         in_order: take the training examples in the order of `data`, rather than in a random one.
+        optimizer: of the model's parameters, in place of the Trainer's.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -170,6 +171,7 @@ class Run:
         loss: Callable[..., Tensor] | None = None,
         over: Callable[[int], bool] = lambda _: False,
         in_order: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
         **arguments: Any,
     ) -> None:
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -233,6 +235,7 @@ class Run:
             eval_dataset=evaluation,
             callbacks=[overt.LossLog(), StepTimer(), *callbacks],
             compute_loss_func=loss,
+            optimizers=(optimizer, None),
         )
         self.trainer.remove_callback(PrinterCallback)
 

@@ -19,10 +19,11 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.models.seq2seq import Seq2Seq
 from overt.recipes import translation_runs
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._row_reports import gains_grid, mean_cell, report_of, values
 from overt.recipes._rows import rows_of
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.lstm_training import LstmRow, LstmTraining, network, step_times, vocabularies
-from overt.recipes.translation_reports import gains_grid, mean_cell, report_of, text_notes, values
+from overt.recipes.translation_reports import text_notes
 from overt.recipes.translation_runs import run_rows
 from overt.recipes.translation_training import encode, in_turns
 
@@ -104,7 +105,8 @@ def report_table_4(outcome: Outcome) -> Report:
     data = outcome.config["data"]
     grid = Grid(f"Measured, {data['name']} {data['direction']}; published, IWSLT'14 De-En", columns, lines)
     published = {row: numbers[1] for row, numbers in PUBLISHED.items()}
-    gains = gains_grid(outcome, {row: "soft" for row in ROWS if row != "soft"}, {"published": published})
+    baselines = {row: "soft" for row in ROWS if row != "soft"}
+    gains = gains_grid(outcome, baselines, {"published": published}, "bleu", "BLEU")
     training = outcome.config["training"]
     notes = [
         f"Training: {training['updates']:,} updates at most of {training['batch']} pairs, Adam, learning "

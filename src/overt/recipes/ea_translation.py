@@ -19,16 +19,10 @@ from overt.data.pairs import Corpus
 from overt.mechanisms.evolving.config import Evolving
 from overt.recipes import translation_runs
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, report_of, values
 from overt.recipes._training import hardware, torch_device
 from overt.recipes.paired import mean_interval
-from overt.recipes.translation_reports import (
-    FEWEST,
-    gains_grid,
-    mean_cell,
-    report_of,
-    text_notes,
-    values,
-)
+from overt.recipes.translation_reports import text_notes
 from overt.recipes.translation_runs import Runs, run_rows
 from overt.recipes.translation_training import LOGS, Row, Training, in_turns, network, step_times
 
@@ -196,7 +190,7 @@ def report_table_5(outcome: Outcome) -> Report:
     )
     grids = [
         measured_grid(outcome, IN_TABLE_5),
-        gains_grid(outcome, compared(IN_TABLE_5), by_direction(PUBLISHED_5)),
+        gains_grid(outcome, compared(IN_TABLE_5), by_direction(PUBLISHED_5), "bleu", "BLEU"),
         published_grid(PUBLISHED_5),
         sizes,
     ]
@@ -207,11 +201,13 @@ def report_table_6(outcome: Outcome) -> Report:
     """Table 6."""
     grids = [
         measured_grid(outcome, IN_TABLE_6),
-        gains_grid(outcome, compared(IN_TABLE_6), by_direction(PUBLISHED_6)),
+        gains_grid(outcome, compared(IN_TABLE_6), by_direction(PUBLISHED_6), "bleu", "BLEU"),
         gains_grid(
             outcome,
             dict.fromkeys(IN_TABLE_6[2:], "EA-Lite"),
             by_direction(PUBLISHED_6),
+            "bleu",
+            "BLEU",
             "What each part contributes",
         ),
         published_grid(PUBLISHED_6),

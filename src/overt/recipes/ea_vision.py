@@ -1,0 +1,272 @@
+"""Tables 1 and 2 of Wang et al. 2021: attention-augmented ResNets whose maps evolve, on images.
+
+The paper trains on ImageNet; here the networks are those of CIFAR-100 (3×3 stem, images of 32 pixels), whose
+chains of maps are alike: 8×8, 8×8 and 4×4 pixels in the last three stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from overt.data import images, relations
+from overt.data.files import data_folder
+from overt.data.images import Images
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.evolving.config import Evolving
+from overt.models.resnet import DEPTHS
+from overt.recipes import vision_training
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
+from overt.recipes._rows import Task, look_up, rows_of, stored_result, train_all
+from overt.recipes._runs import finish_run, run_record
+from overt.recipes._training import hardware, is_main_process, torch_device, versions
+from overt.recipes._workers import Tell
+from overt.recipes.vision_training import Epochs, ImageRow, ImageTraining
+
+EVOLVING = partial(Evolving, alpha=0.5, beta=1.0)
+ROWS = {
+    "ResNet-34": ImageRow("resnet-34"),
+    "AA-ResNet-34": ImageRow("aa-resnet-34"),
+    "EA-AA-ResNet-34": ImageRow("ea-aa-resnet-34"),
+    "Bayesian AA-ResNet-34": ImageRow("aa-resnet-34", (Bayesian(),)),
+    "w/o convolution": ImageRow("aa-resnet-34", (EVOLVING(beta=0.0),)),
+    "w/o skip": ImageRow("aa-resnet-34", (EVOLVING(alpha=0.0),)),
+    "1×1": ImageRow("aa-resnet-34", (EVOLVING(kernel_size=1),)),
+    "5×5": ImageRow("aa-resnet-34", (EVOLVING(kernel_size=5),)),
+}
+PLAIN, AA, EA = "ResNet-34", "AA-ResNet-34", "EA-AA-ResNet-34"
+IN_TABLE_1 = [PLAIN, AA, EA, "Bayesian AA-ResNet-34"]
+IN_TABLE_2 = [AA, EA, "w/o convolution", "w/o skip", "1×1", "5×5"]
+BASELINES = {AA: PLAIN, EA: AA, "Bayesian AA-ResNet-34": AA}
+# ImageNet, top-1 and top-5 accuracy in %.
+PUBLISHED_1 = {
+    f"{label}ResNet-{depth}": sizes.published[kind]
+    for depth, sizes in DEPTHS.items()
+    for label, kind in (("", "resnet"), ("AA-", "aa-resnet"), ("EA-AA-", "ea-aa-resnet"))
+}
+PUBLISHED_2 = {
+    AA: PUBLISHED_1[AA][2:],
+    EA: PUBLISHED_1[EA][2:],
+    "w/o convolution": (74.34, 91.98),
+    "w/o skip": (74.29, 91.85),
+    "1×1": (74.99, 92.20),
+    "5×5": (75.12, 92.55),
+}
+WARMUP = 1 / 6  # of the updates: 5 of 30 epochs
+SAMPLES = 8  # draws of random weights for a prediction
+STAND_IN = ImageTraining(updates=0, warmup=0, batch=64, learning_rate=0.1, crop=0)
+SMALL = {"width": 16, "blocks": [1, 1, 1, 1]}  # networks of the stand-in
+OPTIONS = {
+    "dataset": Option("cifar100", images.CIFAR100, names=True),
+    "rows": Option("rows to train, separated by commas; all by default", moves=False),
+    "epochs": Option("epochs of a training; by default 30, and 15 of the stand-in", least=1),
+    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
+}
+
+
+def images_of(request: Request) -> Images:
+    """The data that a request names, or the stand-in where there are none."""
+    dataset = request.options["dataset"]
+    if dataset != images.CIFAR100:
+        raise ValueError(f"--dataset must be {images.CIFAR100}, got {dataset}")
+    if images.has_cifar100(request.data) or data_folder(request.data) is not None:
+        return images.load_cifar100(request.data)
+    request.console.print(
+        f"[yellow]no data: give --data DIR for {dataset}. Generated images stand in, and the numbers say "
+        "nothing about the paper's.[/yellow]"
+    )
+    return relations.images()
+
+
+def plan(data: Images, options: Mapping[str, Any]) -> ImageTraining:
+    """The settings of a training."""
+    base = STAND_IN if data.stand_in else ImageTraining(updates=0, warmup=0)
+    epochs = options["epochs"] or (15 if data.stand_in else 30)
+    updates = epochs * Epochs(len(data.train), base.batch, 1, 0).per_epoch
+    settings = base.settings() | {"updates": updates, "warmup": round(WARMUP * updates)}
+    return ImageTraining(**settings)
+
+
+def run_rows(request: Request, names: Sequence[str], default: Sequence[str]) -> Outcome:
+    """Train the rows and seeds that neither a folder of a run nor a result file holds."""
+    chosen = rows_of(request.options["rows"], {name: ROWS[name] for name in names}, default)
+    data = images_of(request)
+    training = plan(data, request.options)
+    device = torch_device(request.device).type
+    common = {
+        "data": data.sha256,
+        "training": training.settings(),
+        "samples": SAMPLES,
+        "precision": "bfloat16" if device == "cuda" else "float32",
+    }
+    rows = {name: replace(ROWS[name], sizes=SMALL) if data.stand_in else ROWS[name] for name in names}
+    known = look_up(request, rows, chosen, request.out / data.name, common, training, device)
+    request.console.print(
+        f"{data.name}: {len(data.train):,} training images, {len(data.test):,} for testing, "
+        f"{len(data.classes)} classes"
+    )
+    known.say(request)
+    if known.tasks:
+        known.numbers |= train_all(
+            known.tasks,
+            data,
+            request,
+            perform,
+            milliseconds=lambda task: min(
+                vision_training.step_times(data, task.row, task.training, task.device, 3)
+            ),
+            line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
+            prepare=_one_thread,
+            together=False,
+        )
+    config = {
+        "data": data.describe(),
+        "training": training.settings(),
+        "epochs": training.updates // Epochs(len(data.train), training.batch, 1, 0).per_epoch,
+        "samples": SAMPLES,
+        "rows": {name: row.settings() for name, row in rows.items()},
+    }
+    return known.outcome(config, rows, data.stand_in)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def perform(task: Task, shared: Images, tell: Tell) -> dict[str, Any]:
+    """Train, test, and store network and numbers in the task's folder."""
+    last = [0]
+
+    def told(update: int) -> None:
+        if update >= last[0] + 10:
+            tell(update - last[0])
+            last[0] = update
+
+    model, numbers = vision_training.train(
+        task.folder, shared, task.row, task.training, task.seed, task.device, told
+    )
+    tell(task.training.updates - last[0])
+    if is_main_process():
+        numbers |= vision_training.measure(model, shared, SAMPLES)
+        vision_training.save(model.cpu(), task.folder / "model")
+        numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
+        finish_run(task.folder, numbers)
+    return stored_result(task.folder)
+
+
+def run_table_1(request: Request) -> Outcome:
+    """Train ResNet-34, plain, with attention, and with evolving and random maps."""
+    return run_rows(request, IN_TABLE_1, IN_TABLE_1)
+
+
+def run_table_2(request: Request) -> Outcome:
+    """Train the ablations."""
+    return run_rows(request, IN_TABLE_2, IN_TABLE_2)
+
+
+# --- Reports ---
+
+
+def measured_grid(outcome: Outcome, rows: Sequence[str]) -> Grid:
+    """Sizes, accuracies and calibration."""
+    columns = ["n", "parameters", "top-1, %", "top-5, %", "NLL", "ECE, %", "top-1 of the certain half, %"]
+    lines = []
+    for row in rows:
+        if not (found := values(outcome, row, "top1")):
+            continue
+        size = next(iter(values(outcome, row, "parameters").values()))
+        keys = (("top1", 2), ("top5", 2), ("nll", 3), ("ece", 2), ("top1_of_certain_half", 2))
+        cells = [mean_cell(values(outcome, row, key), digits) for key, digits in keys]
+        lines.append((row, [str(len(found)), f"{size:,.0f}", *cells]))
+    return Grid(f"Measured, {outcome.config['data']['name']}", columns, lines)
+
+
+def notes_of(outcome: Outcome) -> list[str]:
+    """What a reader needs to know about data and training."""
+    data, training = outcome.config["data"], outcome.config["training"]
+    remark = f" ({data['remark']})" if data["remark"] else ""
+    precision = {
+        numbers["run"]["settings"]["precision"]
+        for rows in outcome.per_seed.values()
+        for numbers in rows.values()
+    }
+    return [
+        f"Data: {data['name']}{remark}: {data['train']:,} training images, {data['test']:,} for testing, "
+        f"{data['classes']} classes. The paper's is ImageNet.",
+        f"Training: {outcome.config['epochs']} epochs, {training['updates']:,} updates of "
+        f"{training['batch']} images, SGD with Nesterov momentum {training['momentum']:g}, learning rate "
+        f"{training['learning_rate']:g} after {training['warmup']:,} updates of warm-up, then a cosine; "
+        f"weight decay {training['weight_decay']:g}, crops and mirrored images, "
+        f"{' or '.join(sorted(precision))}.",
+        f"Networks with random weights predict with the mean of {outcome.config['samples']} draws. ECE: 15 "
+        "bins. The certain half is the half of the test images with the highest probability.",
+        *notes_on_runs(outcome),
+    ]
+
+
+def report_table_1(outcome: Outcome) -> Report:
+    """Table 1, with the published numbers of all depths."""
+    published = {name: numbers[2] for name, numbers in PUBLISHED_1.items()}
+    columns = ["million parameters", "billion FLOPs", "top-1, %", "top-5, %"]
+    lines = [
+        (name, [cell(size, digits=1), cell(flops, digits=1), cell(top1), cell(top5)])
+        for name, (size, flops, top1, top5) in PUBLISHED_1.items()
+    ]
+    grids = [
+        measured_grid(outcome, IN_TABLE_1),
+        gains_grid(
+            outcome, BASELINES | {EA: AA}, {"published, ImageNet": published}, "top1", "top-1, points"
+        ),
+        Grid("Published, ImageNet", columns, lines),
+    ]
+    return report_of(grids, notes_of(outcome))
+
+
+def report_table_2(outcome: Outcome) -> Report:
+    """Table 2: what each part contributes."""
+    published = {"published, ImageNet": {name: numbers[0] for name, numbers in PUBLISHED_2.items()}}
+    ablations = IN_TABLE_2[2:]
+    lines = [(name, [cell(top1), cell(top5)]) for name, (top1, top5) in PUBLISHED_2.items()]
+    grids = [
+        measured_grid(outcome, IN_TABLE_2),
+        gains_grid(outcome, dict.fromkeys(IN_TABLE_2[1:], AA), published, "top1", "top-1, points"),
+        gains_grid(
+            outcome,
+            dict.fromkeys(ablations, EA),
+            published,
+            "top1",
+            "top-1, points",
+            "What each part contributes",
+        ),
+        Grid("Published, ImageNet", ["top-1, %", "top-5, %"], lines),
+    ]
+    return report_of(grids, notes_of(outcome))
+
+
+TABLE_1 = Recipe(
+    name="ea-table-1",
+    title="Images with evolving attention",
+    paper="Wang et al. 2021, Evolving Attention with Residual Convolutions, Table 1",
+    published={"rows": PUBLISHED_1},
+    run=run_table_1,
+    report=report_table_1,
+    seeds=5,
+    folder="vision",
+    options=OPTIONS,
+)
+TABLE_2 = Recipe(
+    name="ea-table-2",
+    title="Images with evolving attention: ablations",
+    paper="Wang et al. 2021, Evolving Attention with Residual Convolutions, Table 2",
+    published={"rows": PUBLISHED_2},
+    run=run_table_2,
+    report=report_table_2,
+    seeds=2,
+    folder="vision",
+    options=OPTIONS,
+)

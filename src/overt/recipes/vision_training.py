@@ -1,0 +1,322 @@
+"""Train an image classifier with the Hugging Face Trainer: SGD with momentum, warm-up and cosine.
+
+Images stay on the device as bytes, and are cropped and mirrored there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.data.images import Images
+from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism, as_dict
+from overt.recipes._training import Run, save_weights, torch_device
+from overt.vision import ResNet, resnet
+
+CHECKPOINTS = 4  # per training
+LOGS = 60  # points of a learning curve
+TEST_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class ImageTraining:
+    """Settings of a training.
+
+    Attributes:
+        updates: steps of the optimizer.
+        warmup: updates in which the learning rate rises from 0; then it falls as a cosine.
+        batch: images of a batch.
+        learning_rate: at its peak.
+        momentum: of SGD.
+        weight_decay: of all weights but those of norms and biases.
+        crop: pixels of padding from which crops are taken; 0 for none.
+    """
+
+    updates: int
+    warmup: int
+    batch: int = 512
+    learning_rate: float = 0.4
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    crop: int = 4
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """A row of a table: a network by name, and its mechanisms.
+
+    Attributes:
+        network: name for `overt.vision.resnet`.
+        mechanisms: of its maps; None for those of the name.
+        sizes: width and blocks of another network than the name's.
+    """
+
+    network: str
+    mechanisms: tuple[Mechanism, ...] | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The row as plain JSON."""
+        mechanisms = None
+        if self.mechanisms is not None:
+            mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+        return {"network": self.network, "mechanisms": mechanisms, "sizes": self.sizes}
+
+
+class Classifier(nn.Module):
+    """A network with the images that it is trained on, which its inputs are numbers of.
+
+    Attributes:
+        net: the network.
+        step: number of finished updates, which addresses the noise.
+    """
+
+    images: Tensor
+    labels: Tensor
+    mean: Tensor
+    deviation: Tensor
+    step: Tensor
+
+    def __init__(self, net: ResNet, data: Images, crop: int) -> None:
+        super().__init__()
+        self.net, self.crop, self.mirrored = net, crop, data.mirrored
+        sample = data.train.float()
+        for name, tensor in (
+            ("images", data.train),
+            ("labels", data.train_labels),
+            ("mean", sample.mean(dim=(0, 2, 3)).view(1, -1, 1, 1)),
+            ("deviation", sample.std(dim=(0, 2, 3)).view(1, -1, 1, 1)),
+        ):
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, numbers: Tensor, **ignored: Any) -> dict[str, Tensor]:
+        """The loss of a batch of training images, by their numbers."""
+        del ignored
+        chain = Chain(step=self.step, examples=numbers)
+        x = augmented(self.images[numbers], self.crop, self.mirrored)
+        logits = self.net(self.normalised(x), chain)
+        loss = F.cross_entropy(logits.float(), self.labels[numbers])
+        return {"loss": loss + chain.penalty().to(loss.device), "logits": logits}
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Bytes as numbers with mean 0 and standard deviation 1, channels last in memory."""
+        x = (images.to(torch.float32) - self.mean) / self.deviation
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+def augmented(images: Tensor, crop: int, mirrored: bool) -> Tensor:
+    """Random crops of padded images, (batch, channels, height, width), half of them mirrored."""
+    batch, _, height, width = images.shape
+    device = images.device
+    rows = torch.arange(height, device=device).expand(batch, -1)
+    columns = torch.arange(width, device=device).expand(batch, -1)
+    if mirrored:
+        flip = torch.rand(batch, 1, device=device) < 0.5
+        columns = torch.where(flip, width - 1 - columns, columns)
+    if crop:
+        images = F.pad(images, (crop, crop, crop, crop))
+        shift = torch.randint(2 * crop + 1, (2, batch, 1), device=device)
+        rows, columns = rows + shift[0], columns + shift[1]
+    example = torch.arange(batch, device=device).view(-1, 1, 1)
+    picked = images.permute(0, 2, 3, 1)[example, rows.unsqueeze(2), columns.unsqueeze(1)]
+    return picked.permute(0, 3, 1, 2)  # channels last in memory
+
+
+class Epochs(torch.utils.data.Dataset[Tensor]):
+    """Batches of numbers of images, in another order for each epoch; the last, smaller one is left out."""
+
+    def __init__(self, count: int, batch: int, updates: int, seed: int) -> None:
+        self.count, self.batch, self.updates, self.seed = count, min(batch, count), updates, seed
+
+    @property
+    def per_epoch(self) -> int:
+        """Updates of an epoch."""
+        return self.count // self.batch
+
+    def __len__(self) -> int:
+        return self.updates
+
+    def __getitem__(self, update: int) -> Tensor:
+        epoch, place = divmod(update, self.per_epoch)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        order = torch.randperm(self.count, generator=generator)
+        return order[place * self.batch : (place + 1) * self.batch]
+
+
+def network(row: ImageRow, data: Images, seed: int) -> ResNet:
+    """The untrained network of a row."""
+    torch.manual_seed(seed)
+    side = data.train.shape[-1]
+    return resnet(
+        row.network, len(data.classes), mechanisms=row.mechanisms, stem="cifar", size=side, **row.sizes
+    )
+
+
+def optimizer_of(model: nn.Module, training: ImageTraining) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum; norms and biases are not decayed."""
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(groups, training.learning_rate, training.momentum, nesterov=True)
+
+
+def train(
+    folder: Path,
+    data: Images,
+    row: ImageRow,
+    training: ImageTraining,
+    seed: int,
+    device: str = "auto",
+    told: Callable[[int], object] | None = None,
+) -> tuple[Classifier, dict[str, Any]]:
+    """Train one network; return it in evaluation mode, and the numbers of its training.
+
+    Args:
+        folder: of the run, for checkpoints.
+        data: the images.
+        row: network and mechanisms.
+        training: settings.
+        seed: of initial weights, batches, crops and noise.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates after each of them.
+    """
+    from rich.console import Console
+    from transformers import set_seed
+
+    where = torch_device(device)
+    model = Classifier(network(row, data, seed), data, training.crop).to(where)
+    set_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def on_step(step: int) -> None:
+        model.step.fill_(step)
+        if told is not None:
+            told(step)
+
+    run = Run(
+        model,
+        folder,
+        steps=training.updates,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Epochs(len(data.train), training.batch, training.updates, seed),
+        collate=lambda batches: {"numbers": batches[0]},
+        console=Console(quiet=True),  # the recipe shows the progress of all trainings
+        name=folder.name,
+        device=device,
+        on_step=on_step,
+        in_order=True,
+        optimizer=optimizer_of(model, training),
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=training.warmup,
+        max_grad_norm=0.0,
+        bf16=where.type == "cuda",
+        logging_steps=max(1, training.updates // LOGS),
+    )
+    run.train()
+    model.eval()
+    history = run.trainer.state.log_history
+    return model, {
+        "updates": run.trainer.state.global_step,
+        "curve": [[entry["step"], entry["loss"]] for entry in history if "loss" in entry],
+        "step_ms": run.step_ms,
+        "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
+    }
+
+
+@torch.no_grad()
+def logits_of(model: Classifier, images: Tensor, sample: int | None = None) -> Tensor:
+    """Logits (images, classes), float32 on the CPU; under one draw of random weights, if asked."""
+    device, parts = model.step.device, []
+    for start in range(0, len(images), TEST_BATCH):
+        batch = images[start : start + TEST_BATCH].to(device)
+        numbers = torch.arange(start, start + len(batch), device=device)
+        chain = Chain(step=model.step, sample=sample, examples=numbers)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts.append(model.net(model.normalised(batch), chain).float().cpu())
+    return torch.cat(parts)
+
+
+def accuracies(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """Top-1 and top-5 accuracy in %."""
+    best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels.unsqueeze(1)
+    return {
+        "top1": 100 * float(best[:, 0].double().mean()),
+        "top5": 100 * float(best.any(dim=1).double().mean()),
+    }
+
+
+def measure(model: Classifier, data: Images, samples: int) -> dict[str, float]:
+    """Accuracy on the test set, negative log-likelihood and calibration.
+
+    A network with random weights predicts with the mean over `samples` draws; its accuracy with the mean of
+    the weights is there too.
+    """
+    from overt.judge.uncertainty import ece, selective_accuracy
+
+    scores, labels = logits_of(model, data.test), data.test_labels
+    found = accuracies(scores, labels)
+    probabilities = scores.double().softmax(dim=1)
+    random = any(layer.random for layer in model.net.modules() if isinstance(layer, AttentionMap))
+    if random:
+        found = {f"{name}_of_mean_weights": value for name, value in found.items()}
+        drawn = [logits_of(model, data.test, number).double().softmax(dim=1) for number in range(samples)]
+        probabilities = torch.stack(drawn).mean(dim=0)
+        found |= accuracies(probabilities, labels)
+    likelihood = probabilities.gather(1, labels.unsqueeze(1)).clamp(min=1e-12).log()
+    half = selective_accuracy(probabilities.numpy(), labels.numpy(), (0.5,))[0.5]
+    return {
+        **found,
+        "nll": -float(likelihood.mean()),
+        "ece": 100 * ece(probabilities.numpy(), labels.numpy()),
+        "top1_of_certain_half": 100 * half,
+    }
+
+
+def step_times(
+    data: Images, row: ImageRow, training: ImageTraining, device: str, updates: int
+) -> list[float]:
+    """Milliseconds of updates, after one that is not timed."""
+    where = torch_device(device)
+    model = Classifier(network(row, data, 0), data, training.crop).to(where).train()
+    optimizer = optimizer_of(model, training)
+    numbers = Epochs(len(data.train), training.batch, updates + 1, 0)
+    seconds = []
+    for update in range(updates + 1):
+        began = time.perf_counter()
+        with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
+            loss = model(numbers[update].to(where))["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return [1000 * each for each in seconds[1:]]
+
+
+def save(model: Classifier, folder: Path) -> None:
+    """Write the network's weights to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(model.net, folder)
