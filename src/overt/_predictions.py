@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 Link = Literal["softmax", "sigmoid", "identity"]
+LINKS: tuple[Link, ...] = get_args(Link)
 
 
 class Summary(NamedTuple):

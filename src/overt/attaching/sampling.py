@@ -1,4 +1,4 @@
-"""Predictive samples from an attached Bayesian model."""
+"""Predictive samples from a Bayesian model: an attached one, or any module that takes a chain."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._modes import in_other_mode, switched
-from overt._predictions import link_of, linked, summarize
+from overt._predictions import LINKS, Link, link_of, linked, summarize
 from overt.attaching.api import base_of, the_state
 from overt.attaching.state import AttachedState
 from overt.attaching.tokens import (
@@ -26,6 +27,7 @@ from overt.attaching.tokens import (
     vocabulary_of,
 )
 from overt.mechanisms.attention_map import AttentionMap
+from overt.mechanisms.chain import Chain
 
 # Targets of a loss, which is not computed here.
 LEFT_OUT = ("labels", "start_positions", "end_positions", "return_loss")
@@ -73,7 +75,7 @@ class SpanPosterior:
 @torch.no_grad()
 def posterior(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Any] | Tensor,
     samples: int = 20,
     dropout: bool = False,
     *,
@@ -81,6 +83,7 @@ def posterior(
     first: int = 0,
     rows: int = 256,
     generate: int | None = None,
+    problem_type: Link | None = None,
 ) -> Posterior | SpanPosterior | TokenPosterior:
     """Predictive distribution of a batch, by drawing the attention weights `samples` times.
 
@@ -91,10 +94,11 @@ def posterior(
     Several threads may sample from one model at once, while others evaluate it or generate.
 
     Args:
-        model: a model with a `Bayesian` attached; in any mode, which is restored.
-        batch: the model's inputs, as tokenizers and collators return them. Labels are ignored, except those
-            of a language model, whose log-probability is computed; a causal model without labels uses its
-            input as labels.
+        model: a model with a `Bayesian` attached, or a module whose `forward` takes `chain=`, such as those
+            of `overt.vision`; in any mode, which is restored.
+        batch: the model's inputs, as tokenizers and collators return them; for a module, its keyword
+            arguments, or its first argument alone. Labels are ignored, except those of a language model,
+            whose log-probability is computed; a causal model without labels uses its input as labels.
         samples: number of samples.
         dropout: leave dropout on while sampling, as the released code does. Its masks come from torch's
             generator, seeded here, and depend on `rows` and the batch. Modules change their mode meanwhile:
@@ -106,19 +110,28 @@ def posterior(
             sample after another.
         generate: generate at most this many tokens, once, greedily and with the mean of the weights, and
             report on these: each sample scores the same text.
+        problem_type: what turns outputs into predictions: "softmax", "sigmoid" or "identity". None takes it
+            from an attached model's config; outputs (batch, classes) of a module are taken for logits of a
+            softmax, all others as they are.
 
     Returns:
         A `TokenPosterior` for a language model, a `SpanPosterior` for question answering, a `Posterior` for
         anything else.
     """
-    wrapped, model, arguments = model, _inner(model), dict(batch)
-    base, state = base_of(model), the_state(model)
-    maps = (module for module in base.modules() if isinstance(module, AttentionMap))
-    if not dropout and not any(attention_map.random for attention_map in maps):
-        raise ValueError("posterior needs random weights: attach Bayesian(…), or pass dropout=True")
     _check.whole("samples", samples, 1)
     _check.whole("first", first, 0)
     _check.whole("rows", rows, 1)
+    if problem_type is not None:
+        _check.one_of("problem_type", problem_type, LINKS)
+    if takes_chain(_inner(model)):
+        if generate is not None:
+            raise ValueError(f"generate is for language models, got a {type(_inner(model)).__name__}")
+        return _of_module(_inner(model), batch, samples, dropout, seed, first, rows, problem_type)
+    if isinstance(batch, Tensor):
+        raise TypeError("batch must hold the inputs of an attached model by name, got a tensor")
+    wrapped, model, arguments = model, _inner(model), dict(batch)
+    base, state = base_of(model), the_state(model)
+    _check_random(base, dropout)
     query, sequences = None, None
     if generate is not None:
         _check.whole("generate", generate, 1)
@@ -158,7 +171,58 @@ def posterior(
         parts = [slice(place, place + rows) for place in range(start, samples * count, rows)]
         outputs += [_prediction(run(sample[part], example[part])) for part in parts]
     drawn = torch.cat(outputs)
-    return _summarize(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output)
+    return _summarize(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output, problem_type)
+
+
+def takes_chain(model: nn.Module) -> bool:
+    """Whether a module's forward pass takes a chain."""
+    return "chain" in signature(model.forward).parameters
+
+
+def _of_module(
+    model: nn.Module,
+    batch: Mapping[str, Any] | Tensor,
+    samples: int,
+    dropout: bool,
+    seed: int,
+    first: int,
+    rows: int,
+    problem_type: Link | None,
+) -> Posterior:
+    """`posterior` of a module that takes a chain."""
+    _check_random(model, dropout)
+    inputs = {"": batch} if isinstance(batch, Tensor) else dict(batch)
+    count, step = _batch_size(inputs), getattr(model, "step", 0)
+    sample = torch.arange(samples).repeat_interleave(count)
+    example = torch.arange(count).repeat(samples)
+
+    def run(part: slice) -> Tensor:
+        folded = {key: _take(value, example[part]) for key, value in inputs.items()}
+        first_argument = [folded.pop("")] if "" in folded else []
+        chain = Chain(step=step, sample=sample[part], examples=example[part] + first, seed=seed)
+        output = model(*first_argument, **folded, chain=chain)
+        if isinstance(output, Mapping):
+            output = output.get("logits")
+        if not isinstance(output, Tensor):
+            raise ValueError(f"posterior needs a tensor, or logits by name, from a {type(model).__name__}")
+        return output.float()
+
+    def trains(module: nn.Module) -> bool:
+        return dropout and not isinstance(module, nn.modules.batchnorm._NormBase)
+
+    with switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
+        drawn = torch.cat([run(slice(start, start + rows)) for start in range(0, samples * count, rows)])
+    drawn = drawn.view(samples, count, *drawn.shape[1:])
+    link = problem_type
+    if link is None:
+        link = "softmax" if drawn.dim() == 3 and drawn.shape[-1] > 1 else "identity"
+    return _summary(linked(drawn, link), probabilities=link == "softmax")
+
+
+def _check_random(model: nn.Module, dropout: bool) -> None:
+    maps = (module for module in model.modules() if isinstance(module, AttentionMap))
+    if not dropout and not any(attention_map.random for attention_map in maps):
+        raise ValueError("posterior needs random weights: attach Bayesian(…), or pass dropout=True")
 
 
 # Running the model.
@@ -250,7 +314,9 @@ def _has_spans(output: Any) -> bool:
     return all(isinstance(getattr(output, name, None), Tensor) for name in ("start_logits", "end_logits"))
 
 
-def _summarize(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) -> Posterior | SpanPosterior:
+def _summarize(
+    base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any, problem_type: Link | None
+) -> Posterior | SpanPosterior:
     """A summary of predictions, (samples, batch, …), of the same type as this output."""
     if getattr(output, "logits", None) is None:
         if getattr(output, "last_hidden_state", None) is not None:
@@ -260,6 +326,8 @@ def _summarize(base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any) ->
         return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
     if _are_choices(inputs, drawn.shape[1:]):
         return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
+    if problem_type is not None:
+        return _summary(linked(drawn, problem_type), probabilities=problem_type == "softmax")
     link = link_of(base.config, drawn.shape[-1])
     classes = {getattr(base.config, "num_labels", None), vocabulary_of(base)}
     # Pixels, or one logit per token, are not a distribution over their last axis.
