@@ -1,6 +1,6 @@
 """Attention over pixels: attention-augmented ResNets whose maps may evolve or be random.
 
-`resnet` makes a network by name, `AugmentedConv2d` is its layer.
+`resnet` makes a network by name, `AugmentedConv2d` is its layer; `augment` changes a ResNet that you have.
 """
 
 import re
@@ -11,9 +11,10 @@ from overt import _check
 from overt.mechanisms.builtin import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.augmented_conv import AugmentedConv2d, Size, pair
+from overt.models.augmenting import augment
 from overt.models.resnet import DEPTHS, KINDS, Preset, ResNet, Stem
 
-__all__ = ["AugmentedConv2d", "ResNet", "resnet"]
+__all__ = ["AugmentedConv2d", "ResNet", "augment", "resnet"]
 
 
 def resnet(

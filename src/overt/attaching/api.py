@@ -23,6 +23,7 @@ from overt.attaching.state import AttachedState, attached_states, average_by_lab
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
+from overt.models.augmenting import augmentation_of, restore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,7 +100,13 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Undo `attach`: remove its parameters, hooks and settings, and leave the model as it was before."""
+    """Undo `attach` or `vision.augment`: remove parameters, hooks and settings; the model is as before.
+
+    A convolution that was augmented gets its own filters back; those trained since are dropped, with a
+    warning.
+    """
+    if augmentation_of(model) is not None:
+        return restore(model)
     state = the_state(base_of(model))
     owner = next(module for module in model.modules() if module._modules.get("overt_state") is state)
     for handle in state.hooks:

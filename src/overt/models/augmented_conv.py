@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,12 @@ class AugmentedConv2d(nn.Module):
         scale_positions: whether the position terms are scaled with the products, as by Bello et al. and in
             the released code, or not, as in equation 2.
         bias: whether the convolution has a bias.
+
+    Attributes:
+        surrounding: gives the chain of a pass to which none is passed.
     """
+
+    surrounding: Callable[[], Chain | None]
 
     def __init__(
         self,
@@ -93,7 +98,7 @@ class AugmentedConv2d(nn.Module):
             )
         self.in_channels, self.out_channels, self.stride, self.pool = in_channels, out_channels, stride, pool
         self.heads, self.key_channels, self.value_channels = heads, key_channels, value_channels
-        self.size, self.scale_positions = pair("size", size), scale_positions
+        self.size, self.scale_positions, self.surrounding = pair("size", size), scale_positions, around
         rest = out_channels - value_channels
         self.conv = nn.Conv2d(in_channels, rest, kernel_size, stride, kernel_size // 2, bias=bias)
         self.qkv = nn.Conv2d(in_channels, 2 * key_channels + value_channels, 1)
@@ -127,7 +132,7 @@ class AugmentedConv2d(nn.Module):
             x: the image.
             chain: of this forward pass; by default that of the surrounding `with chain:`.
         """
-        chain = chain or around() or Chain()
+        chain = chain or self.surrounding() or Chain()
         convolved = self.conv(x)
         self._check(convolved.shape[-2:])
         attended = self._attend(self._pooled(x), chain)

@@ -1,0 +1,181 @@
+"""Attention in ResNets that were made elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import overt
+from overt.vision import AugmentedConv2d, augment
+
+EVOLVING = overt.Evolving(alpha=0.5, beta=0.5, init="kaiming")
+
+
+class BasicBlock(nn.Module):
+    """As torchvision's: its convolutions are called with one argument."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = nn.Conv2d(inside, width, 1, stride, bias=False) if inside != width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + shortcut)
+
+
+class TheirResNet(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.conv1, self.checkpointing = nn.Conv2d(3, width, 3, 1, 1, bias=False), False
+        for stage in range(4):
+            wide, stride = width * 2**stage, 1 if stage == 0 else 2
+            blocks = BasicBlock(wide if stage == 0 else wide // 2, wide, stride), BasicBlock(wide, wide, 1)
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(8 * width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+def network(*mechanisms: overt.Mechanism, plain: bool = False) -> TheirResNet:
+    torch.manual_seed(0)
+    model = TheirResNet()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.0  # else what runs again counts twice
+            nn.init.normal_(module.running_mean, std=0.1)
+    if not plain:
+        augment(model, *mechanisms, size=16)
+    return model
+
+
+def images(seed: int = 0) -> Tensor:
+    return torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    for x in inputs:
+        model(x).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def layers(model: nn.Module) -> list[AugmentedConv2d]:
+    return [module for module in model.modules() if isinstance(module, AugmentedConv2d)]
+
+
+def test_every_3x3_convolution_of_the_last_stages_gets_attention_and_chains_go_on() -> None:
+    found = layers(network(EVOLVING))
+    assert len(found) == 12
+    assert [layer.map.site.layer for layer in found] == list(range(12))
+    assert [layer.map.site.starts for layer in found] == [n in (0, 8) for n in range(12)]
+    assert [layer.position.height for layer in found] == [4] * 8 + [2] * 4
+
+
+def test_filters_and_statistics_that_stay_are_the_networks_own() -> None:
+    plain, model = network(plain=True), network(EVOLVING)
+    assert isinstance(model.layer3[0].conv1, AugmentedConv2d)
+    layer, kept = model.layer3[0].conv1, 64 - 8
+    assert torch.equal(layer.conv.weight, plain.layer3[0].conv1.weight[:kept])
+    assert torch.equal(model.layer3[0].bn1.running_mean[:kept], plain.layer3[0].bn1.running_mean[:kept])
+    assert not model.layer3[0].bn1.running_mean[kept:].any()
+    names = set(model.state_dict())
+    assert not any("replaced" in name or name == "layer3.0.conv1.weight" for name in names), "no second copy"
+
+
+def test_detach_gives_back_the_network_bit_for_bit() -> None:
+    plain, model = network(plain=True), network(EVOLVING)
+    with torch.no_grad():
+        assert not torch.equal(plain.eval()(images()), model.eval()(images()))
+    assert overt.detach(model) is model
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True)
+    )
+    with torch.no_grad():
+        assert torch.equal(plain(images()), model(images()))
+    assert not model._forward_hooks
+    augment(model, EVOLVING, size=16)
+    with torch.no_grad():
+        model.layer2[0].conv1.conv.weight += 1.0
+    with pytest.warns(UserWarning, match="1 convolutions have been trained"):
+        overt.detach(model)
+
+
+def test_checkpointed_blocks_find_the_chain_of_their_pass() -> None:
+    model = network(EVOLVING)
+    want = gradients(model, images())
+    model.checkpointing = True
+    torch.testing.assert_close(gradients(model, images()), want, rtol=1e-4, atol=1e-6)
+    model.zero_grad()
+    first, second = model(images()), model(images(1))  # two passes before the first backward
+    second.square().mean().backward()
+    first.square().mean().backward()
+    got = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    model.checkpointing = False
+    torch.testing.assert_close(got, gradients(model, images(), images(1)), rtol=1e-4, atol=1e-6)
+    model.checkpointing = True
+    with pytest.raises(RuntimeError, match="several forward passes again"):
+        (model(images()).square().mean() + model(images(1)).square().mean()).backward()
+
+
+def test_random_weights_use_the_callers_chain() -> None:
+    model = network(overt.Bayesian(d_mid=2)).train()
+    with overt.Chain(step=3) as chain:
+        out = model(images())
+    assert chain.has_loss
+    with overt.Chain(step=3) as chain:
+        assert torch.equal(model(images()), out)
+    with overt.Chain(step=4):
+        assert not torch.equal(model(images()), out)
+
+
+def test_copies_and_pickles_run_with_chains_of_their_own() -> None:
+    model = network(EVOLVING).eval()
+    with torch.no_grad():
+        want = model(images())
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(other(images()), want)
+            state = vars(other)["_overt_augmented"]
+            assert state.passes is not vars(model)["_overt_augmented"].passes
+            assert all(layer.surrounding.__self__ is state.passes for layer in layers(other))
+
+
+def grouped(model: TheirResNet) -> None:
+    model.layer2[0].conv1 = nn.Conv2d(16, 32, 3, 2, 1, groups=2)
+
+
+def dilated(model: TheirResNet) -> None:
+    model.layer3[1].conv2 = nn.Conv2d(64, 64, 3, 1, 2, dilation=2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (grouped, r"layer2.0.conv1 is grouped \(groups=2\)"),
+        (dilated, r"layer3.1.conv2 is dilated \(dilation=2\)"),
+        (lambda model: augment(model, size=16), "augmented already: call overt.detach first"),
+    ],
+)
+def test_networks_that_do_not_fit_are_named(spoil: object, message: str) -> None:
+    model = network(plain=True)
+    spoil(model)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=message):
+        augment(model, EVOLVING, size=16)
+    with pytest.raises(ValueError, match="a Linear has no 3×3 convolutions in layer2, layer3, layer4"):
+        augment(nn.Linear(2, 2))
