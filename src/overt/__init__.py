@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from overt import judge, vision
+from overt import judge
 from overt._version import __version__
 from overt.attaching import (
     Posterior,
@@ -31,6 +31,7 @@ from overt.tracing import Trace, flow, raw, rollout, trace
 from overt.view import page
 
 if TYPE_CHECKING:
+    from overt import vision
     from overt.attaching.loss_log import LossLog
 
 __all__ = [
@@ -83,15 +84,18 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import `LossLog`, which needs transformers, on first use; resolve moved names with a warning."""
+    """Import `vision`, and `LossLog`, which needs transformers, on first use; moved names give a warning."""
+    import importlib
+    import warnings
+
     if name == "LossLog":
         from overt.attaching.loss_log import LossLog
 
         return LossLog
+    if name == "vision":
+        return importlib.import_module("overt.vision")
     if name not in _MOVED:
         raise AttributeError(f"module 'overt' has no attribute {name!r}")
-    import importlib
-    import warnings
 
     module = _MOVED[name]
     warnings.warn(f"overt.{name} has moved: {module}.{name}", DeprecationWarning, stacklevel=2)

@@ -23,7 +23,6 @@ from overt.attaching.state import AttachedState, attached_states, average_by_lab
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
-from overt.models.augmenting import augmentation_of, restore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,7 +104,9 @@ def detach(model: nn.Module) -> nn.Module:
     A convolution that was augmented gets its own filters back; those trained since are dropped, with a
     warning.
     """
-    if augmentation_of(model) is not None:
+    if hasattr(model, "_overt_augmented"):
+        from overt.models.augmenting import restore
+
         return restore(model)
     state = the_state(base_of(model))
     owner = next(module for module in model.modules() if module._modules.get("overt_state") is state)
