@@ -357,7 +357,7 @@ def test_operators_keep_to_the_rules_of_torch(form: str) -> None:
     assert form_of(frozenset({form})) is not None
     leaves = (x.requires_grad_() for x in (call.query, call.key, call.value))
     groups: tuple[Any, ...] = flat_of(call, Drawing(), overt.Chain(step=0))
-    groups = (groups[0]._make((*leaves, call.scale)), *groups[1:])
+    groups = (groups[0]._make((*leaves, call.scale, None)), *groups[1:])
     operator = bayesian
     if form == "Evolving":
         operator = evolving

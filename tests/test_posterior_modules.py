@@ -71,6 +71,18 @@ def test_dropout_alone_can_be_sampled_and_batch_norms_stay_as_they_are() -> None
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
 
 
+def test_labels_are_ignored_and_compiled_modules_are_sampled(model: Classifier, x: Tensor) -> None:
+    want = overt.posterior(model, x, samples=2).samples
+    with_labels = {"x": x, "labels": torch.zeros(4)}
+    torch.testing.assert_close(overt.posterior(model, with_labels, samples=2).samples, want)
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(overt.posterior(compiled, x, samples=2).samples, want)
+    with pytest.raises(TypeError, match="batch must be a tensor, or inputs by name, got a list"):
+        overt.posterior(model, [x, x])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch must hold at least one example, got none"):
+        overt.posterior(model, x[:0])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

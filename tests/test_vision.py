@@ -279,6 +279,7 @@ def test_channels_last_agrees_with_plain() -> None:
 def two_layers(mechanisms: list[overt.Mechanism]) -> tuple[AugmentedConv2d, AugmentedConv2d]:
     below, above = layer_of(mechanisms=mechanisms), layer_of(mechanisms=mechanisms, layer=1)
     above.conv, above.qkv = (nn.Conv2d(12, conv.out_channels, 1) for conv in (above.conv, above.qkv))
+    above.in_channels = 12
     return below.float(), above.float()
 
 
@@ -338,12 +339,29 @@ def test_it_answers_to_timms_calls() -> None:
         (lambda: layer_of(stride=3), "stride must be .*got 3"),
         (lambda: small()(images(1, 40)), r"images of 40 × 40 are larger .*make it with size=\(40, 40\)"),
         (lambda: small()(images(1, channels=4)), r"images must be \(batch, 3, height, width\), got \(1, 4"),
+        (
+            lambda: layer_of(size=(3, 4, 4)),
+            r"size must be a whole number, or height and width, got \(3, 4, 4\)",
+        ),
+        (lambda: layer_of(size=4.0), "size must be a whole number, or height and width, got 4.0"),
+        (lambda: layer_of(stride=(1, 2)), r"stride must be the same in both directions, got \(1, 2\)"),
+        (
+            lambda: layer_of()(torch.zeros(6, 6, 6).double()),
+            r"images must be \(batch, 6, height, width\), got",
+        ),
+        (lambda: resnet("aa-resnet-34", blocks=[1, 0, 1, 1]), "blocks must be .*got 0"),
+        (lambda: resnet("aa-resnet-34", blocks=3), "blocks must be 4 whole numbers, .*got 3"),  # type: ignore[arg-type]
         (lambda: layer_of(size=4)(images(1, 6, channels=6).double()), r"6 × 6 is larger .*size=\(6, 6\)"),
     ],
 )
 def test_what_does_not_fit_is_named(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_a_lone_mechanism_is_named() -> None:
+    with pytest.raises(TypeError, match="mechanisms must be a list, got a Evolving"):
+        resnet("aa-resnet-34", mechanisms=EVOLVING)  # type: ignore[arg-type]
 
 
 def test_kinds_are_those_of_the_table() -> None:

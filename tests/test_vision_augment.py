@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -132,6 +134,64 @@ def test_checkpointed_blocks_find_the_chain_of_their_pass() -> None:
     model.checkpointing = True
     with pytest.raises(RuntimeError, match="several forward passes again"):
         (model(images()).square().mean() + model(images(1)).square().mean()).backward()
+    state = vars(model)["_overt_augmented"].passes
+    assert len(state._again) <= 1  # of the pass that failed
+    with overt.Chain():
+        first = model(images())
+    with overt.Chain():  # of another pass
+        model(images(1))
+        model.zero_grad()
+        first.square().mean().backward()
+    torch.testing.assert_close(grads(model), want, rtol=1e-4, atol=1e-6)
+
+
+def grads(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_maps_are_freed_after_the_backward_pass() -> None:
+    model = network(EVOLVING)
+    out = model(images())
+    out.sum().backward()
+    assert not vars(model)["_overt_augmented"].passes._again
+    chain = overt.Chain()
+    with chain:
+        out = model(images())
+    known = weakref.ref(chain)
+    out.sum().backward()
+    del out, chain
+    gc.collect()
+    assert known() is None
+
+
+def test_a_chain_is_refused_for_a_second_pass_and_layers_need_their_network() -> None:
+    model = network(EVOLVING)
+    with overt.Chain():
+        model(images())
+        with pytest.raises(RuntimeError, match="a chain is for one forward pass"):
+            model(images())
+    model(images())
+    with pytest.raises(RuntimeError, match="call the network itself, or run its parts in"):
+        model.forward(images())
+
+
+def test_posterior_draws_from_an_augmented_network() -> None:
+    model = network(overt.Bayesian(k=0.5, prior=None)).eval()
+    drawn = overt.posterior(model, images(), samples=3)
+    assert float(drawn.spread.max()) > 0.0
+    with overt.Chain(step=0, sample=1, examples=torch.arange(4)), torch.no_grad():
+        torch.testing.assert_close(drawn.samples[1], model(images()).softmax(dim=-1))
+
+
+def test_a_network_that_has_attention_is_refused_and_frozen_filters_stay_frozen() -> None:
+    with pytest.raises(ValueError, match="has attention already: make it with mechanisms"):
+        augment(overt.vision.resnet("aa-resnet-34", stem="cifar", width=8), EVOLVING, size=32)
+    with pytest.raises(ValueError, match="key_share must lie between 0 and 1, got -1"):
+        augment(network(plain=True), EVOLVING, size=16, key_share=-1.0)
+    model = network(plain=True).requires_grad_(False)
+    augment(model, EVOLVING, size=16)
+    assert not model.layer2[0].conv1.conv.weight.requires_grad
+    assert model.layer2[0].conv1.qkv.weight.requires_grad
 
 
 def test_random_weights_use_the_callers_chain() -> None:

@@ -60,12 +60,16 @@ def resnet(
         raise ValueError(f"preset='official' is for aa-resnet-50 and ea-aa-resnet-50, got {name}")
     if kind == "resnet" and mechanisms is not None:
         raise ValueError(f"mechanisms are for networks with attention, such as aa-{name}")
+    if isinstance(mechanisms, Mechanism):
+        raise TypeError(f"mechanisms must be a list, got a {type(mechanisms).__name__}: pass it in [ ]")
     if mechanisms is None and kind != "resnet":
         mechanisms = [Evolving(alpha=depth.alpha, beta=1.0)] if kind == "ea-aa-resnet" else []
     _check.whole("width", width, 8)
     if blocks is not None:
-        if len(blocks) != len(depth.blocks):
-            raise ValueError(f"blocks must name the blocks of {len(depth.blocks)} stages, got {list(blocks)}")
+        if not isinstance(blocks, Sequence) or len(blocks) != len(depth.blocks):
+            raise ValueError(f"blocks must be {len(depth.blocks)} whole numbers, one per stage, got {blocks}")
+        for count in blocks:
+            _check.whole("blocks", count, 1)
         depth = replace(depth, blocks=tuple(blocks))
     largest = pair("size", (224 if stem == "imagenet" else 32) if size is None else size)
     return ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)

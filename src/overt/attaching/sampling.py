@@ -33,6 +33,7 @@ from overt.mechanisms.chain import Chain
 LEFT_OUT = ("labels", "start_positions", "end_positions", "return_loss")
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _seeding = threading.Lock()  # torch has one generator for all threads
+_one_by_one = threading.Lock()  # modules change their mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,9 @@ def posterior(
     column: they do not change with the rest of the batch or with the number of rows run at once. Rows count
     from the left, so pad on the right if an example should have the same draws at another length.
 
-    Several threads may sample from one model at once, while others evaluate it or generate.
+    Several threads may sample from one attached model at once, while others evaluate it or generate. Modules
+    that take a chain are sampled one after the other, and must not run elsewhere meanwhile unless they are in
+    evaluation mode.
 
     Args:
         model: a model with a `Bayesian` attached, or a module whose `forward` takes `chain=`, such as those
@@ -123,7 +126,9 @@ def posterior(
     _check.whole("rows", rows, 1)
     if problem_type is not None:
         _check.one_of("problem_type", problem_type, LINKS)
-    if takes_chain(_inner(model)):
+    if not isinstance(batch, Tensor | Mapping):
+        raise TypeError(f"batch must be a tensor, or inputs by name, got a {type(batch).__name__}")
+    if takes_chain(_inner(model)) or hasattr(_inner(model), "_overt_augmented"):
         if generate is not None:
             raise ValueError(f"generate is for language models, got a {type(_inner(model)).__name__}")
         return _of_module(_inner(model), batch, samples, dropout, seed, first, rows, problem_type)
@@ -176,7 +181,8 @@ def posterior(
 
 def takes_chain(model: nn.Module) -> bool:
     """Whether a module's forward pass takes a chain."""
-    return "chain" in signature(model.forward).parameters
+    inside: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    return "chain" in signature(inside.forward).parameters
 
 
 def _of_module(
@@ -191,8 +197,12 @@ def _of_module(
 ) -> Posterior:
     """`posterior` of a module that takes a chain."""
     _check_random(model, dropout)
-    inputs = {"": batch} if isinstance(batch, Tensor) else dict(batch)
-    count, step = _batch_size(inputs), getattr(model, "step", 0)
+    inputs: dict[str, Any] = {"": batch}
+    if not isinstance(batch, Tensor):
+        inputs = {key: value for key, value in batch.items() if key not in LEFT_OUT}
+    count, step, passed = _batch_size(inputs), getattr(model, "step", 0), takes_chain(model)
+    if count == 0:
+        raise ValueError("batch must hold at least one example, got none")
     sample = torch.arange(samples).repeat_interleave(count)
     example = torch.arange(count).repeat(samples)
 
@@ -200,7 +210,11 @@ def _of_module(
         folded = {key: _take(value, example[part]) for key, value in inputs.items()}
         first_argument = [folded.pop("")] if "" in folded else []
         chain = Chain(step=step, sample=sample[part], examples=example[part] + first, seed=seed)
-        output = model(*first_argument, **folded, chain=chain)
+        if passed:
+            output = model(*first_argument, **folded, chain=chain)
+        else:
+            with chain:
+                output = model(*first_argument, **folded)
         if isinstance(output, Mapping):
             output = output.get("logits")
         if not isinstance(output, Tensor):
@@ -210,7 +224,7 @@ def _of_module(
     def trains(module: nn.Module) -> bool:
         return dropout and not isinstance(module, nn.modules.batchnorm._NormBase)
 
-    with switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
+    with _one_by_one, switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
         drawn = torch.cat([run(slice(start, start + rows)) for start in range(0, samples * count, rows)])
     drawn = drawn.view(samples, count, *drawn.shape[1:])
     link = problem_type
@@ -222,7 +236,10 @@ def _of_module(
 def _check_random(model: nn.Module, dropout: bool) -> None:
     maps = (module for module in model.modules() if isinstance(module, AttentionMap))
     if not dropout and not any(attention_map.random for attention_map in maps):
-        raise ValueError("posterior needs random weights: attach Bayesian(…), or pass dropout=True")
+        raise ValueError(
+            "posterior needs random weights: attach Bayesian(…), or make the network with "
+            "mechanisms=[Bayesian(…)], or pass dropout=True"
+        )
 
 
 # Running the model.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ class Images:
             "test": len(self.test),
             "classes": len(self.classes),
             "size": list(self.train.shape[1:]),
+            "mirrored": self.mirrored,
             "remark": self.remark,
             "sha256": self.sha256,
         }
@@ -80,12 +82,6 @@ class Images:
             sha256=hashlib.sha256(f"{self.sha256} {share} {seed}".encode()).hexdigest(),
             remark=f"{self.remark}; " * bool(self.remark) + f"{share:.0%} of the training set for testing",
         )
-
-
-def has_cifar100(data: Path | None) -> bool:
-    """Whether the data folder has CIFAR-100."""
-    folder = data_folder(data)
-    return folder is not None and _npz(folder) is not None
 
 
 def load_cifar100(data: Path | None) -> Images:
@@ -123,10 +119,14 @@ def _read_npz(path: Path, digest: Any) -> tuple[Tensor, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as file:
             blob, offsets, labels = (file[name] for name in ("jpeg", "offsets", "labels"))
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise ValueError(f"{path} must be an npz file with jpeg, offsets and labels: {error}") from None
-    if len(offsets) != len(labels) + 1 or not len(labels) or offsets[-1] > len(blob):
+    if len(offsets) != len(labels) + 1 or not len(labels):
         raise ValueError(f"{path} has {len(labels)} labels, but offsets of {len(offsets) - 1} images")
+    if offsets[-1] > len(blob):
+        raise ValueError(f"{path} has {len(blob)} bytes of images, but offsets up to {offsets[-1]}")
+    if labels.min() < 0:
+        raise ValueError(f"{path} must have labels from 0 on, got {labels.min()}")
     content = blob.tobytes()
     for part in (content, offsets.astype(np.int64).tobytes(), labels.astype(np.int64).tobytes()):
         digest.update(part)

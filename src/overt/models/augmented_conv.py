@@ -23,7 +23,10 @@ Size = int | tuple[int, int]
 
 def pair(name: str, size: Size, least: int = 1) -> tuple[int, int]:
     """Height and width."""
-    height, width = (size, size) if isinstance(size, int) else size
+    both = (size, size) if isinstance(size, int) else size
+    if not isinstance(both, Sequence) or isinstance(both, str) or len(both) != 2:
+        raise ValueError(f"{name} must be a whole number, or height and width, got {size!r}")
+    height, width = both
     _check.whole(name, height, least)
     _check.whole(name, width, least)
     return height, width
@@ -64,8 +67,8 @@ class AugmentedConv2d(nn.Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int = 3,
-        stride: int = 1,
+        kernel_size: Size = 3,
+        stride: Size = 1,
         *,
         heads: int = 8,
         key_channels: int | None = None,
@@ -81,6 +84,9 @@ class AugmentedConv2d(nn.Module):
         super().__init__()
         for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("heads", heads)):
             _check.whole(name, number, 1)
+        kernel_size, stride = (
+            _one(name, x) for name, x in (("kernel_size", kernel_size), ("stride", stride))
+        )
         _check.one_of("stride", stride, (1, 2))
         _check.one_of("pool", pool, (1, 2))
         if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
@@ -94,7 +100,7 @@ class AugmentedConv2d(nn.Module):
         if value_channels >= out_channels:
             raise ValueError(
                 f"value_channels must be less than out_channels ({out_channels}), got {value_channels}: "
-                "nothing would be left for the convolution"
+                "nothing would be left for the convolution; try fewer heads"
             )
         self.in_channels, self.out_channels, self.stride, self.pool = in_channels, out_channels, stride, pool
         self.heads, self.key_channels, self.value_channels = heads, key_channels, value_channels
@@ -132,6 +138,10 @@ class AugmentedConv2d(nn.Module):
             x: the image.
             chain: of this forward pass; by default that of the surrounding `with chain:`.
         """
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(
+                f"images must be (batch, {self.in_channels}, height, width), got {tuple(x.shape)}"
+            )
         chain = chain or self.surrounding() or Chain()
         convolved = self.conv(x)
         self._check(convolved.shape[-2:])
@@ -191,6 +201,14 @@ class AugmentedConv2d(nn.Module):
             return fused
         weights: Tensor = self.map(call, chain)
         return weights.to(call.value.dtype) @ call.value
+
+
+def _one(name: str, size: Size) -> int:
+    """A whole number, which may be given twice, as to `nn.Conv2d`."""
+    height, width = pair(name, size)
+    if height != width:
+        raise ValueError(f"{name} must be the same in both directions, got {size}")
+    return height
 
 
 def channels(number: float, heads: int, least: int = 1) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,13 @@ STAGES = "layer2", "layer3", "layer4"
 _STATE = "_overt_augmented"  # attribute of an augmented network
 
 
+class Pass:
+    """One forward pass of an augmented network."""
+
+    def __init__(self, chain: Chain, opened: bool) -> None:
+        self.chain, self.opened = chain, opened
+
+
 class Passes:
     """Which chain the layers of an augmented network use, also where they run again in the backward pass.
 
@@ -32,50 +40,65 @@ class Passes:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._again: dict[int, Chain | None] = {}  # number of a backward pass → its chain, None for several
+        self._used: WeakSet[Chain] = WeakSet()
+        self._again: dict[int, Pass | None] = {}  # number of a backward pass → its pass, None for several
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Passes, ()  # a copied network's passes are its own
 
-    def now(self) -> Chain | None:
+    def now(self) -> Chain:
         """The chain of the pass that is running in this thread."""
-        if (chain := around()) is not None:
-            return chain
         number = torch._C._current_graph_task_id()
-        if number not in self._again:
-            return None
-        if self._again[number] is None:
+        if number != -1:  # a block is running again
+            found = self._again.get(number)
+            if found is None:
+                several = "of several forward passes again" if number in self._again else "of an unknown pass"
+                raise RuntimeError(
+                    f"this backward pass runs checkpointed blocks {several}, and cannot tell their maps "
+                    "apart: call backward once for each forward pass, on the network's own outputs"
+                )
+            return found.chain
+        chain = around()
+        if chain is None:
             raise RuntimeError(
-                "one backward pass runs checkpointed blocks of several forward passes again, and cannot tell "
-                "their maps apart: call backward once for each forward pass"
+                "an augmented network's layers ran outside its forward pass, and have no chain of maps: call "
+                "the network itself, or run its parts in `with overt.Chain():`"
             )
-        return self._again[number]
+        return chain
 
     def before(self, module: nn.Module, args: Any) -> None:
         """A pass begins: it gets a chain, unless the caller made one."""
         del module, args
         chain = around()
-        opened = None if chain is not None else Chain()
-        if opened is not None:
-            opened.__enter__()
-        stack = self._local.__dict__.setdefault("stack", [])
-        stack.append((chain or opened, opened))
+        if chain is not None and chain in self._used and torch.is_grad_enabled():
+            raise RuntimeError("a chain is for one forward pass: use a new overt.Chain for the next")
+        current = Pass(Chain() if chain is None else chain, chain is None)
+        if current.opened:
+            current.chain.__enter__()
+        self._used.add(current.chain)
+        self._local.__dict__.setdefault("stack", []).append(current)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """A pass ends; its chain is kept as long as its outputs may be differentiated."""
         del module, args
-        chain, opened = self._local.stack.pop()
-        if opened is not None:
-            opened.__exit__(None, None, None)
+        if not self._local.__dict__.get("stack"):  # it did not begin
+            return
+        current = self._local.stack.pop()
+        if current.opened:
+            current.chain.__exit__(None, None, None)
         for tensor in _tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._begin, chain))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._begin, current))  # type: ignore[no-untyped-call]
 
-    def _begin(self, chain: Chain, gradient: Tensor) -> None:
+    def _begin(self, current: Pass, gradient: Tensor) -> None:
         del gradient
         number = torch._C._current_graph_task_id()
-        known = self._again.get(number, chain)
-        self._again = {number: chain if known is chain else None}
+        if number not in self._again:
+            self._again[number] = current
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._again.pop(number, None))
+        elif self._again[number] is not current:
+            self._again[number] = None
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -140,7 +163,12 @@ def augment(
     """
     if augmentation_of(model) is not None:
         raise ValueError(f"this {type(model).__name__} is augmented already: call overt.detach first")
+    if any(isinstance(module, AugmentedConv2d) for module in model.modules()):
+        raise ValueError(f"this {type(model).__name__} has attention already: make it with mechanisms=[…]")
     _check.whole("heads", heads, 1)
+    for name, share in (("key_share", key_share), ("value_share", value_share)):
+        if share is not None and not 0.0 < share < 1.0:
+            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
     found = _convolutions(model)
     sizes = _output_sizes(model, found, pair("size", size))
     state, last = Augmentation(), None
@@ -174,6 +202,7 @@ def augment(
             layer.conv.weight.copy_(conv.weight[:kept])
             if conv.bias is not None and layer.conv.bias is not None:
                 layer.conv.bias.copy_(conv.bias[:kept])
+        layer.conv.requires_grad_(conv.weight.requires_grad)
         layer.surrounding = state.passes.now
         layer.train(conv.training)
         _reset_norm(model, path, kept, state)
