@@ -266,6 +266,10 @@ def test_checkpointed_networks_have_the_same_gradients() -> None:
     want = loss_and_gradients(model, images())
     model.set_grad_checkpointing()
     torch.testing.assert_close(loss_and_gradients(model, images()), want, rtol=1e-4, atol=1e-5)
+    chain = overt.Chain(step=1)
+    model(images(), chain=chain)
+    with pytest.raises(RuntimeError, match="a chain is for one forward pass"):
+        model(images(), chain=chain)
 
 
 def test_channels_last_agrees_with_plain() -> None:

@@ -175,6 +175,11 @@ def test_a_chain_is_refused_for_a_second_pass_and_layers_need_their_network() ->
         model.forward(images())
 
 
+def test_detaching_what_is_not_attached_is_named() -> None:
+    with pytest.raises(ValueError, match="nothing is attached to this TheirResNet"):
+        overt.detach(network(plain=True))
+
+
 def test_posterior_draws_from_an_augmented_network() -> None:
     model = network(overt.Bayesian(k=0.5, prior=None)).eval()
     drawn = overt.posterior(model, images(), samples=3)

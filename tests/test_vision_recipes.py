@@ -221,6 +221,12 @@ def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path:
     torch.testing.assert_close(weights("cut"), want, rtol=1e-5, atol=1e-6)
 
 
+def test_several_processes_are_refused(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start them without accelerate launch"):
+        recipe()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

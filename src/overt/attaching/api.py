@@ -108,6 +108,10 @@ def detach(model: nn.Module) -> nn.Module:
         from overt.models.augmenting import restore
 
         return restore(model)
+    if not hasattr(model, "config") and state_in(model) is None:
+        raise ValueError(
+            f"nothing is attached to this {type(model).__name__}, and overt.vision.augment has not changed it"
+        )
     state = the_state(base_of(model))
     owner = next(module for module in model.modules() if module._modules.get("overt_state") is state)
     for handle in state.hooks:

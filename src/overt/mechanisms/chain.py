@@ -183,6 +183,11 @@ class Chain:
                 "number them layer=0, 1, 2, …"
             )
 
+    @property
+    def used(self) -> bool:
+        """Whether attentions with mechanisms have run in it."""
+        return bool(self._owners)
+
     def layer_number(self, owner: object) -> int:
         """The layer of an attention made without one: the number of such calls before it in this pass."""
         calls = self._called.setdefault(owner, [])

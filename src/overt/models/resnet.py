@@ -255,6 +255,11 @@ class ResNet(nn.Module):
         """The last stage's output (batch, num_features, height, width)."""
         chain = chain or around() or Chain()
         self._check(x)
+        if chain.used and torch.is_grad_enabled() and any(stage.grad_checkpointing for stage in self.stages):
+            raise RuntimeError(
+                "a chain is for one forward pass, and checkpointed blocks would read the maps of the last: "
+                "use a new overt.Chain for the next"
+            )
         x = self.maxpool(self.act1(self.bn1(self.conv1(x))))
         for stage in self.stages:
             x = stage(x, chain)

@@ -66,8 +66,13 @@ class Known:
         """Whether some numbers are, or will be, from no result file."""
         return len(self.numbers) + len(self.tasks) > self.stored + self.shared
 
-    def say(self, request: Request) -> None:
-        """Print what is known."""
+    def fill(self, request: Request, shared: Any, perform: Perform[Task, Any], **how: Any) -> None:
+        """Say what is known, and train what is not; the arguments are those of `train_all`."""
+        self._say(request)
+        if self.tasks:
+            self.numbers |= train_all(self.tasks, shared, request, perform, **how)
+
+    def _say(self, request: Request) -> None:
         console, from_files = request.console, self.stored + self.shared
         if len(self.numbers) > from_files:
             console.print(f"[dim]{len(self.numbers) - from_files} trainings are already finished[/dim]")

@@ -6,6 +6,7 @@ chains of maps are alike: 8×8, 8×8 and 4×4 pixels in the last three stages.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from overt._extras import need
 from overt.data import images, relations
 from overt.data.files import data_folder
 from overt.data.images import Images
@@ -22,7 +24,7 @@ from overt.models.resnet import DEPTHS
 from overt.recipes import vision_training
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
-from overt.recipes._rows import Task, look_up, rows_of, stored_result, train_all
+from overt.recipes._rows import Task, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, run_record
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 from overt.recipes._workers import Tell
@@ -94,6 +96,11 @@ def plan(data: Images, options: Mapping[str, Any]) -> ImageTraining:
 
 def run_rows(request: Request, names: Sequence[str]) -> Outcome:
     """Train the rows and seeds that neither a folder of a run nor a result file holds."""
+    need("accelerate", "vision")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "these recipes train each network in one process: start them without accelerate launch"
+        )
     chosen = rows_of(request.options["rows"], {name: ROWS[name] for name in names}, names)
     data = images_of(request)
     training = plan(data, request.options)
@@ -110,20 +117,17 @@ def run_rows(request: Request, names: Sequence[str]) -> Outcome:
         f"{data.name}: {len(data.train):,} training images, {len(data.test):,} for testing, "
         f"{len(data.classes)} classes"
     )
-    known.say(request)
-    if known.tasks:
-        known.numbers |= train_all(
-            known.tasks,
-            data,
-            request,
-            perform,
-            milliseconds=lambda task: min(
-                vision_training.step_times(data, task.row, task.training, task.device, 3)
-            ),
-            line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
-            prepare=_one_thread,
-            together=False,
-        )
+    known.fill(
+        request,
+        data,
+        perform,
+        milliseconds=lambda task: min(
+            vision_training.step_times(data, task.row, task.training, task.device, 3)
+        ),
+        line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
+        prepare=_one_thread,
+        together=False,
+    )
     config = {
         "data": data.describe(),
         "training": training.settings(),
@@ -196,11 +200,11 @@ def notes_of(outcome: Outcome) -> list[str]:
         for numbers in rows.values()
     }
     ways = ["crops"] * (training["crop"] > 0) + ["mirrored images"] * data["mirrored"]
-    changed = " and ".join(ways) or "images as they are"
+    changed, epochs = " and ".join(ways) or "images as they are", outcome.config["epochs"]
     return [
         f"Data: {data['name']}{remark}: {data['train']:,} training images, {data['test']:,} for testing, "
         f"{data['classes']} classes. The paper's is ImageNet.",
-        f"Training: {outcome.config['epochs']} epochs, {training['updates']:,} updates of "
+        f"Training: {epochs} epoch{'s' if epochs > 1 else ''}, {training['updates']:,} updates of "
         f"{training['batch']} images, SGD with Nesterov momentum {training['momentum']:g}, learning rate "
         f"{training['learning_rate']:g} after {training['warmup']:,} updates of warm-up, then a cosine; "
         f"weight decay {training['weight_decay']:g}, {changed}, {' or '.join(sorted(precision))}.",

@@ -21,7 +21,7 @@ from overt.data.pairs import Corpus
 from overt.judge.bleu import Bleu, detokenise, paired_bootstrap, plain_bleu, tokenise, tokenised_bleu
 from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Outcome, Request
-from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result, train_all
+from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 from overt.recipes._workers import Tell
@@ -138,18 +138,15 @@ def run_rows(
         f"too long or empty), {len(data.valid):,} for validation, {len(data.test):,} for testing; "
         f"{vocabulary['pieces']:,} pieces ({vocabulary['origin']})"
     )
-    known.say(request)
-    if known.tasks:
-        known.numbers |= train_all(
-            known.tasks,
-            data,
-            request,
-            perform,
-            milliseconds=lambda task: fastest_update(task, data),
-            line=lambda numbers: f"BLEU {numbers['bleu']:.2f}",
-            prepare=_one_thread,
-            together=processes() > 1,
-        )
+    known.fill(
+        request,
+        data,
+        perform,
+        milliseconds=lambda task: fastest_update(task, data),
+        line=lambda numbers: f"BLEU {numbers['bleu']:.2f}",
+        prepare=_one_thread,
+        together=processes(request.device) > 1,
+    )
     bootstrap(known.numbers, baselines, data, place)
     config = {
         "data": corpus.describe(),
