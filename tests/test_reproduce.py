@@ -448,6 +448,8 @@ RETOLD = [
     ("bam-table-1", []),
     ("bam-table-1", ["--dataset", "citeseer"]),
     ("bam-table-4", []),
+    ("bam-table-8", []),
+    ("ea-figure-5", []),
     ("ea-table-5", []),
     ("ea-table-5", ["--dataset", "iwslt14"]),
     ("ea-table-6", []),

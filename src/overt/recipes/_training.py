@@ -241,7 +241,6 @@ class Run:
 
     def train(self) -> None:
         """Train to the end, from the last checkpoint if there is one."""
-        from safetensors.torch import load_model
         from transformers.trainer_utils import get_last_checkpoint
 
         self.checkpoints.mkdir(exist_ok=True)
@@ -251,14 +250,26 @@ class Run:
         last: str | None = get_last_checkpoint(str(self.checkpoints))  # type: ignore[no-untyped-call]
         step = 0 if last is None else int(last.rsplit("-", 1)[1])
         if last is not None and (step >= self.steps or self.over(step)):  # trained but not tested
-            missing, _ = load_model(self.model, Path(last) / "model.safetensors", strict=False)
-            trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
-            if absent := sorted(trained & set(missing)):  # fixed position embeddings are not saved
-                raise ValueError(f"{last} lacks the weights of {absent[0]}: delete it")
+            self._load(Path(last) / "model.safetensors")
             self.trainer.state = self.trainer.state.load_from_json(str(Path(last) / "trainer_state.json"))
         else:
             with self.progress:
                 self.trainer.train(resume_from_checkpoint=last)
+
+    def _load(self, path: Path) -> None:
+        """Load the weights of a checkpoint.
+
+        safetensors' `load_model` refuses LSTMs on a GPU, whose weights are parts of one block of memory.
+        """
+        from safetensors.torch import load_file
+
+        stored = load_file(path)
+        self.model.load_state_dict(stored, strict=False)  # fixed position embeddings are not saved
+        named = list(self.model.named_parameters(remove_duplicate=False))  # tied weights are saved once
+        loaded = {id(value) for name, value in named if name in stored}
+        absent = [name for name, value in named if value.requires_grad and id(value) not in loaded]
+        if absent:
+            raise ValueError(f"{path.parent} lacks the weights of {absent[0]}: delete it")
 
     @property
     def step_ms(self) -> float | None:
