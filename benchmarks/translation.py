@@ -30,6 +30,7 @@ from overt.recipes._rows import folder_name
 from overt.recipes.lstm_training import LstmRow, LstmTraining, vocabularies
 from overt.recipes.translation_runs import tokenizer_of
 from overt.recipes.translation_training import Encoded, any_shape, encode, padded
+from ratios import Report, compared
 
 BOUND = "no attention, one nn.LSTM"
 # The most that each may cost, as a ratio.
@@ -71,47 +72,10 @@ class WithoutAttention(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
-class Report:
-    """Prints tables, and keeps them as Markdown."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, *lines: str) -> None:
-        """Print lines and keep them."""
-        for line in lines:
-            print(line, flush=True)
-        self.lines += lines
-
-    def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        """Print a table and keep it."""
-        self.say("", title, "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
-        self.say(*(f"| {' | '.join(row)} |" for row in rows))
-
-
 def means_in_turns(forms: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
     """Form → mean milliseconds of an update in each round."""
     seen = translation_training.in_turns(forms, rounds)
     return {form: [statistics.fmean(times) for times in each] for form, each in seen.items()}
-
-
-def verdict(ratio: float, target: float | None) -> str:
-    """Whether a ratio meets its target."""
-    return "–" if target is None else f"≤ {target:g}: {'met' if ratio <= target else 'missed'}"
-
-
-def compared(
-    seen: dict[str, list[float]], baseline: str, targets: dict[str, float]
-) -> list[tuple[str, list[str]]]:
-    """Median, ratio, spread and target of each form."""
-    medians = {form: statistics.median(times) for form, times in seen.items()}
-    lines = []
-    for form, times in seen.items():
-        ratio = medians[form] / medians[baseline]
-        spread = f"{min(times):.1f}–{max(times):.1f}"
-        cells = [f"{medians[form]:.1f}", f"{ratio:.2f}", spread, verdict(ratio, targets.get(form))]
-        lines.append((form, cells))
-    return lines
 
 
 # --- Marian ---
