@@ -2,8 +2,7 @@
 
 PyG's `Planetoid` reads the eight raw files as published, ind.NAME.x … ind.NAME.test.index, from a folder, or
 else downloads them. Seven of the eight are pickles, which can run arbitrary code when they are opened. They
-are therefore read here first, by an unpickler that accepts only the few names in the published files and
-builds only arrays and lists; PyG opens copies written from these.
+are therefore read as data first (`overt.data.pickles`); PyG opens copies written from what was read.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import hashlib
 import io
 import os
 import pickle
-import re
 import shutil
 import tempfile
 import warnings
@@ -25,7 +23,9 @@ import torch
 from torch import Tensor
 
 from overt._extras import need
+from overt.data import pickles
 from overt.data.files import data_folder
+from overt.data.pickles import ARRAYS, Array, Names, Pickled, expect, named
 
 # Our name → the name of PyG's folder.
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -203,46 +203,14 @@ def _process(stage: Path, name: str) -> tuple[Any, int]:
     return graph, int(dataset.num_classes)
 
 
-class _Pickled:
-    """A pickled object as data: its constructor's arguments and its state, unchanged."""
-
-    args: tuple[Any, ...] = ()
-    state: Any = None
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Array(_Pickled):
-    """A numpy array: state (version, shape, dtype, whether in Fortran order, content)."""
-
-    def read(self) -> Any:
-        """The array, of plain numbers."""
-        import numpy
-
-        _, shape, dtype, fortran, content = self.state
-        code, order = dtype.args[0], dtype.state[1]
-        if not re.fullmatch("[biuf][1248]", code) or order not in ("<", ">", "=", "|"):
-            raise TypeError(f"an array of {order}{code} instead of numbers")
-        content = content.encode("latin1") if isinstance(content, str) else content
-        return numpy.frombuffer(content, order + code).reshape(shape, order="F" if fortran else "C")
-
-
-class _Dtype(_Pickled):
-    """A numpy dtype: arguments (code, …) and state (version, byte order, …)."""
-
-
-class _Matrix(_Pickled):
+class _Matrix(Pickled):
     """A scipy matrix in compressed-row format: its attributes are its state."""
 
     def read(self) -> Any:
         """The matrix, with checked indices."""
         from scipy import sparse  # type: ignore[import-untyped, unused-ignore]
 
-        parts = tuple(_expect(self.state[part], _Array).read() for part in ("data", "indices", "indptr"))
+        parts = tuple(expect(self.state[part], Array).read() for part in ("data", "indices", "indptr"))
         matrix = sparse.csr_matrix(parts, shape=self.state["_shape"])
         matrix.check_format(full_check=True)
         return matrix
@@ -254,34 +222,12 @@ def _table(*_: Any) -> dict[Any, Any]:
 
 
 # All names in the published files, and their harmless replacements.
-_KNOWN = {
+_KNOWN: Names = {
+    **ARRAYS,
     ("scipy.sparse.csr", "csr_matrix"): _Matrix,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
     ("collections", "defaultdict"): _table,
     ("__builtin__", "list"): list,
 }
-
-
-class _ForeignError(Exception):
-    """A name that no published file uses."""
-
-
-class _Unpickler(pickle.Unpickler):
-    """Accepts the names in the published files and refuses all others before anything is imported."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _KNOWN:
-            raise _ForeignError(f"{module}.{name}")
-        return _KNOWN[module, name]
-
-
-def _expect(thing: Any, kind: type[Any]) -> Any:
-    """`thing`, if it is of that kind."""
-    if not isinstance(thing, kind):
-        raise TypeError(f"a {type(thing).__name__} instead of a {kind.__name__.lstrip('_').lower()}")
-    return thing
 
 
 def _write_checked(name: str, raw: dict[str, bytes], into: Path) -> None:
@@ -289,15 +235,8 @@ def _write_checked(name: str, raw: dict[str, bytes], into: Path) -> None:
     contents = {}
     for file, content in raw.items():
         part = file.split(".", 2)[2]
-        try:
+        with named(file):
             contents[part] = _part(part, content)
-        except _ForeignError as error:
-            raise ValueError(
-                f"{file} refers to {error}, which no published file does; refused: a pickle can run code"
-            ) from None
-        except Exception as error:  # a broken pickle can fail in any way
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{file} must be a raw file as published, but cannot be read: {why}") from None
     # PyG would accept a list of test nodes that is too short, and assign words to the wrong nodes.
     rows = {part: contents[part].shape[0] for part in PARTS[:6]}
     test = contents["test.index"]
@@ -327,10 +266,10 @@ def _part(part: str, content: bytes) -> Any:
         if not nodes:
             raise ValueError("no nodes")
         return nodes
-    loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    loaded = pickles.read(content, _KNOWN)
     if part == "graph":
-        return {_node(node): [*map(_node, _expect(to, list))] for node, to in _expect(loaded, dict).items()}
-    table = _expect(loaded, _Matrix if part.endswith("x") else _Array).read()
+        return {_node(node): [*map(_node, expect(to, list))] for node, to in expect(loaded, dict).items()}
+    table = expect(loaded, _Matrix if part.endswith("x") else Array).read()
     if table.ndim != 2:
         raise TypeError(f"{table.ndim} dimensions instead of 2")
     return table
