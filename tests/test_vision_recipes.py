@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from overt.data import images, relations
+from overt.data import cifar100, relations
 from overt.data.images import Images
 from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes.vision_training import Epochs, ImageRow, ImageTraining, accuracies, augmented
@@ -45,18 +45,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_images_of_an_npz_file_are_what_was_written(folder: Path) -> None:
-    data = images.load_cifar100(folder)
+    data = cifar100.load(folder)
     assert data.train.shape == (20, 3, 8, 8)
     assert data.classes == ["red", "blue"]
     assert data.remark == "JPEG q95"
     for picture, label in zip(data.train, data.train_labels, strict=True):
         assert int(picture.float().mean(dim=(1, 2)).argmax()) == (0 if label == 0 else 2)
     assert data.test_labels.tolist() == [1, 0]
-    assert images.load_cifar100(folder / "cifar100").sha256 == data.sha256
+    assert cifar100.load(folder / "cifar100").sha256 == data.sha256
 
 
 def test_validation_takes_the_same_share_of_each_class_from_the_training_set(folder: Path) -> None:
-    data = images.load_cifar100(folder)
+    data = cifar100.load(folder)
     part = data.for_validation(0.2)
     assert part.test_labels.bincount().tolist() == [2, 2]
     assert part.train_labels.bincount().tolist() == [8, 8]
@@ -67,7 +67,7 @@ def test_validation_takes_the_same_share_of_each_class_from_the_training_set(fol
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda place: (place / "test_jpeg95.npz").unlink(), r"no cifar100/train\*.npz and test\*.npz under"),
+        (lambda place: (place / "test_jpeg95.npz").unlink(), r"has no CIFAR-100: put train, test, meta or"),
         (
             lambda place: np.savez(place / "train_jpeg95.npz", jpeg=np.zeros(3)),
             "with jpeg, offsets and labels",
@@ -90,7 +90,7 @@ def test_validation_takes_the_same_share_of_each_class_from_the_training_set(fol
 def test_files_that_do_not_fit_are_named(folder: Path, spoil: Any, message: str) -> None:
     spoil(folder / "cifar100")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        images.load_cifar100(folder)
+        cifar100.load(folder)
 
 
 def test_a_generated_images_class_is_the_difference_of_its_two_marks() -> None:

@@ -12,6 +12,7 @@ EXTRAS = {
     "train": ("accelerate",),
     "translation": ("accelerate", "sacrebleu", "sacremoses"),
     "vision": ("accelerate", "PIL"),
+    "datasets": ("datasets",),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
     "interpret": ("captum",),

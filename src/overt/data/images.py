@@ -1,15 +1,11 @@
-"""Data sets of small labelled images, as uint8 tensors: CIFAR-100."""
+"""Data sets of small labelled images, as uint8 tensors; images in files are decoded here."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt._extras import need
-from overt.data.files import data_folder
 
-CIFAR100 = "cifar100"
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 Pixels = NDArray[np.uint8]
-_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +61,11 @@ class Images:
             "sha256": self.sha256,
         }
 
+    def colours(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of the training images, (3,) each."""
+        sample = self.train.float()
+        return sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3))
+
     def for_validation(self, share: float, seed: int = 0) -> Images:
         """Without the test set: part of the training set, the same share of each class, takes its place."""
         generator = torch.Generator().manual_seed(seed)
@@ -84,73 +85,23 @@ class Images:
         )
 
 
-def load_cifar100(data: Path | None) -> Images:
-    """CIFAR-100 from a folder with train*.npz and test*.npz, or one that has such a folder `cifar100`.
-
-    Each file holds JPEG images one after the other (`jpeg`, uint8), where each begins (`offsets`) and
-    `labels`; classes.json beside them names the labels.
-    """
-    folder = data_folder(data)
-    files = None if folder is None else _npz(folder)
-    if files is None:
-        raise FileNotFoundError(f"no {CIFAR100}/train*.npz and test*.npz under {folder}: give --data DIR")
-    digest = hashlib.sha256()
-    parts = {split: _read_npz(path, digest) for split, path in files.items()}
-    names = files["train"].parent / "classes.json"
-    count = 1 + int(max(labels.max() for _, labels in parts.values()))
-    classes = json.loads(names.read_text()) if names.is_file() else [str(number) for number in range(count)]
-    if len(classes) < count:
-        raise ValueError(f"{names} names {len(classes)} classes, and labels go up to {count - 1}")
-    quality = [path.stem.partition("jpeg")[2] for path in files.values()]
-    remark = f"JPEG q{quality[0]}" if all(part.isdecimal() for part in quality) else "JPEG"
-    return Images(CIFAR100, *parts["train"], *parts["test"], classes, digest.hexdigest(), remark)
-
-
-def _npz(folder: Path) -> dict[str, Path] | None:
-    for place in (folder / CIFAR100, folder):
-        files = {split: next(iter(sorted(place.glob(f"{split}*.npz"))), None) for split in _SPLITS}
-        if all(files.values()):
-            return {split: path for split, path in files.items() if path is not None}
-    return None
-
-
-def _read_npz(path: Path, digest: Any) -> tuple[Tensor, Tensor]:
-    """Images (count, 3, height, width) and labels of a file; updates the digest."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            blob, offsets, labels = (file[name] for name in ("jpeg", "offsets", "labels"))
-    except (KeyError, ValueError, OSError, BadZipFile) as error:
-        raise ValueError(f"{path} must be an npz file with jpeg, offsets and labels: {error}") from None
-    if len(offsets) != len(labels) + 1 or not len(labels):
-        raise ValueError(f"{path} has {len(labels)} labels, but offsets of {len(offsets) - 1} images")
-    if offsets[-1] > len(blob):
-        raise ValueError(f"{path} has {len(blob)} bytes of images, but offsets up to {offsets[-1]}")
-    if labels.min() < 0:
-        raise ValueError(f"{path} must have labels from 0 on, got {labels.min()}")
-    content = blob.tobytes()
-    for part in (content, offsets.astype(np.int64).tobytes(), labels.astype(np.int64).tobytes()):
-        digest.update(part)
-    pixels = None
-    for number, (start, end) in enumerate(pairwise(offsets.tolist())):
-        image = decode(content[start:end], f"image {number} of {path}")  # (height, width, 3)
-        if pixels is None:
-            pixels = np.empty((len(labels), *image.shape), np.uint8)
-        if image.shape != pixels.shape[1:]:
-            sizes = f"{pixels.shape[1:3]} and {image.shape[:2]}"
-            raise ValueError(f"{path} must have images of one size, got {sizes}")
-        pixels[number] = image
-    assert pixels is not None
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-    return images, torch.from_numpy(labels.astype(np.int64))
+class UnreadableImageError(ValueError):
+    """A file that is no image, or a broken one; the message names it."""
 
 
 def decode(content: bytes, name: str) -> Pixels:
     """An image file's content as uint8 (height, width, 3); `name` is for errors."""
+    return np.asarray(opened(content, name))
+
+
+def opened(content: bytes, name: str) -> Image:
+    """An image file's content as an image of PIL's, RGB; `name` is for errors."""
     need("PIL", "vision")
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{name} cannot be read as an image: {error}") from None
+            return image.convert("RGB")
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        why = "not an image" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
+        raise UnreadableImageError(f"{name} cannot be read as an image: {why}") from None

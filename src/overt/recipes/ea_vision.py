@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from overt._extras import need
-from overt.data import images, relations
+from overt.data import cifar100, relations
 from overt.data.files import data_folder
 from overt.data.images import Images
 from overt.mechanisms.bayesian.config import Bayesian
@@ -64,7 +64,7 @@ SAMPLES = 8  # draws of random weights for a prediction
 STAND_IN = ImageTraining(updates=0, warmup=0, batch=64, learning_rate=0.1, crop=0)
 SMALL = {"width": 16, "blocks": [1, 1, 1, 1]}  # networks of the stand-in
 OPTIONS = {
-    "dataset": Option("cifar100", images.CIFAR100, names=True),
+    "dataset": Option("cifar100", cifar100.NAME, names=True),
     "rows": Option("rows to train, separated by commas; all by default", moves=False),
     "epochs": Option("epochs of a training; by default 30, and 15 of the stand-in", least=1),
     "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
@@ -74,10 +74,10 @@ OPTIONS = {
 def images_of(request: Request) -> Images:
     """The data that a request names, or the stand-in where there are none."""
     dataset = request.options["dataset"]
-    if dataset != images.CIFAR100:
-        raise ValueError(f"--dataset must be {images.CIFAR100}, got {dataset}")
+    if dataset != cifar100.NAME:
+        raise ValueError(f"--dataset must be {cifar100.NAME}, got {dataset}")
     if data_folder(request.data) is not None:
-        return images.load_cifar100(request.data)
+        return cifar100.load(request.data)
     request.console.print(
         f"[yellow]no data: give --data DIR for {dataset}. Generated images stand in, and the numbers say "
         "nothing about the paper's.[/yellow]"
