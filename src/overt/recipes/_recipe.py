@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a single recipe: `--name value`.
+    """An option of a single recipe: `--name value`, or `--name` alone for one whose default is False.
 
     Attributes:
         help: description in one line.
@@ -28,10 +28,15 @@ class Option:
     """
 
     help: str
-    default: int | str | None = None
+    default: int | str | bool | None = None
     least: int | None = None
     names: bool = False
     moves: bool = True
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return self.default is False
 
     def read(self, name: str, text: str) -> int | str:
         """Parse a value from the command line."""

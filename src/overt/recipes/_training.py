@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from overt._extras import need
 from overt._files import written_whole
 from overt.data.batching import Collate, E, Example, batches
 from overt.mechanisms.chain import Chain
@@ -86,7 +87,20 @@ def torch_device(name: str) -> torch.device:
 
 def is_main_process() -> bool:
     """Whether this is a training's only process, or the first of those that `accelerate launch` started."""
-    return os.environ.get("RANK", "0") == "0"
+    return process_number() == 0
+
+
+def processes(device: str = "auto") -> int:
+    """Number of processes that train one model together: those that `accelerate launch` started."""
+    need("accelerate", "train")
+    from accelerate import PartialState  # type: ignore[import-untyped, unused-ignore]
+
+    return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
+
+
+def process_number() -> int:
+    """Which of a training's processes this is; 0 for the first or only one."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def wait_for_everyone() -> None:
@@ -149,6 +163,7 @@ class Run:
         over: checkpoint's step → whether training had ended there, before `steps`.
         in_order: take the training examples in the order of `data`, rather than in a random one.
         optimizer: of the model's parameters, in place of the Trainer's.
+        schedule: of the optimizer's learning rate, in place of the Trainer's.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -172,6 +187,7 @@ class Run:
         over: Callable[[int], bool] = lambda _: False,
         in_order: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
+        schedule: torch.optim.lr_scheduler.LambdaLR | None = None,
         **arguments: Any,
     ) -> None:
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -235,7 +251,7 @@ class Run:
             eval_dataset=evaluation,
             callbacks=[overt.LossLog(), StepTimer(), *callbacks],
             compute_loss_func=loss,
-            optimizers=(optimizer, None),
+            optimizers=(optimizer, schedule),
         )
         self.trainer.remove_callback(PrinterCallback)
 

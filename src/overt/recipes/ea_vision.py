@@ -1,22 +1,26 @@
 """Tables 1 and 2 of Wang et al. 2021: attention-augmented ResNets whose maps evolve, on images.
 
-The paper trains on ImageNet; here the networks are those of CIFAR-100 (3×3 stem, images of 32 pixels), whose
-chains of maps are alike: 8×8, 8×8 and 4×4 pixels in the last three stages.
+The paper trains on ImageNet, as do these recipes if they are given it (`--dataset FOLDER`). By default the
+networks are those of CIFAR-100 (3×3 stem, images of 32 pixels), whose chains of maps are alike: 8×8, 8×8 and
+4×4 pixels in the last three stages.
 """
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from overt._extras import need
-from overt.data import cifar100, relations
+from overt._files import write_whole
+from overt.data import cifar100, image_folders, relations
 from overt.data.files import data_folder
+from overt.data.image_folders import TESTS, TRAIN, ImageFolders
 from overt.data.images import Images
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.evolving.config import Evolving
@@ -26,15 +30,25 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, run_record
-from overt.recipes._training import hardware, is_main_process, torch_device, versions
+from overt.recipes._training import (
+    hardware,
+    is_main_process,
+    process_number,
+    processes,
+    torch_device,
+    versions,
+)
 from overt.recipes._workers import Tell
-from overt.recipes.vision_training import Epochs, ImageRow, ImageTraining
+from overt.recipes.vision_training import AnyImages, Epochs, ImageRow, ImageTraining
 
 EVOLVING = partial(Evolving, alpha=0.5, beta=1.0)
+KINDS = {"": "resnet", "AA-": "aa-resnet", "EA-AA-": "ea-aa-resnet"}
 ROWS = {
-    "ResNet-34": ImageRow("resnet-34"),
-    "AA-ResNet-34": ImageRow("aa-resnet-34"),
-    "EA-AA-ResNet-34": ImageRow("ea-aa-resnet-34"),
+    **{
+        f"{label}ResNet-{depth}": ImageRow(f"{kind}-{depth}")
+        for depth in DEPTHS
+        for label, kind in KINDS.items()
+    },
     "Bayesian AA-ResNet-34": ImageRow("aa-resnet-34", (Bayesian(),)),
     "w/o convolution": ImageRow("aa-resnet-34", (EVOLVING(beta=0.0),)),
     "w/o skip": ImageRow("aa-resnet-34", (EVOLVING(alpha=0.0),)),
@@ -42,15 +56,20 @@ ROWS = {
     "5×5": ImageRow("aa-resnet-34", (EVOLVING(kernel_size=5),)),
 }
 PLAIN, AA, EA = "ResNet-34", "AA-ResNet-34", "EA-AA-ResNet-34"
-IN_TABLE_1 = [PLAIN, AA, EA, "Bayesian AA-ResNet-34"]
+BY_DEFAULT = [PLAIN, AA, EA, "Bayesian AA-ResNet-34"]  # of Table 1
 IN_TABLE_2 = [AA, EA, "w/o convolution", "w/o skip", "1×1", "5×5"]
-BASELINES = {AA: PLAIN, EA: AA, "Bayesian AA-ResNet-34": AA}
+BASELINES = {
+    "Bayesian AA-ResNet-34": AA,
+    **{f"AA-ResNet-{depth}": f"ResNet-{depth}" for depth in DEPTHS},
+    **{f"EA-AA-ResNet-{depth}": f"AA-ResNet-{depth}" for depth in DEPTHS},
+}
 # ImageNet, top-1 and top-5 accuracy in %.
 PUBLISHED_1 = {
     f"{label}ResNet-{depth}": sizes.published[kind]
     for depth, sizes in DEPTHS.items()
-    for label, kind in (("", "resnet"), ("AA-", "aa-resnet"), ("EA-AA-", "ea-aa-resnet"))
+    for label, kind in KINDS.items()
 }
+IN_TABLE_1 = [*BY_DEFAULT, *(name for name in PUBLISHED_1 if name not in BY_DEFAULT)]
 PUBLISHED_2 = {
     AA: PUBLISHED_1[AA][2:],
     EA: PUBLISHED_1[EA][2:],
@@ -60,22 +79,42 @@ PUBLISHED_2 = {
     "5×5": (75.12, 92.55),
 }
 WARMUP = 1 / 6  # of the updates: 5 of 30 epochs
+SHOWN = 10  # broken files that are named on the screen
 SAMPLES = 8  # draws of random weights for a prediction
 STAND_IN = ImageTraining(updates=0, warmup=0, batch=64, learning_rate=0.1, crop=0)
+# The paper's, for images in files: 5 epochs of warm-up, drops after 30, 60, 80 and 90 of 100.
+PAPER = ImageTraining(
+    updates=0, warmup=0, batch=256, learning_rate=0.128, weight_decay=1e-4, crop=0, nesterov=False
+)
+PAPER_WARMUP, PAPER_DROPS = 0.05, (0.3, 0.6, 0.8, 0.9)
+EPOCHS = {"cifar100": 30, "stand-in": 15, "files": 100}
 SMALL = {"width": 16, "blocks": [1, 1, 1, 1]}  # networks of the stand-in
 OPTIONS = {
-    "dataset": Option("cifar100", cifar100.NAME, names=True),
-    "rows": Option("rows to train, separated by commas; all by default", moves=False),
-    "epochs": Option("epochs of a training; by default 30, and 15 of the stand-in", least=1),
-    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
+    "dataset": Option(
+        "cifar100, or a folder with train/CLASS and val/CLASS: its path, or its name under --data",
+        cifar100.NAME,
+        names=True,
+    ),
+    "rows": Option("rows to train, separated by commas; by default those of 34 layers", moves=False),
+    "epochs": Option(
+        "epochs of a training; by default 30, 15 of the stand-in, and 100 of images in folders", least=1
+    ),
+    "workers": Option(
+        "trainings side by side; by default 8 on a GPU and 1 on a CPU or of images in folders",
+        least=1,
+        moves=False,
+    ),
+    "skip-broken": Option("check all images of a folder first, and leave out those that are broken", False),
 }
 
 
 def images_of(request: Request) -> Images:
-    """The data that a request names, or the stand-in where there are none."""
+    """CIFAR-100, or the stand-in where there are no data."""
     dataset = request.options["dataset"]
     if dataset != cifar100.NAME:
         raise ValueError(f"--dataset must be {cifar100.NAME}, got {dataset}")
+    if request.options.get("skip-broken"):
+        raise ValueError(f"--skip-broken is for images in folders, got --dataset {dataset}")
     if data_folder(request.data) is not None:
         return cifar100.load(request.data)
     request.console.print(
@@ -85,31 +124,83 @@ def images_of(request: Request) -> Images:
     return relations.images()
 
 
-def plan(data: Images, options: Mapping[str, Any]) -> ImageTraining:
-    """The settings of a training."""
-    base = STAND_IN if data.stand_in else ImageTraining(updates=0, warmup=0)
-    epochs = options["epochs"] or (15 if data.stand_in else 30)
-    updates = epochs * Epochs(len(data.train), base.batch, 1, 0).per_epoch
-    settings = base.settings() | {"updates": updates, "warmup": round(WARMUP * updates)}
-    return ImageTraining(**settings)
-
-
-def run_rows(request: Request, names: Sequence[str]) -> Outcome:
-    """Train the rows and seeds that neither a folder of a run nor a result file holds."""
-    need("accelerate", "vision")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+def folders_of(request: Request) -> ImageFolders:
+    """The images of the folder that a request names."""
+    dataset, data = request.options["dataset"], data_folder(request.data)
+    places = [Path(dataset)] if data is None else [data / dataset, Path(dataset)]
+    folder = next((place for place in places if dataset and place.is_dir()), None)
+    if folder is None:
         raise ValueError(
-            "these recipes train each network in one process: start them without accelerate launch"
+            f"--dataset must be {cifar100.NAME}, or a folder with {TRAIN}/CLASS and {TESTS[0]}/CLASS (its path, "
+            f"or its name under --data), got {dataset}"
         )
-    chosen = rows_of(request.options["rows"], {name: ROWS[name] for name in names}, names)
-    data = images_of(request)
+    found = image_folders.load(folder)
+    return without_broken(request, found) if request.options["skip-broken"] else found
+
+
+def without_broken(request: Request, data: ImageFolders) -> ImageFolders:
+    """Without the files that cannot be decoded, which are looked for once and noted in the run's folder."""
+    count = processes(request.device)
+
+    def check() -> dict[str, Any]:
+        request.console.print(f"{data.name}: checking {len(data.train) + len(data.test):,} images")
+        found = image_folders.broken_files(data, vision_training.loaders(data), process_number(), count)
+        if count == 1:
+            return found
+        from accelerate.utils import gather_object  # type: ignore[import-untyped, unused-ignore]
+
+        return dict(gather_object(list(found.items())))
+
+    file = request.out / data.name / f"broken-{data.sha256[:16]}.json"
+    if file.exists():
+        broken = json.loads(file.read_text())
+    else:
+        broken = check()
+        if is_main_process():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(broken, indent=1))
+    for fault in list(broken.values())[:SHOWN]:
+        request.console.print(f"skipped: {fault}", style="dim", markup=False)
+    request.console.print(f"{data.name}: {len(broken):,} broken files skipped, which {file} names")
+    return data.without(broken)
+
+
+def plan(data: AnyImages, options: Mapping[str, Any]) -> ImageTraining:
+    """The settings of a training."""
+    files = isinstance(data, ImageFolders)
+    base = PAPER if files else STAND_IN if data.stand_in else ImageTraining(updates=0, warmup=0)
+    epochs = options["epochs"] or EPOCHS["files" if files else "stand-in" if data.stand_in else "cifar100"]
+    updates = epochs * Epochs(len(data.train), base.batch, 1, 0).per_epoch
+    warmup = round((PAPER_WARMUP if files else WARMUP) * updates)
+    drops = tuple(round(share * updates) for share in PAPER_DROPS) if files else ()
+    return replace(base, updates=updates, warmup=warmup, drops=drops)
+
+
+def run_rows(request: Request, names: Sequence[str], default: Sequence[str] | None = None) -> Outcome:
+    """Train the rows and seeds that neither a folder of a run nor a result file holds.
+
+    Args:
+        request: of the run.
+        names: of all rows of the table.
+        default: those that are trained if none are named; all by default.
+    """
+    need("accelerate", "vision")
+    count = processes(request.device)  # several, if started by `accelerate launch`
+    chosen = rows_of(request.options["rows"], {name: ROWS[name] for name in names}, default or names)
+    in_files = request.options["dataset"] != cifar100.NAME
+    data: AnyImages = folders_of(request) if in_files else images_of(request)
+    if in_files:  # one such training keeps a GPU busy
+        request = replace(request, options={**request.options, "workers": request.options["workers"] or 1})
     training = plan(data, request.options)
+    epochs = Epochs(len(data.train), training.batch, training.updates, 0, count)
     device = torch_device(request.device).type
     common = {
         "data": data.sha256,
         "training": training.settings(),
         "samples": SAMPLES,
         "precision": "bfloat16" if device == "cuda" else "float32",
+        # Batch norms see the images of their own process.
+        **({"processes": count} if count > 1 else {}),
     }
     rows = {name: replace(ROWS[name], sizes=SMALL) if data.stand_in else ROWS[name] for name in names}
     known = look_up(request, rows, chosen, request.out / data.name, common, training, device)
@@ -122,16 +213,16 @@ def run_rows(request: Request, names: Sequence[str]) -> Outcome:
         data,
         perform,
         milliseconds=lambda task: min(
-            vision_training.step_times(data, task.row, task.training, task.device, 3)
+            vision_training.step_times(data, task.row, task.training, task.device, 3, count)
         ),
         line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
         prepare=_one_thread,
-        together=False,
+        together=count > 1,
     )
     config = {
         "data": data.describe(),
         "training": training.settings(),
-        "epochs": training.updates // Epochs(len(data.train), training.batch, 1, 0).per_epoch,
+        "epochs": training.updates // epochs.per_epoch,
         "samples": SAMPLES,
         "rows": {name: row.settings() for name, row in rows.items()},
     }
@@ -142,7 +233,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def perform(task: Task, shared: Images, tell: Tell) -> dict[str, Any]:
+def perform(task: Task, shared: AnyImages, tell: Tell) -> dict[str, Any]:
     """Train, test, and store network and numbers in the task's folder."""
     last = [0]
 
@@ -164,8 +255,8 @@ def perform(task: Task, shared: Images, tell: Tell) -> dict[str, Any]:
 
 
 def run_table_1(request: Request) -> Outcome:
-    """Train ResNet-34, plain, with attention, and with evolving and random maps."""
-    return run_rows(request, IN_TABLE_1)
+    """Train ResNets, plain, with attention, and with evolving and random maps."""
+    return run_rows(request, IN_TABLE_1, BY_DEFAULT)
 
 
 def run_table_2(request: Request) -> Outcome:
@@ -199,17 +290,33 @@ def notes_of(outcome: Outcome) -> list[str]:
         for rows in outcome.per_seed.values()
         for numbers in rows.values()
     }
-    ways = ["crops"] * (training["crop"] > 0) + ["mirrored images"] * data["mirrored"]
+    drops = training.get("drops")
+    in_files = "skipped" in data
+    crops = "crops of 8 to 100 % of the area" if in_files else "crops"
+    ways = [crops] * (in_files or training["crop"] > 0) + ["mirrored images"] * data["mirrored"]
+    then = (
+        f"divided by 10 at updates {', '.join(f'{drop:,}' for drop in drops)}" if drops else "then a cosine"
+    )
+    momentum = f"{'Nesterov ' * training.get('nesterov', True)}momentum {training['momentum']:g}"
+    shared = {
+        numbers["run"]["settings"].get("processes", 1)
+        for rows in outcome.per_seed.values()
+        for numbers in rows.values()
+    }
     changed, epochs = " and ".join(ways) or "images as they are", outcome.config["epochs"]
     return [
         f"Data: {data['name']}{remark}: {data['train']:,} training images, {data['test']:,} for testing, "
         f"{data['classes']} classes. The paper's is ImageNet.",
         f"Training: {epochs} epoch{'s' if epochs > 1 else ''}, {training['updates']:,} updates of "
-        f"{training['batch']} images, SGD with Nesterov momentum {training['momentum']:g}, learning rate "
-        f"{training['learning_rate']:g} after {training['warmup']:,} updates of warm-up, then a cosine; "
+        f"{training['batch']} images, SGD with {momentum}, learning rate "
+        f"{training['learning_rate']:g} after {training['warmup']:,} updates of warm-up, {then}; "
         f"weight decay {training['weight_decay']:g}, {changed}, {' or '.join(sorted(precision))}.",
         f"Networks with random weights predict with the mean of {outcome.config['samples']} draws. ECE: 15 "
         "bins. The certain half is the half of the test images with the highest probability.",
+        *[
+            f"{count} processes shared each batch; batch norms saw the images of one."
+            for count in sorted(shared - {1})
+        ],
         *notes_on_runs(outcome),
     ]
 

@@ -26,6 +26,7 @@ from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.models.seq2seq import CONFIG, IGNORED, Seq2Seq
+from overt.recipes._training import processes
 from overt.recipes.translation_training import (
     GREEDY,
     Batches,
@@ -35,7 +36,6 @@ from overt.recipes.translation_training import (
     as_written,
     fit,
     padded,
-    processes,
     save_text,
     time_updates,
 )

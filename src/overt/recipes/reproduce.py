@@ -262,7 +262,7 @@ def find(name: str) -> Recipe:
 
 
 def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
-    """Parse a recipe's options from `--name value` or `--name=value`; the others have their defaults."""
+    """Parse a recipe's options from `--name value`, `--name=value` or flags; the others have their defaults."""
     values: dict[str, Any] = {name: option.default for name, option in recipe.options.items()}
     known = ", ".join(f"--{name}" for name in recipe.options) or "none"
     words = list(extra)
@@ -271,6 +271,11 @@ def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in recipe.options:
             raise ValueError(f"{recipe.name} has no option {word}; its own options are {known}")
+        if recipe.options[name].is_flag:
+            if equals:
+                raise ValueError(f"--{name} takes no value, got {text!r}")
+            values[name] = True
+            continue
         if not equals:
             if not words:
                 raise ValueError(f"--{name} needs a value: {recipe.options[name].help}")
@@ -291,6 +296,9 @@ def command(recipe: Recipe, request: Request) -> str:
     for name, value in request.options.items():
         if value is not None and value != recipe.options[name].default:
             folder = Path(str(value))
+            if value is True:
+                words.append(f"--{name}")
+                continue
             words += [f"--{name}", f"DIR/{folder.name}" if folder.is_absolute() else str(value)]
     return shlex.join(words)
 
@@ -380,4 +388,4 @@ def show_list() -> None:
 
 
 def _describe(option: Option) -> str:
-    return option.help if option.default is None else f"{option.help} ({option.default})"
+    return option.help if option.default is None or option.is_flag else f"{option.help} ({option.default})"

@@ -23,10 +23,10 @@ from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Outcome, Request
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
-from overt.recipes._training import hardware, is_main_process, torch_device, versions
+from overt.recipes._training import hardware, is_main_process, processes, torch_device, versions
 from overt.recipes._workers import Tell
 from overt.recipes.lstm_training import LstmRow, LstmTraining
-from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode, processes
+from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode
 
 HYPOTHESES = "test.txt"  # a run's translations of the test set
 PIECES = {pairs.IWSLT14: 10_000, reordered.NAME: 3000}

@@ -31,7 +31,7 @@ from overt.data.subwords import EOS_ID, PAD_ID
 from overt.judge.bleu import detokenise
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.models.marian import LONGEST, SIZES, marian, size_without_embeddings
-from overt.recipes._training import Run, torch_device, wait_for_everyone
+from overt.recipes._training import Run, processes, torch_device, wait_for_everyone
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -496,14 +496,6 @@ def _batches(
     numbers = token_batches(data.train, training.tokens, seed, processes)
     multiple = MULTIPLE if cuda and row.mechanisms else 1
     return Batches(data.train, numbers, lambda pairs: collate(pairs, multiple), processes)
-
-
-def processes(device: str = "auto") -> int:
-    """Number of processes that train one model together: those that `accelerate launch` started."""
-    need("accelerate", "translation")
-    from accelerate import PartialState  # type: ignore[import-untyped, unused-ignore]
-
-    return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
 
 
 def fit(

@@ -1,31 +1,42 @@
-"""Train an image classifier with the Hugging Face Trainer: SGD with momentum, warm-up and cosine.
+"""Train an image classifier with the Hugging Face Trainer: SGD with momentum, warm-up, then a cosine or drops.
 
-Images stay on the device as bytes, and are cropped and mirrored there.
+Small images stay on the device as bytes, and are cropped and mirrored there. Those in files are decoded and
+cropped by other processes as they are needed. Several processes can train one network together (`accelerate
+launch`): they share each batch equally, and each has the batch-norm statistics of its own images.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from overt.data.images import Images
+from overt.data.image_folders import ImageFiles, ImageFolders
+from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.recipes._training import Run, save_weights, torch_device
+from overt.recipes._training import Run, process_number, processes, save_weights, torch_device
+from overt.recipes._workers import cores
 from overt.vision import ResNet, resnet
 
 CHECKPOINTS = 4  # per training
 LOGS = 60  # points of a learning curve
 TEST_BATCH = 1000
+TEST_FILES = 128  # larger images of a batch
+MOST_LOADERS = 16
+AnyImages = Images | ImageFolders
 
 
 @dataclass(frozen=True)
@@ -34,12 +45,14 @@ class ImageTraining:
 
     Attributes:
         updates: steps of the optimizer.
-        warmup: updates in which the learning rate rises from 0; then it falls as a cosine.
+        warmup: updates in which the learning rate rises from 0.
         batch: images of a batch.
         learning_rate: at its peak.
         momentum: of SGD.
         weight_decay: of all weights but those of norms and biases.
-        crop: pixels of padding from which crops are taken; 0 for none.
+        crop: pixels of padding from which crops are taken; 0 for none. Images in files have crops of their own.
+        drops: updates from which on the learning rate is a tenth; without any, it falls as a cosine.
+        nesterov: whether the momentum is Nesterov's.
     """
 
     updates: int
@@ -49,10 +62,14 @@ class ImageTraining:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     crop: int = 4
+    drops: tuple[int, ...] = ()
+    nesterov: bool = True
 
     def settings(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return asdict(self)
+        """As plain JSON; `drops` and `nesterov` only where they are not as in earlier results."""
+        settings = {**asdict(self), "drops": list(self.drops)}
+        usual = {"drops": [], "nesterov": True}
+        return {name: value for name, value in settings.items() if usual.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,8 @@ class ImageRow:
 class Classifier(nn.Module):
     """A network with the images that it is trained on, which its inputs are numbers of.
 
+    Images in files are inputs too, since they are not kept.
+
     Attributes:
         net: the network.
         step: number of finished updates, which addresses the noise.
@@ -91,26 +110,35 @@ class Classifier(nn.Module):
     deviation: Tensor
     step: Tensor
 
-    def __init__(self, net: ResNet, data: Images, crop: int) -> None:
+    def __init__(self, net: ResNet, data: AnyImages, crop: int) -> None:
         super().__init__()
         self.net, self.crop, self.mirrored = net, crop, data.mirrored
-        sample = data.train.float()
-        for name, tensor in (
-            ("images", data.train),
-            ("labels", data.train_labels),
-            ("mean", sample.mean(dim=(0, 2, 3)).view(1, -1, 1, 1)),
-            ("deviation", sample.std(dim=(0, 2, 3)).view(1, -1, 1, 1)),
-        ):
+        mean, deviation = data.colours()
+        tensors = {"mean": mean.view(1, -1, 1, 1), "deviation": deviation.view(1, -1, 1, 1)}
+        if isinstance(data, Images):
+            tensors |= {"images": data.train, "labels": data.train_labels}
+        for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, numbers: Tensor, **ignored: Any) -> dict[str, Tensor]:
-        """The loss of a batch of training images, by their numbers."""
+    def forward(
+        self, numbers: Tensor, crops: Tensor | None = None, answers: Tensor | None = None, **ignored: Any
+    ) -> dict[str, Tensor]:
+        """The loss of a batch of training images.
+
+        Args:
+            numbers: of the images, (batch,).
+            crops: of images in files, uint8 (batch, 3, height, width).
+            answers: their labels, (batch,).
+            ignored: what else the Trainer passes.
+        """
         del ignored
         chain = Chain(step=self.step, examples=numbers)
-        x = augmented(self.images[numbers], self.crop, self.mirrored)
-        logits = self.net(self.normalised(x), chain)
-        loss = F.cross_entropy(logits.float(), self.labels[numbers])
+        if crops is None:
+            crops, answers = augmented(self.images[numbers], self.crop, self.mirrored), self.labels[numbers]
+        assert answers is not None
+        logits = self.net(self.normalised(crops), chain)
+        loss = F.cross_entropy(logits.float(), answers)
         return {"loss": loss + chain.penalty().to(loss.device), "logits": logits}
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -137,11 +165,20 @@ def augmented(images: Tensor, crop: int, mirrored: bool) -> Tensor:
     return picked.permute(0, 3, 1, 2)  # channels last in memory
 
 
-class Epochs(torch.utils.data.Dataset[Tensor]):
-    """Batches of numbers of images, in another order for each epoch; the last, smaller one is left out."""
+class Epochs(Dataset[Tensor]):
+    """Batches of numbers of images, in another order for each epoch; the last, smaller one is left out.
 
-    def __init__(self, count: int, batch: int, updates: int, seed: int) -> None:
+    With several processes, which take turns, each batch comes in as many parts as there are processes.
+    """
+
+    def __init__(self, count: int, batch: int, updates: int, seed: int, processes: int = 1) -> None:
         self.count, self.batch, self.updates, self.seed = count, min(batch, count), updates, seed
+        self.processes = processes
+        if self.batch % processes:
+            raise ValueError(
+                f"a batch of {self.batch} images cannot be shared equally among {processes} processes: start "
+                "as many as divide it"
+            )
 
     @property
     def per_epoch(self) -> int:
@@ -149,38 +186,101 @@ class Epochs(torch.utils.data.Dataset[Tensor]):
         return self.count // self.batch
 
     def __len__(self) -> int:
-        return self.updates
+        return self.updates * self.processes
 
-    def __getitem__(self, update: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor:
+        update, part = divmod(index, self.processes)
         epoch, place = divmod(update, self.per_epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         order = torch.randperm(self.count, generator=generator)
-        return order[place * self.batch : (place + 1) * self.batch]
+        return order[place * self.batch : (place + 1) * self.batch][part :: self.processes]
 
 
-def network(row: ImageRow, data: Images, seed: int) -> ResNet:
-    """The untrained network of a row."""
+class Batches(Dataset[dict[str, Tensor]]):
+    """The inputs of `Classifier` for each part of each batch.
+
+    A crop depends on seed, update and image alone, whichever process makes it.
+    """
+
+    def __init__(self, data: AnyImages, epochs: Epochs) -> None:
+        self.data, self.epochs = data, epochs
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        data, numbers = self.data, self.epochs[index]
+        if isinstance(data, Images):
+            return {"numbers": numbers}
+        update, seed = index // self.epochs.processes, self.epochs.seed
+        crops = [
+            data.train.crop(number, Random(f"{seed} {update} {number}"), data.mirrored)
+            for number in numbers.tolist()
+        ]
+        return {"numbers": numbers, "crops": torch.stack(crops), "answers": data.train_labels[numbers]}
+
+
+def loaders(data: AnyImages | ImageFiles | Tensor) -> int:
+    """Number of processes that decode images; 0 for images that are in memory."""
+    if isinstance(data, Images | Tensor):
+        return 0
+    return max(1, min(MOST_LOADERS, cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """A loader's error about a file, without the traceback that torch puts before it."""
+    try:
+        yield
+    except UnreadableImageError as error:
+        text = str(error).strip().rsplit("\n", 1)[-1]
+        raise UnreadableImageError(text.rpartition(f"{UnreadableImageError.__name__}: ")[2]) from None
+
+
+def network(row: ImageRow, data: AnyImages, seed: int) -> ResNet:
+    """The untrained network of a row: ImageNet's for images in files, CIFAR's for small ones."""
     torch.manual_seed(seed)
-    side = data.train.shape[-1]
+    large = isinstance(data, ImageFolders)
+    side = data.train.side if isinstance(data, ImageFolders) else data.train.shape[-1]
     return resnet(
-        row.network, len(data.classes), mechanisms=row.mechanisms, stem="cifar", size=side, **row.sizes
+        row.network,
+        len(data.classes),
+        mechanisms=row.mechanisms,
+        stem="imagenet" if large else "cifar",
+        size=side,
+        **row.sizes,
     )
 
 
 def optimizer_of(model: nn.Module, training: ImageTraining) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum; norms and biases are not decayed."""
+    """SGD with momentum; norms and biases are not decayed."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [
         {"params": decayed, "weight_decay": training.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(groups, training.learning_rate, training.momentum, nesterov=True)
+    return torch.optim.SGD(groups, training.learning_rate, training.momentum, nesterov=training.nesterov)
+
+
+def schedule_of(
+    optimizer: torch.optim.Optimizer, training: ImageTraining
+) -> torch.optim.lr_scheduler.LambdaLR | None:
+    """The learning rate with drops; None where it is the Trainer's cosine."""
+    if not training.drops:
+        return None
+
+    def share(update: int) -> float:
+        if update < training.warmup:
+            return update / training.warmup
+        return float(0.1 ** sum(update >= drop for drop in training.drops))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def train(
     folder: Path,
-    data: Images,
+    data: AnyImages,
     row: ImageRow,
     training: ImageTraining,
     seed: int,
@@ -201,8 +301,10 @@ def train(
     from rich.console import Console
     from transformers import set_seed
 
-    where = torch_device(device)
+    count, where = processes(device), torch_device(device)
+    epochs = Epochs(len(data.train), training.batch, training.updates, seed, count)
     model = Classifier(network(row, data, seed), data, training.crop).to(where)
+    optimizer = optimizer_of(model, training)
     set_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -217,14 +319,15 @@ def train(
         steps=training.updates,
         checkpoints=CHECKPOINTS,
         seed=seed,
-        data=Epochs(len(data.train), training.batch, training.updates, seed),
-        collate=lambda batches: {"numbers": batches[0]},
+        data=Batches(data, epochs),
+        collate=lambda batches: batches[0],
         console=Console(quiet=True),  # the recipe shows the progress of all trainings
         name=folder.name,
         device=device,
         on_step=on_step,
         in_order=True,
-        optimizer=optimizer_of(model, training),
+        optimizer=optimizer,
+        schedule=schedule_of(optimizer, training),
         per_device_train_batch_size=1,  # one ready-made batch
         remove_unused_columns=False,
         learning_rate=training.learning_rate,
@@ -233,8 +336,16 @@ def train(
         max_grad_norm=0.0,
         bf16=where.type == "cuda",
         logging_steps=max(1, training.updates // LOGS),
+        dataloader_num_workers=loaders(data),
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # the images are among them; norms keep what their process saw
     )
-    run.train()
+    if process_number():
+        torch.manual_seed(
+            1_000_003 * process_number() + seed
+        )  # crops of its own, as it has images of its own
+    with one_line():
+        run.train()
     model.eval()
     history = run.trainer.state.log_history
     return model, {
@@ -246,16 +357,25 @@ def train(
 
 
 @torch.no_grad()
-def logits_of(model: Classifier, images: Tensor, sample: int | None = None) -> Tensor:
+def logits_of(model: Classifier, images: Tensor | ImageFiles, sample: int | None = None) -> Tensor:
     """Logits (images, classes), float32 on the CPU; under one draw of random weights, if asked."""
-    device, parts = model.step.device, []
-    for start in range(0, len(images), TEST_BATCH):
-        batch = images[start : start + TEST_BATCH].to(device)
+    device, parts, start = model.step.device, [], 0
+    for batch in in_batches(images):
         numbers = torch.arange(start, start + len(batch), device=device)
+        start += len(batch)
         chain = Chain(step=model.step, sample=sample, examples=numbers)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts.append(model.net(model.normalised(batch), chain).float().cpu())
+            parts.append(model.net(model.normalised(batch.to(device)), chain).float().cpu())
     return torch.cat(parts)
+
+
+def in_batches(images: Tensor | ImageFiles) -> Iterator[Tensor]:
+    """Images in batches for testing, uint8 (batch, 3, height, width)."""
+    if isinstance(images, Tensor):
+        yield from images.split(TEST_BATCH)
+    else:
+        with one_line():
+            yield from DataLoader(images, TEST_FILES, num_workers=loaders(images))
 
 
 def accuracies(scores: Tensor, labels: Tensor) -> dict[str, float]:
@@ -267,7 +387,7 @@ def accuracies(scores: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def measure(model: Classifier, data: Images, samples: int) -> dict[str, float]:
+def measure(model: Classifier, data: AnyImages, samples: int) -> dict[str, float]:
     """Accuracy on the test set, negative log-likelihood and calibration.
 
     A network with random weights predicts with the mean over `samples` draws; its accuracy with the mean of
@@ -295,18 +415,22 @@ def measure(model: Classifier, data: Images, samples: int) -> dict[str, float]:
 
 
 def step_times(
-    data: Images, row: ImageRow, training: ImageTraining, device: str, updates: int
+    data: AnyImages, row: ImageRow, training: ImageTraining, device: str, updates: int, processes: int = 1
 ) -> list[float]:
-    """Milliseconds of updates, after one that is not timed."""
+    """Milliseconds of updates, after one that is not timed; of several processes, those of one alone.
+
+    Images in files are decoded before an update begins, as other processes do in a training.
+    """
     where = torch_device(device)
     model = Classifier(network(row, data, 0), data, training.crop).to(where).train()
     optimizer = optimizer_of(model, training)
-    numbers = Epochs(len(data.train), training.batch, updates + 1, 0)
+    batches = Batches(data, Epochs(len(data.train), training.batch, updates + 1, 0, processes))
     seconds = []
     for update in range(updates + 1):
+        batch = batches[update * processes]
         began = time.perf_counter()
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            loss = model(numbers[update].to(where))["loss"]
+            loss = model(**{name: value.to(where) for name, value in batch.items()})["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
