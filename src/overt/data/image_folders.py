@@ -159,7 +159,7 @@ def load(folder: Path, side: int | None = None) -> ImageFolders:
         if missing := [name for name in found[one] if name not in found[other]]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(f"{folder / other} has no class {missing[0]}{more}, which {one} has")
-    digest, parts = hashlib.sha256(), []
+    digest, parts = hashlib.sha256(), list[Any]()
     for split, listed in found.items():
         names, labels = [], []
         for label, name in enumerate(classes):
@@ -168,7 +168,10 @@ def load(folder: Path, side: int | None = None) -> ImageFolders:
                 labels.append(label)
                 digest.update(f"{names[-1]} {size}\n".encode())
         parts += [ImageFiles(folder, names, side), torch.tensor(labels)]
-    return ImageFolders(folder.resolve().name, *parts, classes, digest.hexdigest())  # type: ignore[arg-type]
+    train, train_labels, test_files, test_labels = parts
+    return ImageFolders(
+        folder.resolve().name, train, train_labels, test_files, test_labels, classes, digest.hexdigest()
+    )
 
 
 def _listed(split: Path) -> dict[str, list[tuple[str, int]]]:
@@ -218,7 +221,7 @@ def broken_files(data: ImageFolders, workers: int, part: int = 0, parts: int = 1
         part: of the images, where several processes share them.
         parts: number of such processes.
     """
-    broken = {}
+    broken: dict[str, str] = {}
     for files in (data.train, data.test):
         numbers = range(part, len(files), parts)
         faults = DataLoader(Subset(_Faults(files), numbers), 64, num_workers=workers, collate_fn=list)

@@ -131,11 +131,11 @@ def folders_of(request: Request) -> ImageFolders:
     folder = next((place for place in places if dataset and place.is_dir()), None)
     if folder is None:
         raise ValueError(
-            f"--dataset must be {cifar100.NAME}, or a folder with {TRAIN}/CLASS and {TESTS[0]}/CLASS (its path, "
-            f"or its name under --data), got {dataset}"
+            f"--dataset must be {cifar100.NAME}, or a folder with {TRAIN}/CLASS and {TESTS[0]}/CLASS, by its "
+            f"path or its name under --data, got {dataset}"
         )
     found = image_folders.load(folder)
-    return without_broken(request, found) if request.options["skip-broken"] else found
+    return without_broken(request, found) if request.options.get("skip-broken") else found
 
 
 def without_broken(request: Request, data: ImageFolders) -> ImageFolders:
@@ -294,9 +294,7 @@ def notes_of(outcome: Outcome) -> list[str]:
     in_files = "skipped" in data
     crops = "crops of 8 to 100 % of the area" if in_files else "crops"
     ways = [crops] * (in_files or training["crop"] > 0) + ["mirrored images"] * data["mirrored"]
-    then = (
-        f"divided by 10 at updates {', '.join(f'{drop:,}' for drop in drops)}" if drops else "then a cosine"
-    )
+    then = f"÷ 10 at updates {', '.join(f'{drop:,}' for drop in drops)}" if drops else "then a cosine"
     momentum = f"{'Nesterov ' * training.get('nesterov', True)}momentum {training['momentum']:g}"
     shared = {
         numbers["run"]["settings"].get("processes", 1)

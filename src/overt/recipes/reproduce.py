@@ -262,7 +262,7 @@ def find(name: str) -> Recipe:
 
 
 def read_options(recipe: Recipe, extra: Sequence[str]) -> dict[str, Any]:
-    """Parse a recipe's options from `--name value`, `--name=value` or flags; the others have their defaults."""
+    """Parse a recipe's options: `--name value`, `--name=value` or a flag; the others have their defaults."""
     values: dict[str, Any] = {name: option.default for name, option in recipe.options.items()}
     known = ", ".join(f"--{name}" for name in recipe.options) or "none"
     words = list(extra)

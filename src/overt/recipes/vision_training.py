@@ -1,4 +1,4 @@
-"""Train an image classifier with the Hugging Face Trainer: SGD with momentum, warm-up, then a cosine or drops.
+"""Train an image classifier with the Hugging Face Trainer: SGD with momentum, warm-up, cosine or drops.
 
 Small images stay on the device as bytes, and are cropped and mirrored there. Those in files are decoded and
 cropped by other processes as they are needed. Several processes can train one network together (`accelerate
@@ -50,7 +50,7 @@ class ImageTraining:
         learning_rate: at its peak.
         momentum: of SGD.
         weight_decay: of all weights but those of norms and biases.
-        crop: pixels of padding from which crops are taken; 0 for none. Images in files have crops of their own.
+        crop: pixels of padding from which crops are taken; 0 for none. Images in files have others.
         drops: updates from which on the learning rate is a tenth; without any, it falls as a cosine.
         nesterov: whether the momentum is Nesterov's.
     """
@@ -341,9 +341,7 @@ def train(
         ddp_broadcast_buffers=False,  # the images are among them; norms keep what their process saw
     )
     if process_number():
-        torch.manual_seed(
-            1_000_003 * process_number() + seed
-        )  # crops of its own, as it has images of its own
+        torch.manual_seed(1_000_003 * process_number() + seed)  # other crops than the first process
     with one_line():
         run.train()
     model.eval()
@@ -372,7 +370,7 @@ def logits_of(model: Classifier, images: Tensor | ImageFiles, sample: int | None
 def in_batches(images: Tensor | ImageFiles) -> Iterator[Tensor]:
     """Images in batches for testing, uint8 (batch, 3, height, width)."""
     if isinstance(images, Tensor):
-        yield from images.split(TEST_BATCH)
+        yield from (images[start : start + TEST_BATCH] for start in range(0, len(images), TEST_BATCH))
     else:
         with one_line():
             yield from DataLoader(images, TEST_FILES, num_workers=loaders(images))
