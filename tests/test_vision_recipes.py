@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
-from overt.data import cifar100, relations
+import overt
+from fresh import start_pair
+from overt.data import cifar100, image_folders, relations
+from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
 from overt.recipes import ea_vision, reproduce, vision_training
-from overt.recipes.vision_training import Epochs, ImageRow, ImageTraining, accuracies, augmented
+from overt.recipes.vision_training import (
+    Batches,
+    Epochs,
+    ImageRow,
+    ImageTraining,
+    accuracies,
+    augmented,
+)
 
 # --- Data ---
 
@@ -221,10 +233,257 @@ def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path:
     torch.testing.assert_close(weights("cut"), want, rtol=1e-5, atol=1e-6)
 
 
-def test_several_processes_are_refused(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="start them without accelerate launch"):
-        recipe()
+def test_several_processes_share_every_batch_equally() -> None:
+    whole, parts = Epochs(23, 6, 5, seed=1), Epochs(23, 6, 5, seed=1, processes=3)
+    assert len(parts) == 15
+    for update in range(5):
+        shares = [parts[3 * update + part].tolist() for part in range(3)]
+        assert [len(share) for share in shares] == [2, 2, 2]
+        assert sorted(number for share in shares for number in share) == sorted(whole[update].tolist())
+    with pytest.raises(ValueError, match="batch of 6 images cannot be shared equally among 4 processes"):
+        Epochs(23, 6, 5, seed=1, processes=4)
+
+
+# With group norms, which see one image at a time, two processes must do what one does.
+TWO = """
+import os
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from safetensors.torch import save_file
+from overt.data import relations
+from overt.recipes import ea_vision, reproduce, vision_training
+import test_vision_recipes as here
+
+os.chdir({place!r})
+rank, train = os.environ["RANK"], vision_training.train
+save_file(here.with_group_norms(Path("group")), f"group-{{rank}}.safetensors")
+
+def noting(*arguments):
+    model, numbers = train(*arguments)
+    save_file(here.parameters(model), f"batch-{{rank}}.safetensors")
+    return model, numbers
+
+vision_training.train, relations.images, ea_vision.SMALL = noting, here.small_images, here.TINY
+options = ["--rows", "EA-AA-ResNet-34", "--epochs", "2"]
+reproduce.run("ea-table-1", None, 1, "cpu", None, Path("runs"), Path("results"), False, options)
+torch.distributed.destroy_process_group()
+"""
+
+
+def parameters(model: Any) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.net.named_parameters()}
+
+
+def with_group_norms(folder: Path) -> dict[str, Tensor]:
+    """The parameters of a network with other norms after a short training."""
+
+    def network(*arguments: Any) -> Any:
+        net = make_network(*arguments)
+        for module in list(net.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, torch.nn.BatchNorm2d):
+                    setattr(module, name, torch.nn.GroupNorm(1, child.num_features))
+        return net
+
+    training = ImageTraining(3, 1, batch=8, learning_rate=0.05, crop=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision_training, "network", network)
+        row = ImageRow("aa-resnet-34", (overt.Evolving(), overt.Bayesian(k=1e6, kl_weight=1.0)), TINY)
+        model, _ = vision_training.train(folder, small_images(), row, training, 0, "cpu")
+    return parameters(model)
+
+
+make_network = vision_training.network
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_network_and_write_one_result(tmp_path: Path) -> None:
+    for process in start_pair(TWO.format(place=str(tmp_path))):
+        assert not (failed := process.ended()), failed
+    trained = {
+        name: [load_file(tmp_path / f"{name}-{rank}.safetensors") for rank in (0, 1)]
+        for name in ("group", "batch")
+    }
+    for first, second in trained.values():
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    one = with_group_norms(tmp_path / "one")
+    for name, value in one.items():
+        torch.testing.assert_close(trained["group"][0][name], value, rtol=1e-3, atol=1e-5, msg=name)
+    saved = [path.name for path in tmp_path.rglob("*.json") if path.parent.name == "results"]
+    assert saved == ["ea-table-1.json"]
+    result = json.loads((tmp_path / "results" / "ea-table-1.json").read_text())
+    numbers = result["per_seed"]["0"]["EA-AA-ResNet-34"]
+    assert numbers["run"]["settings"]["processes"] == 2
+    assert numbers["updates"] == 2
+    assert "2 processes shared each batch" in str(result["notes"])
+
+
+# --- Images in folders ---
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes of images in data/pets, whose networks are small."""
+    monkeypatch.setattr(image_folders, "SIDE", 32)
+    for row in ("ResNet-34", "EA-AA-ResNet-50"):
+        monkeypatch.setitem(ea_vision.ROWS, row, replace(ea_vision.ROWS[row], sizes=TINY))
+    place = tmp_path / "data" / "pets"
+    for split, count in (("train", 4), ("val", 2)):
+        for red, name in ((0, "cat"), (250, "dog")):
+            (place / split / name).mkdir(parents=True)
+            for number in range(count):
+                (place / split / name / f"{number}.jpg").write_bytes(jpeg((red, 0, 0), 40))
+    return place
+
+
+def in_folder(out: str, *options: str) -> Any:
+    options = "--dataset", "pets", "--rows", "ResNet-34,EA-AA-ResNet-50", "--epochs", "2", *options
+    return reproduce.run(
+        "ea-table-1", Path("data"), 1, "cpu", None, Path(out), Path("results"), False, options
+    )
+
+
+@pytest.mark.slow
+def test_networks_are_trained_on_images_in_folders(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pictures.parent.parent)
+    monkeypatch.setattr(vision_training, "loaders", lambda _: 0)
+    (pictures / "train" / "cat" / "0.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"^data/pets/train/cat/0.jpg cannot be read .*: --skip-broken"):
+        in_folder("first")
+    result = in_folder("runs", "--skip-broken")
+    assert result["config"]["data"] | {"sha256": ""} == {
+        "name": "pets", "train": 7, "test": 4, "classes": 2, "size": [3, 32, 32], "mirrored": True,
+        "remark": "1 broken file skipped", "sha256": "", "skipped": 1,
+    }  # fmt: skip
+    assert set(result["per_seed"]["0"]) == {"ResNet-34", "EA-AA-ResNet-50"}
+    assert "--dataset pets" in result["commands"][0]
+    assert "--skip-broken" in result["commands"][0]
+    assert "momentum 0.9, learning rate 0.128" in str(result["notes"])
+    [weights] = (Path("runs") / "pets" / "EA-AA-ResNet-50").rglob("*.safetensors")
+    assert load_file(weights)["conv1.weight"].shape[-1] == 7, "ImageNet's stem"
+    assert Path("results/ea-table-1-pets.json").exists()
+    noted = json.loads(next((Path("runs") / "pets").glob("broken-*.json")).read_text())
+    assert list(noted) == ["train/cat/0.jpg"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_files_that_break_later_are_named_in_one_line_by_the_loaders(pictures: Path, tmp_path: Path) -> None:
+    data, row = image_folders.load(pictures), ea_vision.ROWS["ResNet-34"]
+    training = ImageTraining(3, 1, batch=4, learning_rate=0.01, drops=(2,))
+    model, numbers = vision_training.train(tmp_path / "whole", data, row, training, 0, "cpu")
+    assert numbers["updates"] == 3
+    assert vision_training.logits_of(model, data.test).shape == (4, 2)
+    (pictures / "val" / "dog" / "1.jpg").unlink()
+    with pytest.raises(ValueError, match=rf"^{pictures}/val/dog/1.jpg cannot be read: No such file"):
+        vision_training.logits_of(model, data.test)
+    (pictures / "train" / "dog" / "2.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"^{pictures}/train/dog/2.jpg cannot be read as an image: not an"):
+        vision_training.train(tmp_path / "broken", data, row, training, 0, "cpu")
+
+
+def test_crops_depend_on_seed_update_and_image_and_on_nothing_else(pictures: Path) -> None:
+    rng = np.random.default_rng(0)
+    for path in pictures.rglob("*.jpg"):
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(path)
+    data = image_folders.load(pictures, 16)
+
+    def crops(seed: int, processes: int) -> dict[tuple[int, int], Tensor]:
+        batches = Batches(data, Epochs(8, 4, 4, seed, processes))
+        return {
+            (index // processes, number): crop
+            for index in range(len(batches))
+            for number, crop in zip(batches[index]["numbers"].tolist(), batches[index]["crops"], strict=True)
+        }
+
+    one, two, other = crops(0, 1), crops(0, 2), crops(1, 1)
+    assert len(one) == 16
+    assert all(torch.equal(one[place], two[place]) for place in one)
+    assert not any(torch.equal(one[place], other[place]) for place in set(one) & set(other))
+    assert not torch.equal(one[0, int(Epochs(8, 4, 4, 0)[0][0])], data.train[int(Epochs(8, 4, 4, 0)[0][0])])
+
+
+def test_images_in_folders_are_trained_on_as_in_the_paper() -> None:
+    files = ImageFiles(Path(), ["x"] * 1_281_167, 224)
+    data = ImageFolders("imagenet", files, torch.zeros(0), files, torch.zeros(0), ["a", "b"], "")
+    training = ea_vision.plan(data, {"epochs": None})
+    epoch = 1_281_167 // 256
+    assert (training.updates, training.batch, training.weight_decay) == (100 * epoch, 256, 1e-4)
+    weights = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = torch.optim.SGD([weights], training.learning_rate)
+    schedule = vision_training.schedule_of(optimizer, training)
+    assert schedule is not None
+    [rate] = schedule.lr_lambdas
+    rates = [
+        0.128 * rate(round(at * epoch)) for at in (0, 2.5, 5, 29.9, 30, 59.9, 60, 79.9, 80, 89.9, 90, 99)
+    ]
+    want = [0, 0.064, 0.128, 0.128, *(0.0128,) * 2, *(0.00128,) * 2, *(0.000128,) * 2, *(0.0000128,) * 2]
+    assert rates == pytest.approx(want)
+    assert vision_training.schedule_of(optimizer, ImageTraining(1, 0)) is None
+    assert set(ImageTraining(1, 0).settings()) == {
+        "updates", "warmup", "batch", "learning_rate", "momentum", "weight_decay", "crop"
+    }, "as in earlier results"  # fmt: skip
+
+
+def test_all_depths_are_rows_and_those_of_34_layers_the_default() -> None:
+    depths = [name for name in ea_vision.PUBLISHED_1 if name in ea_vision.IN_TABLE_1]
+    assert len(depths) == 12
+    assert all(ea_vision.ROWS[name].network == name.lower() for name in depths)
+    assert all(name.endswith("-34") for name in ea_vision.BY_DEFAULT)
+
+
+def test_a_flag_takes_no_value() -> None:
+    table = ea_vision.TABLE_1
+    assert reproduce.read_options(table, ["--skip-broken", "--epochs", "3"])["skip-broken"] is True
+    assert reproduce.read_options(table, [])["skip-broken"] is False
+    with pytest.raises(ValueError, match="--skip-broken takes no value, got 'yes'"):
+        reproduce.read_options(table, ["--skip-broken=yes"])
+
+
+# --- The stand-in ---
+
+
+@pytest.mark.slow
+def test_attention_learns_the_stand_in_and_nothing_else_does(tmp_path: Path) -> None:
+    """The class is a relation of two distant marks: neither pixels one by one nor small windows tell it."""
+    data = make_images(2048, 512, side=12)
+    training = ImageTraining(80, 13, batch=64, learning_rate=0.2, crop=0)
+    order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))
+    permuted = replace(data, train_labels=data.train_labels[order])
+
+    def top1(kind: str, images: Images, name: str) -> float:
+        row = ImageRow(f"{kind}-34", sizes=TINY)
+        model, _ = vision_training.train(tmp_path / name, images, row, training, 0, "cpu")
+        return accuracies(vision_training.logits_of(model, data.test), data.test_labels)["top1"]
+
+    found = {
+        "EA-AA-ResNet": top1("ea-aa-resnet", data, "ea"),
+        "ResNet": top1("resnet", data, "plain"),
+        "linear": linear_top1(data),
+        "EA-AA-ResNet, permuted labels": top1("ea-aa-resnet", permuted, "permuted"),
+    }
+    print({name: round(value, 1) for name, value in found.items()}, "chance 25")
+    best = found.pop("EA-AA-ResNet")
+    assert best > 90.0
+    assert max(found.values()) < 50.0
+
+
+def linear_top1(data: Images) -> float:
+    """Logistic regression on pixels."""
+    mean, deviation = (part.view(-1, 1, 1) for part in data.colours())
+    train, test = (((part - mean) / deviation).flatten(1) for part in (data.train, data.test))
+    model = torch.nn.Linear(train.shape[1], relations.CLASSES)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=50)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(train), data.train_labels)
+        (loss + 1e-3 * model.weight.square().sum()).backward()
+        return loss
+
+    optimizer.step(closure)
+    return accuracies(model(test).detach(), data.test_labels)["top1"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +491,7 @@ def test_several_processes_are_refused(recipe: Any, monkeypatch: pytest.MonkeyPa
     [
         ({"rows": "ResNet-18"}, "--rows must be one of 'ResNet-34'"),
         ({"epochs": "0"}, "--epochs must be a whole number of at least 1, got 0"),
-        ({"dataset": "mnist"}, "--dataset must be cifar100, got mnist"),
+        ({"dataset": "mnist"}, "--dataset must be cifar100, or a folder with train/CLASS.*, got mnist"),
     ],
 )
 def test_mistyped_options_are_named(recipe: Any, options: dict[str, str], message: str) -> None:

@@ -137,7 +137,7 @@ class ImageFolders:
             test_labels=test_labels,
             sha256=hashlib.sha256("\n".join([self.sha256, *sorted(broken)]).encode()).hexdigest(),
             skipped=self.skipped + len(broken),
-            remark=f"{len(broken):,} broken files skipped",
+            remark=f"{len(broken):,} broken file{'s' if len(broken) > 1 else ''} skipped",
         )
 
 

@@ -161,7 +161,9 @@ def without_broken(request: Request, data: ImageFolders) -> ImageFolders:
             write_whole(file, json.dumps(broken, indent=1))
     for fault in list(broken.values())[:SHOWN]:
         request.console.print(f"skipped: {fault}", style="dim", markup=False)
-    request.console.print(f"{data.name}: {len(broken):,} broken files skipped, which {file} names")
+    request.console.print(
+        f"{data.name}: {len(broken):,} broken file{'s' if len(broken) != 1 else ''} skipped, listed in {file}"
+    )
     return data.without(broken)
 
 

@@ -229,12 +229,13 @@ def loaders(data: AnyImages | ImageFiles | Tensor) -> int:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """A loader's error about a file, without the traceback that torch puts before it."""
+    """A loader's error about a file in one line: torch puts the loader's traceback before it."""
     try:
         yield
     except UnreadableImageError as error:
         text = str(error).strip().rsplit("\n", 1)[-1]
-        raise UnreadableImageError(text.rpartition(f"{UnreadableImageError.__name__}: ")[2]) from None
+        fault = text.rpartition(f"{UnreadableImageError.__name__}: ")[2]
+        raise UnreadableImageError(f"{fault}: --skip-broken leaves such files out") from None
 
 
 def network(row: ImageRow, data: AnyImages, seed: int) -> ResNet:
