@@ -455,7 +455,7 @@ def test_a_flag_takes_no_value() -> None:
 def test_attention_learns_the_stand_in_and_nothing_else_does(tmp_path: Path) -> None:
     """The class is a relation of two distant marks: neither pixels one by one nor small windows tell it."""
     data = make_images(2048, 512, side=12)
-    training = ImageTraining(64, 10, batch=64, learning_rate=0.15, crop=0)
+    training = ImageTraining(54, 9, batch=64, learning_rate=0.15, crop=0)
     order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))
     permuted = replace(data, train_labels=data.train_labels[order])
 
@@ -472,8 +472,8 @@ def test_attention_learns_the_stand_in_and_nothing_else_does(tmp_path: Path) -> 
     }
     print({name: round(value, 1) for name, value in found.items()}, "chance 25")
     best = found.pop("EA-AA-ResNet")
-    assert best > 90.0
-    assert max(found.values()) < 50.0
+    assert best > 80.0
+    assert max(found.values()) < 40.0
 
 
 def linear_top1(data: Images) -> float:

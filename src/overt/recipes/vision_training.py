@@ -426,7 +426,8 @@ def step_times(
     batches = Batches(data, Epochs(len(data.train), training.batch, updates + 1, 0, processes))
     seconds = []
     for update in range(updates + 1):
-        batch = batches[update * processes]
+        with one_line():
+            batch = batches[update * processes]
         began = time.perf_counter()
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
             loss = model(**{name: value.to(where) for name, value in batch.items()})["loss"]
