@@ -1,20 +1,26 @@
 """Attention over pixels: attention-augmented ResNets whose maps may evolve or be random.
 
 `resnet` makes a network by name, `AugmentedConv2d` is its layer; `augment` changes a ResNet that you have.
+`save` writes a network to a folder, and `load` reads it.
 """
 
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from overt import _check
+from overt._version import __version__
 from overt.mechanisms.builtin import Evolving
-from overt.mechanisms.mechanism import Mechanism
+from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 from overt.models.augmented_conv import AugmentedConv2d, Size, pair
 from overt.models.augmenting import augment
-from overt.models.resnet import DEPTHS, KINDS, Preset, ResNet, Stem
+from overt.models.folders import CONFIG, load_weights, read_config, save_network
+from overt.models.resnet import DEPTHS, KINDS, MODEL_TYPE, Preset, ResNet, Stem
 
-__all__ = ["AugmentedConv2d", "ResNet", "augment", "resnet"]
+__all__ = ["AugmentedConv2d", "ResNet", "augment", "load", "resnet", "save"]
 
 
 def resnet(
@@ -72,4 +78,101 @@ def resnet(
             _check.whole("blocks", count, 1)
         depth = replace(depth, blocks=tuple(blocks))
     largest = pair("size", (224 if stem == "imagenet" else 32) if size is None else size)
-    return ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)
+    model = ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)
+    model.settings = {
+        "name": name,
+        "stem": stem,
+        "size": list(largest),
+        "in_chans": in_chans,
+        "preset": preset,
+        "zero_init_last": zero_init_last,
+        "width": width,
+        "blocks": list(depth.blocks),
+    }
+    return model
+
+
+def save(
+    model: ResNet,
+    folder: str | Path,
+    *,
+    labels: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> None:
+    """Write a network to a folder: `config.json` and `model.safetensors`, completely or not at all.
+
+    Args:
+        model: made by `resnet`.
+        folder: to write to; it is made if it does not exist.
+        labels: names of the classes; by default those of the model, if it has any.
+        mean: of each channel of the images that it was trained on, on the scale of 0 to 1, as in timm; by
+            default that of the model. Pictures can be traced only if it is known.
+        std: their standard deviation, likewise.
+    """
+    if not isinstance(model, ResNet) or model.settings is None:
+        raise TypeError(f"model must be made by overt.vision.resnet, got a {type(model).__name__}")
+    described = _described(
+        model,
+        model.labels if labels is None else labels,
+        model.mean if mean is None else mean,
+        model.std if std is None else std,
+    )
+    mechanisms = None if model.mechanisms is None else [as_dict(each) for each in model.mechanisms]
+    settings = {**model.settings, "num_classes": model.num_classes, "mechanisms": mechanisms}
+    save_network(model, folder, MODEL_TYPE, {"overt": __version__, **settings, **described})
+
+
+def load(folder: str | Path) -> ResNet:
+    """The network that `save` wrote, in evaluation mode on the CPU, with its `labels`, `mean` and `std`.
+
+    A mechanism that is not Overt's own must be registered before.
+    """
+    path = Path(folder) / CONFIG
+    settings = read_config(folder, MODEL_TYPE, "overt.vision.save")
+    known = {*inspect.signature(resnet).parameters, "labels", "mean", "std", "overt"}
+    if unknown := sorted(set(settings) - known):
+        raise ValueError(f"{path} has settings that overt.vision.resnet does not: {', '.join(unknown)}")
+    if missing := sorted(known - set(settings)):
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    del settings["overt"]  # the version that wrote it, for readers
+    about = [settings.pop(name) for name in ("labels", "mean", "std")]
+    try:
+        if settings["mechanisms"] is not None:
+            settings["mechanisms"] = [from_dict(each) for each in settings["mechanisms"]]
+        model = resnet(**settings)
+        described = _described(model, *about)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be understood: {error}") from None
+    load_weights(model, folder, CONFIG)
+    model.labels, model.mean, model.std = described["labels"], described["mean"], described["std"]
+    return model
+
+
+def _described(model: ResNet, labels: Any, mean: Any, std: Any) -> dict[str, Any]:
+    """Labels, mean and standard deviation, checked against the network."""
+    if labels is not None:
+        listed = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+        if not listed or len(labels) != model.num_classes:
+            got = f"{len(labels)} labels" if listed else f"{labels!r}"[:60]
+            raise ValueError(f"labels must be {model.num_classes} strings, one per class, got {got}")
+        labels = list(labels)
+    if (mean is None) != (std is None):
+        raise ValueError(f"mean and std must be given together, got mean={mean} and std={std}")
+    return {"labels": labels, "mean": _channels("mean", mean, model), "std": _channels("std", std, model)}
+
+
+def _channels(name: str, values: Any, model: ResNet) -> tuple[float, ...] | None:
+    """One number of 0 to 1 for each channel of the images."""
+    if values is None:
+        return None
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, list | tuple) or len(values) != model.in_chans:
+        raise ValueError(f"{name} must be {model.in_chans} numbers, one per channel, got {values!r}"[:120])
+    for value in values:
+        _check.number(name, value)
+        if not 0.0 <= value <= 1.0 or (name == "std" and value == 0.0):
+            raise ValueError(
+                f"{name} must be of images with values from 0 to 1, got {value}: divide that of bytes by 255"
+            )
+    return tuple(float(value) for value in values)

@@ -27,13 +27,11 @@ from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
+from overt.models.folders import WEIGHTS, load_weights, save_weights
 from overt.recipes._runs import finish_run, prepare_run
 from overt.recipes._training import (
-    WEIGHTS,
     hits,
-    load_weights,
     predict,
-    save_weights,
     share,
     train_classifier,
 )

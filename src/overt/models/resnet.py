@@ -21,6 +21,7 @@ from overt.models.augmented_conv import AugmentedConv2d, channels
 Stem = Literal["imagenet", "cifar"]
 Preset = Literal["paper", "official"]
 HEADS = 8
+MODEL_TYPE = "overt-resnet"  # in the config of a saved network
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,20 @@ class ResNet(nn.Module):
 
     It answers to timm's calls: `forward_features`, `forward_head`, `get_classifier`, `reset_classifier`,
     `feature_info`, `set_grad_checkpointing`.
+
+    Attributes:
+        settings: arguments of `overt.vision.resnet`, as plain JSON, without `mechanisms` and `num_classes`;
+            None for a network made otherwise.
+        mechanisms: of its maps; None without attention.
+        labels: names of the classes, or None.
+        mean: of each channel of the images that it was trained on, whose values are 0 to 1; or None.
+        std: their standard deviation.
     """
+
+    settings: dict[str, Any] | None = None
+    labels: list[str] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __init__(
         self,
@@ -210,7 +224,8 @@ class ResNet(nn.Module):
         )
         self.bn1, self.act1 = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
-        make = _Attentions(depth, None if mechanisms is None else tuple(mechanisms), preset)
+        self.mechanisms = None if mechanisms is None else tuple(mechanisms)
+        make = _Attentions(depth, self.mechanisms, preset)
         now = tuple(-(-length // 4) for length in size) if large else size
         inside, reduction = width, 4 if large else 1
         self.feature_info: list[dict[str, Any]] = [

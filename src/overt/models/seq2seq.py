@@ -13,7 +13,6 @@ is therefore the same, and everything about single positions is computed after i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -25,7 +24,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from overt import _check
-from overt._files import write_whole, written_whole
 from overt._modes import evaluating
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain, Kept
@@ -34,9 +32,9 @@ from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
+from overt.models.folders import CONFIG, load_weights, read_config, save_network
 
 MODEL_TYPE = "overt-seq2seq"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Attention = Literal[
     "soft",
     "marginal",
@@ -582,49 +580,22 @@ class Seq2Seq(nn.Module):
     # --- Files ---
 
     def save(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`, each completely or not at all."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(folder / WEIGHTS) as part:
-            save_file({name: x.contiguous() for name, x in self.state_dict().items()}, part)
+        """Write `config.json` and `model.safetensors`, completely or not at all."""
         mechanisms = [as_dict(mechanism) for mechanism in self.mechanisms]
-        config = {"model_type": MODEL_TYPE, **self.settings, "mechanisms": mechanisms}
-        write_whole(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+        save_network(self, folder, MODEL_TYPE, {**self.settings, "mechanisms": mechanisms})
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """The model that `save` wrote, in evaluation mode on the CPU."""
-        from safetensors.torch import load_file
-
         folder = Path(folder)
-        for name in (CONFIG, WEIGHTS):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} holds no {name}: give a folder that Seq2Seq.save wrote")
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = settings.pop("model_type", None) if isinstance(settings, dict) else None
-        if kind != MODEL_TYPE:
-            raise ValueError(f"model_type of {folder / CONFIG} must be {MODEL_TYPE!r}, got {kind!r}")
+        settings = read_config(folder, MODEL_TYPE, "Seq2Seq.save")
         mechanisms = [from_dict(each) for each in settings.pop("mechanisms", [])]
         known = {name for name in cls.__init__.__annotations__ if name not in ("return", "mechanisms")}
         if unknown := sorted(set(settings) - known):
             raise ValueError(f"{folder / CONFIG} has settings that Seq2Seq does not: {', '.join(unknown)}")
         if missing := sorted({"source_vocabulary", "target_vocabulary"} - set(settings)):
             raise ValueError(f"{folder / CONFIG} lacks {', '.join(missing)}")
-        model = cls(mechanisms=mechanisms, **settings)
-        weights, own = load_file(folder / WEIGHTS), model.state_dict()
-        differ = [name for name in own.keys() | weights.keys() if _shape(own, name) != _shape(weights, name)]
-        if differ:
-            name = min(differ)
-            shapes = f"{_shape(own, name)}, and {_shape(weights, name)} in the file"
-            raise ValueError(f"{folder / WEIGHTS} does not fit {CONFIG}: {name} has shape {shapes}")
-        model.load_state_dict(weights)
-        return model.eval()
-
-
-def _shape(weights: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
-    return tuple(weights[name].shape) if name in weights else None
+        return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
 
 
 def _pick(hypotheses: Tensor, which: Tensor) -> Tensor:

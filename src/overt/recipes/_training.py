@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import overt
 from overt._extras import need
-from overt._files import written_whole
 from overt.data.batching import Collate, E, Example, batches
 from overt.mechanisms.chain import Chain
 from overt.models.agreement import AgreementClassifier
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from transformers import Trainer
-
-
-WEIGHTS = "model.safetensors"
-M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -340,19 +335,3 @@ def train_classifier(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "step_ms": training.step_ms,
     }
-
-
-def save_weights(model: nn.Module, folder: Path) -> None:
-    """Write `folder`/model.safetensors, completely or not at all."""
-    from safetensors.torch import save_file
-
-    with written_whole(folder / WEIGHTS) as part:
-        save_file(model.state_dict(), part)
-
-
-def load_weights(model: M, folder: Path) -> M:
-    """Read `folder`/model.safetensors into a model, and return it in evaluation mode."""
-    from safetensors.torch import load_file
-
-    model.load_state_dict(load_file(folder / WEIGHTS))
-    return model.eval()

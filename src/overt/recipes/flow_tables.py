@@ -19,16 +19,14 @@ from overt.data.batching import batches
 from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
+from overt.models.folders import WEIGHTS, load_weights, save_weights
 from overt.recipes import flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import earlier_result, finish_run, measure_once
 from overt.recipes._training import (
-    WEIGHTS,
     hardware,
     hits,
-    load_weights,
     predict,
-    save_weights,
     share,
     torch_device,
     train_classifier,

@@ -26,8 +26,9 @@ from overt.data import planetoid
 from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
+from overt.models.folders import save_weights
 from overt.recipes._runs import finish_run
-from overt.recipes._training import hardware, save_weights
+from overt.recipes._training import hardware
 from overt.recipes._workers import Tell, side_by_side
 
 if TYPE_CHECKING:

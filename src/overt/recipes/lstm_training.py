@@ -25,7 +25,8 @@ from overt.data.subwords import EOS_ID as JOINT_EOS
 from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.models.seq2seq import CONFIG, IGNORED, Seq2Seq
+from overt.models.folders import CONFIG
+from overt.models.seq2seq import IGNORED, Seq2Seq
 from overt.recipes._training import processes
 from overt.recipes.translation_training import (
     GREEDY,

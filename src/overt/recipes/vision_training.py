@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from overt import vision
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.recipes._training import Run, process_number, processes, save_weights, torch_device
+from overt.recipes._training import Run, process_number, processes, torch_device
 from overt.recipes._workers import cores
 from overt.vision import ResNet, resnet
 
@@ -113,6 +114,7 @@ class Classifier(nn.Module):
     def __init__(self, net: ResNet, data: AnyImages, crop: int) -> None:
         super().__init__()
         self.net, self.crop, self.mirrored = net, crop, data.mirrored
+        self.classes = data.classes
         mean, deviation = data.colours()
         tensors = {"mean": mean.view(1, -1, 1, 1), "deviation": deviation.view(1, -1, 1, 1)}
         if isinstance(data, Images):
@@ -441,6 +443,6 @@ def step_times(
 
 
 def save(model: Classifier, folder: Path) -> None:
-    """Write the network's weights to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_weights(model.net, folder)
+    """Write the network to a folder that `overt.vision.load` reads."""
+    mean, std = ((x.flatten() / 255).tolist() for x in (model.mean, model.deviation))
+    vision.save(model.net, folder, labels=model.classes, mean=mean, std=std)
