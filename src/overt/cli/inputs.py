@@ -9,13 +9,16 @@ import typer
 from safetensors import SafetensorError
 
 import overt
+from overt import vision
 from overt._extras import need
 from overt.attaching.settings import settings_in
 from overt.cli.shared import join_or
+from overt.models.resnet import MODEL_TYPE as VISION
 from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
 from overt.recipes._runs import check_model
 from overt.tracing.mixing.mixing import mixings
+from overt.tracing.pixels import attends_to_pixels
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
@@ -29,7 +32,16 @@ MixingOption = Annotated[
 ]
 QueryOption = Annotated[
     int | None,
-    typer.Option(help="Position of the query token. Default: CLS, or the last token of a causal model."),
+    typer.Option(
+        help="Position of the query token. Default: CLS, the last token of a causal model, the middle pixel."
+    ),
+]
+StackOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Stack to trace, of a model that has several. Those of a vision network are the sizes of its "
+        "maps, such as 14x14."
+    ),
 ]
 
 
@@ -51,6 +63,8 @@ def open_model(name: str) -> Any:
     try:
         if settings.get("model_type") == MODEL_TYPE:
             return lstm_training.load(Path(name))
+        if settings.get("model_type") == VISION:
+            return vision.load(name)
         if settings_in(settings) is not None:
             return overt.load(name)
         architecture = (settings.get("architectures") or [""])[0]
@@ -65,9 +79,9 @@ def is_picture(text: str) -> bool:
     return has_suffix and (" " not in text or Path(text).is_file())
 
 
-def read_input(text: str) -> Any:
-    """The text itself, or the picture at that path."""
-    if not is_picture(text):
+def read_input(text: str, model: Any = None) -> Any:
+    """The text itself, or the picture at that path; a network over pixels reads it itself."""
+    if not is_picture(text) or (model is not None and attends_to_pixels(model)):
         return text
     if not Path(text).is_file():
         raise FileNotFoundError(f"picture {text} does not exist")

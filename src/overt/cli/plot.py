@@ -15,6 +15,7 @@ from overt.cli.inputs import (
     DecoderOption,
     MixingOption,
     QueryOption,
+    StackOption,
     is_picture,
     open_model,
     read_input,
@@ -39,6 +40,7 @@ def run(
     decoder: str | None = None,
     samples: int = SAMPLES,
     mixing: Any = "attention",
+    stack: str | None = None,
     columns: int = 1,
     dpi: float = 300.0,
     **arguments: Any,
@@ -51,9 +53,10 @@ def run(
         out: path of the figure: .pdf, .svg or .png.
         view: one of `overt.view.plots.VIEWS`, or "compare".
         model: a folder with weights and tokenizer, or a name on the hub.
-        decoder: text for the decoder of an encoder–decoder model; like the next two, not for a saved trace.
+        decoder: text for the decoder of an encoder–decoder model; like the next three, not for a saved trace.
         samples: number of posterior samples, for view "uncertainty".
         mixing: weights of the attention graph's edges.
+        stack: which to trace, of a model that has several.
         columns: width of the figure, 1 or 2.
         dpi: resolution of .png.
         arguments: further arguments of `overt.view.plots.plot`: example, query, layer, head, method, methods,
@@ -76,11 +79,12 @@ def run(
         "--decoder": decoder,
         "--mixing": None if mixing == "attention" else mixing,
         "--samples": None if samples == SAMPLES else samples,
+        "--stack": stack,
     }
     for each in sources:
         _check_source(each, model, tracing_options)
     plot_arguments = {name: value for name, value in arguments.items() if value is not None}
-    trace_arguments: dict[str, Any] = {"decoder": decoder, "mixing": mixing}
+    trace_arguments: dict[str, Any] = {"decoder": decoder, "mixing": mixing, "stack": stack}
     # Some mixings have no maps of single heads; the view then shows one map per layer.
     single = plot_arguments.get("head") is not None or (view == "heads" and mixing_of(mixing).heads)
     trace_arguments |= {"heads": True} if single else {}
@@ -126,7 +130,7 @@ def _check_source(source: str, model: str | None, tracing_options: Mapping[str, 
 def _load_or_trace(source: str, model: Any, arguments: dict[str, Any]) -> overt.Trace:
     if model is None:
         return overt.Trace.load(source)
-    return overt.trace(model, read_input(source), **arguments)
+    return overt.trace(model, read_input(source, model), **arguments)
 
 
 def _name_traces(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, overt.Trace]:
@@ -170,6 +174,7 @@ def plot(
         int, typer.Option(help="Number of posterior samples, for view uncertainty.", min=1)
     ] = SAMPLES,
     mixing: MixingOption = "attention",
+    stack: StackOption = None,
     dpi: Annotated[float, typer.Option(help="Resolution of .png.")] = 300.0,
 ) -> None:
     """Draw a view of a trace as a figure for a paper."""
@@ -181,6 +186,7 @@ def plot(
         decoder=decoder,
         samples=samples,
         mixing=mixing,
+        stack=stack,
         columns=columns,
         dpi=dpi,
         query=query,

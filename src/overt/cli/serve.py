@@ -21,6 +21,7 @@ from overt.cli.inputs import open_model
 from overt.cli.shared import app
 from overt.models.seq2seq import Seq2Seq
 from overt.recipes._runs import check_model
+from overt.tracing.pixels import attends_to_pixels
 from overt.view.server.limits import Limits, Served, check_name
 
 WORDS = "the key to the cabinets"
@@ -53,6 +54,11 @@ def open_served(name: str, place: str) -> Served:
     check_model(place)
     _check_weights(place)
     model = open_model(place)
+    if attends_to_pixels(model):
+        raise ValueError(
+            f"--model {place} is a vision network, which is not served: "
+            f"overt trace photo.jpg --model {place} --out page.html writes a page"
+        )
     takes = getattr(model, "main_input_name", "input_ids")
     if takes not in ("input_ids", "pixel_values"):
         raise ValueError(f"--model {place} takes {takes}; only models of text and images can be served")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +11,23 @@ import typer
 
 import overt
 from overt._files import check_folder
-from overt.cli.inputs import DecoderOption, MixingOption, QueryOption, open_model, read_input
+from overt.cli.inputs import (
+    DecoderOption,
+    MixingOption,
+    QueryOption,
+    StackOption,
+    is_picture,
+    open_model,
+    read_input,
+)
 from overt.cli.shared import app, join_or
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
+from overt.tracing.pixels import attends_to_pixels, sizes_of_maps
 from overt.tracing.tracer import everything
-from overt.view.terminal import table
+from overt.view.terminal import pixel_map, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +43,15 @@ def run(
     residual: float | None = None,
     receptive_field: bool = False,
     mixing: Any = "attention",
+    samples: int | None = None,
+    stack: str | None = None,
     out: Path | None = None,
 ) -> dict[str, overt.Trace]:
-    """Trace each text through each model, print a table for each, and write a page or the trace to `out`."""
+    """Trace each text through each model, print a table for each, and write a page or the trace to `out`.
+
+    A network over pixels is traced once for each size of its maps, unless `stack` names one; its likeliest
+    classes and its maps are printed.
+    """
     from rich.console import Console
 
     for method in methods or ():
@@ -54,12 +70,16 @@ def run(
     traces: dict[str, overt.Trace] = {}
     for name in models:
         model = open_model(name)
-        extras = everything(model, mixing) if to_page else {}
-        for text in texts:
-            traced = overt.trace(model, read_input(text), decoder=decoder, mixing=mixing, **extras)
-            label = " · ".join(
-                part for part, many in ((Path(name).name, models), (text, texts)) if len(many) > 1
-            )
+        stacks = _stacks(model, stack)
+        if len(stacks) > 1 and out is not None and not to_page:
+            sizes = join_or(map(str, stacks))
+            raise ValueError(f"--out {out} stores one trace: choose a size of maps with --stack: {sizes}")
+        extras = _extras(model, mixing, samples, to_page)
+        for text, part in product(texts, stacks):
+            source = read_input(text, model)
+            traced = overt.trace(model, source, decoder=decoder, mixing=mixing, stack=part, **extras)
+            named = (Path(name).name, models), (text, texts), (f"{part} pixels", stacks)
+            label = " · ".join(each for each, many in named if len(many) > 1)
             traces[label if label not in traces else f"{label} ({len(traces) + 1})"] = traced
             heading = f"{label}: " if label else ""
             arguments = {"residual": residual, "receptive_field": receptive_field}
@@ -67,7 +87,15 @@ def run(
                 name for name, method in known_methods("maps").items() if traced.why_not(method) is None
             ]
             shown = applicable if methods is None else methods
-            _print(console, traced, shown, layer, query, heading, arguments)
+            for method in shown:
+                if (reason := traced.why_not(method)) is not None:
+                    raise ValueError(f"--method {method}: {reason}")
+            if traced.kind != "pixels":
+                _print(console, traced, shown, layer, query, heading, arguments)
+                continue
+            if part == stacks[0]:
+                _print_classes(console, traced, text)
+            _print_pixels(console, traced, shown, layer, query, arguments)
     if to_page and out is not None:
         # The page has all methods that read maps; of those that run the model, the ones given.
         running = {name for name in methods or () if method_of(name).runs_model}
@@ -75,13 +103,66 @@ def run(
         maps = known_methods("maps").items()
         applicable = [name for name, method in maps if not any(t.why_not(method) for t in traces.values())]
         page_methods = None if not running else [*applicable, *sorted(running)]
-        overt.page(content, residual=residual, methods=page_methods).save(out)
+        title = Path(texts[0]).name if is_picture(texts[0]) and len(texts) == 1 else None
+        overt.page(content, title=title, residual=residual, methods=page_methods).save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
         next(iter(traces.values())).save(out)
         line = f"trace in {out}: load it with overt.Trace.load"
         console.print(line, style="dim", markup=False, soft_wrap=True)
     return traces
+
+
+def _stacks(model: Any, stack: str | None) -> list[str | None]:
+    """The stacks to trace: the given one, all of a network over pixels, or the only one of other models."""
+    sizes = sizes_of_maps(model) if stack is None and attends_to_pixels(model) else []
+    return [*sizes] or [stack]
+
+
+def _extras(model: Any, mixing: Any, samples: int | None, to_page: bool) -> dict[str, Any]:
+    """What a trace keeps besides its maps: for a page everything; of pixels, always the samples."""
+    kept = everything(model, mixing)
+    kept = kept if to_page else {"samples": kept["samples"]} if attends_to_pixels(model) else {}
+    return kept if samples is None else {**kept, "samples": samples}
+
+
+def _print_classes(console: Console, traced: overt.Trace, picture: str) -> None:
+    """What the network sees of a picture, and its likeliest classes."""
+    assert traced.subject is not None
+    fittings = traced.subject.inputs.extra["fittings"]
+    console.print(f"{picture}: {fittings[0]}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if traced.outputs is None:
+        return
+    likely = traced.predictions()[0]
+    for label, probability in zip(likely.labels, likely.mean.tolist(), strict=True):
+        line = f"{100 * probability:6.1f} %  {label}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if traced.draws:
+        console.print(f"mean of {traced.samples} posterior samples", style="dim", highlight=False)
+
+
+def _print_pixels(
+    console: Console,
+    traced: overt.Trace,
+    methods: Sequence[str],
+    layer: int,
+    query: int | None,
+    arguments: dict[str, Any],
+) -> None:
+    """What one pixel of the maps draws on."""
+    assert traced.grid is not None
+    size, layers = f"{traced.grid[0]}x{traced.grid[1]}", traced.layers
+    for name, number, count in (("--layer", layer, layers), ("--query", query or 0, traced.queries)):
+        if not -count <= number < count:
+            raise ValueError(
+                f"{name} must lie in 0 to {count - 1} for maps of {size}, got {number}: --stack chooses a size"
+            )
+    row = traced.main_queries()[0] if query is None else query % traced.queries
+    place = f"{size} pixels, layer {layer % layers + 1} of {layers} ({traced.paths[layer]})"
+    for name in methods:
+        what = f"{place}, {method_of(name).title}: what {traced.tokens[0][row]} draws on"
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+        console.print(pixel_map(traced, name, row, layer, **arguments), markup=False, highlight=False)
 
 
 def _print(
@@ -127,6 +208,11 @@ def trace(
         bool, typer.Option(help="Divide by the result of uniform attention, for causal models.")
     ] = False,
     mixing: MixingOption = "attention",
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Posterior samples of a model with random weights. Default: 20 for a page.", min=1),
+    ] = None,
+    stack: StackOption = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
@@ -143,5 +229,7 @@ def trace(
         residual=residual,
         receptive_field=receptive_field,
         mixing=mixing,
+        samples=samples,
+        stack=stack,
         out=out,
     )

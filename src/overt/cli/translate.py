@@ -14,7 +14,8 @@ from overt._files import check_folder, write_whole
 from overt.cli.inputs import open_model
 from overt.cli.shared import app
 from overt.data.pairs import read_lines
-from overt.models.seq2seq import CONFIG, MODEL_TYPE
+from overt.models.folders import CONFIG
+from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
 from overt.recipes._training import torch_device
 from overt.recipes.translation_training import CARD, translate_lines

@@ -43,7 +43,9 @@ def sort_calls(collector: Collector) -> CallGroups:
         if calls[number].kind != "cross":
             by_chain.setdefault(calls[number].chain, []).append(number)
     chains = list(by_chain)
-    if not cross:
+    if not cross and all(calls[number].grid is not None for number in in_layers):
+        groups = CallGroups("pixels", by_chain[chains[0]], [], [])  # the finest: images shrink
+    elif not cross:
         if len(chains) > 1:
             raise ValueError(several)
         self_attentions = by_chain[chains[0]]
@@ -138,7 +140,7 @@ class Frame:
 
     def main_queries(self) -> list[int]:
         """See `Trace.main_queries`."""
-        return main_queries(self.groups.kind, self.mask, self.queries)
+        return main_queries(self.groups.kind, self.mask, self.queries, self.inputs.grid)
 
 
 def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: Output | None) -> Frame:
@@ -149,6 +151,8 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]
     source = sizes[groups.cross[0]][-1] if groups.cross else 0
     lowest = calls[(groups.encoder or groups.cross or groups.maps)[0]]
+    if groups.kind == "pixels":
+        inputs.grid = lowest.grid
     of_image = inputs.grid is not None and _sees_pixels(model, lowest.chain)
     if not of_image:
         inputs.grid = None

@@ -1,9 +1,9 @@
 """Watching a model attend: one forward pass, with a callback for every attention that runs in it.
 
-Four kinds of attention are watched: those that transformers dispatches, plain or attached;
-`torch.nn.MultiheadAttention`; Overt's own; and maps that a recurrent decoder makes row by row. Everything
-that is changed for this (hooks, attention implementation, torch's fast path, training mode) is restored, even
-if the forward pass fails.
+Five kinds of attention are watched: those that transformers dispatches, plain or attached;
+`torch.nn.MultiheadAttention`; Overt's own; those beside convolutions, over pixels; and maps that a recurrent
+decoder makes row by row. Everything that is changed for this (hooks, attention implementation, torch's fast
+path, training mode) is restored, even if the forward pass fails.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
+from overt.models.augmented_conv import AugmentedConv2d
 
 NAME = "overt-trace"
 FUSED = "fused"  # the part that is the map in use
@@ -57,6 +58,7 @@ class CapturedAttention:
         sums_to_one: whether rows of visible weights sum to one.
         signed: whether weights may be negative.
         recurrent: whether a recurrent decoder made the map row by row: there is no self-attention beside it.
+        grid: height and width of the image whose pixels it attends to, beside a convolution; else None.
         number: its place among the traced calls of the pass.
     """
 
@@ -72,6 +74,7 @@ class CapturedAttention:
     sums_to_one: bool = True
     signed: bool = False
     recurrent: bool = False
+    grid: tuple[int, int] | None = None
     number: int = -1
 
     def made_by(self, map: AttentionMap | None) -> None:
@@ -189,7 +192,7 @@ def watching(
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
     Args:
-        model: any module with attentions of the four kinds.
+        model: any module with attentions of the five kinds.
         seen: called with each.
         values: also capture values and output projections.
         parts: also capture the parts of mechanisms that expose them.
@@ -209,6 +212,10 @@ def watching(
                 traceable = True
             elif isinstance(module, MultiheadAttention):
                 _watch_own(path, module, watch, stack, edits)
+                within.add(module.map)
+                traceable = True
+            elif isinstance(module, AugmentedConv2d):
+                _watch_pixels(path, module, watch, stack)
                 within.add(module.map)
                 traceable = True
             elif isinstance(module, nn.MultiheadAttention):
@@ -358,6 +365,26 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
     if edits:
         object.__setattr__(module, "_project", edited)
         stack.callback(object.__delattr__, module, "_project")
+
+
+def _watch_pixels(path: str, module: AugmentedConv2d, watch: Watch, stack: ExitStack) -> None:
+    """An attention beside a convolution; those over images of one size form a stack, whatever their stage."""
+    sizes: list[tuple[int, int]] = []
+
+    def measure(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        del args
+        sizes[:] = [(output.shape[-2], output.shape[-1])]
+
+    def look(part: Any, args: tuple[Any, ...], weights: Tensor) -> None:
+        del args
+        height, width = sizes[0]
+        call = CapturedAttention(path, f"{height}x{width}", "encoder", weights, grid=(height, width))
+        call.made_by(part)
+        call.parts, watch.parts_shown = watch.parts_shown, {}
+        watch.seen(call)
+
+    stack.enter_context(_hook(module.qkv.register_forward_hook(measure)))
+    stack.enter_context(_hook(module.map.register_forward_hook(look)))
 
 
 def _watch_rows(path: str, module: AttentionMap, watch: Watch, stack: ExitStack) -> None:

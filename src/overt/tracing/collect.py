@@ -43,10 +43,11 @@ class Collector:
     def __call__(self, call: CapturedAttention) -> None:
         """Receive one attention."""
         self.stacks[call.chain] = None
-        if self.stack is not None and not (call.path + ".").startswith(self.stack + "."):
+        inside = self.stack in (None, call.chain) or (call.path + ".").startswith(f"{self.stack}.")
+        if not inside:
             return
-        if call.recurrent:
-            self._check_recurrent(call)
+        if call.recurrent or call.grid is not None:
+            self._check_weights_only(call)
         nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
         call.number = len(self.calls)
         self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
@@ -55,14 +56,17 @@ class Collector:
         self.maps.append(None if cells is None else self._check_map(call.number, cells))
         self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
 
-    def _check_recurrent(self, call: CapturedAttention) -> None:
+    def _check_weights_only(self, call: CapturedAttention) -> None:
         """Refuse what needs more of an attention than its weights."""
         if self.mixing.values or self.mixing.gradients or self.mixing.edits:
+            whose = (
+                "a recurrent decoder's attention" if call.recurrent else "an attention beside a convolution"
+            )
             raise ValueError(
-                f"mixing={self.mixing.name!r} needs more than weights, and a recurrent decoder's attention "
+                f"mixing={self.mixing.name!r} needs more than weights, and {whose} "
                 f'({call.path}) has only these: use mixing="attention"'
             )
-        if self.with_parts and call.part_names:
+        if call.recurrent and self.with_parts and call.part_names:
             raise ValueError(f"parts=True: {call.path} is made row by row, and has no parts: leave it out")
 
     def _part(self, cells: Tensor) -> Tensor:

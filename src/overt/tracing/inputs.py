@@ -38,6 +38,7 @@ class Inputs:
         unknown: id of the token that replaces a blanked-out one.
         tokenizer: the tokenizer of the model's text, if known; the target's in an encoder–decoder.
         processor: the image processor that made the pixel values.
+        picture: the images as colours, uint8 (batch, height, width, 3), where they are known already.
     """
 
     arguments: dict[str, Any]
@@ -51,6 +52,7 @@ class Inputs:
     unknown: int | None = None
     tokenizer: Any = None
     processor: Any = None
+    picture: Tensor | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,8 +94,8 @@ def _batch_of(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> 
         return _from_text(model, [inputs] if isinstance(inputs, str) else list(inputs), tokenizer)
     if isinstance(inputs, Mapping):
         return _from_mapping(model, dict(inputs), tokenizer)
-    if _is_picture(inputs) or (_is_list(inputs) and inputs and _is_picture(inputs[0])):
-        return _from_pictures(model, [inputs] if _is_picture(inputs) else list(inputs), processor)
+    if is_picture(inputs) or (_is_list(inputs) and inputs and is_picture(inputs[0])):
+        return _from_pictures(model, [inputs] if is_picture(inputs) else list(inputs), processor)
     if isinstance(inputs, np.ndarray):
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
@@ -174,7 +176,8 @@ def _ids(value: Any) -> Tensor | None:
     return ids if ids.numel() and not ids.is_floating_point() else None
 
 
-def _is_picture(value: Any) -> bool:
+def is_picture(value: Any) -> bool:
+    """Whether it is a PIL image."""
     return type(value).__module__.startswith("PIL.")
 
 
@@ -381,15 +384,25 @@ def picture_of(inputs: Inputs) -> Tensor | None:
     The processor's normalisation is undone if it is known; otherwise each image's values are stretched from
     its minimum to its maximum.
     """
+    if inputs.picture is not None or "pixel_values" not in inputs.arguments:
+        return inputs.picture
     pixels = inputs.arguments["pixel_values"].detach().to("cpu", torch.float32)
     if pixels.shape[1] not in (1, 3):
         return None
     shades = _undo_normalisation(inputs.processor, pixels)
-    if shades is None:
-        low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
-        shades = (pixels - low) * (255 / torch.where(high == low, 1.0, high - low))
-    colours = shades.nan_to_num().round().clamp(0, 255).to(torch.uint8)
-    return colours.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous()
+    return colours(stretched(pixels) if shades is None else shades)
+
+
+def stretched(pixels: Tensor) -> Tensor:
+    """Images (batch, channel, height, width) whose values run from 0 to 255, each from its own minimum."""
+    low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
+    return (pixels - low) * (255 / torch.where(high == low, 1.0, high - low))
+
+
+def colours(shades: Tensor) -> Tensor:
+    """(batch, 1 or 3, height, width) from 0 to 255 as uint8 (batch, height, width, 3)."""
+    rounded = shades.nan_to_num().round().clamp(0, 255).to(torch.uint8)
+    return rounded.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous()
 
 
 def _undo_normalisation(processor: Any, pixels: Tensor) -> Tensor | None:

@@ -62,6 +62,8 @@ class Levels:
         joint: a decoder layer's self-attention and cross-attention share one row that sums to one; what the
             row has for the target passes through the cross-attention.
         residual: the default weight of the residual connection.
+        convolved: attention is beside convolutions, which pass on what they see: only its maps can be read,
+            not paths through it.
     """
 
     maps: Sequence[Tensor]
@@ -74,6 +76,7 @@ class Levels:
     cuts: bool = True
     joint: bool = False
     residual: float = 0.5
+    convolved: bool = False
 
     @property
     def layers(self) -> int:
@@ -132,10 +135,10 @@ class Levels:
             clip: clip negative weights at zero and make rows sum to one.
             passing: weight of the edges of nodes that pass through.
         """
-        if self.recurrent:
+        if self.recurrent or self.convolved:
+            whose = "a recurrent decoder has" if self.recurrent else "attention beside convolutions has"
             raise ValueError(
-                "a recurrent decoder has no levels: it passes on what it saw outside attention; "
-                "`Levels.weights` has its maps"
+                f"{whose} no levels: information passes outside attention; `Levels.weights` has its maps"
             )
         return MapLevel(self._cells(number, heads, residual, clip, passing))
 

@@ -31,7 +31,7 @@ from overt.tracing.options import Arguments, Numbers
 from overt.tracing.showing import ShownTrace
 from overt.tracing.subject import Subject
 
-TraceKind = Literal["encoder", "causal", "encoder–decoder"]
+TraceKind = Literal["encoder", "causal", "encoder–decoder", "pixels"]
 NO_SAMPLES = "no posterior samples were traced: trace with samples=20"
 
 
@@ -75,7 +75,8 @@ class Trace(ShownTrace):
     and layers the decoder's (`encoder` is the trace of the encoder alone).
 
     Attributes:
-        kind: "encoder", "causal" or "encoder–decoder".
+        kind: "encoder", "causal", "encoder–decoder"; or "pixels", for attention beside convolutions, over the
+            pixels of an image that has shrunk: only its maps can be read, not paths through them.
         maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); for an
             encoder–decoder, the decoder's self-attention. Float32, on the CPU. Empty for a recurrent decoder,
             whose only maps are `cross`.
@@ -320,8 +321,8 @@ class Trace(ShownTrace):
         return samples.mean(dim=0), samples
 
     def main_queries(self) -> list[int]:
-        """Each example's most informative row: CLS, or the last real token of a causal model or decoder."""
-        return main_queries(self.kind, self.mask, self.queries)
+        """Each example's main row: CLS, the last real token of a causal model or decoder, a middle pixel."""
+        return main_queries(self.kind, self.mask, self.queries, self.grid)
 
     @property
     def mixing_kind(self) -> type[Mixing]:
@@ -348,6 +349,7 @@ class Trace(ShownTrace):
             cuts=not self.signed,
             joint=kind.joint,
             residual=kind.residual,
+            convolved=self.kind == "pixels",
         )
 
     def why_not(self, method: str | Method) -> str | None:
@@ -447,8 +449,13 @@ class Trace(ShownTrace):
         return files.read(path, files.TRACES, "trace", make)
 
 
-def main_queries(kind: str, mask: Tensor, queries: int) -> list[int]:
-    """For each example, an encoder's first real token (CLS), or the last real query of other models."""
+def main_queries(kind: str, mask: Tensor, queries: int, grid: tuple[int, int] | None = None) -> list[int]:
+    """For each example, an encoder's first real token (CLS), or the last real query of other models.
+
+    Of pixels, the one in the middle of their grid.
+    """
+    if kind == "pixels" and grid is not None:
+        return [grid[0] // 2 * grid[1] + grid[1] // 2] * len(mask)
     if kind == "encoder":
         first: list[int] = mask.int().argmax(dim=1).tolist()
         return first

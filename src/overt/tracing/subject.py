@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._predictions import Link, link_of, linked
+from overt.models.resnet import ResNet
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
 
@@ -32,7 +33,7 @@ class Subject:
             own tensors, which `rows` copies.
         mask: boolean (batch, token).
         first: the token that is query 0.
-        kind: the kind of the trace: "encoder", "causal" or "encoder–decoder".
+        kind: the kind of the trace: "encoder", "causal", "encoder–decoder" or "pixels".
         output: extracts logits, (batch, classes) or (batch, position, classes), from what the model returns.
     """
 
@@ -44,7 +45,12 @@ class Subject:
         self.contrasts = False
 
     def why_not(self, what: str) -> str | None:
-        """Why outputs cannot be compared from run to run; None if they can."""
+        """Why a method that runs the model cannot be used; None if it can."""
+        if self.kind == "pixels":
+            return (
+                f"no {what} of a map's pixels: convolutions mix what the network sees before and beside "
+                "attention, so they are not its inputs; raw shows the maps"
+            )
         if not getattr(self.model, "random_outputs", False):
             return None
         random = f"the outputs of {type(self.model).__name__} are random, in evaluation mode as well"
@@ -112,6 +118,8 @@ class Subject:
 
     def _has_logits(self, result: Any) -> bool:
         """Whether the result has logits; if per position, the positions must be the traced stack's."""
+        if isinstance(self.model, ResNet) and not self.model.num_classes:
+            return False  # features
         logits, positions = self._logits_or_none(result), self.mask.shape[1] - self.first
         if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
             return False
@@ -165,7 +173,10 @@ class Subject:
         return link_of(getattr(self.model, "config", None), classes)
 
     def labels(self, classes: int) -> list[str]:
-        """Names of the classes in the model's config; empty where the number of classes differs."""
+        """Names of the classes that the model has; empty where the number of classes differs."""
+        if isinstance(self.model, ResNet):
+            named = self.model.labels or []
+            return list(named) if len(named) == classes else []
         names = getattr(getattr(self.model, "config", None), "id2label", None)
         if self.contrasts or not isinstance(names, dict) or set(names) != set(range(classes)):
             return []  # a contrastive model chooses from the other side's batch

@@ -16,6 +16,7 @@ from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import names_of, prepare
 from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
+from overt.tracing.pixels import attends_to_pixels, pixel_inputs
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output
 
@@ -43,13 +44,16 @@ def trace(
     """Run a model once, in evaluation mode, and keep its attention maps.
 
     Works with any Hugging Face model that dispatches its attention, plain or attached, whatever its attention
-    implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models, of which
-    the LSTM translator has only cross-attention. The model is left unchanged, even if an error occurs.
+    implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models. Of these,
+    the LSTM translator has only cross-attention, and networks of `overt.vision` attend to pixels, beside
+    convolutions: a trace of them has maps, but neither rollout nor flow. The model is left unchanged, even if
+    an error occurs.
 
     Args:
         model: the model.
-        inputs: text or a list of texts; token ids; images (PIL, or a float tensor of pixel values); or a
-            mapping of the model's arguments, as tokenizers and collators return.
+        inputs: text or a list of texts; token ids; images (PIL, or a float tensor of pixel values; for a
+            network of `overt.vision` also paths); or a mapping of the model's arguments, as tokenizers and
+            collators return.
         tokenizer: for text; by default the one saved with the model's weights.
         processor: for PIL images; by default the one saved with the weights.
         decoder: text or token ids to feed to an encoder–decoder's decoder. By default the model generates
@@ -70,7 +74,9 @@ def trace(
         samples: number of posterior samples to draw from a model with random weights, in addition to the
             pass at the mean of its weights, which the maps come from.
         seed: random seed of the samples.
-        stack: path of the stack to trace, such as "vision_model", for a model that has several.
+        stack: path of the stack to trace, such as "vision_model", for a model that has several. Networks of
+            `overt.vision` have one for each size of their maps, such as "14x14" and "7x7", the first of which
+            is the default.
         output: extracts the logits from what the model returns, for models that return no `logits`.
     """
     if not isinstance(model, nn.Module):
@@ -81,7 +87,8 @@ def trace(
         if requested and not supported:
             raise ValueError(f"{name} with mixing={mixing!r} is not supported: use one or the other")
     model = _unwrapped(model)
-    batch = prepare(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
+    read = pixel_inputs if attends_to_pixels(model) else prepare
+    batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     collector = Collector(kind(heads), parts, stack)
 
     def score(result: Any) -> Tensor:

@@ -353,7 +353,7 @@ def _add_spread(
     for suffix, each in (("", False), (" heads", True)) if single else (("", False),):
         fields.add(f"average{suffix}", (drawn(layer, each).mean(dim=0) for layer in layers))
         fields.add(f"spread{suffix}", (drawn(layer, each).std(dim=0, correction=0) for layer in layers))
-    if "rollout" in contents.methods:
+    if "rollout" in contents.methods and trace.why_not("rollout") is None:
         every = len(real) <= EVERY_SPREAD
         rows = list(range(len(positions))) if every else [entry["main"]]
         spread = trace.spread("rollout", positions[rows], residual=contents.residual)
@@ -399,7 +399,8 @@ def _png(picture: Tensor) -> bytes:
 def label_of(trace: Trace) -> str:
     """The first words of an example, or its patches."""
     if trace.grid is not None:
-        return f"image, {trace.grid[0]} × {trace.grid[1]} patches"
+        cells = "pixels" if trace.kind == "pixels" else "patches"
+        return f"image, {trace.grid[0]} × {trace.grid[1]} {cells}"
     words: list[str] = []
     length = 0
     for token, special, real in zip(trace.tokens[0], trace.special[0], trace.mask[0], strict=True):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BAR, LEAST_BAR = 12, 3  # characters
 ROOM = 65  # characters of all columns of values, so that a table fits a terminal of 80
 BLOCKS = " ▏▎▍▌▋▊▉█"
+SHADES = "·░▒▓█"
 
 
 def bar(value: float, largest: float, width: int = BAR) -> str:
@@ -79,6 +80,35 @@ def table(
         cells = [_cell(values, token, wide) for values in columns.values()]
         grid.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
     return grid
+
+
+def pixel_map(
+    trace: Trace, method: str = "raw", query: int | None = None, layer: int = -1, **arguments: Any
+) -> str:
+    """What a pixel draws on, as lines of shades: the darker, the more. The pixel itself is in brackets.
+
+    Args:
+        trace: of a network over pixels; its first example is shown.
+        method: by name.
+        query: the pixel, counted row by row; by default the one in the middle.
+        layer: which layer to show.
+        arguments: further arguments of methods, of which the method gets those that it takes.
+    """
+    query = trace.main_queries()[0] if query is None else query
+    options = method_of(method).fitting({"layers": layer, **arguments})
+    sizes = trace.read(method, query, **options)[0, 0, 0].abs()
+    others = sizes.clone()
+    others[query] = 0.0  # by itself it may be more than all the others
+    largest = float(others.max()) or 1.0
+    steps = (sizes / largest * (len(SHADES) - 1)).round().clamp(max=len(SHADES) - 1)
+    cells = [2 * SHADES[int(step)] for step in steps.tolist()]
+    cells[query] = "[]"
+    assert trace.grid is not None
+    rows, columns = trace.grid
+    lines = ["  " + "".join(cells[row * columns : (row + 1) * columns]) for row in range(rows)]
+    place = trace.tokens[0][int(others.argmax())]
+    most = f"  most on {place}: {float(others.max()):.3f}; on itself: {float(sizes[query]):.3f}"
+    return "\n".join([*lines, most])
 
 
 def _cell(values: torch.Tensor, token: int, wide: int) -> str:

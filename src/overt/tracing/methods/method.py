@@ -293,6 +293,11 @@ def why_not_levels(method: Method, levels: Levels) -> str | None:
             f"there is no {method.title} through a recurrent decoder, which passes on what it saw outside "
             "attention: raw shows the map"
         )
+    if levels.convolved and "residual" not in method.needless:
+        return (
+            f"there is no {method.title} to pixels: convolutions and shortcuts pass information on outside "
+            "attention; raw shows the maps"
+        )
     if method.signed or not levels.signed or levels.cuts:
         return None
     return (

@@ -33,6 +33,8 @@ def draw(sheet: Sheet, request: PlotRequest) -> None:
     if request.named and request.place not in request.shown:
         request = replace(request, shown=sorted([*request.shown, request.place]))
     method = request.method or "rollout"
+    if request.trace.kind == "pixels":
+        raise ValueError(request.trace.why_not("rollout"))  # there are no paths, whatever the method
     if isinstance(request.layer, Sequence):
         raise ValueError(f"layer must be one number for view='graph', the uppermost; got {request.layer!r}")
     top = request.one_layer("graph")

@@ -15,7 +15,7 @@ from overt.view.plots.style import HIGHLIGHT, MORE, bare, title
 
 def draw(sheet: Sheet, request: PlotRequest) -> None:
     """The picture, then a panel per layer."""
-    trace, method = request.trace, request.method or "rollout"
+    trace, method = request.trace, request.method_or_rollout
     if trace.grid is None or trace.image is None:
         raise ValueError(
             "image needs a trace of an image, got one without patches: overt.trace(model, picture)"

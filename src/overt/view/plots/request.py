@@ -113,6 +113,11 @@ class PlotRequest:
         return numbers("head", self.head, cells.shape[1])
 
     @property
+    def method_or_rollout(self) -> str:
+        """The method of a view that shows one; by default rollout, or raw where there is none."""
+        return self.method or ("rollout" if self.trace.why_not("rollout") is None else "raw")
+
+    @property
     def method_arguments(self) -> dict[str, Any]:
         """The arguments of a method, with its heads."""
         if self.head is None:

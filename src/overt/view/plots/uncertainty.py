@@ -14,7 +14,7 @@ from overt.view.plots.words import wrapped
 def draw(sheet: Sheet, request: PlotRequest) -> None:
     """Two maps, and bars with whiskers: next to them in two columns, below them in one."""
     trace = request.trace
-    method = request.method or ("rollout" if trace.maps else "raw")
+    method = request.method_or_rollout
     if not trace.draws:
         raise ValueError("uncertainty needs posterior samples: overt.trace(…, samples=20)")
     layer, queries, down = request.one_layer("uncertainty"), request.queries, request.query_words

@@ -51,10 +51,9 @@ function controlsOf(viewer) {
   if (uses("group") && trace.groups.length > 1) {
     controls.push(choice("Attention", trace.groups.map((one) => [one, GROUPS[one]]), state.group, (group) => select({ group })));
   }
-  if (uses("part")) {
-    const parts = ["attention", "convolution", "fused"].map((one) => [one, one]);
-    controls.push(choice("Part", parts, state.part, (part) => select({ part })));
-  }
+  const offered = viewer.panes.flatMap(({ view, trace: shownTrace }) => (view.parts ? view.parts(shownTrace, state) : []));
+  const parts = offered.filter(([one], i) => offered.findIndex(([other]) => other === one) === i);
+  if (parts.length > 1) controls.push(choice("Part", parts, state.part, (part) => select({ part })));
   if (uses("layer") && limits.layers > 1) {
     const words = (value) => `${value + 1} of ${limits.layers}`;
     controls.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));

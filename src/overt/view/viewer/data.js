@@ -78,6 +78,13 @@ export class TraceData {
     return this.recurrent ? "cross mean" : "mean";
   }
 
+  /** What the page has of each map: the parts of its mechanisms, itself ("fused"), and its spread over samples. */
+  get parts() {
+    if (this.source) return ["fused"]; // a row spans several maps
+    const names = Object.keys(this.about.fields || {}).filter((name) => name.startsWith("part ") && !name.endsWith(" heads"));
+    return [...names.map((name) => name.slice(5)), "fused", ...(this.has("spread") ? ["spread"] : [])];
+  }
+
   /** Whether the page holds a field. */
   has(name) {
     return Boolean(this.about.fields && this.about.fields[name]);
@@ -194,7 +201,7 @@ export class TraceData {
   }
 
   /**
-   * What a query draws on by a method, over all tokens.
+   * What a query draws on by a method, over all tokens; or its row of "part …" or "spread", as in `fields`.
    * @returns {{values: Float32Array, lost: number} | {missing: string} | null} null until it is unpacked
    */
   row(method, layer, query, head = null) {
@@ -217,6 +224,7 @@ export class TraceData {
   }
 
   unpackedRow(method, layer, query, head) {
+    if (method === "spread" || method.startsWith("part ")) return this.unpackedPart(method, layer, query, head);
     const list = this.about.fields && this.about.fields[method === "raw" ? this.mean : method];
     if (list && !list[layer]) return { missing: this.why("layers") };
     if (method === "raw") {
@@ -245,6 +253,16 @@ export class TraceData {
     }
     const field = this.field(method, layer);
     return field && { values: field.row(0, place), lost: field.lost(0, place) };
+  }
+
+  unpackedPart(name, layer, query, head) {
+    const heads = `${name} heads`;
+    const single = head !== null && this.has(heads);
+    const list = (this.about.fields && this.about.fields[name]) || [];
+    if (!list[layer]) return { missing: `layer ${layer + 1} has no ${name.replace("part ", "")}` };
+    const field = this.field(single ? heads : name, layer);
+    const map = single ? head : 0;
+    return field && { values: field.row(map, query), lost: field.lost(map, query) };
   }
 
   /** Why something is not on the page. */

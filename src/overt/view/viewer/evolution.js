@@ -106,6 +106,8 @@ export const evolutionView = {
   title: "Evolution",
   controls: ["part", "group", "layer", "head", "query", "words", "log"],
 
+  parts: () => EVOLUTION_PARTS.map(({ part }) => [part, part]),
+
   applies(trace) {
     return trace.groups.some((group) => evolutionHas(trace, group)) ? true : EVOLUTION_NONE;
   },

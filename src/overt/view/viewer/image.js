@@ -1,6 +1,6 @@
 // An image's patches, layer by layer, by what the chosen query draws on (Wang et al. 2021, Figure 4). The picture is
 // shown in grey underneath, so that none of its colours is taken for a weight; lightness orders the weights, as everywhere.
-import { drawMessage, drawScale, SCALE_HEIGHT, scaleFor } from "./parts.js";
+import { drawMessage, drawScale, SCALE_HEIGHT, scaleFor, strongest } from "./parts.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, shown, weightWords } from "./words.js";
 
@@ -30,12 +30,36 @@ export function imagePatches(trace) {
 }
 
 /** Height and width of the picture, and of one patch, in its pixels. */
-export function imageSize({ grid: [rows, columns], image }) {
+export function imageSize({ grid: [rows, columns], image, kind }) {
   const [height, width] = image || [rows, columns];
-  if (height % rows === 0 && width % columns === 0) return { height, width, tall: height / rows, wide: width / columns };
+  // A map's pixels share the whole image, patches too unless some are incomplete.
+  if (kind === "pixels" || (height % rows === 0 && width % columns === 0)) return { height, width, tall: height / rows, wide: width / columns };
   // The model does not see an incomplete patch at the right or bottom; patches are square then.
   const side = Math.min(Math.floor(height / rows), Math.floor(width / columns)) || Math.min(height / rows, width / columns);
   return { height, width, tall: side, wide: side };
+}
+
+/** What is shown of the maps: one of their parts, or "fused"; methods other than raw read the map itself. */
+function imagePart(trace, seen) {
+  return seen.method === "raw" && trace.parts.includes(seen.part) ? seen.part : "fused";
+}
+
+/** The rows that are shown: a method's, or those of a field. */
+function imageSource(trace, seen) {
+  const part = imagePart(trace, seen);
+  return part === "fused" ? seen.method : part === "spread" ? part : `part ${part}`;
+}
+
+/** What is shown, and what its values are, in words. */
+function imageWords(trace, seen, head) {
+  const part = imagePart(trace, seen);
+  const single = head === null ? "" : `, head ${head + 1}`;
+  if (part === "spread") return [`spread over ${trace.about.samples} samples${single}`, "standard deviation"];
+  return [`${part === "fused" ? trace.named(seen.method) : part}${single}`, trace.method(seen.method).value];
+}
+
+function imageCell(trace) {
+  return trace.kind === "pixels" ? "pixel" : "patch";
 }
 
 /** The layout for a given width. */
@@ -98,7 +122,13 @@ function imageColumns(count, across, size, height) {
 export const imageView = {
   id: "image",
   title: "Image",
-  controls: ["method", "layer", "head", "query", "log"],
+  controls: ["method", "part", "layer", "head", "query", "log"],
+
+  parts(trace, { method }) {
+    const parts = method === "raw" ? trace.parts : [];
+    const alone = parts.every((part) => part === "fused" || part === "spread");
+    return parts.map((part) => [part, part === "fused" && alone ? "map" : part]);
+  },
 
   applies(trace) {
     if (!trace.about.grid || !trace.methods.length) return "this trace is not of an image";
@@ -114,7 +144,8 @@ export const imageView = {
     const { first, stop } = imagePatches(trace);
     const head = seen.method === "raw" ? seen.head : null;
     const query = trace.source + seen.query;
-    const rows = Array.from({ length: trace.layers }, (_, layer) => trace.row(seen.method, layer, seen.query, head));
+    const source = imageSource(trace, seen);
+    const rows = Array.from({ length: trace.layers }, (_, layer) => trace.row(source, layer, seen.query, head));
     const layer = Math.min(seen.layer, trace.layers - 1);
     let peak = 0;
     let own = 0;
@@ -128,15 +159,15 @@ export const imageView = {
         else peak = Math.max(peak, Math.abs(row.values[i]));
       }
     }
-    const scale = scaleFor(theme, peak || own, seen, signed ? "signs" : "sizes");
-    const what = `${trace.named(seen.method)}${head === null ? "" : `, head ${head + 1}`}`;
+    const scale = scaleFor(theme, peak || own, seen, source === "spread" ? "spreads" : signed ? "signs" : "sizes");
+    const [what, value] = imageWords(trace, seen, head);
     // Without values there is no scale.
     if (rows.some((row) => row && row.values)) {
-      const title = `${what}: a patch’s ${trace.method(seen.method).value}, all layers${own > scale.top ? `; its own is up to ${number(own)}` : ""}`;
+      const title = `${what}: a ${imageCell(trace)}’s ${value}, all layers${own > scale.top ? `; its own is up to ${number(own)}` : ""}`;
       const room = width - 2 * IMAGE_EDGE;
       drawScale(surface, theme, scale, IMAGE_EDGE, 8, fitted(title, room, 11), Math.min(220, room));
     }
-    const scene = { surface, trace, seen, theme, scale, what, head, query, picture: imageOf(trace, redraw), size: layout.size };
+    const scene = { surface, trace, seen, theme, scale, what, source, head, query, picture: imageOf(trace, redraw), size: layout.size };
     imageDrawChips(scene, layout, rows[layer], top, bottom);
     // Next to many layers, the large picture stays on the screen if it fits.
     const tall = layout.under - layout.start;
@@ -147,6 +178,16 @@ export const imageView = {
       if (place.y - IMAGE_CAPTION > bottom || place.y + place.height < top) continue;
       imageDrawSmall(scene, place, place.layer < 0 ? null : rows[place.layer], layer);
     }
+  },
+
+  describe({ trace, seen }) {
+    const source = imageSource(trace, seen);
+    if (source === seen.method) return null; // described as elsewhere
+    const [what] = imageWords(trace, seen, seen.head);
+    const row = trace.row(source, seen.layer, seen.query, seen.head);
+    const place = `“${shown(trace.tokens[trace.source + seen.query], 30)}”, layer ${seen.layer + 1} of ${trace.layers}, ${what}: `;
+    if (!row || !row.values) return place + (row ? row.missing : "…");
+    return place + (strongest(row.values, 5).map((one) => `${shown(trace.tokens[one.token], 20)} ${number(one.value)}`).join(", ") || "nothing");
   },
 
   minimap({ trace, seen, width }) {
@@ -206,7 +247,7 @@ function imageDrawLarge(scene, layout, moved, row, layer) {
   // In a captioning model, only words are queries.
   const select = (token) => (trace.source ? { token } : { query: token, token: null });
   imageHit(scene, large, row, layer, (token) => ({ hover: { token }, select: select(token) }));
-  surface.text(fitted(imageShares(trace, row.values, seen.method), room, 11), large.x, layout.under + moved - 12, { size: 11, fill: theme.soft });
+  surface.text(fitted(imageShares(trace, row.values, scene.source), room, 11), large.x, layout.under + moved - 12, { size: 11, fill: theme.soft });
 }
 
 /** How much of a row goes to patches, which the colours do not show. */
@@ -219,9 +260,9 @@ function imageShares(trace, values, method) {
     whole += values[i];
     if (i >= first && i < stop) inside += values[i];
   }
-  if (!whole || stop - first === values.length) return "";
+  if (!whole || stop - first === values.length || method === "spread") return "";
   const others = trace.source ? "words and other tokens" : "other tokens";
-  const what = method === "raw" ? "the weight" : trace.method(method).title;
+  const what = method === "raw" || method.startsWith("part ") ? "the weight" : trace.method(method).title;
   return `${percent(1 - inside / whole)} of ${what} is on ${others}`;
 }
 
@@ -256,7 +297,7 @@ function imageHit({ surface, trace, what, size }, place, row, layer, target) {
     const j = Math.min(Math.max(Math.floor((px - place.x) / wide), 0), columns - 1);
     const token = first + i * columns + j;
     const value = row.values[token];
-    const tip = `patch ${i},${j} (row, column): ${weightWords(value)}\n${what}, layer ${layer + 1}${lost}`;
+    const tip = `${imageCell(trace)} ${i},${j} (row, column): ${weightWords(value)}\n${what}, layer ${layer + 1}${lost}`;
     return { ...target(token), tip };
   });
 }
@@ -277,7 +318,7 @@ function imageDrawMarks({ surface, trace, seen, theme, query, size }, place, lar
 }
 
 /** The picture in grey, weights over it. */
-function imageDrawPatches({ surface, trace, theme, scale, seen, head, picture, size }, place, row, layer) {
+function imageDrawPatches({ surface, trace, theme, scale, seen, source, head, picture, size }, place, row, layer) {
   const { rows, columns } = imagePatches(trace);
   const { x, y, width, height } = place;
   surface.rect(x, y, width, height, { fill: theme.raised });
@@ -287,7 +328,7 @@ function imageDrawPatches({ surface, trace, theme, scale, seen, head, picture, s
     else surface.picture(picture.element, x, y, width, height, { opacity: 1 - IMAGE_COVER });
   }
   if (row && row.values) {
-    const key = [seen.method, head, layer, seen.query, scale.top, scale.kind, scale.log, scale.css(0), Boolean(picture)].join("/");
+    const key = [source, head, layer, seen.query, scale.top, scale.kind, scale.log, scale.css(0), Boolean(picture)].join("/");
     const cover = imageCover(trace, key, row.values, scale, picture ? IMAGE_COVER : 1);
     surface.image(cover, x, y, (columns * size.wide * width) / size.width, (rows * size.tall * height) / size.height);
   } else surface.rect(x, y, width, height, { fill: theme.paper, opacity: IMAGE_COVER });

@@ -86,7 +86,7 @@ class Viewer {
     state.row = within(state.row, tokens, null);
     state.node = within(state.node, Infinity, null);
     if (methods.length && !methods.includes(state.method)) state.method = methods[0];
-    if (!["attention", "convolution", "fused"].includes(state.part)) state.part = "fused";
+    if (!["attention", "convolution", ...this.traces.flatMap((one) => one.parts)].includes(state.part)) state.part = "fused";
     for (const key of ["picked", "log"]) state[key] = Boolean(state[key]);
     state.words = (state.words ?? null) === null ? null : Boolean(state.words);
     return state;

@@ -1,6 +1,7 @@
 // Every view, in the order of its tabs. A view is an object:
 //   id, title
 //   controls: which of method, group, layer, head, query, part, words, log it uses
+//   parts(trace, state): [[name, title]] of what its control "part" offers
 //   byWords: whether it starts with the words' scale if a special token drowns them out, optional
 //   applies(trace): true, or why there is nothing to show
 //   measure({ trace, seen, state, width, screen }): { height, width? } of the whole drawing
