@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
+import { graphView } from "../../src/overt/view/viewer/graph.js";
 import { imagePatches, imageSize, imageView } from "../../src/overt/view/viewer/image.js";
 import { drawn, HALF, METHODS, traceOf } from "./record.js";
 
@@ -159,4 +160,52 @@ test("layers beyond the screen are not drawn", () => {
   assert.ok(height > 1500);
   assert.ok(drawn(imageView, trace, { layer: 0, query: 0 }, 600, [0, 600]).of("image").length < 12);
   assert.equal(drawn(imageView, trace, { layer: 0, query: 0 }, 600).of("image").length, 49);
+});
+
+/** A network over pixels, without CLS: two layers of 2 × 2 pixels, the second with parts, both with a spread. */
+function pixels(more = {}, fields = {}) {
+  const about = { tokens: ["0,0", "0,1", "1,0", "1,1"], kind: "pixels", grid: [2, 2], image: [9, 9], samples: 5, main: 3, ...more };
+  const row = (...values) => [[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], values]];
+  const mean = [row(0.4, 0.3, 0.2, 0.1), row(0.1, 0.6, 0.2, 0.1)];
+  const parts = { "part attention": [row(0.7, 0.1, 0.1, 0.1), row(0.25, 0.25, 0.4, 0.1)], "part convolution": [null, row(0, 0.9, 0.1, 0)] };
+  return traceOf(about, { mean, ...parts, spread: [row(0.01, 0, 0.02, 0), row(0, 0.05, 0, 0)], ...fields });
+}
+
+test("pixels of a map fill the picture, also where they do not divide it", () => {
+  assert.deepEqual(imagePatches(pixels()), { first: 0, stop: 4, rows: 2, columns: 2 });
+  assert.deepEqual(imageSize(pixels().about), { height: 9, width: 9, tall: 4.5, wide: 4.5 });
+});
+
+test("parts and spread of a map are shown on its grid, each on its own scale", () => {
+  const seen = { layer: 1, query: 3, method: "raw" };
+  const shades = (part) => drawn(imageView, pixels(), { ...seen, part }).of("image").map((one) => one.at[0]);
+  const [fused] = shades("fused");
+  assert.ok(light(fused, 1) < light(fused, 2), "0.6 is darker than 0.2");
+  const [attention] = shades("attention");
+  assert.ok(light(attention, 2) < light(attention, 1), "0.4 is darker than 0.25");
+  const spread = drawn(imageView, pixels(), { ...seen, part: "spread" });
+  assert.ok(spread.texts.some((text) => text.startsWith("spread over 5 samples: a pixel’s standard deviation")));
+  assert.ok(spread.texts.includes("0.050"), "where its scale ends");
+  assert.equal(drawn(imageView, pixels(), { ...seen, layer: 0, part: "convolution" }).of("image").length, 1, "only the second layer has one");
+  assert.match(drawn(imageView, pixels(), { ...seen, layer: 0, part: "convolution" }).texts.join(" "), /layer 1 has no convolution/);
+});
+
+test("parts are offered for raw maps only, and none where there are none", () => {
+  const names = (trace, method = "raw") => imageView.parts(trace, { method }).map(([, title]) => title);
+  assert.deepEqual(names(pixels()), ["attention", "convolution", "fused", "spread"]);
+  assert.deepEqual(names(pixels(), "rollout"), []);
+  assert.deepEqual(names(made({}, { spread: LAYERS })), ["map", "spread"]);
+  assert.deepEqual(names(made()), ["map"]);
+  assert.deepEqual(names(caption()), ["map"]);
+});
+
+test("the status tells what is shown", () => {
+  const seen = { layer: 1, query: 3, head: null, method: "raw" };
+  assert.equal(imageView.describe({ trace: pixels(), seen: { ...seen, part: "fused" } }), null);
+  assert.match(imageView.describe({ trace: pixels(), seen: { ...seen, part: "spread" } }), /“1,1”, layer 2 of 2, spread over 5 samples: 0,1 0\.050/);
+  assert.match(imageView.describe({ trace: pixels(), seen: { ...seen, layer: 0, part: "convolution" } }), /layer 1 has no convolution/);
+});
+
+test("paths are not drawn through convolutions", () => {
+  assert.match(graphView.applies(pixels()), /convolutions and shortcuts pass information on outside attention/);
 });

@@ -88,4 +88,6 @@ def read_input(text: str, model: Any = None) -> Any:
     need("PIL", "view")
     from PIL import Image
 
-    return Image.open(text)
+    with Image.open(text) as picture:
+        picture.load()  # and the file is closed
+        return picture

@@ -155,7 +155,7 @@ def _print_pixels(
     for name, number, count in (("--layer", layer, layers), ("--query", query or 0, traced.queries)):
         if not -count <= number < count:
             raise ValueError(
-                f"{name} must lie in 0 to {count - 1} for maps of {size}, got {number}: --stack chooses a size"
+                f"{name} must lie in 0 to {count - 1} for {size} pixels, got {number}: --stack chooses a size"
             )
     row = traced.main_queries()[0] if query is None else query % traced.queries
     place = f"{size} pixels, layer {layer % layers + 1} of {layers} ({traced.paths[layer]})"

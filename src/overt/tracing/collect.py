@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
+from overt.models.augmenting import augmentation_of
 from overt.tracing.capture import FUSED, CapturedAttention, watching
 from overt.tracing.inputs import Inputs
 from overt.tracing.mixing.mixing import Mixing
@@ -155,23 +156,29 @@ class sampling:  # noqa: N801, used like a function
 
         self.arguments, self.number, self.seed = dict(inputs.arguments), number, seed
         self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)
-        if self.state is None and not (_takes_chain(model) and _draws(model)):
+        self.drawing: Any = None
+        chained, augmented = _takes_chain(model), augmentation_of(model) is not None
+        if self.state is None and not ((chained or augmented) and _draws(model)):
             raise ValueError(
                 "samples needs random weights: overt.attach a Bayesian(…), or give one to a model of overt's "
                 "that takes a chain"
             )
         if self.state is None:
-            step = getattr(model, "step", 0)
-            self.arguments["chain"] = Chain(step=step, sample=number, seed=seed, kl=False)
+            chain = Chain(step=getattr(model, "step", 0), sample=number, seed=seed, kl=False)
+            if chained:
+                self.arguments["chain"] = chain
+            else:
+                self.drawing = chain
 
     def __enter__(self) -> dict[str, Any]:
         if self.state is not None:
             self.drawing = self.state.drawing(torch.tensor(self.number), torch.tensor(0), self.seed)
+        if self.drawing is not None:
             self.drawing.__enter__()
         return self.arguments
 
     def __exit__(self, *details: object) -> None:
-        if self.state is not None:
+        if self.drawing is not None:
             self.drawing.__exit__(None, None, None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,10 @@ def _upright(picture: Any) -> Any:
     """A path's or a PIL image's first frame in colour, turned as its EXIF data say."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    name = picture if isinstance(picture, str | Path) else "the picture"
+    name = "the picture" if is_picture(picture) else picture
     try:
-        opened = Image.open(picture) if isinstance(picture, str | Path) else picture
-        opened.load()
+        with nullcontext(picture) if is_picture(picture) else Image.open(picture) as opened:
+            opened.load()
     except FileNotFoundError:
         raise FileNotFoundError(f"picture {name} does not exist") from None
     except IsADirectoryError:
