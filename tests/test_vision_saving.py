@@ -53,7 +53,7 @@ class CoolingLayer(overt.MechanismLayer):
 overt.register_mechanism(Cooling, CoolingLayer)
 MECHANISMS: dict[str, list[overt.Mechanism]] = {
     "plain": [],
-    "evolving": [overt.Evolving(alpha=0.3, beta=0.5, skip="add")],
+    "evolving": [overt.Evolving(alpha=0.3, beta=0.5, init="kaiming")],
     "bayesian": [overt.Bayesian(), overt.Evolving()],
     "a stranger's": [Cooling(3.0, (4,))],
 }
