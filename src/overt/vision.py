@@ -9,18 +9,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from overt import _check
 from overt._version import __version__
 from overt.mechanisms.builtin import Evolving
 from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
+from overt.models import timm_names
 from overt.models.augmented_conv import AugmentedConv2d, Size, pair
 from overt.models.augmenting import augment
 from overt.models.folders import CONFIG, load_weights, read_config, save_network
-from overt.models.resnet import DEPTHS, KINDS, MODEL_TYPE, Preset, ResNet, Stem
+from overt.models.resnet import DEPTHS, KINDS, LARGEST, MODEL_TYPE, Preset, ResNet, Stem
 
-__all__ = ["AugmentedConv2d", "ResNet", "augment", "load", "resnet", "save"]
+__all__ = ["AugmentedConv2d", "ResNet", "augment", "load", "register", "resnet", "save"]
 
 
 def resnet(
@@ -47,8 +48,8 @@ def resnet(
         stem: "imagenet" (7×7 convolution of stride 2, and pooling) or "cifar" (3×3 convolution).
         size: of the largest images; 224, or 32 with stem="cifar". Smaller ones work too.
         in_chans: channels of the images.
-        preset: "official" has the key and value channels of the released code, whose ResNet-50 is smaller
-            than the paper's.
+        preset: "official" is the released code's ResNet-50: its key and value channels, which make it
+            smaller than the paper's, initial values, upsampling and averages of batch statistics.
         zero_init_last: start each block as the identity, as timm does.
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
         blocks: of the four stages, in place of the name's.
@@ -69,7 +70,8 @@ def resnet(
     if isinstance(mechanisms, Mechanism):
         raise TypeError(f"mechanisms must be a list, got a {type(mechanisms).__name__}: pass it in [ ]")
     if mechanisms is None and kind != "resnet":
-        mechanisms = [Evolving(alpha=depth.alpha, beta=1.0)] if kind == "ea-aa-resnet" else []
+        init: Literal["dirac", "lecun"] = "lecun" if preset == "official" else "dirac"
+        mechanisms = [Evolving(alpha=depth.alpha, beta=1.0, init=init)] if kind == "ea-aa-resnet" else []
     _check.whole("width", width, 8)
     if blocks is not None:
         if not isinstance(blocks, Sequence) or len(blocks) != len(depth.blocks):
@@ -77,7 +79,7 @@ def resnet(
         for count in blocks:
             _check.whole("blocks", count, 1)
         depth = replace(depth, blocks=tuple(blocks))
-    largest = pair("size", (224 if stem == "imagenet" else 32) if size is None else size)
+    largest = pair("size", LARGEST[stem] if size is None else size)
     model = ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)
     model.settings = {
         "name": name,
@@ -90,6 +92,16 @@ def resnet(
         "blocks": list(depth.blocks),
     }
     return model
+
+
+def register() -> None:
+    """Make the networks known to timm, as "aa_resnet50", "ea_aa_resnet50" and so on, with 34, 101 and 152.
+
+    `timm.create_model` then takes `num_classes`, `in_chans`, `img_size`, `features_only` with `out_indices`,
+    and the arguments of `resnet`; others are refused by name. There are no pretrained weights. In timm's own
+    names "aa" means anti-aliasing.
+    """
+    timm_names.register(resnet)
 
 
 def save(

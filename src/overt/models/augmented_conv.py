@@ -56,6 +56,8 @@ class AugmentedConv2d(nn.Module):
         scale_positions: whether the position terms are scaled with the products, as by Bello et al. and in
             the released code, or not, as in equation 2.
         bias: whether the convolution has a bias.
+        half_pixel: whether upsampling takes a pixel's place to be its centre, or its corner, as TensorFlow 1
+            does, and with it the released code.
 
     Attributes:
         surrounding: gives the chain of a pass to which none is passed.
@@ -80,6 +82,7 @@ class AugmentedConv2d(nn.Module):
         start: bool = False,
         scale_positions: bool = True,
         bias: bool = False,
+        half_pixel: bool = True,
     ) -> None:
         super().__init__()
         for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("heads", heads)):
@@ -105,6 +108,7 @@ class AugmentedConv2d(nn.Module):
         self.in_channels, self.out_channels, self.stride, self.pool = in_channels, out_channels, stride, pool
         self.heads, self.key_channels, self.value_channels = heads, key_channels, value_channels
         self.size, self.scale_positions, self.surrounding = pair("size", size), scale_positions, around
+        self.half_pixel = half_pixel
         rest = out_channels - value_channels
         self.conv = nn.Conv2d(in_channels, rest, kernel_size, stride, kernel_size // 2, bias=bias)
         self.qkv = nn.Conv2d(in_channels, 2 * key_channels + value_channels, 1)
@@ -147,9 +151,7 @@ class AugmentedConv2d(nn.Module):
         self._check(convolved.shape[-2:])
         attended = self._attend(self._pooled(x), chain)
         if attended.shape[-2:] != convolved.shape[-2:]:
-            attended = F.interpolate(
-                attended, size=convolved.shape[-2:], mode="bilinear", align_corners=False
-            )
+            attended = self._upsampled(attended, convolved.shape[-2:])
         return torch.cat([convolved, attended], dim=1)
 
     def _check(self, size: torch.Size) -> None:
@@ -166,6 +168,11 @@ class AugmentedConv2d(nn.Module):
             if halves == 2:
                 x = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
         return x
+
+    def _upsampled(self, image: Tensor, size: torch.Size) -> Tensor:
+        if self.half_pixel:
+            return F.interpolate(image, size=size, mode="bilinear", align_corners=False)
+        return _from_corners(_from_corners(image, 2, size[0]), 3, size[1])
 
     def _attend(self, x: Tensor, chain: Chain) -> Tensor:
         batch, _, height, width = x.shape
@@ -201,6 +208,16 @@ class AugmentedConv2d(nn.Module):
             return fused
         weights: Tensor = self.map(call, chain)
         return weights.to(call.value.dtype) @ call.value
+
+
+def _from_corners(image: Tensor, axis: int, length: int) -> Tensor:
+    """Linear upsampling of one axis: pixel i lies at i·old / length; past the last one it is constant."""
+    old = image.shape[axis]
+    place = torch.arange(length, device=image.device) * (old / length)
+    low = place.long()
+    share = (place - low).to(image.dtype).view(-1, *[1] * (image.dim() - 1 - axis))
+    below, above = (image.index_select(axis, index.clamp(max=old - 1)) for index in (low, low + 1))
+    return below + share * (above - below)
 
 
 def _one(name: str, size: Size) -> int:

@@ -12,16 +12,22 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+from overt import _check
+from overt._modes import evaluating
 from overt.mechanisms.chain import Chain, around
 from overt.mechanisms.mechanism import Mechanism
-from overt.models.augmented_conv import AugmentedConv2d, channels
+from overt.mechanisms.scores import RelativePosition2d
+from overt.models.augmented_conv import AugmentedConv2d, Size, channels, pair
 
 Stem = Literal["imagenet", "cifar"]
 Preset = Literal["paper", "official"]
 HEADS = 8
 MODEL_TYPE = "overt-resnet"  # in the config of a saved network
+LARGEST = {"imagenet": 224, "cifar": 32}  # side of the largest images, by stem, unless another is given
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class _Attentions:
             mechanisms=self.mechanisms,
             layer=self.made,
             start=shape != self.last,  # a chain goes on as long as maps have the same shape
+            half_pixel=not official,
         )
         self.made, self.last = self.made + 1, shape
         return layer
@@ -184,8 +191,9 @@ class Stage(nn.Sequential):
 class ResNet(nn.Module):
     """A ResNet whose 3×3 convolutions may have attention beside them; made by `overt.vision.resnet`.
 
-    It answers to timm's calls: `forward_features`, `forward_head`, `get_classifier`, `reset_classifier`,
-    `feature_info`, `set_grad_checkpointing`.
+    It answers to timm's calls: `forward_features`, `forward_intermediates`, `forward_head`,
+    `get_classifier`, `reset_classifier`, `feature_info`, `prune_intermediate_layers`,
+    `set_grad_checkpointing`.
 
     Attributes:
         settings: arguments of `overt.vision.resnet`, as plain JSON, without `mechanisms` and `num_classes`;
@@ -245,6 +253,8 @@ class ResNet(nn.Module):
         self.global_pool = nn.AdaptiveAvgPool2d(1)
         self.fc: nn.Module = nn.Linear(inside, num_classes) if num_classes else nn.Identity()
         self._initialise(zero_init_last)
+        if preset == "official":
+            self._as_released()
 
     def _initialise(self, zero_init_last: bool) -> None:
         attention = {
@@ -257,6 +267,50 @@ class ResNet(nn.Module):
                 last = module.bn3 if module.bottleneck else module.bn2
                 nn.init.zeros_(last.weight)
 
+    def _as_released(self) -> None:
+        """Start as the released code does, and average batch statistics as it does."""
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1 - 0.997
+            if isinstance(module, RelativePosition2d):  # it passes the standard deviation for the mean
+                for vectors in (module.vertical, module.horizontal):
+                    nn.init.normal_(vectors, mean=vectors.shape[1] ** -0.5, std=1.0)
+
+    def flops(self, size: Size | None = None) -> int:
+        """FLOPs for one image, two for each multiplication and addition, as published tables count.
+
+        Convolutions and matrix products count, those of mechanisms too; norms, pooling and the like do not.
+        Position terms count as if they were added to the products: that fused forms read them as longer
+        queries and keys is not the network's cost. Nothing is computed.
+
+        Args:
+            size: height and width of the image; None for the largest.
+        """
+        largest = self.size if size is None else pair("size", size)
+        image = torch.empty(1, self.in_chans, *largest, device="meta")
+        added = 0
+
+        def note(layer: AugmentedConv2d, output: Tensor) -> None:
+            nonlocal added
+            height, width = output.shape[-2:]
+            if layer.map.reads_logits_only:  # see AugmentedConv2d._call
+                added += 2 * layer.heads * (height * width) ** 2 * (height + width)
+
+        layers = [layer for layer in self.modules() if isinstance(layer, AugmentedConv2d)]
+        hooks = [
+            layer.qkv.register_forward_hook(lambda _module, _inputs, output, layer=layer: note(layer, output))
+            for layer in layers
+        ]
+        tensors = [*self.named_parameters(), *self.named_buffers()]
+        state = {name: tensor.to("meta") for name, tensor in tensors}
+        try:
+            with torch.no_grad(), evaluating(self), FlopCounterMode(display=False) as counter:
+                functional_call(self, state, (image, Chain()))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return int(counter.get_total_flops()) - added
+
     def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
         """Logits (batch, num_classes).
 
@@ -268,6 +322,33 @@ class ResNet(nn.Module):
 
     def forward_features(self, x: Tensor, chain: Chain | None = None) -> Tensor:
         """The last stage's output (batch, num_features, height, width)."""
+        last: Tensor = self.forward_intermediates(x, [], chain=chain)[0]
+        return last
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        chain: Chain | None = None,
+    ) -> Any:
+        """The last output and a list of intermediate ones: those of the stem and of each stage.
+
+        Args:
+            x: as in `forward`.
+            indices: which, from 0, the stem; a number for that many of the last, None for all.
+            norm: without effect; no norm follows the last stage.
+            stop_early: stop at the last of them.
+            output_fmt: "NCHW".
+            intermediates_only: return the list alone.
+            chain: as in `forward`.
+        """
+        del norm
+        _check.one_of("output_fmt", output_fmt, ("NCHW",))
+        wanted = self._indices(indices)
         chain = chain or around() or Chain()
         self._check(x)
         if chain.used and torch.is_grad_enabled() and any(stage.grad_checkpointing for stage in self.stages):
@@ -275,10 +356,47 @@ class ResNet(nn.Module):
                 "a chain is for one forward pass, and checkpointed blocks would read the maps of the last: "
                 "use a new overt.Chain for the next"
             )
-        x = self.maxpool(self.act1(self.bn1(self.conv1(x))))
-        for stage in self.stages:
+        x = self.act1(self.bn1(self.conv1(x)))
+        found = [x] if 0 in wanted else []
+        x = self.maxpool(x)
+        last = max(wanted, default=0) if stop_early else len(self.stages)
+        for number, stage in enumerate(self.stages[:last], start=1):
             x = stage(x, chain)
-        return x
+            if number in wanted:
+                found.append(x)
+        return found if intermediates_only else (x, found)
+
+    def _indices(self, indices: int | Sequence[int] | None) -> list[int]:
+        """Numbers of intermediate outputs, from 0."""
+        count = len(self.feature_info)
+        if isinstance(indices, int):
+            if not 1 <= indices <= count:
+                raise ValueError(f"indices must be a number from 1 to {count}, or a list, got {indices}")
+            return list(range(count - indices, count))
+        numbers = list(range(count) if indices is None else indices)
+        if any(not -count <= number < count for number in numbers):
+            raise ValueError(f"indices must lie between {-count} and {count - 1}, got {numbers}")
+        return [number % count for number in numbers]
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] | None = None, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages above the last of these outputs, and the last layer; returns their numbers.
+
+        Args:
+            indices: as in `forward_intermediates`.
+            prune_norm: without effect.
+            prune_head: also drop the last layer if all stages stay.
+        """
+        del prune_norm
+        kept = self._indices(indices)
+        last = max(kept)
+        for number in range(last + 1, len(self.feature_info)):
+            self.add_module(f"layer{number}", Stage())
+        if prune_head or last + 1 < len(self.feature_info):
+            self.num_features = self.feature_info[last]["num_chs"]
+            self.reset_classifier(0)
+        return kept
 
     @property
     def stages(self) -> list[Stage]:

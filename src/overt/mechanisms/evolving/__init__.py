@@ -5,10 +5,11 @@ from overt.mechanisms.evolving.edges import EvolvingEdgeLayer
 from overt.mechanisms.evolving.fused import FORMS
 from overt.mechanisms.evolving.layer import EvolvingLayer
 from overt.mechanisms.evolving.naive import evolve
+from overt.mechanisms.evolving.shares import Zeros, zeros
 from overt.mechanisms.fused import register_fused
 from overt.mechanisms.mechanism import register_mechanism
 
-__all__ = ["Evolving", "EvolvingEdgeLayer", "EvolvingLayer", "evolve"]
+__all__ = ["Evolving", "EvolvingEdgeLayer", "EvolvingLayer", "Zeros", "evolve", "zeros"]
 
 register_mechanism(Evolving, EvolvingLayer, EvolvingEdgeLayer)
 for form in FORMS:

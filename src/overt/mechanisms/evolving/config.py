@@ -27,7 +27,8 @@ class Evolving(Mechanism):
         decoder_alpha: alpha in decoder self- and cross-attention. None means 0 in an encoder–decoder, where
             the paper found skips harmful (section 4.3), and `alpha` in a decoder-only model.
         init: "dirac", the identity kernel with zero bias, hardly changes a pretrained model and trains from
-            the first step; "kaiming" is what the released code uses.
+            the first step; "kaiming" draws it at random (He et al. 2015); "lecun" is what the released code
+            uses, a truncated normal of variance 1 / fan-in.
         ramp_steps: raise alpha and beta linearly from 0 over this many steps.
         skip: "mix" is equation 4; "add" adds alpha times the previous logits to the current ones, without a
             convolution (`realformer`).
@@ -41,7 +42,7 @@ class Evolving(Mechanism):
     beta: float = 0.1
     kernel_size: int = 3
     decoder_alpha: float | None = None
-    init: Literal["dirac", "kaiming"] = "dirac"
+    init: Literal["dirac", "kaiming", "lecun"] = "dirac"
     ramp_steps: int = 0
     skip: Literal["mix", "add"] = "mix"
     convolve: tuple[Kind, ...] = KINDS
@@ -55,7 +56,7 @@ class Evolving(Mechanism):
         _check.whole("kernel_size", self.kernel_size, 1)
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
-        _check.one_of("init", self.init, ("dirac", "kaiming"))
+        _check.one_of("init", self.init, ("dirac", "kaiming", "lecun"))
         _check.one_of("skip", self.skip, ("mix", "add"))
         _check.whole("ramp_steps", self.ramp_steps, 0)
         if self.skip == "add" and self.beta != 0.0:

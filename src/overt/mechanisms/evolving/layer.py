@@ -19,6 +19,7 @@ from overt.mechanisms.site import Site
 # Limits of the fused form.
 FEW_HEADS, ROOM_FOR_MANY = 16, 150_000  # bytes of shared memory
 MOST_CELLS = 2**31  # of one head's map, whose cells kernels count in 32 bits
+CUT_STD = 0.87962566103423978  # standard deviation of a standard normal cut off at ±2
 
 
 class EvolvingLayer(MechanismLayer):
@@ -54,6 +55,10 @@ class EvolvingLayer(MechanismLayer):
         nn.init.zeros_(self.bias)
         if self.config.init == "kaiming":
             nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+            return
+        if self.config.init == "lecun":
+            std = self.weight[0].numel() ** -0.5 / CUT_STD
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
             return
         # The identity is the tap that reads the cell itself; in shifted kernels it is at an edge.
         left, _, above, _ = reach(self.site.kind, self.config.kernel_size)
