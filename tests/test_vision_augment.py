@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -117,6 +122,67 @@ def test_detach_gives_back_the_network_bit_for_bit() -> None:
         model.layer2[0].conv1.conv.weight += 1.0
     with pytest.warns(UserWarning, match="1 convolutions have been trained"):
         overt.detach(model)
+
+
+SAVED = """
+import torch, overt
+from test_vision_augment import EVOLVING, TheirResNet, augment
+torch.manual_seed(9)
+model = augment(TheirResNet(), EVOLVING, size=16)
+model.load_state_dict(torch.load("augmented.pt"))
+overt.vision.load_originals(model, "originals.safetensors")
+torch.save(overt.detach(model).state_dict(), "plain.pt")
+"""
+
+
+def test_originals_come_back_bit_for_bit_in_another_process(tmp_path: Path) -> None:
+    plain, model = network(plain=True).state_dict(), network(EVOLVING)
+    optimizer = torch.optim.SGD(model.layer3.parameters(), lr=0.1)
+    model(images()).square().mean().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), tmp_path / "augmented.pt")
+    overt.vision.save_originals(model, tmp_path / "originals.safetensors")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["augmented.pt", "originals.safetensors"]
+    paths = os.pathsep.join(str(Path(folder).resolve()) for folder in sys.path if folder)
+    command = [sys.executable, "-W", "ignore", "-c", SAVED]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": paths})
+    got = torch.load(tmp_path / "plain.pt")
+    assert list(got) == list(plain)
+    restored = [name for name in plain if name.startswith(("layer2", "layer3", "layer4"))]
+    restored = [name for name in restored if "downsample" not in name]
+    assert len(restored) == 12 * 6
+    assert all(torch.equal(got[name], plain[name]) for name in restored)
+    assert not torch.equal(got["layer3.0.downsample.weight"], plain["layer3.0.downsample.weight"]), "trained"
+
+
+def test_originals_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    model, path = network(EVOLVING), tmp_path / "originals.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*originals.safetensors"):
+        overt.vision.load_originals(model, path)
+    overt.vision.save_originals(model, path)
+    tensors = load_file(path)
+    tensors["layer2.0.conv1.weight"] = tensors["layer2.0.conv1.weight"][:3].clone()
+    del tensors["layer3.1.bn2.bias"]
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=r"2 tensors are missing from .* or do not fit, such as layer3"):
+        overt.vision.load_originals(model, path)
+    path.write_bytes(path.read_bytes()[:99])
+    with pytest.raises(ValueError, match=r"originals.safetensors is damaged or truncated"):
+        overt.vision.load_originals(model, path)
+    with pytest.raises(ValueError, match="this TheirResNet is not augmented"):
+        overt.vision.save_originals(network(plain=True), path)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        overt.vision.save_originals(model, tmp_path / "no" / "file.safetensors")
+
+
+def test_a_network_that_attention_would_fill_is_named_and_left_as_it_is() -> None:
+    model = network(plain=True)
+    before = str(model)
+    with pytest.raises(ValueError, match=r"layer2.0.conv1 has 32 channels, of which the values of 32 heads"):
+        augment(model, EVOLVING, size=16, heads=32)
+    with pytest.raises(ValueError, match="least_key must be a whole number of at least 1, got 0"):
+        augment(model, EVOLVING, size=16, least_key=0)
+    assert str(model) == before
 
 
 def test_checkpointed_blocks_find_the_chain_of_their_pass() -> None:

@@ -1,4 +1,4 @@
-"""Attention-augmented ResNets against what others have: published FLOPs, timm's network, Bello's positions."""
+"""Attention-augmented ResNets against published FLOPs, timm's network and Bello et al.'s positions."""
 
 from __future__ import annotations
 

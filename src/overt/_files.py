@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    from torch import Size, Tensor
 
 
 def check_folder(name: str, path: str | Path) -> Path:
@@ -41,3 +45,39 @@ def write_whole(path: str | Path, text: str) -> None:
     """Write a text file completely or not at all."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors to a safetensors file completely or not at all."""
+    from safetensors.torch import save_file
+
+    # Copies: a file cannot hold tensors that share memory.
+    whole = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    with written_whole(path) as part:
+        save_file(whole, part, metadata={"format": "pt"})
+
+
+def read_tensors(
+    path: str | Path, shapes: Mapping[str, Size], source: str | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which must have these names and shapes; errors name the file.
+
+    Args:
+        path: of the file.
+        shapes: name → shape.
+        source: what to call the file in errors; None for its path.
+    """
+    from safetensors.torch import load_file
+
+    source = str(path) if source is None else source
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {source}")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{source} is damaged or truncated: {error}") from error
+    wrong = sorted(shapes.keys() ^ tensors.keys())
+    wrong += [name for name in shapes.keys() & tensors if shapes[name] != tensors[name].shape]
+    if wrong:
+        raise ValueError(f"{len(wrong)} tensors are missing from {source} or do not fit, such as {wrong[0]}")
+    return tensors

@@ -17,11 +17,21 @@ from overt.mechanisms.builtin import Evolving
 from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 from overt.models import timm_names
 from overt.models.augmented_conv import AugmentedConv2d, Size, pair
-from overt.models.augmenting import augment
+from overt.models.augmenting import augment, load_originals, save_originals
 from overt.models.folders import CONFIG, load_weights, read_config, save_network
 from overt.models.resnet import DEPTHS, KINDS, LARGEST, MODEL_TYPE, Preset, ResNet, Stem
 
-__all__ = ["AugmentedConv2d", "ResNet", "augment", "load", "register", "resnet", "save"]
+__all__ = [
+    "AugmentedConv2d",
+    "ResNet",
+    "augment",
+    "load",
+    "load_originals",
+    "register",
+    "resnet",
+    "save",
+    "save_originals",
+]
 
 
 def resnet(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from overt._files import write_whole, written_whole
+from overt._files import read_tensors, write_tensors, write_whole
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.settings import (
     Uploading,
@@ -68,14 +68,10 @@ def write_adapter(
     folder: Path, model: nn.Module, adapter: str, state_dict: dict[str, Tensor] | None = None
 ) -> None:
     """Write the files that an adapter needs besides PEFT's; sharded tensors are taken from `state_dict`."""
-    from safetensors.torch import save_file
-
     base, gathered = _owner(model), state_dict or {}
     places = mechanism_tensors(model, adapter)
     tensors = {key: gathered.get(place.name, place.tensor) for key, place in places.items()}
-    whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
-    with written_whole(folder / WEIGHTS) as part:
-        save_file(whole, part, metadata={"format": "pt"})
+    write_tensors(folder / WEIGHTS, tensors)
     settings = {**settings_of(base), "step": int(base.overt_state.step)}
     write_whole(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
@@ -142,9 +138,6 @@ class Adapter:
 
     def restore(self, name: str, adapter: str, options: dict[str, Any]) -> None:
         """Load mechanisms and step from an adapter's folder."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         base = _owner(self.model)
         settings = None if base is None else read_settings(name, options)
         if settings is None:
@@ -161,17 +154,9 @@ class Adapter:
             raise FileNotFoundError(
                 f"{name} holds {SETTINGS} but no {WEIGHTS}: the mechanisms cannot be restored"
             )
-        try:
-            tensors = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{name}/{WEIGHTS} is damaged or truncated: {error}") from error
         places = mechanism_tensors(self.model, adapter)
-        wrong = sorted(places.keys() ^ tensors.keys())
-        wrong += [key for key in places.keys() & tensors if places[key].tensor.shape != tensors[key].shape]
-        if wrong:
-            raise ValueError(
-                f"{len(wrong)} tensors are missing from {name}/{WEIGHTS} or do not fit, such as {wrong[0]}"
-            )
+        shapes = {key: place.tensor.shape for key, place in places.items()}
+        tensors = read_tensors(path, shapes, f"{name}/{WEIGHTS}")
         with torch.no_grad():
             for key, place in places.items():
                 place.tensor.copy_(tensors[key])

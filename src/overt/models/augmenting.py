@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._files import check_folder, read_tensors, write_tensors
 from overt._modes import evaluating
 from overt.mechanisms.chain import Chain, around
 from overt.mechanisms.mechanism import Mechanism
@@ -169,16 +171,24 @@ def augment(
     for name, share in (("key_share", key_share), ("value_share", value_share)):
         if share is not None and not 0.0 < share < 1.0:
             raise ValueError(f"{name} must lie between 0 and 1, got {share}")
+    if least_key is not None:
+        _check.whole("least_key", least_key, 1)
     found = _convolutions(model)
     sizes = _output_sizes(model, found, pair("size", size))
-    state, last = Augmentation(), None
+    last, layers = None, {}
     for number, (path, conv) in enumerate(found.items()):
         block = model.get_submodule(path.rpartition(".")[0])
         depth = DEPTHS[50 if hasattr(block, "conv3") else 34]
         pool = 2 if path.startswith(STAGES[0]) else 1
         shape = tuple(-(-length // pool) for length in sizes[path])
         out = conv.out_channels
-        layer = AugmentedConv2d(
+        values = channels((depth.value_share if value_share is None else value_share) * out, heads)
+        if values >= out:
+            raise ValueError(
+                f"{path} has {out} channels, of which the values of {heads} heads would take {values}: use "
+                "fewer heads, or a smaller value_share"
+            )
+        layers[path] = AugmentedConv2d(
             conv.in_channels,
             out,
             conv.kernel_size[0],
@@ -189,7 +199,7 @@ def augment(
                 heads,
                 depth.least_key if least_key is None else least_key,
             ),
-            value_channels=channels((depth.value_share if value_share is None else value_share) * out, heads),
+            value_channels=values,
             size=sizes[path],
             pool=pool,
             mechanisms=mechanisms,
@@ -197,7 +207,10 @@ def augment(
             start=shape != last,
             bias=conv.bias is not None,
         ).to(conv.weight)
-        last, kept = shape, out - layer.value_channels
+        last = shape
+    state = Augmentation()
+    for path, layer in layers.items():
+        conv, kept = found[path], layer.conv.out_channels
         with torch.no_grad():
             layer.conv.weight.copy_(conv.weight[:kept])
             if conv.bias is not None and layer.conv.bias is not None:
@@ -238,6 +251,42 @@ def restore(model: nn.Module) -> nn.Module:
             stacklevel=3,
         )
     return model
+
+
+def save_originals(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write what `augment` replaced to a safetensors file: convolutions, and the norms behind them.
+
+    A network's state dict does not hold them. Written beside it, they let `overt.detach` put back the
+    original convolutions, bit for bit, when the network is made, augmented and loaded again.
+
+    Args:
+        model: an augmented network.
+        path: of the file.
+    """
+    write_tensors(check_folder("path", os.fspath(path)), _originals(model))
+
+
+def load_originals(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Read what `save_originals` wrote: `overt.detach` will put it back.
+
+    Args:
+        model: a network that was augmented as the saved one.
+        path: of the file.
+    """
+    originals = _originals(model)
+    tensors = read_tensors(os.fspath(path), {name: tensor.shape for name, tensor in originals.items()})
+    with torch.no_grad():
+        for name, tensor in originals.items():
+            tensor.data = tensors[name].to(tensor.device)
+
+
+def _originals(model: nn.Module) -> dict[str, Tensor]:
+    """Name → tensor of the convolutions and norms that were there."""
+    state = augmentation_of(model)
+    if state is None:
+        raise ValueError(f"this {type(model).__name__} is not augmented: call overt.vision.augment first")
+    parts = {path: conv.state_dict(keep_vars=True) for path, conv in state.replaced.items()} | state.norms
+    return {f"{path}.{name}": tensor for path, part in parts.items() for name, tensor in part.items()}
 
 
 def _convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
