@@ -190,10 +190,20 @@ NAMES = ("save_pretrained", "load_adapter", "_upload_modified_files")
 
 def adopt(model: nn.Module) -> Adapter:
     """Make a `PeftModel` save and load what is attached inside it."""
+    refuse_without_config(_owner(model))
     adapter = Adapter(model)
     methods = adapter.save_pretrained, adapter.load_adapter, Uploading(adapter)
     model.__dict__.update(zip(NAMES, methods, strict=True))
     return adapter
+
+
+def refuse_without_config(base: nn.Module) -> None:
+    """Refuse PEFT around a model that is not Hugging Face's, whose adapters could not be loaded again."""
+    if not hasattr(base, "config"):
+        raise ValueError(
+            f"a {type(base).__name__} with mechanisms cannot be inside a PEFT model, which would save them "
+            "in files that overt.load does not read: use it without PEFT"
+        )
 
 
 def peft_models(model: nn.Module) -> list[nn.Module]:

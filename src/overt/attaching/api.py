@@ -1,4 +1,4 @@
-"""Attach mechanisms to a Hugging Face model, detach them, and query what is attached."""
+"""Attach mechanisms to a Hugging Face or timm model, detach them, and query what is attached."""
 
 from __future__ import annotations
 
@@ -7,38 +7,35 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.attaching.adapters import adopt, peft_models, release
-from overt.attaching.attention import NAME, AttachedAttention
-from overt.attaching.find import AttentionSite, find, undispatched
+from overt.attaching.adapters import adopt, peft_models, refuse_without_config, release
+from overt.attaching.attention import AttachedAttention
+from overt.attaching.find import AttentionSite, name_of, undispatched
+from overt.attaching.hosts import Host, host_of
 from overt.attaching.refusals import check_type
-from overt.attaching.saving import Saving
-from overt.attaching.settings import Uploading
-from overt.attaching.state import AttachedState, attached_states, average_by_labels
+from overt.attaching.state import AttachedState, average_by_labels
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
 from overt.mechanisms.site import KINDS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Where = str | Iterable[str] | Mapping[str, Iterable[int] | None] | None
 
 
 def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: int = 0) -> nn.Module:
-    """Put mechanisms into the attentions of a Hugging Face model, in place.
+    """Put mechanisms into the attentions of a Hugging Face or timm model, in place.
 
     Works with any encoder, decoder or encoder–decoder that dispatches its attention through transformers'
-    attention interface; other models are refused by name. In training the KL of `Bayesian` is added to the
-    model's loss automatically.
+    attention interface, and with timm's vision transformers whose attention is plain; other models are
+    refused by name. In training the KL of `Bayesian` is added to the loss of a Hugging Face model
+    automatically; timm's return none, so add `overt.penalty(model)` to yours.
 
     Args:
-        model: a `PreTrainedModel`, or a PEFT model around one.
+        model: a `PreTrainedModel`, a PEFT model around one, or a timm model.
         mechanisms: `Evolving(…)`, `Bayesian(…)` or any other registered mechanism, at most one of each kind.
         where: which attentions. None selects all; "encoder", "decoder" (its self-attention), "cross" or a
             list of these selects by kind; a mapping from kinds to layer numbers (None for all), such as
@@ -57,10 +54,11 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}")
     where = _plain_where(where)
-    sites = find(base)
+    host = _host(base)
+    sites = host.find(base)
     chosen = choose(sites, where)
     pair = {"encoder", "cross"} <= {site.kind for site in sites}
-    pair = pair or bool(getattr(base.config, "is_encoder_decoder", False))
+    pair = pair or bool(getattr(getattr(base, "config", None), "is_encoder_decoder", False))
     reads_rows = functools.partial(_reads_rows, sites, chosen, mechanisms, pair)
     check_type(base, [(site.kind, site.module) for site in sites if site.path in chosen], reads_rows)
 
@@ -72,7 +70,7 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
         selected, layer = mechanisms if site.path in chosen else (), chosen.get(site.path, 0)
         part = AttachedAttention(site, chains[site.chain], selected, layer, token, pair)
         parts.append((site, part.to(device=_device(site.module), dtype=_dtype(base, site.module))))
-    _set_implementation(base, sites, state)
+    host.connect(base, sites, state)
     decoders = {site.stack for site in sites if site.kind == "decoder"}
     keeping = decoders & {site.stack for site, part in parts if _reads_earlier_rows(part)}
     for site, part in parts:
@@ -87,12 +85,6 @@ def attach(model: nn.Module, *mechanisms: Mechanism, where: Where = None, seed: 
     state.to(_device(base))
     base.add_module("overt_state", state.train(base.training))
     state.model, state.watched = weakref.ref(base), list(base.parameters())
-    _hook(base, {site.stack for site in sites}, state)
-    saving = Saving(base)
-    base.__dict__.update(save_pretrained=saving, _upload_modified_files=Uploading(saving))
-    # On a GPU, generate() would compile the step for a static cache; the number of stored map rows changes
-    # from step to step.
-    base.__dict__["_valid_auto_compile_criteria"] = _never
     for wrapper in peft_models(model):
         adopt(wrapper)
     return model
@@ -120,10 +112,8 @@ def detach(model: nn.Module) -> nn.Module:
         module._modules.pop("overt", None)
         module.__dict__.pop("overt_stack", None)
     owner._modules.pop("overt_state", None)
-    for name in ("save_pretrained", "_upload_modified_files", "_valid_auto_compile_criteria"):
-        owner.__dict__.pop(name, None)
     release(model)
-    restore_implementations(state)
+    _host(owner).disconnect(owner, state)
     return model
 
 
@@ -217,7 +207,7 @@ def describe(model: nn.Module) -> None:
     """Print what is attached where, with each mechanism's description and the number of parameters."""
     base = base_of(model)
     state = the_state(base)
-    print(f"{type(base).__name__} ({base.config.model_type}), step {int(state.step)}")
+    print(f"{name_of(base)}, step {int(state.step)}")
     for mechanism in state.mechanisms:
         print(f"  {mechanism}")
     parts: list[tuple[str, AttachedAttention]] = []
@@ -255,8 +245,8 @@ def _describe_part(part: AttachedAttention) -> dict[str, str]:
     return {column: str(text) for layer in layers for column, text in layer.describe().items()}
 
 
-def base_of(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model inside PEFT, DDP and compiled wrappers."""
+def base_of(model: nn.Module) -> Any:
+    """The Hugging Face or timm model inside PEFT, DDP and compiled wrappers."""
     from transformers import PreTrainedModel
 
     inner = model
@@ -268,8 +258,19 @@ def base_of(model: nn.Module) -> PreTrainedModel:
                 inner = part
                 break
         else:
-            raise TypeError(f"model must be a Hugging Face PreTrainedModel, got {type(model).__name__}")
+            _host(inner)
+            break
     return inner
+
+
+def _host(model: nn.Module) -> Host:
+    host = host_of(model)
+    if host is None:
+        raise TypeError(
+            f"model must be a Hugging Face PreTrainedModel, got {type(model).__name__}; of others, those "
+            "will do whose attention is timm's"
+        )
+    return host
 
 
 def state_in(base: nn.Module) -> AttachedState | None:
@@ -277,7 +278,7 @@ def state_in(base: nn.Module) -> AttachedState | None:
     return next((module for module in base.modules() if isinstance(module, AttachedState)), None)
 
 
-def _refuse_attached(model: nn.Module, base: PreTrainedModel) -> None:
+def _refuse_attached(model: nn.Module, base: nn.Module) -> None:
     """Refuse a model that is attached already, that contains an attached model, or that is part of one."""
     attached = {path: module for path, module in base.named_modules() if "overt_state" in module._modules}
     if "" in attached:
@@ -292,6 +293,8 @@ def _refuse_attached(model: nn.Module, base: PreTrainedModel) -> None:
             f"this {type(base).__name__} is a part of a model that has mechanisms attached: call "
             "overt.detach on that model first"
         )
+    if peft_models(model):
+        refuse_without_config(base)
     inside = any(hasattr(module, "base_layer") for module in base.modules()) and hasattr(base, "peft_config")
     if inside and not peft_models(model) and not getattr(base, "_hf_peft_config_loaded", False):
         raise ValueError(
@@ -381,11 +384,6 @@ def _plain_where(where: Where) -> Any:
         ) from None
 
 
-def _never(*args: object, **kwargs: object) -> bool:
-    del args, kwargs
-    return False
-
-
 def _reads_earlier_rows(part: AttachedAttention) -> bool:
     """Whether a decoder's map rows read earlier rows, which must then be stored with the cache."""
     return part.map is not None and part.kind != "encoder" and part.map.earlier_rows > 0
@@ -403,51 +401,7 @@ def _device(module: nn.Module) -> torch.device:
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
-def _dtype(base: PreTrainedModel, module: nn.Module) -> torch.dtype:
-    floating = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-    return next(floating, base.dtype)
-
-
-def _set_implementation(base: PreTrainedModel, sites: list[AttentionSite], state: AttachedState) -> None:
-    from transformers import PreTrainedModel
-
-    configs = [module.config for module in base.modules() if isinstance(module, PreTrainedModel)]
-    configs += [config for site in sites if (config := getattr(site.module, "config", None)) is not None]
-    unique = {id(config): config for config in configs}
-    state.implementations = [(config, config._attn_implementation) for config in unique.values()]
-    base.set_attn_implementation(NAME)
-    for site in sites:
-        config = getattr(site.module, "config", None)
-        if config is not None and config._attn_implementation != NAME:
-            config._attn_implementation_internal = NAME
-
-
-def restore_implementations(state: AttachedState) -> None:
-    """Restore the attention implementations of a model's configs, unless an attached model shares them."""
-    originals, state.implementations = state.implementations, []
-    for config, implementation in originals:
-        others = [
-            other
-            for other in attached_states()
-            if any(shared is config for shared, _ in other.implementations)
-        ]
-        for other in others:
-            other.implementations = [
-                (shared, implementation if shared is config else before)
-                for shared, before in other.implementations
-            ]
-        if not others:
-            config._attn_implementation_internal = implementation
-
-
-def _hook(base: PreTrainedModel, stacks: set[str], state: AttachedState) -> None:
-    from transformers import PreTrainedModel
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    for path, module in base.named_modules():
-        if isinstance(module, PreTrainedModel):
-            state.hook(module)
-            if path in stacks:
-                module.__dict__["overt_stack"] = path
-        elif isinstance(module, GradientCheckpointingLayer):
-            state.hook_layer(module)
+def _dtype(base: nn.Module, module: nn.Module) -> torch.dtype:
+    parameters = (parameter for part in (module, base) for parameter in part.parameters())
+    floating = (parameter.dtype for parameter in parameters if parameter.is_floating_point())
+    return next(floating, torch.get_default_dtype())

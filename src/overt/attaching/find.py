@@ -117,7 +117,7 @@ def find(model: PreTrainedModel) -> list[AttentionSite]:
         sites.append(
             AttentionSite(path, module, stack, chain, kind, 0, heads, key_heads, head_dim, eager=eager)
         )
-    return _number_layers(model, sites)
+    return number_layers(model, sites)
 
 
 class Dispatched(NamedTuple):
@@ -211,7 +211,7 @@ def _shape(model: nn.Module, path: str, module: nn.Module) -> tuple[int, int, in
     return heads, min(key_heads, heads), head_dim
 
 
-def _number_layers(model: PreTrainedModel, sites: list[AttentionSite]) -> list[AttentionSite]:
+def number_layers(model: nn.Module, sites: list[AttentionSite]) -> list[AttentionSite]:
     """The sites with their places in the chains; a chain restarts where the number of heads changes."""
     groups: dict[tuple[str, str], list[AttentionSite]] = defaultdict(list)
     for site in sites:
@@ -238,12 +238,12 @@ def _parts(members: list[AttentionSite]) -> list[int]:
     return parts
 
 
-def _layers(model: PreTrainedModel, site: AttentionSite, chain: str) -> int | None:
+def _layers(model: nn.Module, site: AttentionSite, chain: str) -> int | None:
     """Number of calls in a chain whose layers share modules (it has `num_hidden_groups`); else None.
 
     Any other family whose layers share modules would run a module twice in a pass, which is an error then.
     """
-    config = getattr(site.module, "config", model.config)
+    config = getattr(site.module, "config", getattr(model, "config", None))
     groups, layers = getattr(config, "num_hidden_groups", None), getattr(config, "num_hidden_layers", None)
     if not isinstance(groups, int) or not isinstance(layers, int) or groups >= layers:
         return None

@@ -16,7 +16,7 @@ from overt import _check
 from overt._modes import in_other_mode, switched
 from overt._predictions import LINKS, Link, link_of, linked, summarize
 from overt.attaching.api import base_of, the_state
-from overt.attaching.state import AttachedState
+from overt.attaching.state import AttachedState, parameters_of
 from overt.attaching.tokens import (
     TokenPosterior,
     generate_text,
@@ -114,7 +114,7 @@ def posterior(
         generate: generate at most this many tokens, once, greedily and with the mean of the weights, and
             report on these: each sample scores the same text.
         problem_type: what turns outputs into predictions: "softmax", "sigmoid" or "identity". None takes it
-            from an attached model's config; outputs (batch, classes) of a module are taken for logits of a
+            from an attached model's config; without one, outputs (batch, classes) are taken for logits of a
             softmax, all others as they are.
 
     Returns:
@@ -132,10 +132,13 @@ def posterior(
         if generate is not None:
             raise ValueError(f"generate is for language models, got a {type(_inner(model)).__name__}")
         return _of_module(_inner(model), batch, samples, dropout, seed, first, rows, problem_type)
-    if isinstance(batch, Tensor):
-        raise TypeError("batch must hold the inputs of an attached model by name, got a tensor")
-    wrapped, model, arguments = model, _inner(model), dict(batch)
+    wrapped, model = model, _inner(model)
     base, state = base_of(model), the_state(model)
+    if isinstance(batch, Tensor):
+        if hasattr(base, "config"):
+            raise TypeError("batch must hold the inputs of an attached model by name, got a tensor")
+        batch = {parameters_of(base)[0]: batch}
+    arguments = dict(batch)
     _check_random(base, dropout)
     query, sequences = None, None
     if generate is not None:
@@ -144,7 +147,7 @@ def posterior(
     inputs = _inputs(base, arguments)
     if model is not wrapped:  # the wrapper would move inputs to the model's device
         inputs = {
-            key: value.to(base.device) if isinstance(value, Tensor) else value
+            key: value.to(next(base.parameters()).device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
         }
     count = _batch_size(inputs)
@@ -226,11 +229,7 @@ def _of_module(
 
     with _one_by_one, switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
         drawn = torch.cat([run(slice(start, start + rows)) for start in range(0, samples * count, rows)])
-    drawn = drawn.view(samples, count, *drawn.shape[1:])
-    link = problem_type
-    if link is None:
-        link = "softmax" if drawn.dim() == 3 and drawn.shape[-1] > 1 else "identity"
-    return _summary(linked(drawn, link), probabilities=link == "softmax")
+    return _summary_of_tensor(drawn.view(samples, count, *drawn.shape[1:]), problem_type)
 
 
 def _check_random(model: nn.Module, dropout: bool) -> None:
@@ -256,7 +255,7 @@ def _inputs(base: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """The model's inputs: no targets, except decoder inputs that an encoder–decoder makes from its labels."""
     inputs = {key: value for key, value in batch.items() if key not in LEFT_OUT}
     labels = batch.get("labels")
-    if getattr(base.config, "is_encoder_decoder", False) and labels is not None:
+    if getattr(getattr(base, "config", None), "is_encoder_decoder", False) and labels is not None:
         shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
         if "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
             if shift is None:
@@ -317,6 +316,8 @@ def _seeded(base: nn.Module, seed: int, dropout: bool) -> Iterator[None]:
 
 def _prediction(output: Any) -> Tensor:
     """The model's predictions, in float32; start and end logits of answers are stacked."""
+    if isinstance(output, Tensor):
+        return output.float()
     for name in ("logits", "last_hidden_state"):
         if (prediction := getattr(output, name, None)) is not None:
             return prediction.float()  # type: ignore[no-any-return]
@@ -335,6 +336,8 @@ def _summarize(
     base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any, problem_type: Link | None
 ) -> Posterior | SpanPosterior:
     """A summary of predictions, (samples, batch, …), of the same type as this output."""
+    if isinstance(output, Tensor):
+        return _summary_of_tensor(drawn, problem_type)
     if getattr(output, "logits", None) is None:
         if getattr(output, "last_hidden_state", None) is not None:
             return _summary(drawn, probabilities=False)
@@ -358,6 +361,14 @@ def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
     ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
     texts = ids if isinstance(ids, Tensor) else embedded[..., 0] if isinstance(embedded, Tensor) else None
     return texts is not None and texts.dim() == 3 and texts.shape[:2] == shape
+
+
+def _summary_of_tensor(drawn: Tensor, problem_type: Link | None) -> Posterior:
+    """A summary of outputs that no config describes."""
+    link = problem_type
+    if link is None:
+        link = "softmax" if drawn.dim() == 3 and drawn.shape[-1] > 1 else "identity"
+    return _summary(linked(drawn, link), probabilities=link == "softmax")
 
 
 def _summary(drawn: Tensor, probabilities: bool) -> Posterior:

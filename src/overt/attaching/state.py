@@ -130,6 +130,7 @@ class AttachedState(nn.Module):
 
     step: Tensor
     seen: Tensor
+    hands_on = True  # whether models hand keyword arguments on to their attentions
     loaded = False  # whether step and mechanisms come from files or another model rather than from attach
 
     def __init__(self, token: str, mechanisms: tuple[Mechanism, ...], where: Any, seed: int) -> None:
@@ -221,7 +222,7 @@ class AttachedState(nn.Module):
         stack = module.__dict__.get("overt_stack")
         if stack is not None:
             self._look_at_inputs(module, stack, args, kwargs, current)
-            if accepts_keywords(module):
+            if self.hands_on and accepts_keywords(module):
                 kwargs = {**kwargs, KEYWORD: current}
         return args, kwargs
 
