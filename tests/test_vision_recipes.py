@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-import overt
 from fresh import start_pair
 from overt.data import cifar100, image_folders, relations
 from overt.data.image_folders import ImageFiles, ImageFolders
@@ -30,6 +29,7 @@ from overt.recipes.vision_training import (
     accuracies,
     augmented,
 )
+from small_vision import TINY, small_images, with_group_norms
 
 # --- Data ---
 
@@ -165,15 +165,12 @@ def test_norms_and_biases_are_not_decayed() -> None:
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 5e-4), (3, 0.0)]
 
 
-TINY = {"width": 8, "blocks": [1, 1, 1, 1]}
-
-
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(ea_vision, "SMALL", TINY)
-    monkeypatch.setattr(ea_vision.relations, "images", lambda: small_images())
+    monkeypatch.setattr(ea_vision.relations, "images", small_images)
 
     def run(name: str = "ea-table-1", seeds: int = 1, **options: str) -> dict[str, Any]:
         extra = [part for option, value in options.items() for part in (f"--{option}", value)]
@@ -182,13 +179,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
 
     return run
-
-
-def small_images() -> Images:
-    return make_images(48, 16, side=12)
-
-
-make_images = relations.images
 
 
 @pytest.mark.slow
@@ -254,7 +244,7 @@ torch.set_num_threads(1)
 from safetensors.torch import save_file
 from overt.data import relations
 from overt.recipes import ea_vision, reproduce, vision_training
-import test_vision_recipes as here
+import small_vision as here
 
 os.chdir({place!r})
 rank, train = os.environ["RANK"], vision_training.train
@@ -270,32 +260,6 @@ options = ["--rows", "EA-AA-ResNet-34", "--epochs", "2"]
 reproduce.run("ea-table-1", None, 1, "cpu", None, Path("runs"), Path("results"), False, options)
 torch.distributed.destroy_process_group()
 """
-
-
-def parameters(model: Any) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.net.named_parameters()}
-
-
-def with_group_norms(folder: Path) -> dict[str, Tensor]:
-    """The parameters of a network with other norms after a short training."""
-
-    def network(*arguments: Any) -> Any:
-        net = make_network(*arguments)
-        for module in list(net.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, torch.nn.BatchNorm2d):
-                    setattr(module, name, torch.nn.GroupNorm(1, child.num_features))
-        return net
-
-    training = ImageTraining(3, 1, batch=8, learning_rate=0.05, crop=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vision_training, "network", network)
-        row = ImageRow("aa-resnet-34", (overt.Evolving(), overt.Bayesian(k=1e6, kl_weight=1.0)), TINY)
-        model, _ = vision_training.train(folder, small_images(), row, training, 0, "cpu")
-    return parameters(model)
-
-
-make_network = vision_training.network
 
 
 @pytest.mark.slow
@@ -454,8 +418,8 @@ def test_a_flag_takes_no_value() -> None:
 @pytest.mark.slow
 def test_attention_learns_the_stand_in_and_nothing_else_does(tmp_path: Path) -> None:
     """The class is a relation of two distant marks: neither pixels one by one nor small windows tell it."""
-    data = make_images(2048, 512, side=12)
-    training = ImageTraining(54, 9, batch=64, learning_rate=0.15, crop=0)
+    data = relations.images(2048, 512, side=12)
+    training = ImageTraining(60, 10, batch=64, learning_rate=0.15, crop=0)
     order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))
     permuted = replace(data, train_labels=data.train_labels[order])
 
