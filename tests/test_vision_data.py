@@ -357,9 +357,10 @@ def test_broken_files_are_named_or_left_out(folder: Path) -> None:
         with pytest.raises(UnreadableImageError, match=rf"^{folder / name} cannot be read") as caught:
             files.image(files.names.index(name))
         assert "\n" not in str(caught.value)
-    found = image_folders.broken_files(data, 0)
+    found = image_folders.broken_files(data.train, data.test, workers=0)
     assert sorted(found) == broken
-    halves = [image_folders.broken_files(data, 0, part, 2) for part in (0, 1)]
+    groups = data.train, data.test
+    halves = [image_folders.broken_files(*groups, workers=0, part=part, parts=2) for part in (0, 1)]
     assert halves[0] | halves[1] == found
     assert not set(halves[0]) & set(halves[1])
     rest = data.without(found)

@@ -316,6 +316,12 @@ def test_networks_are_trained_on_images_in_folders(pictures: Path, monkeypatch: 
     (pictures / "train" / "cat" / "0.jpg").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"^data/pets/train/cat/0.jpg cannot be read .*: --skip-broken"):
         in_folder("first")
+    whole = (pictures / "val" / "dog" / "0.jpg").read_bytes()
+    (pictures / "val" / "dog" / "0.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"^data/pets/val/dog/0.jpg cannot be read .*: --skip-broken"):
+        in_folder("second")
+    assert not Path("second").exists(), "before anything is trained"
+    (pictures / "val" / "dog" / "0.jpg").write_bytes(whole)
     result = in_folder("runs", "--skip-broken")
     assert result["config"]["data"] | {"sha256": ""} == {
         "name": "pets", "train": 7, "test": 4, "classes": 2, "size": [3, 32, 32], "mirrored": True,

@@ -212,17 +212,17 @@ class _Faults(Dataset[str]):
         return ""
 
 
-def broken_files(data: ImageFolders, workers: int, part: int = 0, parts: int = 1) -> dict[str, str]:
+def broken_files(*groups: ImageFiles, workers: int, part: int = 0, parts: int = 1) -> dict[str, str]:
     """Broken files, and what is wrong with each, found by decoding all images.
 
     Args:
-        data: the images.
+        groups: the images.
         workers: processes that decode; 0 for this one.
         part: of the images, where several processes share them.
         parts: number of such processes.
     """
     broken: dict[str, str] = {}
-    for files in (data.train, data.test):
+    for files in groups:
         numbers = range(part, len(files), parts)
         faults = DataLoader(Subset(_Faults(files), numbers), 64, num_workers=workers, collate_fn=list)
         found = (fault for batch in faults for fault in batch)

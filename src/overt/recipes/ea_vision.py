@@ -20,8 +20,8 @@ from overt._extras import need
 from overt._files import write_whole
 from overt.data import cifar100, image_folders, relations
 from overt.data.files import data_folder
-from overt.data.image_folders import TESTS, TRAIN, ImageFolders
-from overt.data.images import Images
+from overt.data.image_folders import TESTS, TRAIN, ImageFiles, ImageFolders
+from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.evolving.config import Evolving
 from overt.models.resnet import DEPTHS
@@ -135,7 +135,18 @@ def folders_of(request: Request) -> ImageFolders:
             f"path or its name under --data, got {dataset}"
         )
     found = image_folders.load(folder)
-    return without_broken(request, found) if request.options.get("skip-broken") else found
+    if request.options.get("skip-broken"):
+        return without_broken(request, found)
+    # The test images are few, and needed only when the training is done, which would be late to fail.
+    if broken := looked_through(found.test, count=processes(request.device)):
+        raise UnreadableImageError(f"{next(iter(broken.values()))}: --skip-broken leaves such files out")
+    return found
+
+
+def looked_through(*files: ImageFiles, count: int) -> dict[str, str]:
+    """Broken files among this process's part of the images, and what is wrong with each."""
+    workers = vision_training.loaders(files[0])
+    return image_folders.broken_files(*files, workers=workers, part=process_number(), parts=count)
 
 
 def without_broken(request: Request, data: ImageFolders) -> ImageFolders:
@@ -144,7 +155,7 @@ def without_broken(request: Request, data: ImageFolders) -> ImageFolders:
 
     def check() -> dict[str, Any]:
         request.console.print(f"{data.name}: checking {len(data.train) + len(data.test):,} images")
-        found = image_folders.broken_files(data, vision_training.loaders(data), process_number(), count)
+        found = looked_through(data.train, data.test, count=count)
         if count == 1:
             return found
         from accelerate.utils import gather_object  # type: ignore[import-untyped, unused-ignore]
