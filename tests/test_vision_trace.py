@@ -265,6 +265,7 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path: Path) -> None:
             ValueError,
             r"images must be \(batch, 3, height, width\), got \(1, 4, 8, 8\)",
         ),
+        (photo(303, 3), ValueError, r"a picture of 3 × 303 pixels is too long and narrow"),
         (images(1, 40), ValueError, r"images of 40 × 40 are larger than this network was built for"),
         ({"x": images()}, ValueError, r"inputs must be pictures .* got a dict"),
         ([], ValueError, r"inputs must be pictures .* got a list"),
@@ -277,6 +278,12 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path: Path) -> None:
     model.mean = None
     with pytest.raises(ValueError, match=r"how to normalise pictures for this ResNet is not known"):
         overt.trace(model, photo())
+
+
+def test_features_are_no_predictions() -> None:
+    model = network()
+    model.reset_classifier(0)
+    assert overt.trace(model, photo()).outputs is None
 
 
 def test_a_network_without_attention_has_no_maps() -> None:

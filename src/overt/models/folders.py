@@ -79,7 +79,7 @@ def load_weights(model: M, folder: str | Path, whose: str = "the network") -> M:
     try:
         weights = load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file ({error}): is it complete?") from None
+        raise ValueError(f"{path}: its weights cannot be read ({error}); are they complete?") from None
     own = model.state_dict(keep_vars=True)
     differ = [name for name in own.keys() | weights.keys() if _shape(own, name) != _shape(weights, name)]
     if differ:

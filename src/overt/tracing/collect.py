@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
-from overt.models.augmenting import augmentation_of
 from overt.tracing.capture import FUSED, CapturedAttention, watching
 from overt.tracing.inputs import Inputs
 from overt.tracing.mixing.mixing import Mixing
@@ -153,6 +152,7 @@ class sampling:  # noqa: N801, used like a function
 
     def __init__(self, model: nn.Module, inputs: Inputs, number: int, seed: int) -> None:
         from overt.attaching.state import AttachedState
+        from overt.models.augmenting import augmentation_of
 
         self.arguments, self.number, self.seed = dict(inputs.arguments), number, seed
         self.state = next((m for m in model.modules() if isinstance(m, AttachedState)), None)

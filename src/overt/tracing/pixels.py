@@ -20,6 +20,7 @@ from overt.tracing.inputs import Inputs, colours, is_picture, stretched
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by number of channels
 MARGIN = 256 / 224  # of what is resized to what is kept of it, as networks of ImageNet are tested
+NARROWEST = 100  # sides of a picture that is resized at its shorter one: memory grows with the longer
 
 
 def attends_to_pixels(model: nn.Module) -> bool:
@@ -64,6 +65,8 @@ def fitting(model: ResNet, height: int, width: int) -> Fitting:
     With the ImageNet stem it keeps its proportions: it is resized to 256/224 of the network's size, at its
     shorter side, and the middle is kept. With the CIFAR stem all of it is resized to the network's size.
     """
+    if max(height, width) > NARROWEST * min(height, width):
+        raise ValueError(f"a picture of {height} × {width} pixels is too long and narrow to be shown")
     kept = model.size
     if model.stem == "cifar":
         return Fitting((height, width), kept, kept)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from overt._predictions import Link, link_of, linked
-from overt.models.resnet import ResNet
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
 
@@ -118,7 +117,7 @@ class Subject:
 
     def _has_logits(self, result: Any) -> bool:
         """Whether the result has logits; if per position, the positions must be the traced stack's."""
-        if isinstance(self.model, ResNet) and not self.model.num_classes:
+        if self.kind == "pixels" and getattr(self.model, "num_classes", None) == 0:
             return False  # features
         logits, positions = self._logits_or_none(result), self.mask.shape[1] - self.first
         if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
@@ -174,9 +173,9 @@ class Subject:
 
     def labels(self, classes: int) -> list[str]:
         """Names of the classes that the model has; empty where the number of classes differs."""
-        if isinstance(self.model, ResNet):
-            named = self.model.labels or []
-            return list(named) if len(named) == classes else []
+        if self.kind == "pixels":
+            known = getattr(self.model, "labels", None)
+            return list(known) if isinstance(known, list) and len(known) == classes else []
         names = getattr(getattr(self.model, "config", None), "id2label", None)
         if self.contrasts or not isinstance(names, dict) or set(names) != set(range(classes)):
             return []  # a contrastive model chooses from the other side's batch

@@ -16,7 +16,6 @@ from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import names_of, prepare
 from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
-from overt.tracing.pixels import attends_to_pixels, pixel_inputs
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output
 
@@ -79,6 +78,8 @@ def trace(
             is the default.
         output: extracts the logits from what the model returns, for models that return no `logits`.
     """
+    from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
+
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     kind = mixing_of(mixing)
