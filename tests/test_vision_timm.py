@@ -39,11 +39,9 @@ def test_networks_stand_among_timms_by_name(timm: Any) -> None:
     register()  # again, without a warning
     assert set(NAMES) <= set(timm.list_models("*aa_resnet*"))
     with torch.device("meta"):
-        for name, ours in NAMES.items():
-            theirs = timm.create_model(name)
-            assert {n: p.shape for n, p in theirs.named_parameters()} == {
-                n: p.shape for n, p in resnet(ours).named_parameters()
-            }
+        for name in ("aa_resnet34", "ea_aa_resnet50"):
+            theirs, ours = timm.create_model(name).state_dict(), resnet(NAMES[name]).state_dict()
+            assert {n: t.shape for n, t in theirs.items()} == {n: t.shape for n, t in ours.items()}
 
 
 def test_it_keeps_timms_contract(timm: Any) -> None:

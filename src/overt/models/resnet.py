@@ -301,8 +301,10 @@ class ResNet(nn.Module):
             layer.qkv.register_forward_hook(lambda _module, _inputs, output, layer=layer: note(layer, output))
             for layer in layers
         ]
-        tensors = [*self.named_parameters(), *self.named_buffers()]
-        state = {name: tensor.to("meta") for name, tensor in tensors}
+        state = {
+            name: tensor.to("meta", torch.float32 if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in [*self.named_parameters(), *self.named_buffers()]
+        }
         try:
             with torch.no_grad(), evaluating(self), FlopCounterMode(display=False) as counter:
                 functional_call(self, state, (image, Chain()))
