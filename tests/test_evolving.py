@@ -456,7 +456,7 @@ def test_decoder_alpha(kind: Kind, both_stacks: bool, decoder_alpha: float | Non
         ({"decoder_alpha": 2}, r"decoder_alpha must lie in \[0, 1\], got 2"),
         ({"kernel_size": 4}, "kernel_size must be odd, got 4"),
         ({"kernel_size": 0}, "kernel_size must be a whole number of at least 1, got 0"),
-        ({"init": "zeros"}, "init must be one of 'dirac', 'kaiming'; got 'zeros'"),
+        ({"init": "zeros"}, "init must be one of 'dirac', 'kaiming', 'lecun'; got 'zeros'"),
         ({"ramp_steps": -1}, "ramp_steps must be a whole number of at least 0, got -1"),
         ({"skip": "add"}, 'beta must be 0 with skip="add"'),
         ({"skip": "add", "beta": 0, "first": True}, 'first must be False with skip="add"'),
