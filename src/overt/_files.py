@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
@@ -27,6 +25,8 @@ def check_folder(name: str, path: str | Path) -> Path:
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to, with the same suffix; its file replaces `path` if all goes well."""
+    from safetensors import SafetensorError
+
     path = Path(path)
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
@@ -67,6 +67,7 @@ def read_tensors(
         shapes: name → shape.
         source: what to call the file in errors; None for its path.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     source = str(path) if source is None else source

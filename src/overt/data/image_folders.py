@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from overt.data.images import UnreadableImageError, opened
+from overt.data.images import UnreadableImageError, in_place_of_test, opened, set_apart
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,6 +56,11 @@ class ImageFiles(Dataset[Tensor]):
     def crop(self, number: int, random: Random, mirrored: bool) -> Tensor:
         """A random crop of an image, uint8 (3, side, side); with `mirrored`, half of them are."""
         return _tensor(random_crop(self.image(number), self.side, random, mirrored))
+
+    def part(self, chosen: Tensor) -> ImageFiles:
+        """The files that are chosen, boolean (files,)."""
+        names = [name for name, kept in zip(self.names, chosen.tolist(), strict=True) if kept]
+        return ImageFiles(self.folder, names, self.side)
 
     def image(self, number: int) -> Image:
         """An image, whole; an error names its file."""
@@ -115,6 +120,19 @@ class ImageFolders:
         """Mean and standard deviation of each channel, (3,) each: those of ImageNet."""
         return torch.tensor(MEAN), torch.tensor(DEVIATION)
 
+    def for_validation(self, share: float, seed: int = 0) -> ImageFolders:
+        """Without the test set: part of the training set, the same share of each class, takes its place."""
+        chosen = set_apart(self.train_labels, len(self.classes), share, seed)
+        return replace(
+            self,
+            train=self.train.part(~chosen),
+            train_labels=self.train_labels[~chosen],
+            test=self.train.part(chosen),
+            test_labels=self.train_labels[chosen],
+            sha256=hashlib.sha256(f"{self.sha256} {share} {seed}".encode()).hexdigest(),
+            remark=in_place_of_test(self.remark, share),
+        )
+
     def without(self, broken: Collection[str]) -> ImageFolders:
         """Without some files, which are counted; a class that loses all its images is an error."""
         if not broken:
@@ -126,8 +144,7 @@ class ImageFolders:
             if not left.all():
                 empty = self.classes[int(left.argmin())]
                 raise ValueError(f"--skip-broken leaves no image of class {empty} in {files.folder}")
-            names = [name for name in files.names if name not in broken]
-            parts += [ImageFiles(files.folder, names, files.side), labels[kept]]
+            parts += [files.part(kept), labels[kept]]
         train, train_labels, test, test_labels = parts
         return replace(
             self,

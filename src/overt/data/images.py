@@ -68,12 +68,7 @@ class Images:
 
     def for_validation(self, share: float, seed: int = 0) -> Images:
         """Without the test set: part of the training set, the same share of each class, takes its place."""
-        generator = torch.Generator().manual_seed(seed)
-        chosen = torch.zeros(len(self.train), dtype=torch.bool)
-        for label in range(len(self.classes)):
-            places = (self.train_labels == label).nonzero().squeeze(1)
-            order = places[torch.randperm(len(places), generator=generator)]
-            chosen[order[: round(share * len(places))]] = True
+        chosen = set_apart(self.train_labels, len(self.classes), share, seed)
         return replace(
             self,
             train=self.train[~chosen],
@@ -81,7 +76,7 @@ class Images:
             test=self.train[chosen],
             test_labels=self.train_labels[chosen],
             sha256=hashlib.sha256(f"{self.sha256} {share} {seed}".encode()).hexdigest(),
-            remark=f"{self.remark}; " * bool(self.remark) + f"{share:.0%} of the training set for testing",
+            remark=in_place_of_test(self.remark, share),
         )
 
 
@@ -105,3 +100,19 @@ def opened(content: bytes, name: str) -> Image:
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         why = "not an image" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
         raise UnreadableImageError(f"{name} cannot be read as an image: {why}") from None
+
+
+def set_apart(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
+    """Boolean (images,): the same share of each class, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(classes):
+        places = (labels == label).nonzero().squeeze(1)
+        order = places[torch.randperm(len(places), generator=generator)]
+        chosen[order[: round(share * len(places))]] = True
+    return chosen
+
+
+def in_place_of_test(remark: str | None, share: float) -> str:
+    """The remark on data with a part of the training set in place of the test set."""
+    return f"{remark}; " * bool(remark) + f"{share:.0%} of the training set for testing"

@@ -113,10 +113,16 @@ class AugmentedConv2d(nn.Module):
         self.conv = nn.Conv2d(in_channels, rest, kernel_size, stride, kernel_size // 2, bias=bias)
         self.qkv = nn.Conv2d(in_channels, 2 * key_channels + value_channels, 1)
         self.out = nn.Conv2d(value_channels, value_channels, 1)
-        height, width = (-(-length // pool) for length in self.size)
+        height, width = self.map_size
         self.position = RelativePosition2d(key_channels // heads, height, width)
         self.map = AttentionMap(mechanisms, Site(heads, key_channels // heads, layer=layer, start=start))
         self.reset_parameters()
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Height and width of what is attended to in the largest image."""
+        height, width = self.size
+        return -(-height // self.pool), -(-width // self.pool)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""

@@ -93,6 +93,14 @@ def processes(device: str = "auto") -> int:
     return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
 
 
+def be_quiet() -> None:
+    """Leave what is said in this process to the recipe: transformers reports errors alone."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def process_number() -> int:
     """Which of a training's processes this is; 0 for the first or only one."""
     return int(os.environ.get("RANK", "0"))

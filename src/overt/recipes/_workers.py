@@ -19,6 +19,23 @@ S_contra = TypeVar("S_contra", contravariant=True)
 Tell = Callable[[int], None]
 
 
+class Throttled:
+    """Tells a task's steps as they are counted, a few at a time, since each time another process is woken."""
+
+    def __init__(self, tell: Tell, every: int = 10) -> None:
+        self.tell, self.every, self.told = tell, every, 0
+
+    def __call__(self, step: int) -> None:
+        """Take note that so many steps are done."""
+        if step >= self.told + self.every:
+            self.rest(step)
+
+    def rest(self, step: int) -> None:
+        """Tell all that is not yet told."""
+        self.tell(step - self.told)
+        self.told = step
+
+
 class Perform(Protocol[T_contra, S_contra]):
     """Performs a task; a function of a module, since other processes import it."""
 

@@ -8,7 +8,7 @@ networks are those of CIFAR-100 (3×3 stem, images of 32 pixels), whose chains o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell
+from overt.recipes._workers import Tell, Throttled
 from overt.recipes.vision_training import AnyImages, Epochs, ImageRow, ImageTraining
 
 EVOLVING = partial(Evolving, alpha=0.5, beta=1.0)
@@ -105,6 +105,13 @@ OPTIONS = {
         moves=False,
     ),
     "skip-broken": Option("check all images of a folder first, and leave out those that are broken", False),
+}
+
+
+# Of recipes that read the maps of AA- and EA-AA-ResNet-34.
+OPTIONS_OF_MAPS = {
+    **{name: option for name, option in OPTIONS.items() if name != "rows"},
+    "layers": Option("numbers of attentions, from 1 on, separated by commas; by default 16,17,18"),
 }
 
 
@@ -189,20 +196,54 @@ def plan(data: AnyImages, options: Mapping[str, Any]) -> ImageTraining:
     return replace(base, updates=updates, warmup=warmup, drops=drops)
 
 
+def data_of(request: Request) -> AnyImages:
+    """The data set that a request names, or the stand-in."""
+    small = request.options["dataset"] == cifar100.NAME
+    return images_of(request) if small else folders_of(request)
+
+
 def run_rows(request: Request, names: Sequence[str], default: Sequence[str] | None = None) -> Outcome:
-    """Train the rows and seeds that neither a folder of a run nor a result file holds.
+    """Train rows of `ROWS`.
 
     Args:
         request: of the run.
         names: of all rows of the table.
         default: those that are trained if none are named; all by default.
     """
+    rows = {name: ROWS[name] for name in names}
+    return train_rows(request, rows, default or names)
+
+
+def fitted(row: ImageRow, data: AnyImages) -> ImageRow:
+    """A row with networks of a size that fits the data: small ones for the stand-in."""
+    return replace(row, sizes=SMALL) if data.stand_in else row
+
+
+def train_networks(request: Request, names: Sequence[str], data: AnyImages) -> Outcome:
+    """Train rows whose networks are needed, for which numbers in result files do not do."""
+    alone = replace(request, options={**request.options, "rows": None}, stored={}, elsewhere=())
+    return train_rows(alone, {name: ROWS[name] for name in names}, names, lambda _: data)
+
+
+def train_rows(
+    request: Request,
+    rows: Mapping[str, ImageRow],
+    default: Sequence[str],
+    read: Callable[[Request], AnyImages] = data_of,
+) -> Outcome:
+    """Train the rows and seeds that neither a folder of a run nor a result file holds.
+
+    Args:
+        request: of the run.
+        rows: all rows of the table; those of the stand-in are made smaller.
+        default: those that are trained if `--rows` names none.
+        read: the request → its images.
+    """
     need("accelerate", "vision")
     count = processes(request.device)  # several, if started by `accelerate launch`
-    chosen = rows_of(request.options["rows"], {name: ROWS[name] for name in names}, default or names)
-    in_files = request.options["dataset"] != cifar100.NAME
-    data: AnyImages = folders_of(request) if in_files else images_of(request)
-    if in_files:  # one such training keeps a GPU busy
+    chosen = rows_of(request.options["rows"], rows, default)
+    data = read(request)
+    if isinstance(data, ImageFolders):  # one such training keeps a GPU busy
         request = replace(request, options={**request.options, "workers": request.options["workers"] or 1})
     training = plan(data, request.options)
     epochs = Epochs(len(data.train), training.batch, training.updates, 0, count)
@@ -215,7 +256,7 @@ def run_rows(request: Request, names: Sequence[str], default: Sequence[str] | No
         # Batch norms see the images of their own process.
         **({"processes": count} if count > 1 else {}),
     }
-    rows = {name: replace(ROWS[name], sizes=SMALL) if data.stand_in else ROWS[name] for name in names}
+    rows = {name: fitted(row, data) for name, row in rows.items()}
     known = look_up(request, rows, chosen, request.out / data.name, common, training, device)
     request.console.print(
         f"{data.name}: {len(data.train):,} training images, {len(data.test):,} for testing, "
@@ -248,17 +289,11 @@ def _one_thread() -> None:
 
 def perform(task: Task, shared: AnyImages, tell: Tell) -> dict[str, Any]:
     """Train, test, and store network and numbers in the task's folder."""
-    last = [0]
-
-    def told(update: int) -> None:
-        if update >= last[0] + 10:
-            tell(update - last[0])
-            last[0] = update
-
+    told = Throttled(tell)
     model, numbers = vision_training.train(
         task.folder, shared, task.row, task.training, task.seed, task.device, told
     )
-    tell(task.training.updates - last[0])
+    told.rest(task.training.updates)
     if is_main_process():
         numbers |= vision_training.measure(model, shared, SAMPLES)
         vision_training.save(model.cpu(), task.folder / "model")

@@ -23,8 +23,8 @@ from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Outcome, Request
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
-from overt.recipes._training import hardware, is_main_process, processes, torch_device, versions
-from overt.recipes._workers import Tell
+from overt.recipes._training import be_quiet, hardware, is_main_process, processes, torch_device, versions
+from overt.recipes._workers import Tell, Throttled
 from overt.recipes.lstm_training import LstmRow, LstmTraining
 from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode
 
@@ -172,20 +172,12 @@ def _one_thread() -> None:
 
 def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:
     """Train, translate, and store model, translations and numbers in the task's folder."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    last = [0]
-
-    def told(update: int) -> None:
-        if update >= last[0] + 20 or update == task.training.updates:
-            tell(update - last[0])
-            last[0] = update
-
+    be_quiet()
+    told = Throttled(tell, every=20)
     began = time.perf_counter()
     kind = kind_of(task.row)
     model, numbers = kind.train(task.folder, shared, task.row, task.training, task.seed, task.device, told)
+    told.rest(numbers["updates"])
     trained = time.perf_counter()
     if is_main_process():
         numbers |= measure(model, shared, task)

@@ -28,7 +28,7 @@ from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.recipes._training import Run, process_number, processes, torch_device
+from overt.recipes._training import Run, be_quiet, process_number, processes, torch_device
 from overt.recipes._workers import cores
 from overt.vision import ResNet, resnet
 
@@ -301,47 +301,82 @@ def train(
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
     """
-    from rich.console import Console
     from transformers import set_seed
 
-    count, where = processes(device), torch_device(device)
-    epochs = Epochs(len(data.train), training.batch, training.updates, seed, count)
-    model = Classifier(network(row, data, seed), data, training.crop).to(where)
+    epochs = Epochs(len(data.train), training.batch, training.updates, seed, processes(device))
+    model = Classifier(network(row, data, seed), data, training.crop).to(torch_device(device))
     optimizer = optimizer_of(model, training)
     set_seed(seed)
-    folder.mkdir(parents=True, exist_ok=True)
 
     def on_step(step: int) -> None:
         model.step.fill_(step)
         if told is not None:
             told(step)
 
+    numbers = fit(
+        model,
+        folder,
+        Batches(data, epochs),
+        training,
+        seed,
+        device,
+        on_step,
+        optimizer=optimizer,
+        schedule=schedule_of(optimizer, training),
+        dataloader_num_workers=loaders(data),
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # the images are among them; norms keep what their process saw
+    )
+    return model, {**numbers, "parameters": sum(parameter.numel() for parameter in model.net.parameters())}
+
+
+def fit(
+    model: nn.Module,
+    folder: Path,
+    batches: Dataset[dict[str, Tensor]],
+    training: ImageTraining,
+    seed: int,
+    device: str,
+    on_step: Callable[[int], object],
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train a model on ready-made batches, put it into evaluation mode, and return the numbers of it.
+
+    Args:
+        model: takes a batch as keyword arguments and returns a dict with the loss.
+        folder: of the run, for checkpoints.
+        batches: of all updates, in order.
+        training: settings.
+        seed: of the run.
+        device: "cpu", "cuda" or "auto".
+        on_step: called with the number of finished updates before each.
+        arguments: further arguments of `Run`; by default the learning rate falls as a cosine.
+    """
+    from rich.console import Console
+
+    be_quiet()
+    folder.mkdir(parents=True, exist_ok=True)
     run = Run(
         model,
         folder,
         steps=training.updates,
         checkpoints=CHECKPOINTS,
         seed=seed,
-        data=Batches(data, epochs),
-        collate=lambda batches: batches[0],
+        data=batches,
+        collate=lambda ready: ready[0],
         console=Console(quiet=True),  # the recipe shows the progress of all trainings
         name=folder.name,
         device=device,
         on_step=on_step,
         in_order=True,
-        optimizer=optimizer,
-        schedule=schedule_of(optimizer, training),
         per_device_train_batch_size=1,  # one ready-made batch
         remove_unused_columns=False,
         learning_rate=training.learning_rate,
-        lr_scheduler_type="cosine",
         warmup_steps=training.warmup,
         max_grad_norm=0.0,
-        bf16=where.type == "cuda",
+        bf16=torch_device(device).type == "cuda",
         logging_steps=max(1, training.updates // LOGS),
-        dataloader_num_workers=loaders(data),
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,  # the images are among them; norms keep what their process saw
+        **{"lr_scheduler_type": "cosine", **arguments},
     )
     if process_number():
         torch.manual_seed(1_000_003 * process_number() + seed)  # other crops than the first process
@@ -349,11 +384,10 @@ def train(
         run.train()
     model.eval()
     history = run.trainer.state.log_history
-    return model, {
+    return {
         "updates": run.trainer.state.global_step,
         "curve": [[entry["step"], entry["loss"]] for entry in history if "loss" in entry],
         "step_ms": run.step_ms,
-        "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
     }
 
 
@@ -424,19 +458,33 @@ def step_times(
     """
     where = torch_device(device)
     model = Classifier(network(row, data, 0), data, training.crop).to(where).train()
-    optimizer = optimizer_of(model, training)
     batches = Batches(data, Epochs(len(data.train), training.batch, updates + 1, 0, processes))
+
+    def batch_of(update: int) -> dict[str, Tensor]:
+        with one_line():
+            return batches[update * processes]
+
+    return times(model, optimizer_of(model, training), batch_of, where, updates)
+
+
+def times(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch_of: Callable[[int], dict[str, Tensor]],
+    device: torch.device,
+    updates: int,
+) -> list[float]:
+    """Milliseconds of updates of a model, after one that is not timed; making a batch does not count."""
     seconds = []
     for update in range(updates + 1):
-        with one_line():
-            batch = batches[update * processes]
+        batch = batch_of(update)
         began = time.perf_counter()
-        with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            loss = model(**{name: value.to(where) for name, value in batch.items()})["loss"]
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if where.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return [1000 * each for each in seconds[1:]]

@@ -31,7 +31,7 @@ def attends_to_pixels(model: nn.Module) -> bool:
 def sizes_of_maps(model: nn.Module) -> list[str]:
     """Names of the stacks of a network over pixels, for its largest images, such as "14x14" and "7x7"."""
     layers = [layer for layer in model.modules() if isinstance(layer, AugmentedConv2d)]
-    return list(dict.fromkeys("x".join(str(-(-n // layer.pool)) for n in layer.size) for layer in layers))
+    return list(dict.fromkeys("x".join(str(n) for n in layer.map_size) for layer in layers))
 
 
 @dataclass(frozen=True)

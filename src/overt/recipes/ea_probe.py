@@ -1,0 +1,337 @@
+"""Table 7 of Wang et al. 2021: how much of an image do attention maps hold?
+
+A second network sees nothing but what the middle pixel attends to, in one attention of a trained network,
+and must tell the image's class. Controls beside it: maps of an untrained network, the image itself at the
+maps' size, and permuted labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from overt.data.image_folders import ImageFiles
+from overt.models.map_probe import LAYERS as PROBE_LAYERS
+from overt.models.map_probe import WIDTH, MapProbe
+from overt.models.resnet import HEADS
+from overt.recipes import ea_vision, vision_training
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
+from overt.recipes._rows import Task, folder_name, look_up, stored_result
+from overt.recipes._runs import finish_run, run_record
+from overt.recipes._training import hardware, processes, torch_device, versions
+from overt.recipes._workers import Tell, Throttled
+from overt.recipes.ea_vision import AA, EA
+from overt.recipes.vision_maps import layers_of, middle_maps, sizes_of, trained
+from overt.recipes.vision_training import AnyImages, Epochs, ImageRow, ImageTraining, accuracies
+
+Control = Literal["untrained", "image", "permuted"]
+NETWORKS = AA, EA
+# Top-1 accuracy in % from the maps of layers 16, 17 and 18, on ImageNet.
+PUBLISHED = {AA: {16: 24.50, 17: 31.18, 18: 17.55}, EA: {16: 31.02, 17: 31.71, 18: 31.93}}
+EPOCHS, BATCH, START, END = 30, 512, 0.05, 1e-4  # epochs and learning rates are the paper's
+STAND_IN_EPOCHS, STAND_IN_WIDTH, STAND_IN_BATCH = 10, 16, 64
+OPTIONS = {
+    **ea_vision.OPTIONS_OF_MAPS,
+    "probe-epochs": Option(f"epochs of the second network; {EPOCHS} by default, 10 of the stand-in", least=1),
+}
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """What the second network sees.
+
+    Attributes:
+        network: row of Table 1 whose maps it sees; None for the image.
+        layer: number of the attention, from 1 on; None for the image.
+        control: what is not as it should be.
+        width: of the second network.
+        trained_by: settings of the first network's training, on which the numbers depend.
+    """
+
+    network: str | None
+    layer: int | None
+    control: Control | None
+    width: int
+    trained_by: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """In tables and of the folder."""
+        return self.label if self.layer is None else f"{self.label}, layer {self.layer}"
+
+    @property
+    def label(self) -> str:
+        """Without the layer."""
+        if self.control == "image":
+            return "the image, at the maps' size"
+        words = {"untrained": f"untrained {self.network}", "permuted": f"{self.network}, permuted labels"}
+        return str(self.network) if self.control is None else words[self.control]
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "network": self.network,
+            "layer": self.layer,
+            "control": self.control,
+            "width": self.width,
+            "trained_by": self.trained_by,
+        }
+
+
+class Shared(NamedTuple):
+    """What all tasks need: the images, the rows of networks and the folder of their runs."""
+
+    data: AnyImages
+    networks: dict[str, ImageRow]
+    place: Path
+    size: tuple[int, int]
+
+
+class Probed(nn.Module):
+    """The second network with the maps that it is trained on, which its inputs are numbers of."""
+
+    maps: Tensor
+    labels: Tensor
+
+    def __init__(self, probe: MapProbe, maps: Tensor, labels: Tensor) -> None:
+        super().__init__()
+        self.probe = probe
+        self.register_buffer("maps", maps, persistent=False)
+        self.register_buffer("labels", labels, persistent=False)
+
+    def forward(self, numbers: Tensor, **ignored: Any) -> dict[str, Tensor]:
+        """The loss of a batch, by the numbers of its images."""
+        del ignored
+        logits = self.probe(self.maps[numbers].float())
+        return {"loss": F.cross_entropy(logits.float(), self.labels[numbers])}
+
+
+class _Numbers(Dataset[dict[str, Tensor]]):
+    """Numbers of the images of each batch."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, update: int) -> dict[str, Tensor]:
+        return {"numbers": self.epochs[update]}
+
+
+def run_table_7(request: Request) -> Outcome:
+    """Train the networks that are not there, and a second network on the maps of each layer."""
+    if processes(request.device) > 1:
+        raise ValueError("ea-table-7 trains its second networks in one process: start it without accelerate")
+    data = ea_vision.data_of(request)
+    outcome = ea_vision.train_networks(request, NETWORKS, data)
+    networks = {name: ea_vision.fitted(ea_vision.ROWS[name], data) for name in NETWORKS}
+    place = request.out / data.name
+    net = trained(place / folder_name(EA) / "seed-0")
+    layers = layers_of(request.options["layers"], net.attentions)
+    sizes = sizes_of(net, layers)
+    if len(set(sizes)) > 1:
+        shown = ", ".join(f"{height} × {width}" for height, width in sizes)
+        raise ValueError(f"--layers must have maps of one size, got {request.options['layers']}: {shown}")
+    common = outcome.per_seed[0][EA]["run"]["settings"]
+    common = {name: value for name, value in common.items() if name not in ("row", "seed")}
+    rows = rows_of(layers, common, STAND_IN_WIDTH if data.stand_in else WIDTH)
+    training = plan(data, request.options["probe-epochs"])
+    device = torch_device(request.device).type
+    settings = {
+        "data": data.sha256,
+        "training": {**training.settings(), "end": END},
+        "precision": common["precision"],
+    }
+    known = look_up(request, rows, list(rows), place / "probes", settings, training, device)
+    shared = Shared(data, networks, place, sizes[0])
+    known.fill(
+        request,
+        shared,
+        perform,
+        milliseconds=lambda task: fastest_update(task.row, shared, training, device),
+        line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
+        prepare=_one_thread,
+        together=False,
+    )
+    config = {
+        "data": data.describe(),
+        "networks": outcome.config,
+        "layers": list(layers),
+        "size": list(sizes[0]),
+        "training": settings["training"],
+        "epochs": request.options["probe-epochs"] or (STAND_IN_EPOCHS if data.stand_in else EPOCHS),
+        "width": STAND_IN_WIDTH if data.stand_in else WIDTH,
+    }
+    return known.outcome(config, rows, data.stand_in)
+
+
+def rows_of(layers: Sequence[int], trained_by: dict[str, Any], width: int) -> dict[str, ProbeRow]:
+    """All rows by name: both networks, then the controls."""
+    made = [ProbeRow(network, layer, None, width, trained_by) for network in NETWORKS for layer in layers]
+    made += [ProbeRow(EA, layer, "untrained", width, None) for layer in layers]
+    made += [ProbeRow(EA, layers[len(layers) // 2], "permuted", width, trained_by)]
+    made += [ProbeRow(None, None, "image", width, None)]
+    return {row.name: row for row in made}
+
+
+def plan(data: AnyImages, epochs: int | None) -> ImageTraining:
+    """Settings of the second network's training."""
+    batch = STAND_IN_BATCH if data.stand_in else BATCH
+    epochs = epochs or (STAND_IN_EPOCHS if data.stand_in else EPOCHS)
+    updates = epochs * Epochs(len(data.train), batch, 1, 0).per_epoch
+    return ImageTraining(updates, 0, batch, START, weight_decay=1e-4, crop=0)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def fastest_update(row: ProbeRow, shared: Shared, training: ImageTraining, device: str) -> float:
+    """Milliseconds of an update of the second network, the fastest of three."""
+    where, classes = torch_device(device), len(shared.data.classes)
+    maps = torch.rand(training.batch, HEADS, *shared.size)
+    labels = torch.randint(classes, (training.batch,))
+    model = Probed(MapProbe(HEADS, classes, row.width), maps, labels).to(where)
+    optimizer = vision_training.optimizer_of(model, training)
+    numbers = torch.arange(training.batch, device=where)
+    return min(vision_training.times(model, optimizer, lambda _: {"numbers": numbers}, where, 3))
+
+
+def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
+    """Make the maps, train the second network on them, test it, and store the numbers."""
+    row: ProbeRow = task.row
+    data, device = shared.data, torch_device(task.device)
+    train, test = inputs_of(row, task.seed, shared, device)
+    torch.manual_seed(task.seed)
+    labels = data.train_labels
+    if row.control == "permuted":
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.seed))]
+    model = Probed(MapProbe(train.shape[1], len(data.classes), row.width), train, labels).to(device)
+    told = Throttled(tell)
+    numbers = vision_training.fit(
+        model,
+        task.folder,
+        _Numbers(Epochs(len(data.train), task.training.batch, task.training.updates, task.seed)),
+        task.training,
+        task.seed,
+        task.device,
+        told,
+        optimizer=vision_training.optimizer_of(model, task.training),
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr": END},
+    )
+    told.rest(task.training.updates)
+    numbers |= accuracies(scores_of(model, test), data.test_labels)
+    numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
+    finish_run(task.folder, numbers)
+    return stored_result(task.folder)
+
+
+def inputs_of(row: ProbeRow, seed: int, shared: Shared, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the second network sees of training and test images, (images, channels, height, width)."""
+    both = shared.data.train, shared.data.test
+    if row.network is None or row.layer is None:
+        small = [shrunk(images, shared.size) for images in both]
+        return small[0], small[1]
+    if row.control == "untrained":
+        net = vision_training.network(shared.networks[row.network], shared.data, seed).eval()
+        mean, deviation = shared.data.colours()
+        net.mean, net.std = (tuple((x / 255).tolist()) for x in (mean, deviation))
+    else:
+        net = trained(shared.place / folder_name(row.network) / f"seed-{seed}")
+    net = net.to(device)
+    maps = [middle_maps(net, images, [row.layer])[row.layer] for images in both]
+    return maps[0], maps[1]
+
+
+def shrunk(images: Tensor | ImageFiles, size: tuple[int, int]) -> Tensor:
+    """Images at another size, float16 (images, 3, height, width), from 0 to 1."""
+    batches = vision_training.in_batches(images)
+    return torch.cat([(F.adaptive_avg_pool2d(batch.float(), size) / 255).half() for batch in batches])
+
+
+@torch.no_grad()
+def scores_of(model: Probed, maps: Tensor) -> Tensor:
+    """Logits (images, classes), float32 on the CPU."""
+    device = model.maps.device
+    parts = []
+    for batch in vision_training.in_batches(maps):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts.append(model.probe(batch.to(device).float()).float().cpu())
+    return torch.cat(parts)
+
+
+# --- Report ---
+
+
+def report_table_7(outcome: Outcome) -> Report:
+    """Table 7, with the controls."""
+    config = outcome.config
+    layers, data = config["layers"], config["data"]
+    rows = rows_of(layers, {}, config["width"]).values()
+    lines = []
+    for label in dict.fromkeys(row.label for row in rows):
+        named = {row.layer: row.name for row in rows if row.label == label}
+        found = {layer: values(outcome, name, "top1") for layer, name in named.items()}
+        if not any(found.values()):
+            continue
+        cells = [mean_cell(found.get(layer, {})) for layer in layers]
+        if None in found:  # the image has no layer
+            cells = [mean_cell(found[None]), *["–"] * (len(layers) - 1)]
+        lines.append((label, [str(max(len(numbers) for numbers in found.values())), *cells]))
+        if label in PUBLISHED:
+            published = [cell(PUBLISHED[label].get(layer)) for layer in layers]
+            lines.append((f"{label}, published (ImageNet)", ["", *published]))
+    gains = {f"{EA}, layer {layer}": f"{AA}, layer {layer}" for layer in layers}
+    published_by_row = {
+        f"{name}, layer {layer}": number
+        for name, by_layer in PUBLISHED.items()
+        for layer, number in by_layer.items()
+        if layer in layers
+    }
+    heights = " × ".join(str(length) for length in config["size"])
+    training = config["training"]
+    notes = [
+        f"What the middle pixel attends to, {heights} pixels and 8 heads, after the softmax. Layers are "
+        "counted among the attentions, as in the paper's appendix; its main text can also be read as "
+        "counting all convolutions, for which --layers 9,10,11 stands.",
+        f"The second network: {sum(PROBE_LAYERS)} layers of 3×3 convolutions in densely connected segments "
+        f"of {', '.join(str(count) for count in PROBE_LAYERS)}, which make "
+        f"{', '.join(str(config['width'] * 2**number) for number in range(len(PROBE_LAYERS)))} channels and "
+        "are followed by pooling; the paper's description allows other readings. "
+        f"{config['epochs']} epochs of batches of {training['batch']}, SGD, learning rate "
+        f"{training['learning_rate']:g} to {training['end']:g} as a cosine, weight decay "
+        f"{training['weight_decay']:g}.",
+        f"Chance is {100 / data['classes']:.2f} %. The untrained network's maps show what positions and "
+        "random products hold; the image at the maps' size, what there is to hold.",
+        f"Networks: {config['networks']['epochs']} epochs of {data['name']}, as in ea-table-1.",
+        *notes_on_runs(outcome),
+    ]
+    columns = ["n", *(f"layer {layer}, top-1 in %" for layer in layers)]
+    grids = [
+        Grid(f"From the maps alone, {data['name']}", columns, lines),
+        gains_grid(outcome, gains, {"published, ImageNet": published_by_row}, "top1", "top-1, points"),
+    ]
+    return report_of(grids, notes)
+
+
+TABLE_7 = Recipe(
+    name="ea-table-7",
+    title="What attention maps hold of an image",
+    paper="Wang et al. 2021, Evolving Attention with Residual Convolutions, Table 7",
+    published={"rows": PUBLISHED},
+    run=run_table_7,
+    report=report_table_7,
+    seeds=3,
+    folder="vision",
+    options=OPTIONS,
+)
