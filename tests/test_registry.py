@@ -358,7 +358,7 @@ def test_nothing_that_runs_the_model_is_on_by_default(
     trace.plot("strip")
     assert set(TraceRequest(None).methods) == set(methods("maps"))  # type: ignore[arg-type]
     monkeypatch.setattr(command, "open_model", lambda _: model)
-    monkeypatch.setattr(command, "read_input", lambda _: tokens())
+    monkeypatch.setattr(command, "read_input", lambda *_: tokens())
     command.run(["a"], ["b"], out=tmp_path / "page.html")
     with pytest.raises(AssertionError, match="the model ran"):
         command.run(["a"], ["b"], ["blankout"])

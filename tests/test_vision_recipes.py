@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fresh import start_pair
 from overt.data import cifar100, image_folders, relations
+from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
 from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes.vision_training import (
     Batches,
-    Epochs,
     ImageRow,
     ImageTraining,
     accuracies,
@@ -231,7 +231,7 @@ def test_several_processes_share_every_batch_equally() -> None:
         shares = [parts[3 * update + part].tolist() for part in range(3)]
         assert [len(share) for share in shares] == [2, 2, 2]
         assert sorted(number for share in shares for number in share) == sorted(whole[update].tolist())
-    with pytest.raises(ValueError, match="batch of 6 images cannot be shared equally among 4 processes"):
+    with pytest.raises(ValueError, match="batch of 6 examples cannot be shared equally among 4 processes"):
         Epochs(23, 6, 5, seed=1, processes=4)
 
 

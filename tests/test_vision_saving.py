@@ -35,12 +35,12 @@ def images() -> Tensor:
 
 
 @dataclass(frozen=True)
-class Cooling(overt.Mechanism):
+class Tempering(overt.Mechanism):
     by: float = 2.0
     steps: tuple[int, ...] = (1, 2)
 
 
-class CoolingLayer(overt.MechanismLayer):
+class TemperingLayer(overt.MechanismLayer):
     def __init__(self, config: Any, site: Any) -> None:
         super().__init__(config, site)
         self.shift = nn.Parameter(torch.randn(site.heads))
@@ -50,12 +50,12 @@ class CoolingLayer(overt.MechanismLayer):
         return logits / self.config.by + self.shift.view(-1, 1, 1)
 
 
-overt.register_mechanism(Cooling, CoolingLayer)
+overt.register_mechanism(Tempering, TemperingLayer)
 MECHANISMS: dict[str, list[overt.Mechanism]] = {
     "plain": [],
     "evolving": [overt.Evolving(alpha=0.3, beta=0.5, init="kaiming")],
     "bayesian": [overt.Bayesian(), overt.Evolving()],
-    "a stranger's": [Cooling(3.0, (4,))],
+    "a stranger's": [Tempering(3.0, (4,))],
 }
 
 

@@ -1,4 +1,4 @@
-"""Batches of labelled word sequences: sorted by length, padded and numbered."""
+"""Batches of examples: by number, epoch after epoch; and of words, sorted by length and padded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 
 class Example(Protocol):
@@ -48,3 +49,34 @@ def pad_batch(items: Sequence[tuple[int, E]], encode: Callable[[E], list[int]]) 
         "labels": torch.tensor([int(example.plural) for _, example in items]),
         "examples": torch.tensor([number for number, _ in items]),
     }
+
+
+class Epochs(Dataset[Tensor]):
+    """Batches of numbers of examples, in another order for each epoch; the last, smaller one is left out.
+
+    With several processes, which take turns, each batch comes in as many parts as there are processes.
+    """
+
+    def __init__(self, count: int, batch: int, updates: int, seed: int, processes: int = 1) -> None:
+        self.count, self.batch, self.updates, self.seed = count, min(batch, count), updates, seed
+        self.processes = processes
+        if self.batch % processes:
+            raise ValueError(
+                f"a batch of {self.batch} examples cannot be shared equally among {processes} processes: "
+                "start as many as divide it"
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Updates of an epoch."""
+        return self.count // self.batch
+
+    def __len__(self) -> int:
+        return self.updates * self.processes
+
+    def __getitem__(self, index: int) -> Tensor:
+        update, part = divmod(index, self.processes)
+        epoch, place = divmod(update, self.per_epoch)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        order = torch.randperm(self.count, generator=generator)
+        return order[place * self.batch : (place + 1) * self.batch][part :: self.processes]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def look_up(
         chosen: those that are asked for.
         place: folder of the runs.
         common: settings that all rows share.
-        training: settings of the training.
+        training: settings of the training, or a function of the row that gives them.
         device: "cpu" or "cuda".
     """
     known = Known()
@@ -156,7 +155,8 @@ def look_up(
             if wanted:
                 result = _prepared(folder, settings, request.fresh)
                 if result is None:
-                    task = Task(name, seed, row, training, folder, device, settings, request.command)
+                    plan = training(row) if callable(training) else training
+                    task = Task(name, seed, row, plan, folder, device, settings, request.command)
                     known.tasks.append(task)
                 else:
                     known.numbers[name, seed] = result
@@ -183,6 +183,7 @@ def train_all(
     line: Callable[[dict[str, Any]], str],
     prepare: Callable[[], None],
     together: bool,
+    alike: Callable[[Task], Hashable] = lambda task: task.name,
 ) -> Numbers:
     """Perform tasks, several at a time (`--workers`); says how long it will take.
 
@@ -195,22 +196,24 @@ def train_all(
         line: what to say of the numbers of a finished training.
         prepare: called once in each process, a function of a module.
         together: whether several processes train one model, which then are the only ones.
+        alike: a task → what decides about the time of its updates, which is measured once for each.
     """
-    console, device, updates = request.console, tasks[0].device, tasks[0].training.updates
+    console, device = request.console, tasks[0].device
     workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
     workers = min(workers, len(tasks))
-    slowest = max(milliseconds(task) for task in {task.name: task for task in tasks}.values())
+    times = {key: milliseconds(task) for key, task in {alike(task): task for task in tasks}.items()}
+    updates = [task.training.updates for task in tasks]
+    each = [task.training.updates * times[alike(task)] for task in tasks]
     # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
-    rounds = math.ceil(len(tasks) / workers) * 1.3 if device == "cuda" else len(tasks)
-    minutes = rounds * updates * slowest / 60_000
+    minutes = (1.3 * max(sum(each) / workers, *each) if device == "cuda" else sum(each)) / 60_000
     console.print(
-        f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {updates:,} updates, "
-        f"{workers} at a time: {duration(minutes)} at {slowest:.0f} ms an update"
+        f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {max(updates):,} updates, "
+        f"{workers} at a time: {duration(minutes)} at up to {max(times.values()):.0f} ms an update"
     )
     tasks = sorted(tasks, key=lambda task: task.seed)
     numbers: Numbers = {}
     with progress_bar(console) as progress:
-        bar = progress.add_task("training", total=updates * len(tasks))
+        bar = progress.add_task("training", total=sum(updates))
 
         def tell(steps: int) -> None:
             progress.update(bar, advance=steps)
@@ -218,7 +221,7 @@ def train_all(
         for task, result in _perform_all(tasks, shared, perform, workers, prepare, tell, together):
             numbers[task.name, task.seed] = result
             text = f"{task.name}, seed {task.seed}: {line(result)}"
-            progress.update(bar, description=text, advance=updates - result["updates"])
+            progress.update(bar, description=text, advance=task.training.updates - result["updates"])
             if not console.is_terminal:  # a log has no bar
                 console.print(f"{text}, {len(numbers)} of {len(tasks)}")
     return numbers

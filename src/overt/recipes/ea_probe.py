@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles
 from overt.models.map_probe import LAYERS as PROBE_LAYERS
 from overt.models.map_probe import WIDTH, MapProbe
@@ -30,7 +31,7 @@ from overt.recipes._training import hardware, processes, torch_device, versions
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.ea_vision import AA, EA
 from overt.recipes.vision_maps import layers_of, middle_maps, sizes_of, trained
-from overt.recipes.vision_training import AnyImages, Epochs, ImageRow, ImageTraining, accuracies
+from overt.recipes.vision_training import AnyImages, ImageRow, ImageTraining, accuracies
 
 Control = Literal["untrained", "image", "permuted"]
 NETWORKS = AA, EA

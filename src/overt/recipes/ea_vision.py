@@ -19,6 +19,7 @@ import torch
 from overt._extras import need
 from overt._files import write_whole
 from overt.data import cifar100, image_folders, relations
+from overt.data.batching import Epochs
 from overt.data.files import data_folder
 from overt.data.image_folders import TESTS, TRAIN, ImageFiles, ImageFolders
 from overt.data.images import Images, UnreadableImageError
@@ -39,7 +40,7 @@ from overt.recipes._training import (
     versions,
 )
 from overt.recipes._workers import Tell, Throttled
-from overt.recipes.vision_training import AnyImages, Epochs, ImageRow, ImageTraining
+from overt.recipes.vision_training import AnyImages, ImageRow, ImageTraining
 
 EVOLVING = partial(Evolving, alpha=0.5, beta=1.0)
 KINDS = {"": "resnet", "AA-": "aa-resnet", "EA-AA-": "ea-aa-resnet"}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from overt import vision
+from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
@@ -165,37 +166,6 @@ def augmented(images: Tensor, crop: int, mirrored: bool) -> Tensor:
     example = torch.arange(batch, device=device).view(-1, 1, 1)
     picked = images.permute(0, 2, 3, 1)[example, rows.unsqueeze(2), columns.unsqueeze(1)]
     return picked.permute(0, 3, 1, 2)  # channels last in memory
-
-
-class Epochs(Dataset[Tensor]):
-    """Batches of numbers of images, in another order for each epoch; the last, smaller one is left out.
-
-    With several processes, which take turns, each batch comes in as many parts as there are processes.
-    """
-
-    def __init__(self, count: int, batch: int, updates: int, seed: int, processes: int = 1) -> None:
-        self.count, self.batch, self.updates, self.seed = count, min(batch, count), updates, seed
-        self.processes = processes
-        if self.batch % processes:
-            raise ValueError(
-                f"a batch of {self.batch} images cannot be shared equally among {processes} processes: start "
-                "as many as divide it"
-            )
-
-    @property
-    def per_epoch(self) -> int:
-        """Updates of an epoch."""
-        return self.count // self.batch
-
-    def __len__(self) -> int:
-        return self.updates * self.processes
-
-    def __getitem__(self, index: int) -> Tensor:
-        update, part = divmod(index, self.processes)
-        epoch, place = divmod(update, self.per_epoch)
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        order = torch.randperm(self.count, generator=generator)
-        return order[place * self.batch : (place + 1) * self.batch][part :: self.processes]
 
 
 class Batches(Dataset[dict[str, Tensor]]):
