@@ -29,6 +29,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 import overt
+from overt import _check
 from overt._files import write_whole
 from overt.data.glue import TASKS, Row, load
 from overt.recipes._runs import check_model
@@ -73,7 +74,8 @@ def mechanism_of(form: str) -> overt.Bayesian | None:
 
 @functools.cache
 def rows_of(data: Path, task: str) -> tuple[list[Row], list[Row]]:
-    return load(data, task)
+    splits = load(task, data)
+    return splits.train, splits.dev[task]
 
 
 def parts_of(data: Path, job: Job) -> tuple[list[Row], list[Row]]:
@@ -169,7 +171,7 @@ def evaluate(model: Any, test: list[dict[str, Any]], collator: Any, task: str) -
         losses.append(size * float(output.loss))
         predicted += output.logits.argmax(dim=-1).tolist()
     labels = [row["labels"] for row in test]
-    score = accuracy if TASKS[task].metric == "accuracy" else matthews
+    score = accuracy if "accuracy" in TASKS[task].metrics else matthews
     sampled = test[:: max(1, len(test) // SAMPLED)][:SAMPLED]
     if not random:
         model.set_attn_implementation("eager")
@@ -456,7 +458,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--processes", type=int, default=4, help="parallel training runs")
     parser.add_argument("--stage", choices=("both", "choose", "report"), default="both")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas")
+    parser.add_argument("--tasks", default=",".join(STEPS), help="tasks, separated by commas")
     parser.add_argument("--steps", type=int, help="steps of every training run, for trial runs")
     parser.add_argument("--gradients", action="store_true", help="measure gradients instead")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -465,6 +467,7 @@ def main() -> None:
         check_model(options.model)
         tasks = options.tasks.split(",")
         for task in tasks:
+            _check.one_of("--tasks", task, STEPS)
             rows_of(options.data, task)
         torch_device(options.device)
     except (OSError, ValueError) as error:

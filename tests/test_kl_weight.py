@@ -1,8 +1,7 @@
-"""GLUE's files, and how `benchmarks/kl_weight.py` chooses."""
+"""How `benchmarks/kl_weight.py` chooses."""
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import json
 from collections.abc import Iterator
@@ -14,9 +13,6 @@ import pytest
 import torch
 
 import overt
-from overt.data.glue import Row, load
-
-# --- Reading ---
 
 
 def written(folder: Path, **files: str) -> Path:
@@ -24,56 +20,6 @@ def written(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text, encoding="utf-8")
     return folder
-
-
-def test_quotation_marks_do_not_join_rows(tmp_path: Path) -> None:
-    rows = 'sentence\tlabel\n" a good film\t1\nno " end\t0\n'
-    written(tmp_path / "SST-2", train__tsv=rows, dev__tsv=rows)
-    train, dev = load(tmp_path, "SST-2")
-    assert train == dev == [Row(('" a good film',), 1), Row(('no " end',), 0)]
-
-
-def test_cola_has_no_header_and_may_be_gzipped(tmp_path: Path) -> None:
-    rows = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe sailors rode the.\n"
-    folder = tmp_path / "glue" / "CoLA"
-    folder.mkdir(parents=True)
-    for part in ("train", "dev"):
-        (folder / f"{part}.tsv.gz").write_bytes(gzip.compress(rows.encode()))
-    train, _ = load(tmp_path, "CoLA")
-    assert train == [Row(("The sailors rode.",), 1), Row(("The sailors rode the.",), 0)]
-
-
-def test_mrpc_is_microsofts_file_without_the_rows_of_dev(tmp_path: Path) -> None:
-    head = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
-    rows = "1\t10\t11\ta\tb\n0\t12\t13\tc\td\n1\t11\t10\te\tf\n"
-    folder = written(
-        tmp_path / "MRPC",
-        msr_paraphrase_train__txt=head + rows,
-        dev_ids__tsv="10\t11\n",
-        dev__tsv=head + "1\t10\t11\ta\tb\n",
-    )
-    train, dev = load(tmp_path, "MRPC")
-    assert train == [Row(("c", "d"), 0), Row(("e", "f"), 1)]
-    assert dev == [Row(("a", "b"), 1)]
-    (folder / "dev_ids.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"dev_ids\.tsv, which lists them, is missing"):
-        load(tmp_path, "MRPC")
-
-
-def test_errors_name_file_and_line(tmp_path: Path) -> None:
-    written(tmp_path / "SST-2", train__tsv="sentence\tlabel\nfine\t1\nbad\t2\n", dev__tsv="")
-    with pytest.raises(ValueError, match=r"train\.tsv, line 3: the label must be 0 or 1, got '2'"):
-        load(tmp_path, "SST-2")
-    written(tmp_path / "SST-2", train__tsv="sentence\tlabel\nfine\n")
-    with pytest.raises(ValueError, match=r"train\.tsv, line 2: SST-2 needs at least 2 columns, got 1"):
-        load(tmp_path, "SST-2")
-    with pytest.raises(ValueError, match="must be one of CoLA, MRPC, SST-2, got 'RTE'"):
-        load(tmp_path, "RTE")
-    with pytest.raises(FileNotFoundError, match=r"has no CoLA data: put train\.tsv and dev\.tsv"):
-        load(tmp_path, "CoLA")
-
-
-# --- Choosing ---
 
 
 @pytest.fixture
@@ -86,7 +32,7 @@ def bench() -> Iterator[ModuleType]:
 def runs(bench: ModuleType, drops: dict[str, dict[str, float]], collapsed: str | None = None) -> list[Any]:
     """Three seeds of every form; `drops` has points lost by task and weight."""
     made = []
-    for task in bench.TASKS:
+    for task in bench.STEPS:
         for form in ["plain", *(f"{weight:g}" for weight in bench.WEIGHTS)]:
             for seed in bench.CHOOSING:
                 score = 80.0 + seed - drops.get(task, {}).get(form, 0.0)
@@ -96,7 +42,7 @@ def runs(bench: ModuleType, drops: dict[str, dict[str, float]], collapsed: str |
 
 
 def test_the_largest_weight_that_does_no_harm_is_chosen(bench: ModuleType) -> None:
-    tasks = list(bench.TASKS)
+    tasks = list(bench.STEPS)
     assert bench.choose(runs(bench, {}), tasks) == (1.0, True)
     hurt = {"CoLA": {"1": 5.0, "0.1": 1.01, "0.03": 1.0, "0": 9.0}}
     assert bench.choose(runs(bench, hurt), tasks) == (0.03, True)
@@ -107,22 +53,22 @@ def test_the_largest_weight_that_does_no_harm_is_chosen(bench: ModuleType) -> No
 
 def test_where_none_passes_the_smallest_is_taken_and_said_to_fail(bench: ModuleType) -> None:
     hurt = {"SST-2": {f"{weight:g}": 1.5 for weight in bench.WEIGHTS}}
-    assert bench.choose(runs(bench, hurt), list(bench.TASKS)) == (0.003, False)
+    assert bench.choose(runs(bench, hurt), list(bench.STEPS)) == (0.003, False)
 
 
 def test_the_default_is_what_the_stored_result_chooses(bench: ModuleType) -> None:
     stored = json.loads((bench.RESULTS / "kl_weight.json").read_text())
-    chosen, passed = bench.choose(stored["runs"], list(bench.TASKS))
+    chosen, passed = bench.choose(stored["runs"], list(bench.STEPS))
     assert passed
     assert chosen == overt.Bayesian().kl_weight
     done = {(row["stage"], row["task"], row["form"], row["seed"]) for row in stored["runs"]}
-    wanted = bench.jobs_of("choose", list(bench.TASKS), None)
-    assert done == {*wanted, *bench.jobs_of("report", list(bench.TASKS), chosen)}
+    wanted = bench.jobs_of("choose", list(bench.STEPS), None)
+    assert done == {*wanted, *bench.jobs_of("report", list(bench.STEPS), chosen)}
 
 
 def test_the_report_is_what_the_stored_result_says(bench: ModuleType, tmp_path: Path) -> None:
     stored = json.loads((bench.RESULTS / "kl_weight.json").read_text())
-    bench.report(stored, list(bench.TASKS), tmp_path)
+    bench.report(stored, list(bench.STEPS), tmp_path)
     assert (tmp_path / "kl_weight.md").read_text() == (bench.RESULTS / "kl_weight.md").read_text()
 
 
