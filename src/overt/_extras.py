@@ -11,6 +11,7 @@ EXTRAS = {
     "graphs": ("torch_geometric",),
     "train": ("accelerate",),
     "translation": ("accelerate", "sacrebleu", "sacremoses"),
+    "understanding": ("accelerate", "sklearn"),
     "vision": ("accelerate", "PIL"),
     "datasets": ("datasets",),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),

@@ -192,7 +192,7 @@ _ALL = (
     ),
 )
 TASKS = {task.name: task for task in _ALL if task.trained}
-# Parts of a submission only: the diagnostic set, and a task whose development rows mislead.
+# Parts of a submission only: the diagnostic set, and a task that no model is trained on here.
 SUBMITTED_ONLY = {task.name: task for task in _ALL if not task.trained}
 
 
