@@ -116,6 +116,24 @@ def test_an_answer_within_a_token_is_labelled_with_the_whole_token(tokenizer: An
     assert (window.start - window.first, window.end - window.first) == (1, 2)
 
 
+def test_spaces_that_belong_to_tokens_do_not_belong_to_answers() -> None:
+    pieces = [("[UNK]", 0.0), ("[CLS]", 0.0), ("▁", -2.0), *((f"▁{word}", -1.0) for word in WORDS)]
+    inner = Tokenizer(models.Unigram(pieces, unk_id=0))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B:1", special_tokens=[("[CLS]", 1)]
+    )
+    metaspace = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="[UNK]", cls_token="[CLS]"
+    )
+    one = Question("q", "", "w1 w2  w3", "w4", ("w2",), (3,))
+    parts = windows([one], metaspace)
+    assert one.context[slice(*parts[0].offsets[1])] == " w2", "as sentencepiece has it"
+    found = predict([one], parts, *oracle(parts))["q"]
+    assert (found.text(), found.answers[0].start) == ("w2", 3)
+    assert all(answer.text == answer.text.strip() != "" for answer in found.answers)
+
+
 def test_long_questions_are_cut_and_contexts_kept(tokenizer: Any) -> None:
     one = question(WORDS[:5], 0, 0, text="  " + " ".join(WORDS * 3))
     [window] = windows([one], tokenizer, longest=20, stride=3, longest_question=7)

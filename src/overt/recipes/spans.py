@@ -191,9 +191,11 @@ def predict(
                 )
         null = float(start[window.null] + end[window.null])
         nulls[window.question] = min(null, nulls.get(window.question, math.inf))
-        found = spans[window.question]
-        for characters, score in _best_spans(window, start, end, best, longest_answer):
-            found[characters] = max(score, found.get(characters, -math.inf))
+        found, context = spans[window.question], questions[window.question].context
+        for (first, last), score in _best_spans(window, start, end, best, longest_answer):
+            characters = _trimmed(context, first, last)
+            if characters is not None:
+                found[characters] = max(score, found.get(characters, -math.inf))
     if len(nulls) < len(questions):
         absent = min(set(range(len(questions))) - nulls.keys())
         raise ValueError(f"every question must have a window, and {questions[absent].id} has none")
@@ -222,6 +224,14 @@ def _best_spans(
         characters = int(window.offsets[token, 0]), int(window.offsets[token + more, 1])
         spans.append((characters, float(flat[place])))
     return spans
+
+
+def _trimmed(context: str, start: int, end: int) -> tuple[int, int] | None:
+    """A span without the spaces that some tokenizers count to their tokens; None if nothing is left."""
+    text = context[start:end]
+    end = start + len(text.rstrip())
+    start += len(text) - len(text.lstrip())
+    return (start, end) if start < end else None
 
 
 def _ranked(context: str, spans: dict[tuple[int, int], float], best: int) -> list[Answer]:
