@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overt import _check
+from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes._runs import RESULT, earlier_result, finished, stored_numbers
 from overt.recipes._training import is_main_process, progress_bar, wait_for_everyone
@@ -111,7 +112,13 @@ def rows_of(text: str | None, rows: Mapping[str, object], default: Sequence[str]
 
 def folder_name(row: str) -> str:
     """A row's name as that of a folder."""
-    return row.replace("/", "").replace(" ", "-").replace("×", "x")
+    return row.replace("/", "").replace(",", "").replace(" ", "-").replace("×", "x")
+
+
+def settings_of(mechanisms: Sequence[Mechanism]) -> list[dict[str, Any]]:
+    """Mechanisms as plain JSON."""
+    plain: list[dict[str, Any]] = json.loads(json.dumps([as_dict(mechanism) for mechanism in mechanisms]))
+    return plain
 
 
 def look_up(

@@ -343,3 +343,36 @@ def train_classifier(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "step_ms": training.step_ms,
     }
+
+
+def times(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch_of: Callable[[int], dict[str, Tensor]],
+    device: torch.device,
+    updates: int,
+    half: bool = False,
+) -> list[float]:
+    """Milliseconds of updates of a model, after one that is not timed; making a batch does not count.
+
+    Args:
+        model: takes a batch as keyword arguments and returns the loss by that name.
+        optimizer: of its parameters.
+        batch_of: number of an update → its batch.
+        device: where the model is.
+        updates: how many to time.
+        half: whether to run in bfloat16 on a GPU.
+    """
+    seconds = []
+    for update in range(updates + 1):
+        batch = batch_of(update)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=half and device.type == "cuda"):
+            loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return [1000 * each for each in seconds[1:]]

@@ -27,7 +27,7 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, folder_name, look_up, stored_result
 from overt.recipes._runs import finish_run, run_record
-from overt.recipes._training import hardware, processes, torch_device, versions
+from overt.recipes._training import hardware, processes, times, torch_device, versions
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.ea_vision import AA, EA
 from overt.recipes.vision_maps import layers_of, middle_maps, sizes_of, trained
@@ -204,7 +204,7 @@ def fastest_update(row: ProbeRow, shared: Shared, training: ImageTraining, devic
     model = Probed(MapProbe(HEADS, classes, row.width), maps, labels).to(where)
     optimizer = vision_training.optimizer_of(model, training)
     numbers = torch.arange(training.batch, device=where)
-    return min(vision_training.times(model, optimizer, lambda _: {"numbers": numbers}, where, 3))
+    return min(times(model, optimizer, lambda _: {"numbers": numbers}, where, 3, half=True))
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:

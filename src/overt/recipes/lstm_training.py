@@ -24,9 +24,10 @@ from overt.data import subwords
 from overt.data.subwords import EOS_ID as JOINT_EOS
 from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
-from overt.mechanisms.mechanism import Mechanism, as_dict
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.folders import CONFIG
 from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.recipes._rows import settings_of
 from overt.recipes._training import processes
 from overt.recipes.translation_training import (
     GREEDY,
@@ -96,7 +97,7 @@ class LstmRow:
 
     def settings(self) -> dict[str, Any]:
         """The row as plain JSON."""
-        mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+        mechanisms = settings_of(self.mechanisms)
         return {"attention": self.attention, "mechanisms": mechanisms, "sizes": self.sizes}
 
 

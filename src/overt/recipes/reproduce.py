@@ -24,6 +24,7 @@ from overt.recipes import (
     bam_translation,
     ea_probe,
     ea_translation,
+    ea_understanding,
     ea_vision,
     ea_vision_figures,
     flow_pronouns,
@@ -52,10 +53,13 @@ RECIPES: dict[str, Recipe] = {
         ea_vision_figures.FIGURE_1,
         ea_vision_figures.FIGURE_4,
         ea_vision_figures.FIGURE_A1,
+        ea_understanding.TABLE_3,
+        ea_understanding.TABLE_4,
         ea_translation.TABLE_5,
         ea_translation.TABLE_6,
         ea_translation.FIGURE_5,
         bam_translation.TABLE_4,
+        ea_understanding.BAM_TABLE_5,
         bam_translation.TABLE_8,
     )
 }

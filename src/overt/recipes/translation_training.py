@@ -29,8 +29,9 @@ from overt.data import subwords
 from overt.data.pairs import Corpus
 from overt.data.subwords import EOS_ID, PAD_ID
 from overt.judge.bleu import detokenise
-from overt.mechanisms.mechanism import Mechanism, as_dict
+from overt.mechanisms.mechanism import Mechanism
 from overt.models.marian import LONGEST, SIZES, marian, size_without_embeddings
+from overt.recipes._rows import settings_of
 from overt.recipes._training import Run, processes, torch_device, wait_for_everyone
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Row:
 
     def settings(self) -> dict[str, Any]:
         """The row as plain JSON."""
-        mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+        mechanisms = settings_of(self.mechanisms)
         return {
             "size": self.size,
             "mechanisms": mechanisms,

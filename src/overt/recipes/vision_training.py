@@ -7,9 +7,7 @@ launch`): they share each batch equally, and each has the batch-norm statistics 
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,8 +26,9 @@ from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images, UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
-from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.recipes._training import Run, be_quiet, process_number, processes, torch_device
+from overt.mechanisms.mechanism import Mechanism
+from overt.recipes._rows import settings_of
+from overt.recipes._training import Run, be_quiet, process_number, processes, times, torch_device
 from overt.recipes._workers import cores
 from overt.vision import ResNet, resnet
 
@@ -92,7 +91,7 @@ class ImageRow:
         """The row as plain JSON."""
         mechanisms = None
         if self.mechanisms is not None:
-            mechanisms = [json.loads(json.dumps(as_dict(mechanism))) for mechanism in self.mechanisms]
+            mechanisms = settings_of(self.mechanisms)
         return {"network": self.network, "mechanisms": mechanisms, "sizes": self.sizes}
 
 
@@ -434,30 +433,7 @@ def step_times(
         with one_line():
             return batches[update * processes]
 
-    return times(model, optimizer_of(model, training), batch_of, where, updates)
-
-
-def times(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch_of: Callable[[int], dict[str, Tensor]],
-    device: torch.device,
-    updates: int,
-) -> list[float]:
-    """Milliseconds of updates of a model, after one that is not timed; making a batch does not count."""
-    seconds = []
-    for update in range(updates + 1):
-        batch = batch_of(update)
-        began = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return [1000 * each for each in seconds[1:]]
+    return times(model, optimizer_of(model, training), batch_of, where, updates, half=True)
 
 
 def save(model: Classifier, folder: Path) -> None:

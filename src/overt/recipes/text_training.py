@@ -1,0 +1,277 @@
+"""Fine-tune a pretrained model on labelled texts, with any mechanisms, on the Hugging Face Trainer.
+
+Two lines differ from an ordinary script: `overt.attach`, and `overt.posterior` for samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import overt
+from overt.data.batching import Epochs
+from overt.data.glue import Row
+from overt.mechanisms.mechanism import Mechanism
+from overt.recipes._training import Run, be_quiet, processes, times, torch_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CHECKPOINTS = 3  # per training
+LOGS = 20  # points of a learning curve
+TEST_BATCH = 64
+# Names of the dropout of layers in configs of transformers; a classifier's own is left alone.
+DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout_rate",
+    "attention_dropout",
+    "mlp_dropout",
+    "embedding_dropout",
+    "hidden_dropout",
+    "dropout",
+)
+Encoded = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TextTraining:
+    """Settings of a training.
+
+    Attributes:
+        updates: steps of the optimizer.
+        batch: rows of a batch.
+        learning_rate: at its peak; it rises during `warmup` updates and then falls to 0 linearly.
+        warmup: updates.
+        longest: tokens of the longest text; longer ones are cut.
+        dropout: of the model's layers; None for its own.
+        weight_decay: of all weights but those of norms and biases.
+    """
+
+    updates: int
+    batch: int = 32
+    learning_rate: float = 1e-4
+    warmup: int = 0
+    longest: int = 128
+    dropout: float | None = None
+    weight_decay: float = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+class Texts(NamedTuple):
+    """A task's rows as a model takes them.
+
+    Attributes:
+        train: to train on.
+        parts: name → rows to predict, such as those that were held out.
+        classes: names of the classes; none if labels are scores.
+    """
+
+    train: list[Encoded]
+    parts: Mapping[str, list[Encoded]]
+    classes: tuple[str, ...]
+
+
+def encode(rows: Sequence[Row], tokenizer: Any, longest: int) -> list[Encoded]:
+    """Tokenized rows, with labels where they are known."""
+    if not rows:
+        return []
+    columns = [list(column) for column in zip(*(row.texts for row in rows), strict=True)]
+    codes = tokenizer(*columns, truncation=True, max_length=longest)
+    encoded = []
+    for place, row in enumerate(rows):
+        values = {key: lists[place] for key, lists in codes.items()}
+        encoded.append(values if row.label is None else {**values, "labels": row.label})
+    return encoded
+
+
+def load_model(
+    path: str, classes: Sequence[str], seed: int, dropout: float | None = None
+) -> tuple[Any, list[str]]:
+    """A pretrained model with a head for the classes, or for scores, and the names of weights that are new.
+
+    Args:
+        path: folder, or name on the hub.
+        classes: names of the classes; none for scores.
+        seed: of the head's first weights.
+        dropout: of the model's layers; None for its own.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
+
+    config: Any = AutoConfig.from_pretrained(path)
+    if dropout is not None:
+        names = [name for name in DROPOUTS if isinstance(getattr(config, name, None), int | float)]
+        if not names:
+            raise ValueError(
+                f"no dropout of {type(config).__name__} is known that could be set to {dropout:g}"
+            )
+        for name in names:
+            setattr(config, name, dropout)
+    config.num_labels = len(classes) or 1
+    config.problem_type = "single_label_classification" if classes else "regression"
+    if classes:
+        config.id2label = dict(enumerate(classes))
+        config.label2id = {name: number for number, name in enumerate(classes)}
+    set_seed(seed)
+    model, loaded = AutoModelForSequenceClassification.from_pretrained(
+        path, config=config, dtype=torch.float32, output_loading_info=True
+    )
+    return model, sorted(loaded["missing_keys"])
+
+
+class Batches(Dataset[dict[str, Tensor]]):
+    """The padded batch of each update, in the same order for all models with the same seed."""
+
+    def __init__(self, rows: Sequence[Encoded], epochs: Epochs, collate: Callable[[Any], Any]) -> None:
+        self.rows, self.epochs, self.collate = rows, epochs, collate
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, update: int) -> dict[str, Tensor]:
+        batch: dict[str, Tensor] = self.collate(
+            [self.rows[number] for number in self.epochs[update].tolist()]
+        )
+        return batch
+
+
+def collator_of(tokenizer: Any) -> Any:
+    """Pads rows of a batch; scores become float32."""
+    from transformers import DataCollatorWithPadding
+
+    return DataCollatorWithPadding(tokenizer)
+
+
+def train(
+    folder: Path,
+    texts: Texts,
+    tokenizer: Any,
+    path: str,
+    mechanisms: Sequence[Mechanism],
+    training: TextTraining,
+    seed: int,
+    device: str = "auto",
+    told: Callable[[int], object] | None = None,
+    console: Console | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Fine-tune one model; return it in evaluation mode, and the numbers of its training.
+
+    Args:
+        folder: of the run, for checkpoints.
+        texts: the task.
+        tokenizer: of the model.
+        path: the pretrained model.
+        mechanisms: to attach.
+        training: settings.
+        seed: of the head, batches, dropout and noise. Models with the same seed start from the same weights
+            and see the same batches, whatever their mechanisms.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates after each of them.
+        console: shows the progress; None for none.
+    """
+    from rich.console import Console
+    from transformers import set_seed
+
+    be_quiet()
+    model, _ = load_model(path, texts.classes, seed, training.dropout)
+    if mechanisms:
+        overt.attach(model, *mechanisms, seed=seed)
+    set_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    epochs = Epochs(len(texts.train), training.batch, training.updates, seed, processes(device))
+    run = Run(
+        model,
+        folder,
+        steps=training.updates,
+        checkpoints=CHECKPOINTS,
+        seed=seed,
+        data=Batches(texts.train, epochs, collator_of(tokenizer)),
+        collate=lambda ready: ready[0],
+        console=console or Console(quiet=True),
+        name=folder.name,
+        on_step=told,
+        device=device,
+        in_order=True,
+        per_device_train_batch_size=1,  # one ready-made batch
+        remove_unused_columns=False,
+        learning_rate=training.learning_rate,
+        warmup_steps=training.warmup,
+        weight_decay=training.weight_decay,
+        adam_epsilon=1e-8,
+        logging_steps=max(1, training.updates // LOGS),
+    )
+    run.train()
+    model.eval()
+    logs = [entry for entry in run.trainer.state.log_history if "loss" in entry]
+    return model, {
+        "updates": run.trainer.state.global_step,
+        "curve": [[entry["step"], entry.get("task_loss", entry["loss"])] for entry in logs],
+        "kl": [[entry["step"], entry["kl"]] for entry in logs if "kl" in entry],
+        "step_ms": run.step_ms,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "added": sum(p.numel() for name, p in model.named_parameters() if ".overt." in name),
+    }
+
+
+def without_label(row: Encoded) -> Encoded:
+    """What a model sees of a row when it is tested."""
+    return {name: value for name, value in row.items() if name != "labels"}
+
+
+@torch.no_grad()
+def predict(model: Any, rows: Sequence[Encoded], tokenizer: Any) -> Tensor:
+    """Logits (rows, classes) of one pass, or scores (rows, 1); float32 on the CPU, in the rows' order."""
+    parts: dict[int, Tensor] = {}
+    collate = collator_of(tokenizer)
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))
+    for start in range(0, len(order), TEST_BATCH):
+        places = order[start : start + TEST_BATCH]
+        batch = collate([without_label(rows[place]) for place in places])
+        logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float().cpu()
+        parts |= dict(zip(places, logits, strict=True))
+    return torch.stack([parts[place] for place in range(len(rows))])
+
+
+def sample(model: Any, rows: Sequence[Encoded], tokenizer: Any, samples: int, **options: Any) -> Tensor:
+    """Predictive samples of every row, (samples, rows, classes); `options` are those of `overt.posterior`."""
+    parts, collate = [], collator_of(tokenizer)
+    for start in range(0, len(rows), TEST_BATCH):
+        batch = collate(
+            [{k: v for k, v in row.items() if k != "labels"} for row in rows[start : start + TEST_BATCH]]
+        )
+        inputs = {name: value.to(model.device) for name, value in batch.items()}
+        posterior = overt.posterior(model, inputs, samples, first=start, **options)
+        assert isinstance(posterior, overt.Posterior)
+        parts.append(posterior.samples.cpu())
+    return torch.cat(parts, dim=1)
+
+
+def step_times(
+    texts: Texts,
+    tokenizer: Any,
+    path: str,
+    mechanisms: Sequence[Mechanism],
+    training: TextTraining,
+    device: str,
+    updates: int,
+) -> list[float]:
+    """Milliseconds of updates, after one that is not timed."""
+    where = torch_device(device)
+    model, _ = load_model(path, texts.classes, 0, training.dropout)
+    if mechanisms:
+        overt.attach(model, *mechanisms)
+    model.to(where).train()
+    batches = Batches(
+        texts.train, Epochs(len(texts.train), training.batch, updates + 1, 0), collator_of(tokenizer)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), training.learning_rate)
+    return times(model, optimizer, batches.__getitem__, where, updates)

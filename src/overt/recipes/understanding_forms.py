@@ -1,0 +1,67 @@
+"""The forms of attention that are compared on language understanding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from overt.mechanisms.bayesian import Bayesian
+from overt.mechanisms.evolving import Evolving
+from overt.mechanisms.mechanism import Mechanism
+from overt.mechanisms.synthesizer import Synthesizer
+from overt.recipes.understanding_tables import BAM_TUNED, TUNED
+
+PLAIN = "plain"
+
+
+class Knobs(NamedTuple):
+    """What differs between tasks.
+
+    Attributes:
+        alpha: of Evolving.
+        beta: of Evolving.
+        k: of Bayesian attention, its smaller values being noisier.
+        longest: tokens of the longest text, which a Synthesizer has parameters for.
+    """
+
+    alpha: float = 0.1
+    beta: float = 0.1
+    k: float = 10.0
+    longest: int = 128
+
+
+USUAL = Knobs()
+
+
+def knobs(task: str, published: str | None, longest: int) -> Knobs:
+    """The published settings of a task: Wang et al.'s for their models, Fan et al.'s k for all."""
+    tuned = TUNED.get(published or "", {}).get(task)
+    k = BAM_TUNED[task].k if task in BAM_TUNED else USUAL.k
+    if tuned is None:
+        return Knobs(k=k, longest=longest)
+    return Knobs(tuned.alpha, tuned.beta, k, longest)
+
+
+def forms(settings: Knobs = USUAL) -> dict[str, tuple[Mechanism, ...]]:
+    """Name of a form → its mechanisms, with the settings of a task."""
+    alpha, beta, k, longest = settings
+    evolving = Evolving(alpha=alpha, beta=beta)
+    prior = {"k": k, "prior_beta": 1e-2, "d_mid": 5}
+    random = Bayesian(**prior)  # type: ignore[arg-type]
+    return {
+        PLAIN: (),
+        "Evolving": (evolving,),
+        "w/o convolution": (Evolving(alpha=alpha, beta=0.0),),
+        "w/o skip": (Evolving(alpha=0.0, beta=beta),),
+        "1×1": (Evolving(alpha=alpha, beta=beta, kernel_size=1),),
+        "5×5": (Evolving(alpha=alpha, beta=beta, kernel_size=5),),
+        "RealFormer": (Evolving.realformer(),),
+        "Synthesizer random": (Synthesizer("random", longest),),
+        "Synthesizer dense": (Synthesizer("dense", longest),),
+        "BAM-WC": (random,),
+        "BAM-WC weight 1": (Bayesian.paper("WC", **prior),),
+        "no KL": (Bayesian.paper("NO KL", k=k),),
+        "BAM-WF": (Bayesian.paper("WF", k=k, prior_beta=1e-2),),
+        "BAM-LC": (Bayesian.paper("LC", d_mid=5),),
+        "BAM-LF": (Bayesian.paper("LF"),),
+        "both": (evolving, random),
+    }

@@ -1,0 +1,356 @@
+"""What the recipes of language understanding share: data, settings, forms × tasks, and the runs side by side.
+
+For a model that Wang et al. 2021 or Fan et al. 2020 name, settings are theirs, and all training rows are
+trained on. For any other, a tenth of the training rows is held out, the same for all; it chooses the learning
+rate, for plain attention alone, and all forms use that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt._extras import need
+from overt._files import write_tensors
+from overt.data import glue
+from overt.data.batching import Epochs
+from overt.data.glue import Splits
+from overt.judge.understanding import EXTRA, Score, score
+from overt.mechanisms.mechanism import Mechanism
+from overt.recipes import text_training
+from overt.recipes._recipe import Option, Outcome, Request, cell
+from overt.recipes._rows import Known, Task, look_up, settings_of, stored_result
+from overt.recipes._runs import check_model, finish_run, run_record
+from overt.recipes._training import be_quiet, hardware, is_main_process, processes, torch_device, versions
+from overt.recipes._workers import Tell, Throttled
+from overt.recipes.text_training import Texts, TextTraining, encode, load_model
+from overt.recipes.understanding_forms import PLAIN, forms, knobs
+from overt.recipes.understanding_tables import TUNED, known_model
+
+HELD_OUT = "held out"
+RATES = (2e-5, 5e-5, 1e-4, 2e-4)
+RATE_SEEDS = 2
+BATCH, LONGEST, WARMUP = 32, 128, 0.06
+EPOCHS = {"SST-2": 1}  # of models that have no published settings; 5 of the other tasks
+PREDICTIONS = "predictions.safetensors"
+BAM_SCORE = "bam_score"  # in the metrics that Fan et al. 2020 are taken to have used
+BAM_METRICS = {"MRPC": "accuracy", "QQP": "accuracy"}  # GLUE's first metric is F1
+OPTIONS = {
+    "tasks": Option("tasks, separated by commas; by default those of the table", moves=False),
+    "forms": Option("forms of attention, separated by commas; by default those of the table", moves=False),
+    "epochs": Option("epochs of each training; by default those of the paper, or 5, and 1 of SST-2", least=1),
+    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
+    "discard-models": Option(
+        "keep the numbers of finished trainings, and not their models", False, moves=False
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """A form of attention on a task.
+
+    Attributes:
+        form: its name.
+        task: of GLUE.
+        mechanisms: of the form.
+        training: settings.
+        model: name of the pretrained model.
+        data: hash of the task's files.
+        share: of the training rows that is held out.
+        choosing: whether it only chooses a learning rate, and must not see the development rows.
+    """
+
+    form: str
+    task: str
+    mechanisms: tuple[Mechanism, ...]
+    training: TextTraining
+    model: str
+    data: str
+    share: float
+    choosing: bool = False
+
+    @property
+    def name(self) -> str:
+        """In tables and of the folder."""
+        name = row_name(self.form, self.task)
+        return f"{name}, rate {self.training.learning_rate:g}" if self.choosing else name
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "form": self.form,
+            "task": self.task,
+            "mechanisms": settings_of(self.mechanisms),
+            "training": self.training.settings(),
+            "model": self.model,
+            "data": self.data,
+            "held_out": self.share,
+            "choosing": self.choosing,
+        }
+
+
+class Shared(NamedTuple):
+    """What all tasks need."""
+
+    path: str
+    tokenizer: Any
+    texts: Mapping[str, Texts]
+    keep_models: bool
+
+
+def row_name(form: str, task: str) -> str:
+    """Name of a form on a task."""
+    return f"{form}, {task}"
+
+
+def listed(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
+    """The names that an option lists."""
+    if text is None:
+        return list(default)
+    chosen = [part.strip() for part in text.split(",") if part.strip()]
+    for name in chosen:
+        _check.one_of(option, name, tuple(known))
+    if not chosen:
+        raise ValueError(f"{option} must name at least one of {', '.join(known)}, got {text!r}")
+    return list(dict.fromkeys(chosen))
+
+
+def model_name(path: str) -> str:
+    """A pretrained model's name in results; of a folder, its last part and the hash of its config."""
+    config = Path(path) / "config.json"
+    if not config.is_file():
+        return path
+    digest = hashlib.sha256(config.read_bytes()).hexdigest()
+    return f"{Path(path).resolve().name} ({digest[:12]})"
+
+
+def splits_of(request: Request, tasks: Sequence[str]) -> dict[str, Splits]:
+    """The tasks that are there; the others are listed."""
+    found, missing = glue.load_available(request.data, tasks)
+    for task, reason in missing.items():
+        request.console.print(f"{task} is left out: {reason}", style="yellow", markup=False, highlight=False)
+    if not found:
+        raise FileNotFoundError(f"none of the tasks {', '.join(tasks)} is there: give --data DIR")
+    return found
+
+
+def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) -> Outcome:
+    """Train the forms, tasks and seeds that neither a folder of a run nor a result file holds.
+
+    Args:
+        request: of the run.
+        tasks: of the table.
+        default: forms of the table.
+    """
+    need("accelerate", EXTRA)
+    need("sklearn", EXTRA)
+    if request.model is None:
+        raise ValueError(
+            "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
+        )
+    check_model(request.model)
+    be_quiet()
+    count = processes(request.device)
+    options = request.options
+    chosen_forms = listed("--forms", options["forms"], list(forms()), default)
+    splits = splits_of(request, listed("--tasks", options["tasks"], tasks, tasks))
+    published = known_model(request.model)
+    tuned = published in TUNED
+    share = 0.0 if tuned else 0.1
+    shared = shared_of(request, splits, share)
+    plan = partial(plan_row, request, splits, shared, published, share)
+    device = torch_device(request.device).type
+    common = {"precision": "float32", **({"processes": count} if count > 1 else {})}
+    place = request.out / Path(request.model).resolve().name
+
+    def fill(rows: dict[str, TextRow], wanted: Sequence[str], request: Request) -> Known:
+        known = look_up(request, rows, wanted, place, common, lambda row: row.training, device)
+        known.fill(
+            request,
+            shared,
+            perform,
+            milliseconds=lambda task: step_ms(task, shared),
+            line=lambda numbers: cell(numbers["score"]),
+            prepare=_one_thread,
+            together=count > 1,
+            alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
+        )
+        return known
+
+    rates = {task: TUNED[published][task].learning_rate for task in splits} if tuned and published else {}
+    chosen_by = Known()
+    if not tuned:
+        trials = [plan(PLAIN, task, rate, choosing=True) for task in splits for rate in RATES]
+        rows = {row.name: row for row in trials}
+        chosen_by = fill(rows, list(rows), replace(request, seeds=RATE_SEEDS))
+        for task in splits:
+            scores = {
+                rate: mean_score(chosen_by, plan(PLAIN, task, rate, choosing=True).name) for rate in RATES
+            }
+            rates[task] = max(scores, key=lambda rate: scores[rate])
+            told = ", ".join(f"{rate:g}: {value:.2f}" for rate, value in scores.items())
+            request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
+    every = dict.fromkeys([*default, *chosen_forms])
+    rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
+    wanted = [row_name(form, task) for form in chosen_forms for task in splits]
+    known = fill(rows, wanted, request)
+    known.numbers |= chosen_by.numbers
+    known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
+    config = {
+        "model": model_name(request.model),
+        "published_settings": published if tuned else None,
+        "held_out": share,
+        "data": {task: each.describe() for task, each in splits.items()},
+        "rates": rates,
+        "forms": list(every),
+        "rows": {name: row.settings() for name, row in rows.items()},
+        "head": shared_head(request.model, splits),
+    }
+    names = [*rows, *dict.fromkeys(name for name, _ in chosen_by.numbers)]
+    return known.outcome(config, names, stand_in=False)
+
+
+def shared_of(request: Request, splits: Mapping[str, Splits], share: float) -> Shared:
+    """The rows of all tasks as the model takes them."""
+    from transformers import AutoTokenizer
+
+    assert request.model is not None
+    tokenizer: Any = AutoTokenizer.from_pretrained(request.model)
+    texts = {}
+    for task, each in splits.items():
+        train, held = glue.set_apart(each.train, share) if share else (each.train, [])
+        parts = {HELD_OUT: held, **each.dev}
+        if any(row.label is not None for rows in each.test.values() for row in rows):
+            parts |= {f"{part} test": rows for part, rows in each.test.items()}
+        coded = {part: encode(rows, tokenizer, LONGEST) for part, rows in parts.items() if rows}
+        texts[task] = Texts(encode(train, tokenizer, LONGEST), coded, each.task.classes)
+    return Shared(request.model, tokenizer, texts, not request.options["discard-models"])
+
+
+def shared_head(path: str, splits: Mapping[str, Splits]) -> list[str]:
+    """Weights that the pretrained model lacks, which are drawn at random."""
+    first = next(iter(splits.values()))
+    return load_model(path, first.task.classes, 0)[1]
+
+
+def plan_row(
+    request: Request,
+    splits: Mapping[str, Splits],
+    shared: Shared,
+    published: str | None,
+    share: float,
+    form: str,
+    task: str,
+    rate: float,
+    choosing: bool = False,
+) -> TextRow:
+    """A form on a task, with the settings of its training."""
+    assert request.model is not None
+    tuned = TUNED.get(published or "", {}).get(task)
+    batch = BATCH if tuned is None else tuned.batch
+    epochs = request.options["epochs"] or (EPOCHS.get(task, 5) if tuned is None else tuned.epochs)
+    updates = epochs * Epochs(len(shared.texts[task].train), batch, 1, 0).per_epoch
+    training = TextTraining(updates, batch, rate, round(WARMUP * updates), LONGEST)
+    mechanisms = forms(knobs(task, published, LONGEST))[form]
+    data = splits[task].sha256
+    return TextRow(form, task, mechanisms, training, model_name(request.model), data, share, choosing)
+
+
+def mean_score(known: Known, row: str) -> float:
+    """Mean of a row's scores over seeds; a score that is not defined counts as the worst."""
+    scores = [numbers["score"] for (name, _), numbers in known.numbers.items() if name == row]
+    return sum(-100.0 if value is None else value for value in scores) / len(scores)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def step_ms(task: Task, shared: Shared) -> float:
+    """Milliseconds of an update, the fastest of four."""
+    row: TextRow = task.row
+    return min(
+        text_training.step_times(
+            shared.texts[row.task],
+            shared.tokenizer,
+            shared.path,
+            row.mechanisms,
+            task.training,
+            task.device,
+            4,
+        )
+    )
+
+
+def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
+    """Train, predict, and store model, predictions and numbers in the task's folder."""
+    row: TextRow = task.row
+    texts, told = shared.texts[row.task], Throttled(tell)
+    model, numbers = text_training.train(
+        task.folder,
+        texts,
+        shared.tokenizer,
+        shared.path,
+        row.mechanisms,
+        task.training,
+        task.seed,
+        task.device,
+        told,
+    )
+    told.rest(numbers["updates"])
+    if is_main_process():
+        parts = {name: rows for name, rows in texts.parts.items() if name == HELD_OUT or not row.choosing}
+        predictions = {
+            name: text_training.predict(model, rows, shared.tokenizer) for name, rows in parts.items()
+        }
+        for name, rows in parts.items():
+            labels = torch.tensor([each["labels"] for each in rows])
+            numbers |= {
+                f"{name} {metric}": value
+                for metric, value in scores_of(glue.TASKS[row.task], predictions[name], labels).items()
+            }
+        part = HELD_OUT if row.choosing else None
+        numbers["score"] = main_score(row.task, numbers, part)
+        numbers[BAM_SCORE] = main_score(row.task, numbers, part, BAM_METRICS.get(row.task))
+        write_tensors(task.folder / PREDICTIONS, predictions)
+        if shared.keep_models and not row.choosing:
+            model.save_pretrained(task.folder / "model")
+            shared.tokenizer.save_pretrained(task.folder / "model")
+        numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
+        finish_run(task.folder, numbers)
+    return stored_result(task.folder)
+
+
+def scores_of(task: glue.Task, logits: Tensor, labels: Tensor) -> dict[str, float | None]:
+    """The task's metrics in %, and the mean negative log-likelihood of classes; None where not defined."""
+    if not task.classes:
+        found = logits.squeeze(-1).double()
+        return {metric: _percent(score(metric, labels.tolist(), found.tolist())) for metric in task.metrics}
+    best = logits.argmax(dim=-1).tolist()
+    scores = {metric: _percent(score(metric, labels.tolist(), best)) for metric in task.metrics}
+    nll = torch.nn.functional.cross_entropy(logits.double(), labels)
+    return {**scores, "NLL": float(nll)}
+
+
+def _percent(found: Score) -> float | None:
+    return None if found.value is None else 100 * found.value
+
+
+def main_score(
+    task: str, numbers: Mapping[str, Any], part: str | None = None, metric: str | None = None
+) -> float | None:
+    """The first metric of the first development part, what GLUE averages, or another part or metric; in %."""
+    known = glue.TASKS[task]
+    value: float | None = numbers[f"{part or next(iter(known.server_rows))} {metric or known.metrics[0]}"]
+    return value

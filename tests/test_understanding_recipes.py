@@ -1,0 +1,182 @@
+"""Fine-tuning on GLUE: settings, forms, learning rates, and the tables."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import overt
+from overt.data.glue import TASKS, Row
+from overt.recipes import reproduce, text_training, understanding_runs
+from overt.recipes.text_training import Texts, TextTraining, encode, load_model, predict
+from overt.recipes.understanding_forms import PLAIN, forms, knobs
+from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
+from overt.recipes.understanding_tables import AVERAGES, BAM, BAM_TUNED, DEV, GLUE, TEST, TUNED, known_model
+
+WORDS = ["good", "bad", "fine", "poor", "plot", "actor", "film", "scene", "nice", "dull"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small BERT without a head, and its tokenizer."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("pretrained")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """CoLA in its original layout: the first word tells the class."""
+    folder = tmp_path / "data" / "CoLA"
+    folder.mkdir(parents=True)
+    for file, count in (("train.tsv", 80), ("dev.tsv", 20)):
+        lines = [
+            f"src\t{number % 2}\t\t{WORDS[number % 2]} {WORDS[4 + number % 6]}" for number in range(count)
+        ]
+        (folder / file).write_text("\n".join(lines) + "\n")
+    return folder.parent
+
+
+def test_published_numbers_give_the_published_averages() -> None:
+    for part, table in (("dev", DEV), ("test", TEST)):
+        assert set(table) == set(AVERAGES[part])
+        for name, scores in table.items():
+            assert list(scores) == list(GLUE)
+            found = statistics.fmean(numbers[0] for numbers in scores.values())
+            follows = found == pytest.approx(AVERAGES[part][name], abs=0.06)
+            assert follows == ("RoBERTa" not in name), f"{name}: {found}"  # as the notes of the table say
+    four = ("CoLA", "SST-2", "MRPC", "STS-B")
+    for name, average in (("BERT-Base", 82.1), ("EA-BERT-Base", 84.0)):
+        assert statistics.fmean(DEV[name][task][0] for task in four) == pytest.approx(average, abs=0.06)
+
+
+def test_published_settings_are_used_for_the_models_they_name() -> None:
+    assert known_model("google-bert/bert-base-uncased") == "BERT-Base"
+    assert known_model("/models/roberta-large/") == "RoBERTa-Large"
+    assert known_model("all-MiniLM-L6-v2") is None
+    assert all(set(tasks) == set(GLUE) for tasks in TUNED.values())
+    assert set(BAM) == set(BAM_TUNED)
+    assert knobs("CoLA", "BERT-Base", 128)[:3] == (0.2, 0.1, 10)
+    assert knobs("SST-2", None, 128)[:3] == (0.1, 0.1, 1000)
+    evolving = forms(knobs("RTE", "RoBERTa-Large", 128))["Evolving"][0]
+    assert isinstance(evolving, overt.Evolving)
+    assert (evolving.alpha, evolving.beta) == (0.2, 0.4)
+
+
+def test_forms_with_the_same_seed_start_from_the_same_weights_and_see_the_same_batches(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = [Row((f"{WORDS[n % 2]} {WORDS[2 + n % 8]}",), n % 2) for n in range(24)]
+    texts = Texts(encode(rows, tokenizer, 16), {}, ("bad", "good"))
+    seen: dict[str, list[list[int]]] = {}
+    fetch = text_training.Batches.__getitem__
+    for name in (PLAIN, "Evolving", "Synthesizer random"):
+        batches = seen.setdefault(name, [])
+
+        def note(self: Any, update: int, batches: list[list[int]] = batches) -> Any:
+            batch = fetch(self, update)
+            batches.append(batch["input_ids"].flatten().tolist())
+            return batch
+
+        monkeypatch.setattr(text_training.Batches, "__getitem__", note)
+        training = TextTraining(4, batch=8, learning_rate=1e-3)
+        text_training.train(tmp_path / name, texts, tokenizer, model, forms()[name], training, 3, "cpu")
+    assert len(seen[PLAIN]) == 4
+    assert seen[PLAIN] == seen["Evolving"] == seen["Synthesizer random"]
+    heads = [load_model(model, ("bad", "good"), 3)[0].classifier.weight for _ in range(2)]
+    assert torch.equal(*heads)
+    assert not torch.equal(heads[0], load_model(model, ("bad", "good"), 4)[0].classifier.weight)
+
+
+def test_predictions_keep_the_order_of_rows_whatever_their_length(model: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    net, new = load_model(model, ("bad", "good"), 0)
+    assert any("classifier" in name for name in new), "the head is new"
+    rows = encode([Row((" ".join(WORDS[: 1 + n % 7]),), 0) for n in range(9)], tokenizer, 16)
+    together = predict(net.eval(), rows, tokenizer)
+    alone = torch.cat([predict(net, [row], tokenizer) for row in rows])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_scores_of_constant_predictions_are_not_made_up() -> None:
+    constant = torch.tensor([[1.0, 0.0]]).expand(4, 2)
+    labels = torch.tensor([0, 1, 0, 1])
+    assert scores_of(TASKS["CoLA"], constant, labels)["MCC"] == 0
+    assert scores_of(TASKS["MRPC"], constant, labels)["accuracy"] == 50
+    same = scores_of(TASKS["STS-B"], torch.ones(4, 1), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert same == {"Pearson": None, "Spearman": None}
+
+
+def test_dropout_is_set_where_the_config_has_one_and_refused_elsewhere(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, _ = load_model(model, ("bad", "good"), 0, dropout=0.25)
+    assert {module.p for module in net.bert.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    monkeypatch.setattr(text_training, "DROPOUTS", ("unheard_of",))
+    with pytest.raises(ValueError, match=r"no dropout of BertConfig is known that could be set to 0\.1"):
+        load_model(model, ("bad", "good"), 0, dropout=0.1)
+
+
+@pytest.mark.slow
+def test_rates_are_chosen_on_held_out_rows_and_forms_are_compared_on_development_rows(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(understanding_runs, "RATES", (1e-5, 3e-2))
+    monkeypatch.setattr(understanding_runs, "RATE_SEEDS", 1)
+
+    def run(**options: str) -> dict[str, Any]:
+        extra = [part for option, value in options.items() for part in (f"--{option}", value)]
+        places = {"out": Path("runs"), "results": Path("results")}
+        return reproduce.run("ea-table-4", data, 1, "cpu", model, extra=extra, **places)
+
+    result = run(epochs="4", tasks="CoLA,MRPC", forms="plain,Evolving")
+    rows = result["per_seed"]["0"]
+    assert set(rows) == {"plain, CoLA", "Evolving, CoLA", "plain, CoLA, rate 1e-05", "plain, CoLA, rate 0.03"}
+    trial = rows["plain, CoLA, rate 0.03"]
+    assert f"{HELD_OUT} MCC" in trial
+    assert "CoLA MCC" not in trial, "development rows are not read to choose"
+    assert result["config"]["rates"] == {"CoLA": 0.03}
+    assert rows["plain, CoLA"]["CoLA MCC"] == 100, "the first word tells the class"
+    assert result["config"]["data"]["CoLA"]["train"] == 80
+    assert rows["Evolving, CoLA"]["added"] > 0 == rows["plain, CoLA"]["added"]
+    assert len(list((tmp_path / "runs").rglob("model.safetensors"))) == 2
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("everything is there")
+
+    monkeypatch.setattr(text_training, "train", refuse)
+    assert run(epochs="4", tasks="CoLA", forms="plain,Evolving")["per_seed"] == result["per_seed"]
+    assert len(RATES) == 4
+    with pytest.raises(ValueError, match=r"--forms must be one of .*Evolving.*; got 'Evolvin'"):
+        run(forms="Evolvin")
+    with pytest.raises(FileNotFoundError, match="none of the tasks MRPC is there: give --data DIR"):
+        run(tasks="MRPC")
