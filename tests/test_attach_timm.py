@@ -234,7 +234,10 @@ def test_what_cannot_be_attached_to_is_named(capsys: pytest.CaptureFixture[str])
     odd.blocks[2].attn = RotaryAttention(True, False)
     with pytest.raises(ValueError, match=r"blocks.2.attn \(RotaryAttention\) is not a plain attention"):
         overt.attach(odd, EVOLVING)
-    with pytest.raises(TypeError, match="must be a Hugging Face PreTrainedModel, got Linear; of others"):
+    with pytest.raises(
+        TypeError,
+        match=r"PreTrainedModel, or one whose attention is timm's, got Linear",
+    ):
         overt.attach(nn.Linear(2, 2), EVOLVING)
 
 
@@ -256,3 +259,12 @@ def test_maps_of_attached_models_are_traced(model: Any) -> None:
     assert trace.paths == [f"blocks.{number}.attn" for number in range(3)]
     for traced, used in zip(trace.maps, seen, strict=True):
         torch.testing.assert_close(traced, used.mean(dim=1))
+
+
+def test_an_attention_with_a_part_that_does_nothing_yet_is_refused() -> None:
+    model = Small()
+    model.blocks[1].attn.relative_bias = nn.Parameter(torch.zeros(HEADS, 1, 1))
+    with pytest.raises(
+        ValueError, match=r"blocks\.1\.attn \(Attention\) has relative_bias, which timm's plain"
+    ):
+        overt.attach(model, EVOLVING)

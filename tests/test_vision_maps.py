@@ -15,7 +15,7 @@ import overt
 from overt.models.map_probe import MapProbe
 from overt.recipes import ea_probe, ea_vision, ea_vision_figures, reproduce
 from overt.recipes.ea_vision import AA, EA
-from overt.recipes.vision_maps import layers_of, middle_maps, normalised, sizes_of
+from overt.recipes.vision_maps import attentions_of, layers_of, middle_maps, settle
 from overt.vision import ResNet
 from small_vision import TINY, small_images
 
@@ -29,11 +29,11 @@ def small_net(name: str = "ea-aa-resnet-34") -> ResNet:
 
 def test_rows_of_the_middle_pixel_are_those_that_a_trace_has() -> None:
     net, images = small_net(), torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
-    assert sizes_of(net, [1, 4, 5]) == [(4, 4), (4, 4), (2, 2)]
+    assert [layer.map_size for layer in attentions_of(net)] == [(4, 4)] * 4 + [(2, 2)] * 2
     found = middle_maps(net, images, [2, 5])
     assert {layer: tuple(rows.shape) for layer, rows in found.items()} == {2: (3, 8, 4, 4), 5: (3, 8, 2, 2)}
     for layer, stack, place in ((2, "4x4", 1), (5, "2x2", 0)):
-        traced = overt.trace(net, normalised(net, images), stack=stack, heads=True)
+        traced = overt.trace(net, net.normalised(images), stack=stack, heads=True)
         side = int(stack[0])
         middle = (side // 2) * side + side // 2
         expected = traced.maps[place][:, :, middle].unflatten(-1, (side, side))
@@ -42,12 +42,30 @@ def test_rows_of_the_middle_pixel_are_those_that_a_trace_has() -> None:
 
 
 def test_layers_are_counted_from_one_and_the_papers_by_default() -> None:
-    assert layers_of(None, 26) == (16, 17, 18)
-    assert layers_of(None, 6) == (2, 3, 4)
-    assert layers_of("9, 10,11", 26) == (9, 10, 11)
+    with torch.device("meta"):
+        large = overt.vision.resnet("aa-resnet-34", 10, stem="cifar")
+    assert layers_of(None, large) == ((16, 17, 18), (8, 8))
+    assert layers_of(None, small_net()) == ((2, 3, 4), (4, 4))
+    assert layers_of("9, 10,11", large) == ((9, 10, 11), (8, 8))
     for text in ("0", "27", "two", "1,,2"):
         with pytest.raises(ValueError, match="--layers must be numbers of attentions, from 1 to 26"):
-            layers_of(text, 26)
+            layers_of(text, large)
+    with pytest.raises(ValueError, match=r"--layers must have maps of one size, got 20,21: 8 × 8, 4 × 4"):
+        layers_of("20,21", large)
+
+
+def test_the_untrained_networks_norms_have_the_statistics_of_images() -> None:
+    net, images = small_net(), torch.randint(256, (64, 3, 16, 16), dtype=torch.uint8)
+    before = [norm.momentum for norm in net.modules() if isinstance(norm, torch.nn.BatchNorm2d)]
+    settle(net, images)
+    assert not net.training
+    assert [n.momentum for n in net.modules() if isinstance(n, torch.nn.BatchNorm2d)] == before
+    seen: list[Tensor] = []
+    net.layer4[0].bn1.register_forward_hook(lambda _module, _inputs, out: seen.append(out.clone()))  # type: ignore[operator]
+    with torch.no_grad():
+        net(net.normalised(images))
+    assert seen[0].mean(dim=(0, 2, 3)).abs().max() < 0.01
+    assert seen[0].var(dim=(0, 2, 3)).sub(1).abs().max() < 0.1
 
 
 def test_the_second_network_has_twelve_convolutions_and_pools_after_the_fourth_and_seventh() -> None:
@@ -64,7 +82,7 @@ def probe_accuracy(maps: Tensor, labels: Tensor, shuffled: bool = False) -> floa
     """In %, on the second half, after a short training on the first."""
     torch.manual_seed(0)
     half = len(maps) // 2
-    told = labels[torch.randperm(len(labels))] if shuffled else labels
+    told = ea_probe.permuted(labels, seed=0) if shuffled else labels
     model = ea_probe.Probed(MapProbe(maps.shape[1], 4, width=8), maps[:half], told[:half])
     optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
     for update in range(40):
@@ -118,11 +136,32 @@ def test_table_7_has_both_networks_and_its_controls_and_figures_share_the_runs(
     recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"epochs": "1", "probe-epochs": "1"}
+    with pytest.raises(ValueError, match=r"--layers must have maps of one size, got 4,5: 3 × 3, 2 × 2"):
+        recipe("ea-table-7", layers="4,5", **options)
+    assert not list(Path("runs").rglob("result.json")), "nothing is trained before that is known"
+    given: dict[str, ea_probe.Probed] = {}
+    fit = ea_vision.vision_training.fit
+
+    def note(model: Any, folder: Path, *rest: Any, **arguments: Any) -> dict[str, Any]:
+        if isinstance(model, ea_probe.Probed):
+            given[folder.parent.name] = model
+        return fit(model, folder, *rest, **arguments)
+
+    monkeypatch.setattr(ea_vision.vision_training, "fit", note)
     result = recipe("ea-table-7", **options)
+    trained, other, shuffled = (
+        given[f"{name}-layer-3"] for name in (EA, f"untrained-{EA}", f"{EA}-permuted-labels")
+    )
+    assert torch.equal(trained.maps, shuffled.maps)
+    assert not torch.equal(trained.labels, shuffled.labels)
+    assert torch.equal(trained.labels.bincount(), shuffled.labels.bincount())
+    assert torch.equal(trained.labels, other.labels)
+    assert not torch.equal(trained.maps, other.maps)
+    assert given["the-image-at-3-x-3"].maps.shape[1:] == (3, 3, 3)
     rows = dict(result["tables"][0]["rows"])
     assert list(rows) == [
         AA, f"{AA}, published (ImageNet)", EA, f"{EA}, published (ImageNet)", f"untrained {EA}",
-        f"{EA}, permuted labels", "the image, at the maps' size",
+        f"{EA}, permuted labels", "the image at 3 × 3",
     ]  # fmt: skip
     assert rows[f"{EA}, permuted labels"][1::2] == ["–", "–"], "the middle layer alone"
     assert "not a number" not in json.dumps(result)
@@ -139,8 +178,6 @@ def test_table_7_has_both_networks_and_its_controls_and_figures_share_the_runs(
     assert Path("results/ea-figure-4.png").read_bytes()[1:4] == b"PNG"
     page = Path("runs/relations/ea-figure-4.html").read_text()
     assert f"difference 0, {EA}" in page
-    with pytest.raises(ValueError, match=r"--layers must have maps of one size, got 4,5: 3 × 3, 2 × 2"):
-        recipe("ea-table-7", layers="4,5", **options)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fresh import start_pair
+from overt._pictures import opened
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
 from overt.recipes import ea_vision, reproduce, vision_training
+from overt.recipes._runs import earlier_result
 from overt.recipes.vision_training import (
     Batches,
     ImageRow,
@@ -243,7 +246,9 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from overt.data import relations
+from overt._pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
+from overt.recipes._runs import earlier_result
 import small_vision as here
 
 os.chdir({place!r})
@@ -355,7 +360,7 @@ def test_files_that_break_later_are_named_in_one_line_by_the_loaders(
     with pytest.raises(ValueError, match=rf"^{pictures}/val/dog/1.jpg cannot be read: No such file"):
         vision_training.logits_of(model, data.test)
     (pictures / "train" / "dog" / "2.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"^{pictures}/train/dog/2.jpg cannot be read as an image: not an"):
+    with pytest.raises(ValueError, match=rf"^{pictures}/train/dog/2.jpg cannot be read as an image: --skip"):
         vision_training.train(tmp_path / "broken", data, row, training, 0, "cpu")
     gc.collect()
 
@@ -474,3 +479,59 @@ def linear_top1(data: Images) -> float:
 def test_mistyped_options_are_named(recipe: Any, options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe(**options)
+
+
+def test_networks_that_several_processes_trained_are_neither_deleted_nor_trained_again(
+    recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = recipe("ea-figure-4", epochs="1")
+    shutil.rmtree("results")
+    for path in Path("runs").rglob("settings.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "processes": 2}))
+    with pytest.raises(ValueError, match=r"has a run with processes 2, but None was requested"):
+        recipe("ea-table-1", epochs="1", rows="AA-ResNet-34", dataset="cifar100", workers="1")
+    assert len(list(Path("runs").rglob("result.json"))) == 2, "nothing is deleted without --fresh"
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the networks are there")
+
+    monkeypatch.setattr(vision_training, "fit", refuse)
+    again = recipe("ea-figure-4", epochs="1")
+    assert again["tables"] == first["tables"]
+
+
+def test_a_run_without_result_and_checkpoint_is_no_reason_to_refuse_another(tmp_path: Path) -> None:
+    assert earlier_result(tmp_path / "run", {"data": "a"}, fresh=False) is None
+    assert earlier_result(tmp_path / "run", {"data": "b"}, fresh=False) is None
+    (tmp_path / "run" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    with pytest.raises(ValueError, match="has a run with data b, but c was requested"):
+        earlier_result(tmp_path / "run", {"data": "c"}, fresh=False)
+
+
+def test_a_class_too_small_to_set_a_part_apart_is_named() -> None:
+    with pytest.raises(ValueError, match=r"class \d has \d training images, of which 10% cannot"):
+        relations.images(12, 4, side=12).for_validation(0.1)
+
+
+def test_pictures_of_more_than_eight_bits_are_refused_and_others_turned_upright() -> None:
+    deep, turned = io.BytesIO(), io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(deep, "PNG")
+    with pytest.raises(ValueError, match=r"deep\.png has more than 8 bits per channel \(mode I;16\)"):
+        opened(deep.getvalue(), "deep.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    Image.new("RGB", (60, 30)).save(turned, "JPEG", exif=exif)
+    assert opened(turned.getvalue(), "turned.jpg").size == (30, 60)
+
+
+def test_several_files_for_one_part_are_refused(folder: Path) -> None:
+    write(folder / "cifar100" / "train_jpeg75.npz", [jpeg((0, 0, 0))], [0])
+    with pytest.raises(ValueError, match=r"several files for train.*: train_jpeg75\.npz, train_jpeg95\.npz"):
+        cifar100.load(folder)
+
+
+@pytest.mark.parametrize("names", ['{"a": 1}', "[0, 1]", '"red"', "no JSON"])
+def test_names_of_classes_are_a_list_of_texts(folder: Path, names: str) -> None:
+    (folder / "cifar100" / "classes.json").write_text(names)
+    with pytest.raises(ValueError, match=r"classes\.json must be a list of names in JSON"):
+        cifar100.load(folder)

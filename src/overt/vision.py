@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from overt import _check
 from overt._version import __version__
 from overt.mechanisms.builtin import Evolving
@@ -64,7 +66,7 @@ def resnet(
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
         blocks: of the four stages, in place of the name's.
     """
-    found = re.fullmatch(r"(resnet|aa-resnet|ea-aa-resnet)-(\d+)", name)
+    found = re.fullmatch(r"(resnet|aa-resnet|ea-aa-resnet)-(\d+)", str(name))
     if found is None or int(found[2]) not in DEPTHS:
         known = ", ".join(f"{kind}-{depth}" for kind in KINDS for depth in DEPTHS)
         raise ValueError(f"name must be one of {known}, got {name!r}")
@@ -108,8 +110,8 @@ def register() -> None:
     """Make the networks known to timm, as "aa_resnet50", "ea_aa_resnet50" and so on, with 34, 101 and 152.
 
     `timm.create_model` then takes `num_classes`, `in_chans`, `img_size`, `features_only` with `out_indices`,
-    and the arguments of `resnet`; others are refused by name. There are no pretrained weights. In timm's own
-    names "aa" means anti-aliasing.
+    and `mechanisms`, `stem`, `preset` and `zero_init_last` of `resnet`; others are refused by name. There are
+    no pretrained weights. In timm's own names "aa" means anti-aliasing.
     """
     timm_names.register(resnet)
 
@@ -134,6 +136,13 @@ def save(
     """
     if not isinstance(model, ResNet) or model.settings is None:
         raise TypeError(f"model must be made by overt.vision.resnet, got a {type(model).__name__}")
+    with torch.device("meta"):
+        made = resnet(**model.settings, num_classes=model.num_classes, mechanisms=model.mechanisms)
+    if differ := sorted(made.state_dict().keys() ^ model.state_dict().keys()):
+        raise ValueError(
+            f"model is not as overt.vision.resnet made it, and could not be loaded: {differ[0]} is "
+            f"{'new' if differ[0] in model.state_dict() else 'missing'}; save its state_dict instead"
+        )
     described = _described(
         model,
         model.labels if labels is None else labels,
@@ -155,10 +164,10 @@ def load(folder: str | Path) -> ResNet:
     known = {*inspect.signature(resnet).parameters, "labels", "mean", "std", "overt"}
     if unknown := sorted(set(settings) - known):
         raise ValueError(f"{path} has settings that overt.vision.resnet does not: {', '.join(unknown)}")
-    if missing := sorted(known - set(settings)):
+    if missing := sorted({"name", "num_classes", "mechanisms", "size", "stem"} - set(settings)):
         raise ValueError(f"{path} lacks {', '.join(missing)}")
-    del settings["overt"]  # the version that wrote it, for readers
-    about = [settings.pop(name) for name in ("labels", "mean", "std")]
+    settings.pop("overt", None)  # the version that wrote it, for readers
+    about = [settings.pop(name, None) for name in ("labels", "mean", "std")]
     try:
         if settings["mechanisms"] is not None:
             settings["mechanisms"] = [from_dict(each) for each in settings["mechanisms"]]
@@ -193,7 +202,9 @@ def _channels(name: str, values: Any, model: ResNet) -> tuple[float, ...] | None
         raise ValueError(f"{name} must be {model.in_chans} numbers, one per channel, got {values!r}"[:120])
     for value in values:
         _check.number(name, value)
-        if not 0.0 <= value <= 1.0 or (name == "std" and value == 0.0):
+        if name == "std" and value == 0.0:
+            raise ValueError("std must be greater than 0, got 0")
+        if not 0.0 <= value <= 1.0:
             raise ValueError(
                 f"{name} must be of images with values from 0 to 1, got {value}: divide that of bytes by 255"
             )

@@ -267,8 +267,8 @@ def _host(model: nn.Module) -> Host:
     host = host_of(model)
     if host is None:
         raise TypeError(
-            f"model must be a Hugging Face PreTrainedModel, got {type(model).__name__}; of others, those "
-            "will do whose attention is timm's"
+            f"model must be a Hugging Face PreTrainedModel, or one whose attention is timm's, got "
+            f"{type(model).__name__}"
         )
     return host
 

@@ -21,6 +21,8 @@ from overt.attaching.attention import attention
 from overt.attaching.find import AttentionSite, number_layers, refuse, undispatched
 
 ARGUMENTS = ("x", "attn_mask", "is_causal")  # of its forward; only the first is required
+# What the forward pass of `_projected` and `_output` knows of; and what attaching adds.
+PARTS = ("qkv", "proj", "q_norm", "k_norm", "norm", "gate", "attn_drop", "proj_drop", "overt")
 LOUD = 8.0  # deviation of the numbers that outputs are compared on: initial weights are small
 
 
@@ -115,6 +117,10 @@ def _output(module: Any, x: Tensor, mixed: Tensor) -> Tensor:
 def _check_output(model: nn.Module, path: str, module: Any) -> None:
     """Refuse a module whose output is not what its parts suggest."""
     name = f"{path} ({type(module).__name__})"
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    strange = [part for part, _ in [*module.named_children(), *own] if part not in PARTS]
+    if strange:  # it may do nothing yet, such as a bias that starts at zero
+        raise refuse(model, f"{name} has {strange[0]}, which timm's plain attention has not")
     weight = next(module.qkv.parameters())
     if weight.is_meta or torch.get_default_device().type == "meta":
         return  # being loaded: there are no numbers to compare yet

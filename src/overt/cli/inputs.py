@@ -73,7 +73,7 @@ def open_model(name: str) -> Any:
         raise OSError(f"--model {name}: its weights cannot be read ({error}); are they complete?") from None
 
 
-def is_picture(text: str) -> bool:
+def names_picture(text: str) -> bool:
     """Whether a text is the path of a picture, judged by its suffix."""
     has_suffix = Path(text).suffix.lower() in PICTURES
     return has_suffix and (" " not in text or Path(text).is_file())
@@ -81,7 +81,7 @@ def is_picture(text: str) -> bool:
 
 def read_input(text: str, model: Any = None) -> Any:
     """The text itself, or the picture at that path; a network over pixels reads it itself."""
-    if not is_picture(text) or (model is not None and attends_to_pixels(model)):
+    if not names_picture(text) or (model is not None and attends_to_pixels(model)):
         return text
     if not Path(text).is_file():
         raise FileNotFoundError(f"picture {text} does not exist")

@@ -16,7 +16,7 @@ from overt.cli.inputs import (
     MixingOption,
     QueryOption,
     StackOption,
-    is_picture,
+    names_picture,
     open_model,
     read_input,
 )
@@ -135,7 +135,9 @@ def _load_or_trace(source: str, model: Any, arguments: dict[str, Any]) -> overt.
 
 def _name_traces(sources: Sequence[str], traces: Sequence[overt.Trace]) -> dict[str, overt.Trace]:
     """Name traces after their files; number all of them if names repeat or a source is a sentence."""
-    names = [Path(source).stem if source.endswith(TRACES) or is_picture(source) else "" for source in sources]
+    names = [
+        Path(source).stem if source.endswith(TRACES) or names_picture(source) else "" for source in sources
+    ]
     if len(set(names)) < len(names) or "" in names:
         names = [f"{name or 'text'} {number}" for number, name in enumerate(names, start=1)]
     return dict(zip(names, traces, strict=True))

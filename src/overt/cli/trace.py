@@ -16,7 +16,7 @@ from overt.cli.inputs import (
     MixingOption,
     QueryOption,
     StackOption,
-    is_picture,
+    names_picture,
     open_model,
     read_input,
 )
@@ -103,7 +103,7 @@ def run(
         maps = known_methods("maps").items()
         applicable = [name for name, method in maps if not any(t.why_not(method) for t in traces.values())]
         page_methods = None if not running else [*applicable, *sorted(running)]
-        title = Path(texts[0]).name if is_picture(texts[0]) and len(texts) == 1 else None
+        title = Path(texts[0]).name if names_picture(texts[0]) and len(texts) == 1 else None
         overt.page(content, title=title, residual=residual, methods=page_methods).save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
@@ -188,9 +188,7 @@ def trace(
     text: Annotated[list[str], typer.Argument(help="Sentence, or path of an image. Several are compared.")],
     model: Annotated[
         list[str],
-        typer.Option(
-            help="Folder with weights and tokenizer, or a name on the hub. Repeatable: several are compared."
-        ),
+        typer.Option(help="Folder of a model, or a name on the hub. Repeatable: several are compared."),
     ],
     method: Annotated[
         list[str] | None,
@@ -210,7 +208,10 @@ def trace(
     mixing: MixingOption = "attention",
     samples: Annotated[
         int | None,
-        typer.Option(help="Posterior samples of a model with random weights. Default: 20 for a page.", min=1),
+        typer.Option(
+            help="Posterior samples of a model with random weights. Default: 20 for a page and for pictures.",
+            min=1,
+        ),
     ] = None,
     stack: StackOption = None,
     out: Annotated[
@@ -218,7 +219,7 @@ def trace(
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
     ] = None,
 ) -> None:
-    """Show which tokens a model's attention draws on, by raw attention, rollout and flow."""
+    """Show which tokens or pixels a model's attention draws on, by raw attention, rollout and flow."""
     run(
         text,
         model,

@@ -48,6 +48,8 @@ def load(data: Path | None) -> Images:
             found = read(place)
             if found is not None:
                 return found
+    if (folder / "train").is_dir():
+        raise FileNotFoundError(f"{folder} has no CIFAR-100, but images in folders: give --dataset {folder}")
     raise FileNotFoundError(
         f"{folder} has no CIFAR-100: put {', '.join(RAW)} or {ARCHIVE} there or in {NAME}/ or "
         "cifar-100-python/, or train-*.parquet and test-*.parquet, or train*.npz and test*.npz"
@@ -91,18 +93,32 @@ def _npz_files(place: Path) -> Images | None:
 
     classes.json beside them names the labels.
     """
-    found = {split: _first(place, f"{split}*.npz") for split in SPLITS}
-    files = {split: path for split, path in found.items() if path is not None}
-    if len(files) < len(SPLITS):
+    found = {split: sorted(place.glob(f"{split}*.npz")) for split in SPLITS}
+    if not all(found.values()):
         return None
+    for split, paths in found.items():
+        if len(paths) > 1:
+            names = ", ".join(path.name for path in paths)
+            raise ValueError(f"{place} has several files for {split}, of which one must be left: {names}")
+    files = {split: paths[0] for split, paths in found.items()}
     digest = hashlib.sha256()
     parts = {split: _read_npz(path, digest) for split, path in files.items()}
-    names = place / "classes.json"
+    beside = place / "classes.json"
     count = 1 + max(int(labels.max()) for _, labels in parts.values())
-    classes = json.loads(names.read_text()) if names.is_file() else [str(number) for number in range(count)]
+    classes = _classes(beside) if beside.is_file() else [str(number) for number in range(count)]
     quality = [path.stem.partition("jpeg")[2] for path in files.values()]
     remark = f"JPEG q{quality[0]}" if all(part.isdecimal() for part in quality) else "JPEG"
     return _images(parts, classes, digest, remark)
+
+
+def _classes(path: Path) -> list[str]:
+    try:
+        classes = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be a list of names in JSON: {error}") from None
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"{path} must be a list of names in JSON, got {str(classes)[:60]}")
+    return classes
 
 
 def _read_npz(path: Path, digest: Any) -> Part:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from overt.data.images import UnreadableImageError, in_place_of_test, opened, set_apart
+from overt._pictures import UnreadableImageError, middle, opened, resized_to
+from overt.data.images import in_place_of_test, set_apart
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -152,7 +153,9 @@ class ImageFolders:
             train_labels=train_labels,
             test=test,
             test_labels=test_labels,
-            sha256=hashlib.sha256("\n".join([self.sha256, *sorted(broken)]).encode()).hexdigest(),
+            sha256=hashlib.sha256(
+                "\n".join([self.sha256, *sorted(broken)]).encode("utf-8", "surrogateescape")
+            ).hexdigest(),
             skipped=self.skipped + len(broken),
             remark=f"{len(broken):,} broken file{'s' if len(broken) > 1 else ''} skipped",
         )
@@ -183,7 +186,7 @@ def load(folder: Path, side: int | None = None) -> ImageFolders:
             for file, size in listed[name]:
                 names.append(f"{split}/{name}/{file}")
                 labels.append(label)
-                digest.update(f"{names[-1]} {size}\n".encode())
+                digest.update(f"{names[-1]} {size}\n".encode("utf-8", "surrogateescape"))
         parts += [ImageFiles(folder, names, side), torch.tensor(labels)]
     train, train_labels, test_files, test_labels = parts
     return ImageFolders(
@@ -254,12 +257,8 @@ def _tensor(image: Image) -> Tensor:
 
 def centre(image: Image, side: int) -> Image:
     """The centre of an image whose shorter side is first scaled to 8/7 of `side`."""
-    from PIL.Image import Resampling
-
-    scale = round(side * 8 / 7) / min(image.size)
-    width, height = (max(side, round(length * scale)) for length in image.size)
-    left, top = (width - side) // 2, (height - side) // 2
-    return image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + side, top + side))
+    kept = side, side
+    return middle(image, resized_to(image.height, image.width, kept), kept)
 
 
 def random_crop(image: Image, side: int, random: Random, mirrored: bool) -> Image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt._extras import need
+from overt._pictures import opened
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 Pixels = NDArray[np.uint8]
 
@@ -80,26 +79,9 @@ class Images:
         )
 
 
-class UnreadableImageError(ValueError):
-    """A file that is no image, or a broken one; the message names it."""
-
-
 def decode(content: bytes, name: str) -> Pixels:
     """An image file's content as uint8 (height, width, 3); `name` is for errors."""
     return np.asarray(opened(content, name))
-
-
-def opened(content: bytes, name: str) -> Image:
-    """An image file's content as an image of PIL's, RGB; `name` is for errors."""
-    need("PIL", "vision")
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        why = "not an image" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
-        raise UnreadableImageError(f"{name} cannot be read as an image: {why}") from None
 
 
 def set_apart(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
@@ -109,7 +91,12 @@ def set_apart(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
     for label in range(classes):
         places = (labels == label).nonzero().squeeze(1)
         order = places[torch.randperm(len(places), generator=generator)]
-        chosen[order[: round(share * len(places))]] = True
+        count = round(share * len(places))
+        if not 0 < count < len(places):
+            raise ValueError(
+                f"class {label} has {len(places)} training images, of which {share:.0%} cannot be set apart"
+            )
+        chosen[order[:count]] = True
     return chosen
 
 

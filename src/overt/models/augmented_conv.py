@@ -184,8 +184,8 @@ class AugmentedConv2d(nn.Module):
         batch, _, height, width = x.shape
         widths = [self.key_channels, self.key_channels, self.value_channels]
         q, k, v = (
-            part.reshape(batch, self.heads, -1, height * width).mT  # (batch, heads, pixels, dim)
-            for part in self.qkv(x).split(widths, dim=1)
+            part.reshape(batch, self.heads, part.shape[1] // self.heads, height * width).mT
+            for part in self.qkv(x).split(widths, dim=1)  # (batch, heads, pixels, dim)
         )
         call = self._call(q, k, v, (height, width))
         mixed = self._mix(call, chain)  # (batch, heads, pixels, dim)

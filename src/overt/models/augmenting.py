@@ -169,8 +169,10 @@ def augment(
         raise ValueError(f"this {type(model).__name__} has attention already: make it with mechanisms=[…]")
     _check.whole("heads", heads, 1)
     for name, share in (("key_share", key_share), ("value_share", value_share)):
-        if share is not None and not 0.0 < share < 1.0:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
+        if share is not None:
+            _check.number(name, share)
+            if not 0.0 < share < 1.0:
+                raise ValueError(f"{name} must lie between 0 and 1, got {share}")
     if least_key is not None:
         _check.whole("least_key", least_key, 1)
     found = _convolutions(model)

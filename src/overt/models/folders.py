@@ -16,7 +16,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def save_network(model: nn.Module, folder: str | Path, model_type: str, settings: Mapping[str, Any]) -> None:
-    """Write both files; if one of them cannot be written, those of an earlier network stay."""
+    """Write both files, each completely or not at all; they replace earlier ones when both are written."""
     folder = Path(folder)
     config = json.dumps({"model_type": model_type, **settings}, indent=2, sort_keys=True, allow_nan=False)
     try:

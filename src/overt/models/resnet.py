@@ -420,6 +420,14 @@ class ResNet(nn.Module):
                 f"size=({height}, {width}) instead of ({most_height}, {most_width})"
             )
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """Bytes (batch, channels, height, width) as the network takes them, on its device."""
+        if self.mean is None or self.std is None:
+            raise ValueError("the network has no mean and std, so images cannot be normalised for it")
+        device = self.conv1.weight.device
+        mean, std = (torch.tensor(x, device=device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+        return (images.to(device) / 255 - mean) / std
+
     def get_classifier(self) -> nn.Module:
         """The last layer."""
         return self.fc
@@ -428,7 +436,7 @@ class ResNet(nn.Module):
         """A new last layer; 0 classes remove it."""
         if global_pool not in (None, "avg"):
             raise ValueError(f"global_pool must be 'avg', got {global_pool!r}")
-        self.num_classes = num_classes
+        self.num_classes, self.labels = num_classes, None
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

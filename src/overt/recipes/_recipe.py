@@ -206,3 +206,8 @@ def cell(value: float | None, deviation: float | None = None, digits: int = 2) -
         return "–"
     text = f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0 turns −0.0 into 0.0
     return text if deviation is None else f"{text}±{deviation:.{digits}f}"
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its noun, such as "1 epoch" and "2 epochs"."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -66,13 +66,15 @@ def check_model(model: str) -> None:
 def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
     """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
 
-    A run may have taken hours, and a mistyped option is no reason to lose it.
+    A run may have taken hours, and a mistyped option is no reason to lose it. One that has neither a result
+    nor a checkpoint is no loss.
     """
     earlier = read_settings(folder)
-    if isinstance(earlier, dict) and not fresh:
-        for name, value in settings.items():
-            if earlier.get(name) != value:
-                before = earlier.get(name)
+    begun = (folder / RESULT).exists() or any((folder / "checkpoints").glob("*"))
+    if isinstance(earlier, dict) and begun and not fresh:
+        for name in {**earlier, **settings}:
+            before, value = earlier.get(name), settings.get(name)
+            if before != value:
                 if isinstance(value, dict) and isinstance(before, dict):  # the first that differs
                     name = next(key for key in {**before, **value} if before.get(key) != value.get(key))
                     before, value = before.get(name), value.get(name)

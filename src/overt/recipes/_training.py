@@ -101,6 +101,12 @@ def be_quiet() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def one_thread() -> None:
+    """Prepare a process that works beside others."""
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 def process_number() -> int:
     """Which of a training's processes this is; 0 for the first or only one."""
     return int(os.environ.get("RANK", "0"))

@@ -23,14 +23,14 @@ from overt.models.map_probe import LAYERS as PROBE_LAYERS
 from overt.models.map_probe import WIDTH, MapProbe
 from overt.models.resnet import HEADS
 from overt.recipes import ea_vision, vision_training
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, folder_name, look_up, stored_result
 from overt.recipes._runs import finish_run, run_record
-from overt.recipes._training import hardware, processes, times, torch_device, versions
+from overt.recipes._training import hardware, one_thread, times, torch_device, versions
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.ea_vision import AA, EA
-from overt.recipes.vision_maps import layers_of, middle_maps, sizes_of, trained
+from overt.recipes.vision_maps import layers_of, middle_maps, settle, trained
 from overt.recipes.vision_training import AnyImages, ImageRow, ImageTraining, accuracies
 
 Control = Literal["untrained", "image", "permuted"]
@@ -55,6 +55,7 @@ class ProbeRow:
         control: what is not as it should be.
         width: of the second network.
         trained_by: settings of the first network's training, on which the numbers depend.
+        size: height and width of the image, where it is shown.
     """
 
     network: str | None
@@ -62,6 +63,7 @@ class ProbeRow:
     control: Control | None
     width: int
     trained_by: dict[str, Any] | None
+    size: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -71,8 +73,8 @@ class ProbeRow:
     @property
     def label(self) -> str:
         """Without the layer."""
-        if self.control == "image":
-            return "the image, at the maps' size"
+        if self.size is not None:
+            return f"the image at {self.size[0]} × {self.size[1]}"
         words = {"untrained": f"untrained {self.network}", "permuted": f"{self.network}, permuted labels"}
         return str(self.network) if self.control is None else words[self.control]
 
@@ -84,6 +86,7 @@ class ProbeRow:
             "control": self.control,
             "width": self.width,
             "trained_by": self.trained_by,
+            "size": None if self.size is None else list(self.size),
         }
 
 
@@ -130,21 +133,12 @@ class _Numbers(Dataset[dict[str, Tensor]]):
 
 def run_table_7(request: Request) -> Outcome:
     """Train the networks that are not there, and a second network on the maps of each layer."""
-    if processes(request.device) > 1:
-        raise ValueError("ea-table-7 trains its second networks in one process: start it without accelerate")
     data = ea_vision.data_of(request)
-    outcome = ea_vision.train_networks(request, NETWORKS, data)
+    ea_vision.check_alone(request, "ea-table-7")
     networks = {name: ea_vision.fitted(ea_vision.ROWS[name], data) for name in NETWORKS}
-    place = request.out / data.name
-    net = trained(place / folder_name(EA) / "seed-0")
-    layers = layers_of(request.options["layers"], net.attentions)
-    sizes = sizes_of(net, layers)
-    if len(set(sizes)) > 1:
-        shown = ", ".join(f"{height} × {width}" for height, width in sizes)
-        raise ValueError(f"--layers must have maps of one size, got {request.options['layers']}: {shown}")
-    common = outcome.per_seed[0][EA]["run"]["settings"]
-    common = {name: value for name, value in common.items() if name not in ("row", "seed")}
-    rows = rows_of(layers, common, STAND_IN_WIDTH if data.stand_in else WIDTH)
+    layers, size = layers_of(request.options["layers"], vision_training.network(networks[EA], data, 0))
+    first, common = ea_vision.settings_of_runs(request, data)
+    rows = rows_of(layers, size, {**common, "training": first.settings()}, width_of(data))
     training = plan(data, request.options["probe-epochs"])
     device = torch_device(request.device).type
     settings = {
@@ -152,35 +146,45 @@ def run_table_7(request: Request) -> Outcome:
         "training": {**training.settings(), "end": END},
         "precision": common["precision"],
     }
+    place = request.out / data.name
     known = look_up(request, rows, list(rows), place / "probes", settings, training, device)
-    shared = Shared(data, networks, place, sizes[0])
+    if known.tasks:
+        ea_vision.train_networks(request, NETWORKS, data)
+    shared = Shared(data, networks, place, size)
     known.fill(
         request,
         shared,
         perform,
         milliseconds=lambda task: fastest_update(task.row, shared, training, device),
         line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
-        prepare=_one_thread,
+        prepare=one_thread,
         together=False,
     )
     config = {
         "data": data.describe(),
-        "networks": outcome.config,
+        "network_epochs": ea_vision.epochs_of(data, first),
         "layers": list(layers),
-        "size": list(sizes[0]),
+        "size": list(size),
         "training": settings["training"],
-        "epochs": request.options["probe-epochs"] or (STAND_IN_EPOCHS if data.stand_in else EPOCHS),
-        "width": STAND_IN_WIDTH if data.stand_in else WIDTH,
+        "epochs": ea_vision.epochs_of(data, training),
+        "width": width_of(data),
     }
     return known.outcome(config, rows, data.stand_in)
 
 
-def rows_of(layers: Sequence[int], trained_by: dict[str, Any], width: int) -> dict[str, ProbeRow]:
+def width_of(data: AnyImages) -> int:
+    """Width of the second network."""
+    return STAND_IN_WIDTH if data.stand_in else WIDTH
+
+
+def rows_of(
+    layers: Sequence[int], size: tuple[int, int], trained_by: dict[str, Any], width: int
+) -> dict[str, ProbeRow]:
     """All rows by name: both networks, then the controls."""
     made = [ProbeRow(network, layer, None, width, trained_by) for network in NETWORKS for layer in layers]
     made += [ProbeRow(EA, layer, "untrained", width, None) for layer in layers]
     made += [ProbeRow(EA, layers[len(layers) // 2], "permuted", width, trained_by)]
-    made += [ProbeRow(None, None, "image", width, None)]
+    made += [ProbeRow(None, None, "image", width, None, size)]
     return {row.name: row for row in made}
 
 
@@ -190,10 +194,6 @@ def plan(data: AnyImages, epochs: int | None) -> ImageTraining:
     epochs = epochs or (STAND_IN_EPOCHS if data.stand_in else EPOCHS)
     updates = epochs * Epochs(len(data.train), batch, 1, 0).per_epoch
     return ImageTraining(updates, 0, batch, START, weight_decay=1e-4, crop=0)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def fastest_update(row: ProbeRow, shared: Shared, training: ImageTraining, device: str) -> float:
@@ -213,9 +213,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     data, device = shared.data, torch_device(task.device)
     train, test = inputs_of(row, task.seed, shared, device)
     torch.manual_seed(task.seed)
-    labels = data.train_labels
-    if row.control == "permuted":
-        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.seed))]
+    labels = permuted(data.train_labels, task.seed) if row.control == "permuted" else data.train_labels
     model = Probed(MapProbe(train.shape[1], len(data.classes), row.width), train, labels).to(device)
     told = Throttled(tell)
     numbers = vision_training.fit(
@@ -237,6 +235,11 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     return stored_result(task.folder)
 
 
+def permuted(labels: Tensor, seed: int) -> Tensor:
+    """The same labels, each at another image's place."""
+    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+
+
 def inputs_of(row: ProbeRow, seed: int, shared: Shared, device: torch.device) -> tuple[Tensor, Tensor]:
     """What the second network sees of training and test images, (images, channels, height, width)."""
     both = shared.data.train, shared.data.test
@@ -244,9 +247,9 @@ def inputs_of(row: ProbeRow, seed: int, shared: Shared, device: torch.device) ->
         small = [shrunk(images, shared.size) for images in both]
         return small[0], small[1]
     if row.control == "untrained":
-        net = vision_training.network(shared.networks[row.network], shared.data, seed).eval()
-        mean, deviation = shared.data.colours()
-        net.mean, net.std = (tuple((x / 255).tolist()) for x in (mean, deviation))
+        net = vision_training.network(shared.networks[row.network], shared.data, seed)
+        net.mean, net.std = (tuple((x / 255).tolist()) for x in shared.data.colours())
+        net = settle(net.to(device), shared.data.train)
     else:
         net = trained(shared.place / folder_name(row.network) / f"seed-{seed}")
     net = net.to(device)
@@ -277,8 +280,8 @@ def scores_of(model: Probed, maps: Tensor) -> Tensor:
 def report_table_7(outcome: Outcome) -> Report:
     """Table 7, with the controls."""
     config = outcome.config
-    layers, data = config["layers"], config["data"]
-    rows = rows_of(layers, {}, config["width"]).values()
+    layers, data, (height, width) = config["layers"], config["data"], config["size"]
+    rows = rows_of(layers, (height, width), {}, config["width"]).values()
     lines = []
     for label in dict.fromkeys(row.label for row in rows):
         named = {row.layer: row.name for row in rows if row.label == label}
@@ -299,22 +302,22 @@ def report_table_7(outcome: Outcome) -> Report:
         for layer, number in by_layer.items()
         if layer in layers
     }
-    heights = " × ".join(str(length) for length in config["size"])
     training = config["training"]
     notes = [
-        f"What the middle pixel attends to, {heights} pixels and 8 heads, after the softmax. Layers are "
-        "counted among the attentions, as in the paper's appendix; its main text can also be read as "
+        f"What the middle pixel attends to, {height} × {width} pixels and 8 heads, after the softmax. Layers "
+        "are counted among the attentions, as in the paper's appendix; its main text can also be read as "
         "counting all convolutions, for which --layers 9,10,11 stands.",
         f"The second network: {sum(PROBE_LAYERS)} layers of 3×3 convolutions in densely connected segments "
-        f"of {', '.join(str(count) for count in PROBE_LAYERS)}, which make "
+        f"of {', '.join(str(count) for count in PROBE_LAYERS)}, with "
         f"{', '.join(str(config['width'] * 2**number) for number in range(len(PROBE_LAYERS)))} channels and "
-        "are followed by pooling; the paper's description allows other readings. "
-        f"{config['epochs']} epochs of batches of {training['batch']}, SGD, learning rate "
+        "pooling between them; the paper's description allows other readings. "
+        f"{counted(config['epochs'], 'epoch')} of batches of {training['batch']}, SGD, learning rate "
         f"{training['learning_rate']:g} to {training['end']:g} as a cosine, weight decay "
         f"{training['weight_decay']:g}.",
         f"Chance is {100 / data['classes']:.2f} %. The untrained network's maps show what positions and "
-        "random products hold; the image at the maps' size, what there is to hold.",
-        f"Networks: {config['networks']['epochs']} epochs of {data['name']}, as in ea-table-1.",
+        "random products hold (its batch norms have the statistics of training images); the image at the "
+        "maps' size, what there is to hold.",
+        f"Networks: {counted(config['network_epochs'], 'epoch')} of {data['name']}, as in ea-table-1.",
         *notes_on_runs(outcome),
     ]
     columns = ["n", *(f"layer {layer}, top-1 in %" for layer in layers)]

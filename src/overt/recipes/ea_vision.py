@@ -14,26 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from overt._extras import need
 from overt._files import write_whole
+from overt._pictures import UnreadableImageError
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.files import data_folder
 from overt.data.image_folders import TESTS, TRAIN, ImageFiles, ImageFolders
-from overt.data.images import Images, UnreadableImageError
+from overt.data.images import Images
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.evolving.config import Evolving
 from overt.models.resnet import DEPTHS
 from overt.recipes import vision_training
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
-from overt.recipes._rows import Task, look_up, rows_of, stored_result
-from overt.recipes._runs import finish_run, run_record
+from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
+from overt.recipes._runs import finish_run, read_settings, run_record
 from overt.recipes._training import (
     hardware,
     is_main_process,
+    one_thread,
     process_number,
     processes,
     torch_device,
@@ -221,33 +221,38 @@ def fitted(row: ImageRow, data: AnyImages) -> ImageRow:
 
 
 def train_networks(request: Request, names: Sequence[str], data: AnyImages) -> Outcome:
-    """Train rows whose networks are needed, for which numbers in result files do not do."""
-    alone = replace(request, options={**request.options, "rows": None}, stored={}, elsewhere=())
-    return train_rows(alone, {name: ROWS[name] for name in names}, names, lambda _: data)
+    """Train rows whose networks are needed, for which numbers in result files do not do.
+
+    Networks that several processes trained will do, and `--fresh` does not train them again.
+    """
+    rows = {name: ROWS[name] for name in names}
+    places = [request.out / data.name / folder_name(name) for name in names]
+    found = [read_settings(place / f"seed-{seed}") for place in places for seed in range(request.seeds)]
+    counts = {settings.get("processes", 1) for settings in found if isinstance(settings, dict)}
+    alone = replace(request, options={**request.options, "rows": None}, stored={}, elsewhere=(), fresh=False)
+    return train_rows(alone, rows, names, lambda _: data, counts.pop() if len(counts) == 1 else 1)
 
 
-def train_rows(
-    request: Request,
-    rows: Mapping[str, ImageRow],
-    default: Sequence[str],
-    read: Callable[[Request], AnyImages] = data_of,
-) -> Outcome:
-    """Train the rows and seeds that neither a folder of a run nor a result file holds.
+def check_alone(request: Request, recipe: str) -> None:
+    """Refuse several processes for what is measured after the trainings."""
+    if processes(request.device) > 1:
+        raise ValueError(
+            f"{recipe} reads maps in one process: train with accelerate launch and ea-table-1, and then "
+            "start it alone, with the same --out"
+        )
+
+
+def settings_of_runs(
+    request: Request, data: AnyImages, count: int = 1
+) -> tuple[ImageTraining, dict[str, Any]]:
+    """The settings of a training, and what all runs share beside them.
 
     Args:
         request: of the run.
-        rows: all rows of the table; those of the stand-in are made smaller.
-        default: those that are trained if `--rows` names none.
-        read: the request → its images.
+        data: the images.
+        count: number of processes that train one network.
     """
-    need("accelerate", "vision")
-    count = processes(request.device)  # several, if started by `accelerate launch`
-    chosen = rows_of(request.options["rows"], rows, default)
-    data = read(request)
-    if isinstance(data, ImageFolders):  # one such training keeps a GPU busy
-        request = replace(request, options={**request.options, "workers": request.options["workers"] or 1})
     training = plan(data, request.options)
-    epochs = Epochs(len(data.train), training.batch, training.updates, 0, count)
     device = torch_device(request.device).type
     common = {
         "data": data.sha256,
@@ -257,6 +262,38 @@ def train_rows(
         # Batch norms see the images of their own process.
         **({"processes": count} if count > 1 else {}),
     }
+    return training, common
+
+
+def epochs_of(data: AnyImages, training: ImageTraining) -> int:
+    """Number of epochs of a training."""
+    return training.updates // Epochs(len(data.train), training.batch, 1, 0).per_epoch
+
+
+def train_rows(
+    request: Request,
+    rows: Mapping[str, ImageRow],
+    default: Sequence[str],
+    read: Callable[[Request], AnyImages] = data_of,
+    trained_by: int | None = None,
+) -> Outcome:
+    """Train the rows and seeds that neither a folder of a run nor a result file holds.
+
+    Args:
+        request: of the run.
+        rows: all rows of the table; those of the stand-in are made smaller.
+        default: those that are trained if `--rows` names none.
+        read: the request → its images.
+        trained_by: number of processes that trained a network; by default as many as there are.
+    """
+    need("accelerate", "vision")
+    count = processes(request.device)  # several, if started by `accelerate launch`
+    chosen = rows_of(request.options["rows"], rows, default)
+    data = read(request)
+    if isinstance(data, ImageFolders):  # one such training keeps a GPU busy
+        request = replace(request, options={**request.options, "workers": request.options["workers"] or 1})
+    training, common = settings_of_runs(request, data, trained_by or count)
+    device = torch_device(request.device).type
     rows = {name: fitted(row, data) for name, row in rows.items()}
     known = look_up(request, rows, chosen, request.out / data.name, common, training, device)
     request.console.print(
@@ -271,21 +308,17 @@ def train_rows(
             vision_training.step_times(data, task.row, task.training, task.device, 3, count)
         ),
         line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
-        prepare=_one_thread,
+        prepare=one_thread,
         together=count > 1,
     )
     config = {
         "data": data.describe(),
         "training": training.settings(),
-        "epochs": training.updates // epochs.per_epoch,
+        "epochs": epochs_of(data, training),
         "samples": SAMPLES,
         "rows": {name: row.settings() for name, row in rows.items()},
     }
     return known.outcome(config, rows, data.stand_in)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def perform(task: Task, shared: AnyImages, tell: Tell) -> dict[str, Any]:
@@ -351,6 +384,9 @@ def notes_of(outcome: Outcome) -> list[str]:
         for numbers in rows.values()
     }
     changed, epochs = " and ".join(ways) or "images as they are", outcome.config["epochs"]
+    random = any("top1_of_mean_weights" in row for rows in outcome.per_seed.values() for row in rows.values())
+    samples = outcome.config["samples"]
+    drawn = f"Networks with random weights predict with the mean of {samples} draws. " if random else ""
     return [
         f"Data: {data['name']}{remark}: {data['train']:,} training images, {data['test']:,} for testing, "
         f"{data['classes']} classes. The paper's is ImageNet.",
@@ -358,8 +394,7 @@ def notes_of(outcome: Outcome) -> list[str]:
         f"{training['batch']} images, SGD with {momentum}, learning rate "
         f"{training['learning_rate']:g} after {training['warmup']:,} updates of warm-up, {then}; "
         f"weight decay {training['weight_decay']:g}, {changed}, {' or '.join(sorted(precision))}.",
-        f"Networks with random weights predict with the mean of {outcome.config['samples']} draws. ECE: 15 "
-        "bins. The certain half is the half of the test images with the highest probability.",
+        f"{drawn}ECE: 15 bins. The certain half is the half of the test images with the highest probability.",
         *[
             f"{count} processes shared each batch; batch norms saw the images of one."
             for count in sorted(shared - {1})

@@ -25,7 +25,7 @@ from overt.recipes._row_reports import mean_cell, report_of, values
 from overt.recipes._rows import folder_name
 from overt.recipes._training import torch_device
 from overt.recipes.ea_vision import AA, EA, EVOLVING, IN_TABLE_1, PUBLISHED_1, ROWS
-from overt.recipes.vision_maps import layers_of, middle_maps, normalised, trained
+from overt.recipes.vision_maps import layers_of, middle_maps, trained
 from overt.recipes.vision_training import AnyImages, ImageRow
 
 COLOURS = {"": "#666666", "AA-": "#c77700", "EA-AA-": "#00796b"}
@@ -124,31 +124,32 @@ def run_figure_4(request: Request) -> Outcome:
     """Train AA- and EA-AA-ResNet-34, unless they were, and keep what the middle pixel attends to."""
     need("matplotlib", "view")
     data = ea_vision.data_of(request)
+    ea_vision.check_alone(request, "ea-figure-4")
+    sized = ea_vision.fitted(ROWS[EA], data)
+    layers, size = layers_of(request.options["layers"], vision_training.network(sized, data, 0))
     outcome = ea_vision.train_networks(request, (AA, EA), data)
     place, device = request.out / data.name, torch_device(request.device)
-    shown, maps, sizes = pictures_of(data), {}, {}
+    shown, maps = pictures_of(data), {}
     per_seed: dict[int, dict[str, Any]] = {seed: {} for seed in outcome.per_seed}
     traces = {}
     for name in (AA, EA):
         for seed, entries in outcome.per_seed.items():
             net = trained(place / folder_name(name) / f"seed-{seed}").to(device)
-            layers = layers_of(request.options["layers"], net.attentions)
             found = middle_maps(net, data.test, layers)
             entropies = {f"entropy_{layer}": entropy_of(rows) for layer, rows in found.items()}
             per_seed[seed][name] = {**entries[name], **entropies}
             if seed == 0:
                 maps[name] = {str(layer): as_lists(rows[shown]) for layer, rows in found.items()}
-                sizes = {str(layer): list(rows.shape[-2:]) for layer, rows in found.items()}
                 for picture in shown[:TRACED]:
                     label = data.classes[int(data.test_labels[picture])]
-                    image = normalised(net, data.test[picture].unsqueeze(0))
+                    image = net.normalised(data.test[picture].unsqueeze(0))
                     traces[f"{label}, {name}"] = overt.trace(net, image)
     page = request.out / data.name / "ea-figure-4.html"
     overt.page(traces, title="What pixels attend to").save(page)
     request.console.print(f"[dim]maps of all layers in {page}: open it in any browser[/dim]")
     config = outcome.config | {
-        "layers": [int(layer) for layer in sizes],
-        "sizes": sizes,
+        "layers": list(layers),
+        "size": list(size),
         "maps": maps,
         "pictures": [as_png(data.test[picture]) for picture in shown],
         "labels": [data.classes[int(data.test_labels[picture])] for picture in shown],
@@ -191,9 +192,8 @@ def report_figure_4(outcome: Outcome) -> Report:
     for name in (AA, EA):
         cells = [mean_cell(values(outcome, name, f"entropy_{layer}"), 3) for layer in layers]
         lines.append((name, [str(len(values(outcome, name, "top1"))), *cells]))
-    sizes = outcome.config["sizes"]
-    uniform = [f"{math.log(math.prod(sizes[str(layer)])):.3f}" for layer in layers]
-    lines.append(("uniform weights", ["", *uniform]))
+    uniform = math.log(math.prod(outcome.config["size"]))
+    lines.append(("uniform weights", ["", *[f"{uniform:.3f}"] * len(layers)]))
     columns = ["n", *(f"layer {layer}" for layer in layers)]
     notes = [
         "The paper shows maps of representative heads, and finds those of EA-AA-ResNet much sharper. The "
@@ -220,7 +220,7 @@ def draw_figure_4(outcome: Outcome, path: Path) -> None:
         line[0].imshow(Image.open(io.BytesIO(base64.b64decode(picture))))
         line[0].set_ylabel(config["labels"][number], fontsize="small")
         for axes, (name, layer) in zip(line[1:], columns, strict=True):
-            rows = torch.tensor(config["maps"][name][layer][number]).view(*config["sizes"][layer])
+            rows = torch.tensor(config["maps"][name][layer][number]).view(*config["size"])
             axes.imshow(rows.numpy(), cmap="viridis", vmin=0.0)
             if number == 0:
                 axes.set_title(f"{kind_of(name).rstrip('-')} {layer}", fontsize="small")

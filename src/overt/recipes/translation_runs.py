@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from overt._extras import need
 from overt._files import write_whole
@@ -23,7 +20,15 @@ from overt.recipes import lstm_training, translation_training
 from overt.recipes._recipe import Option, Outcome, Request
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
-from overt.recipes._training import be_quiet, hardware, is_main_process, processes, torch_device, versions
+from overt.recipes._training import (
+    be_quiet,
+    hardware,
+    is_main_process,
+    one_thread,
+    processes,
+    torch_device,
+    versions,
+)
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.lstm_training import LstmRow, LstmTraining
 from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode
@@ -144,7 +149,7 @@ def run_rows(
         perform,
         milliseconds=lambda task: fastest_update(task, data),
         line=lambda numbers: f"BLEU {numbers['bleu']:.2f}",
-        prepare=_one_thread,
+        prepare=one_thread,
         together=processes(request.device) > 1,
     )
     bootstrap(known.numbers, baselines, data, place)
@@ -163,11 +168,6 @@ def fastest_update(task: Task, data: Encoded) -> float:
     """Milliseconds of a row's fastest update, as others include compilation."""
     times = kind_of(task.row).step_times(data, task.row, task.training, task.device, updates=4)
     return float(min(times))
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def perform(task: Task, shared: Encoded, tell: Tell) -> dict[str, Any]:

@@ -8,7 +8,6 @@ rate, for plain attention alone, and all forms use that.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +29,15 @@ from overt.recipes import text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Task, look_up, settings_of, stored_result
 from overt.recipes._runs import check_model, finish_run, run_record
-from overt.recipes._training import be_quiet, hardware, is_main_process, processes, torch_device, versions
+from overt.recipes._training import (
+    be_quiet,
+    hardware,
+    is_main_process,
+    one_thread,
+    processes,
+    torch_device,
+    versions,
+)
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
@@ -181,7 +188,7 @@ def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) ->
             perform,
             milliseconds=lambda task: step_ms(task, shared),
             line=lambda numbers: cell(numbers["score"]),
-            prepare=_one_thread,
+            prepare=one_thread,
             together=count > 1,
             alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
         )
@@ -270,11 +277,6 @@ def mean_score(known: Known, row: str) -> float:
     """Mean of a row's scores over seeds; a score that is not defined counts as the worst."""
     scores = [numbers["score"] for (name, _), numbers in known.numbers.items() if name == row]
     return sum(-100.0 if value is None else value for value in scores) / len(scores)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def step_ms(task: Task, shared: Shared) -> float:

@@ -16,25 +16,33 @@ from overt.models.augmented_conv import AugmentedConv2d
 from overt.recipes.vision_training import in_batches
 from overt.vision import ResNet
 
+SETTLING = 2000  # images that statistics are taken of
 LAYERS = 16, 17, 18  # of ResNet-34's 26 attentions, as in the paper's appendix
 
 
-def layers_of(text: str | None, attentions: int) -> tuple[int, ...]:
-    """The attentions that `--layers` names, from 1 on; the paper's, or those before the last chain's.
+def layers_of(text: str | None, net: nn.Module) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The attentions that `--layers` names, from 1 on, and the size that their maps must share.
 
     Args:
-        text: the option's value.
-        attentions: number of attentions of the network.
+        text: the option's value; None for the paper's, or for small networks those of the first chain.
+        net: the network.
     """
+    every = attentions_of(net)
     if text is None:
-        return LAYERS if attentions >= LAYERS[-1] else tuple(range(1, attentions + 1))[1:-2]
-    parts = [part.strip() for part in text.split(",")]
-    numbers = [int(part) if part.isdecimal() else 0 for part in parts]
-    if not all(1 <= number <= attentions for number in numbers):
-        raise ValueError(
-            f"--layers must be numbers of attentions, from 1 to {attentions}, separated by commas, got {text}"
-        )
-    return tuple(dict.fromkeys(numbers))
+        layers = LAYERS if len(every) >= LAYERS[-1] else tuple(range(1, len(every) + 1))[1:-2]
+    else:
+        parts = [part.strip() for part in text.split(",")]
+        layers = tuple(dict.fromkeys(int(part) if part.isdecimal() else 0 for part in parts))
+        if not all(1 <= number <= len(every) for number in layers):
+            raise ValueError(
+                f"--layers must be numbers of attentions, from 1 to {len(every)}, separated by commas, got "
+                f"{text}"
+            )
+    sizes = [every[number - 1].map_size for number in layers]
+    if len(set(sizes)) > 1:
+        shown = ", ".join(f"{height} × {width}" for height, width in sizes)
+        raise ValueError(f"--layers must have maps of one size, got {text}: {shown}")
+    return layers, sizes[0]
 
 
 def attentions_of(net: nn.Module) -> list[AugmentedConv2d]:
@@ -42,19 +50,27 @@ def attentions_of(net: nn.Module) -> list[AugmentedConv2d]:
     return [layer for layer in net.modules() if isinstance(layer, AugmentedConv2d)]
 
 
-def sizes_of(net: nn.Module, layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Height and width of what attentions, by number from 1 on, attend to in the largest images."""
-    every = attentions_of(net)
-    return [every[number - 1].map_size for number in layers]
+@torch.no_grad()
+def settle(net: ResNet, images: Tensor | ImageFiles) -> ResNet:
+    """Give the batch norms of an untrained network the statistics of images, as a training would.
 
-
-def normalised(net: ResNet, images: Tensor) -> Tensor:
-    """Bytes (batch, 3, height, width) as a network takes them, on its device."""
-    device = next(net.parameters()).device
-    if net.mean is None or net.std is None:
-        raise ValueError("the network was saved without mean and std, so images cannot be normalised for it")
-    mean, std = (torch.tensor(x, device=device).view(1, -1, 1, 1) for x in (net.mean, net.std))
-    return (images.to(device) / 255 - mean) / std
+    With those that they start from, values grow from block to block, and maps are all but one-hot.
+    """
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = None  # the mean of all batches
+        norm.reset_running_stats()
+    net.train()
+    seen = 0
+    for batch in in_batches(images):
+        net(net.normalised(batch), Chain())
+        seen += len(batch)
+        if seen >= SETTLING:
+            break
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+    return net.eval()
 
 
 @torch.no_grad()
@@ -92,7 +108,7 @@ def middle_maps(net: ResNet, images: Tensor | ImageFiles, layers: Sequence[int])
     try:
         with wanting_maps(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             for batch in in_batches(images):
-                net(normalised(net, batch), Chain())
+                net(net.normalised(batch), Chain())
     finally:
         for hook in hooks:
             hook.remove()

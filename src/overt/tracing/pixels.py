@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._extras import need
+from overt._pictures import middle, opened, resized_to
 from overt.models.augmented_conv import AugmentedConv2d
 from overt.models.augmenting import augmentation_of
 from overt.models.resnet import ResNet
 from overt.tracing.inputs import Inputs, colours, is_picture, stretched
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by number of channels
-MARGIN = 256 / 224  # of what is resized to what is kept of it, as networks of ImageNet are tested
 NARROWEST = 100  # sides of a picture that is resized at its shorter one: memory grows with the longer
 
 
@@ -70,8 +68,7 @@ def fitting(model: ResNet, height: int, width: int) -> Fitting:
     kept = model.size
     if model.stem == "cifar":
         return Fitting((height, width), kept, kept)
-    scale = max(MARGIN * kept[0] / height, MARGIN * kept[1] / width)
-    return Fitting((height, width), (round(scale * height), round(scale * width)), kept)
+    return Fitting((height, width), resized_to(height, width, kept), kept)
 
 
 def pixel_inputs(model: nn.Module, inputs: Any, **needless: Any) -> Inputs:
@@ -86,7 +83,7 @@ def pixel_inputs(model: nn.Module, inputs: Any, **needless: Any) -> Inputs:
     for name, value in needless.items():
         if value is not None:
             raise ValueError(f"{name} has no meaning for a network that attends to pixels: leave it out")
-    if isinstance(model, ResNet) and not model.attentions:
+    if isinstance(model, ResNet) and not sizes_of_maps(model):
         name = "this ResNet" if model.settings is None else model.settings["name"]
         raise ValueError(f"{name} has no attention, and so no maps to trace: aa- and ea-aa-resnets have")
     listed = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
@@ -109,9 +106,7 @@ def _from_pictures(model: nn.Module, pictures: list[Any]) -> Inputs:
         raise ValueError(f"pictures have 1 or 3 channels, and the network takes {model.in_chans}")
     fitted, fittings = zip(*(_fitted(model, picture) for picture in pictures), strict=True)
     picture = torch.stack(fitted)  # (batch, height, width, channels), uint8
-    mean, std = torch.tensor(model.mean), torch.tensor(model.std)
-    pixels = ((picture / 255 - mean) / std).permute(0, 3, 1, 2)
-    batch = _batch(model, pixels)
+    batch = _batch(model, model.normalised(picture.permute(0, 3, 1, 2)))
     batch.picture = picture.expand(-1, -1, -1, 3).contiguous()
     batch.extra["fittings"] = [str(each) for each in fittings]
     return batch
@@ -119,37 +114,17 @@ def _from_pictures(model: nn.Module, pictures: list[Any]) -> Inputs:
 
 def _fitted(model: ResNet, picture: Any) -> tuple[Tensor, Fitting]:
     """A picture as uint8 (height, width, channels) of the network's size, and how it was fitted."""
-    need("PIL", "vision")
-    from PIL import Image
-
-    upright = _upright(picture)
-    how = fitting(model, upright.height, upright.width)
-    if how.resized != how.given:
-        upright = upright.resize(how.resized[::-1], Image.Resampling.BILINEAR)
-    top, left = ((whole - part) // 2 for whole, part in zip(how.resized, how.kept, strict=True))
-    upright = upright.crop((left, top, left + how.kept[1], top + how.kept[0]))
-    values = torch.from_numpy(np.array(upright.convert(MODES[model.in_chans]), dtype=np.uint8))
-    return values.reshape(*how.kept, model.in_chans), how
-
-
-def _upright(picture: Any) -> Any:
-    """A path's or a PIL image's first frame in colour, turned as its EXIF data say."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    name = "the picture" if is_picture(picture) else picture
+    name = "the picture" if is_picture(picture) else f"picture {picture}"
     try:
-        with nullcontext(picture) if is_picture(picture) else Image.open(picture) as opened:
-            opened.load()
+        upright = opened(picture, name)
     except FileNotFoundError:
-        raise FileNotFoundError(f"picture {name} does not exist") from None
+        raise FileNotFoundError(f"{name} does not exist") from None
     except IsADirectoryError:
-        raise IsADirectoryError(f"picture {name} is a folder: give a file in it") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        why = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error).splitlines()[0][:80]})"
-        raise ValueError(f"{name} is not an image that can be read{why}") from None
-    if opened.mode[0] in "IF":
-        raise ValueError(f"{name} has more than 8 bits per channel (mode {opened.mode}): convert it to RGB")
-    return ImageOps.exif_transpose(opened).convert("RGB")
+        raise IsADirectoryError(f"{name} is a folder: give a file in it") from None
+    how = fitting(model, upright.height, upright.width)
+    kept = middle(upright, how.resized, how.kept).convert(MODES[model.in_chans])
+    values = torch.from_numpy(np.array(kept, dtype=np.uint8))
+    return values.reshape(*how.kept, model.in_chans), how
 
 
 def _from_tensor(model: nn.Module, values: Any) -> Inputs:
