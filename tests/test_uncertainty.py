@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import FrozenInstanceError
@@ -13,15 +14,19 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
 
 from overt.judge.uncertainty import (
+    aurc,
     brier,
     certain,
     ece,
+    error_auroc,
+    nll,
     p_values,
     pavpu,
     predictive,
+    risk_coverage,
     selective_accuracy,
     vqa_accuracy,
 )
@@ -266,6 +271,72 @@ class TestBrier:
         assert brier(mean, targets) == pytest.approx(total / 50, rel=1e-12)
 
 
+class TestNll:
+    def test_two_examples_match_hand_values(self) -> None:
+        # −(ln 0.5 + ln 0.125) / 2 = 2 ln 2.
+        assert nll([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5]], [0, 0]) == pytest.approx(2 * math.log(2))
+
+    def test_torchs_loss_agrees(self) -> None:
+        logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        targets = torch.tensor(draw_targets(0, 200, 5))
+        theirs = torch.nn.functional.cross_entropy(logits, targets)
+        assert nll(logits.softmax(dim=-1), targets) == pytest.approx(theirs.item(), rel=1e-12)
+
+    def test_the_ends_are_zero_and_infinity(self) -> None:
+        assert str(nll([[1.0, 0.0]], [0])) == "0.0"
+        assert nll([[1.0, 0.0], [0.5, 0.5]], [1, 0]) == math.inf
+
+
+def confident(*highest: float) -> np.ndarray:
+    """Means that predict class 0 with these probabilities."""
+    return np.stack([np.array(highest), 1 - np.array(highest)], axis=1)
+
+
+class TestErrorAuroc:
+    def test_a_hand_case_counts_pairs_and_halves_ties(self) -> None:
+        # Right: 0.9, 0.7, 0.6. Wrong: 0.7, 0.55. 0.9 is above both, 0.7 ties with 0.7 and is above 0.55, 0.6
+        # is above 0.55 alone: 2 + 1.5 + 1 = 4.5 of 6 pairs.
+        mean = confident(0.9, 0.7, 0.6, 0.7, 0.55)
+        assert error_auroc(mean, [0, 0, 0, 1, 1]) == pytest.approx(0.75)
+
+    @pytest.mark.parametrize("levels", [3, 1000])
+    def test_torchmetrics_and_scipy_agree_with_and_without_ties(self, levels: int) -> None:
+        mean, targets = draw_samples(levels, 1, 300, 4)[0], draw_targets(levels, 300, 4)
+        doubt = np.random.default_rng(levels).integers(0, levels, 300) / levels
+        wrong = mean.argmax(axis=1) != targets
+        ours = error_auroc(mean, targets, -doubt)
+        theirs = binary_auroc(torch.tensor(doubt), torch.tensor(wrong.astype(int)))
+        assert ours == pytest.approx(theirs.item(), abs=1e-6)
+        u = scipy.stats.mannwhitneyu(doubt[wrong], doubt[~wrong]).statistic
+        assert ours == pytest.approx(u / (wrong.sum() * (~wrong).sum()), rel=1e-12)
+
+    def test_it_is_undefined_where_all_are_right_or_all_wrong(self) -> None:
+        mean = confident(0.9, 0.7, 0.6)
+        assert math.isnan(error_auroc(mean, [0, 0, 0]))
+        assert math.isnan(error_auroc(mean, [1, 1, 1]))
+
+
+class TestRiskCoverage:
+    def test_a_hand_case(self) -> None:
+        # Ranked 0.9 right, 0.8 wrong, 0.7 right, 0.6 wrong: errors 0/1, 1/2, 1/3, 2/4.
+        mean, targets = confident(0.6, 0.9, 0.7, 0.8), [1, 0, 0, 1]
+        np.testing.assert_allclose(risk_coverage(mean, targets), [0, 1 / 2, 1 / 3, 1 / 2])
+        assert aurc(mean, targets) == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 4)
+
+    def test_ties_are_averaged_over_every_order(self) -> None:
+        highest, targets = np.array([0.9, 0.7, 0.7, 0.7, 0.6]), np.array([1, 0, 1, 0, 0])
+        curves = []
+        for order in itertools.permutations(range(1, 4)):
+            wrong = targets[[0, *order, 4]]
+            curves.append(np.cumsum(wrong) / np.arange(1, 6))
+        np.testing.assert_allclose(risk_coverage(confident(*highest), targets), np.mean(curves, axis=0))
+
+    def test_all_right_is_zero_and_all_wrong_is_one(self) -> None:
+        mean = confident(0.9, 0.7, 0.7)
+        assert aurc(mean, [0, 0, 0]) == 0.0
+        assert aurc(mean, [1, 1, 1]) == 1.0
+
+
 class TestSelectiveAccuracy:
     # Confidences 0.7, 0.9, 0.55, 0.8, 0.6, all for class 0; ranked: examples 1, 3, 0, 4, 2.
     FIVE = np.array([[0.7, 0.3], [0.9, 0.1], [0.55, 0.45], [0.8, 0.2], [0.6, 0.4]])
@@ -392,6 +463,48 @@ class TestProperties:
         accuracy = (drawn[0].argmax(axis=1) == targets).mean()
         assert pavpu(drawn, targets) == pytest.approx(dict.fromkeys((0.01, 0.05, 0.1), accuracy))
 
+    @few
+    @given(seeds, sizes)
+    def test_no_ranking_has_less_area_than_the_errors_last(
+        self, seed: int, size: tuple[int, int, int]
+    ) -> None:
+        mean, targets = draw_samples(seed, *size)[0], draw_targets(seed, *size[1:])
+        right = (mean.argmax(axis=1) == targets).astype(float)
+        confidence = np.random.default_rng(seed).integers(0, 4, size[1])
+        best, worst = aurc(mean, targets, right), aurc(mean, targets, -right)
+        assert best - 1e-12 <= aurc(mean, targets, confidence) <= worst + 1e-12
+        if 0.0 < right.mean() < 1.0:
+            assert error_auroc(mean, targets, right) == 1.0
+            assert error_auroc(mean, targets, -right) == 0.0
+            flipped = error_auroc(mean, targets, -confidence)
+            assert error_auroc(mean, targets, confidence) == pytest.approx(1.0 - flipped)
+
+    @few
+    @given(seeds, sizes)
+    def test_only_the_order_of_confidences_counts_and_not_that_of_examples(
+        self, seed: int, size: tuple[int, int, int]
+    ) -> None:
+        mean, targets = draw_samples(seed, *size)[0], draw_targets(seed, *size[1:])
+        rng = np.random.default_rng(seed)
+        confidence, order = rng.integers(0, 3, size[1]), rng.permutation(size[1])
+        for measure in (error_auroc, aurc):
+            one = measure(mean, targets, confidence)
+            others = (
+                measure(mean, targets, np.exp(confidence)),
+                measure(mean[order], targets[order], confidence[order]),
+            )
+            assert others == pytest.approx((one, one), nan_ok=True)
+
+    @few
+    @given(seeds, sizes)
+    def test_the_curve_meets_selective_accuracy_where_nothing_ties(
+        self, seed: int, size: tuple[int, int, int]
+    ) -> None:
+        mean, targets = draw_samples(seed, *size)[0], draw_targets(seed, *size[1:])
+        coverage = [(i + 1) / size[1] for i in range(size[1])]
+        accuracies = list(selective_accuracy(mean, targets, coverage).values())
+        np.testing.assert_allclose(1 - risk_coverage(mean, targets), accuracies)
+
 
 GOOD = draw_samples(0, 3, 4, 3)
 MEAN = GOOD[0]
@@ -422,7 +535,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match=f"^{message}$"):
             function(bad)
 
-    @pytest.mark.parametrize("function", [ece, brier, selective_accuracy])
+    @pytest.mark.parametrize("function", [ece, nll, brier, selective_accuracy, error_auroc, aurc])
     @pytest.mark.parametrize(
         ("bad", "message"),
         [
@@ -439,7 +552,14 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "function",
-        [ece, brier, selective_accuracy, lambda mean, y: pavpu(np.stack([mean, mean]), y)],
+        [
+            ece,
+            nll,
+            brier,
+            selective_accuracy,
+            risk_coverage,
+            lambda mean, y: pavpu(np.stack([mean, mean]), y),
+        ],
     )
     @pytest.mark.parametrize(
         ("bad", "message"),

@@ -148,6 +148,16 @@ def ece(mean: Values, targets: Values, bins: int = 15) -> float:
     return float(np.abs(gaps).sum() / len(confidence))
 
 
+def nll(mean: Values, targets: Values) -> float:
+    """Negative log-likelihood, in nats: average over examples of −log p_y, with y the target.
+
+    `mean` is (examples, classes), `targets` (examples,). Infinite if a target has probability 0.
+    """
+    p = _distributions("mean", mean, ("examples", "classes"))
+    with np.errstate(divide="ignore"):
+        return float(-np.log(p[np.arange(len(p)), _labels(targets, *p.shape)]).mean() + 0.0)
+
+
 def brier(mean: Values, targets: Values) -> float:
     """Multiclass Brier score, 0 (best) to 2: average over examples of Σ_c (p_c − 1[c = y])².
 
@@ -176,13 +186,56 @@ def selective_accuracy(
     for share in coverage:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"coverage must lie in (0, 1], got {share}")
-    highest, correct = _judged(mean, targets)
+    rank_by, correct = _ranked_by(mean, targets, confidence)
     examples = len(correct)
-    rank_by = highest if confidence is None else _per_example("confidence", confidence, examples)
     ranked = correct[np.argsort(-rank_by, kind="stable")]
     # 0.07 · 100 is 7.000000000000001 in floats, and must give 7: subtract more than rounding adds.
     counts = {share: math.ceil(share * examples * (1.0 - 1e-12)) for share in coverage}
     return {share: float(ranked[:count].mean()) for share, count in counts.items()}
+
+
+def error_auroc(mean: Values, targets: Values, confidence: Values | None = None) -> float:
+    """Area under the ROC curve of uncertainty as a detector of errors: 1 is perfect, 0.5 is chance.
+
+    It is the probability that a wrong prediction has less confidence than a right one, where a tie counts
+    half (Hendrycks and Gimpel 2017, arXiv:1610.02136, section 2). `mean` is (examples, classes), `targets`
+    (examples,), and `confidence` as in `selective_accuracy`. NaN if all predictions are right, or all wrong:
+    there is then nothing to tell apart.
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
+
+    rank_by, correct = _ranked_by(mean, targets, confidence)
+    right = correct.sum()
+    wrong = len(correct) - right
+    if right == 0.0 or wrong == 0.0:
+        return math.nan
+    above = (rankdata(rank_by) * correct).sum() - right * (right + 1.0) / 2.0  # Mann–Whitney's U
+    return float(above / (right * wrong))
+
+
+def risk_coverage(mean: Values, targets: Values, confidence: Values | None = None) -> Floats:
+    """Share of errors among the 1, 2, … most confident examples, (examples,): the risk–coverage curve.
+
+    Entry i is the risk at coverage (i + 1) / examples; the last is the error rate. `mean` is
+    (examples, classes), `targets` (examples,), and `confidence` as in `selective_accuracy`. Equally confident
+    examples are taken in random order, and the curve is the mean over these orders, so that the order of the
+    data does not matter.
+    """
+    rank_by, correct = _ranked_by(mean, targets, confidence)
+    _, group = np.unique(-rank_by, return_inverse=True)  # 0 for the most confident
+    sizes = np.bincount(group)
+    errors = np.repeat(np.bincount(group, weights=1.0 - correct) / sizes, sizes)
+    return np.asarray(np.cumsum(errors) / np.arange(1, len(correct) + 1))
+
+
+def aurc(mean: Values, targets: Values, confidence: Values | None = None) -> float:
+    """Area under the risk–coverage curve, 0 (best) to 1: the average of `risk_coverage`.
+
+    Geifman et al. 2019 (arXiv:1805.08206), section 3. It is 0 if all predictions are right and 1 if all are
+    wrong, whatever the confidences; between models of different accuracy it compares both accuracy and
+    ranking.
+    """
+    return float(risk_coverage(mean, targets, confidence).mean())
 
 
 def _p_values(samples: Floats) -> Floats:
@@ -213,6 +266,14 @@ def _judged(mean: Values, targets: Values) -> tuple[Floats, Floats]:
     p = _distributions("mean", mean, ("examples", "classes"))
     correct = p.argmax(axis=1) == _labels(targets, *p.shape)
     return p.max(axis=1), correct.astype(np.float64)
+
+
+def _ranked_by(mean: Values, targets: Values, confidence: Values | None) -> tuple[Floats, Floats]:
+    """What ranks the examples, the highest probability by default, and which are right; both (examples,)."""
+    highest, correct = _judged(mean, targets)
+    if confidence is None:
+        return highest, correct
+    return _per_example("confidence", confidence, len(correct)), correct
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
