@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def assert_same(found: Any, model: Any) -> None:
     assert (state.mechanisms, state.where, state.seed) == (other.mechanisms, other.where, other.seed)
     assert int(state.step) == int(other.step)
     assert torch.equal(found(**inputs_of(BERT)).logits, model(**inputs_of(BERT)).logits)
+
+
+def test_a_temperature_comes_back(model: Any, tmp_path: Path) -> None:
+    batch = {**inputs_of(BERT), "labels": torch.tensor([0, 1, 1])}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # three labels may not determine it
+        overt.calibrate(model, [batch], samples=2)
+    model.save_pretrained(tmp_path)
+    found = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert found.overt_state.temperature == model.overt_state.temperature
+    drawn = [overt.posterior(one, inputs_of(BERT), samples=2).samples for one in (found, model)]
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.slow

@@ -114,6 +114,34 @@ def test_dropout_adds_spread_and_comes_back_with_its_seed() -> None:
     assert torch.equal(moved.samples, overt.posterior(model, inputs, samples=4, dropout=True).samples)
 
 
+def test_a_plain_model_is_sampled_by_its_dropout() -> None:
+    plain, inputs = BERT.make(), inputs_of(BERT, padded=True)
+    plain.train()
+    plain.classifier.eval()
+    modes = [module.training for module in plain.modules()]
+    generator = torch.random.get_rng_state()
+    drawn = overt.posterior(plain, inputs, samples=4, dropout=True)
+    assert torch.equal(drawn.samples, overt.posterior(plain, inputs, samples=4, dropout=True).samples)
+    assert not torch.equal(drawn.samples, overt.posterior(plain, inputs, 4, dropout=True, seed=1).samples)
+    assert [module.training for module in plain.modules()] == modes
+    assert torch.equal(generator, torch.random.get_rng_state())
+    assert float(drawn.spread.mean()) > 1e-3
+    # All samples run at once here, so that the masks are those of one pass of copies in training mode.
+    torch.manual_seed(0)
+    copies = {key: value.repeat(3, 1) for key, value in inputs.items()}
+    first = torch.softmax(plain.train()(**inputs).logits, dim=-1)
+    rest = torch.softmax(plain(**copies).logits, dim=-1).view(3, 3, 2)
+    torch.testing.assert_close(drawn.samples, torch.cat([first.unsqueeze(0), rest]))
+
+
+def test_a_plain_model_needs_dropout_and_no_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"^nothing is attached to this BertForSequenceClassification"):
+        overt.posterior(BERT.make(), inputs_of(BERT))
+    llama = BY_NAME["Llama"]
+    with pytest.raises(ValueError, match=r"needs one with mechanisms attached, got a plain LlamaForCausalLM"):
+        overt.posterior(llama.make(), inputs_of(llama), dropout=True)
+
+
 def test_labels_of_a_classifier_are_left_out(model: Any) -> None:
     inputs = inputs_of(BERT)
     drawn = overt.posterior(model, {**inputs, "labels": torch.tensor([0, 1, 1])}, samples=3)

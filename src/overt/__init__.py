@@ -32,11 +32,13 @@ from overt.view import page
 
 if TYPE_CHECKING:
     from overt import vision
+    from overt.attaching.calibrating import Calibration, calibrate
     from overt.attaching.loss_log import LossLog
 
 __all__ = [
     "AttentionCall",
     "Bayesian",
+    "Calibration",
     "Chain",
     "Decoder",
     "EdgeCall",
@@ -55,6 +57,7 @@ __all__ = [
     "Trace",
     "__version__",
     "attach",
+    "calibrate",
     "describe",
     "detach",
     "evolve",
@@ -75,6 +78,12 @@ __all__ = [
     "with_kl",
 ]
 
+# Imported on first use: `import overt` stays light.
+_LATER = {
+    "Calibration": "overt.attaching.calibrating",
+    "LossLog": "overt.attaching.loss_log",
+    "calibrate": "overt.attaching.calibrating",
+}
 _MOVED = {
     "AttentionMap": "overt.mechanisms",
     "Page": "overt.view",
@@ -84,14 +93,12 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import `vision`, and `LossLog`, which needs transformers, on first use; moved names give a warning."""
+    """Import `vision` and what is needed less often on first use; moved names give a warning."""
     import importlib
     import warnings
 
-    if name == "LossLog":
-        from overt.attaching.loss_log import LossLog
-
-        return LossLog
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     if name == "vision":
         return importlib.import_module("overt.vision")
     if name not in _MOVED:

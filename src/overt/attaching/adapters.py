@@ -27,6 +27,7 @@ from overt.attaching.settings import (
     hub_options,
     mechanisms_in,
     settings_of,
+    temperature_in,
     write_card,
 )
 
@@ -162,6 +163,7 @@ class Adapter:
                 place.tensor.copy_(tensors[key])
             state.step.fill_(settings["step"])
         state.seed = settings["seed"]
+        state.temperature = temperature_in(settings.get("temperature"), f"{name}/{SETTINGS}")
         state.loaded, self.fresh = True, {}
 
     def write_card(self, path: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from overt.attaching.attention import AttachedAttention
 from overt.attaching.find import AttentionSite, name_of, undispatched
 from overt.attaching.hosts import Host, host_of
 from overt.attaching.refusals import check_type
+from overt.attaching.settings import Temperature, temperature_of
 from overt.attaching.state import AttachedState, average_by_labels
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism, check_mechanisms
@@ -204,10 +205,21 @@ def penalty(model: nn.Module, labels: Tensor | None = None) -> Tensor:
 
 
 def describe(model: nn.Module) -> None:
-    """Print what is attached where, with each mechanism's description and the number of parameters."""
+    """Print what is attached where, with each mechanism's description and the number of parameters.
+
+    The temperature that `overt.calibrate` found is there too, also that of a plain model.
+    """
     base = base_of(model)
+    state = state_in(base)
+    temperature = temperature_of(base, state)
+    fitted = "" if temperature is None else _describe_temperature(temperature)
+    if state is None and temperature is not None:
+        print(f"{name_of(base)}, nothing attached\n  {fitted}")
+        return
     state = the_state(base)
     print(f"{name_of(base)}, step {int(state.step)}")
+    if fitted:
+        print(f"  {fitted}")
     for mechanism in state.mechanisms:
         print(f"  {mechanism}")
     parts: list[tuple[str, AttachedAttention]] = []
@@ -237,6 +249,11 @@ def describe(model: nn.Module) -> None:
     for path, module in plain.items():
         if not any(other.startswith(f"{path}.") for other in plain):
             print(f"  {path} ({type(module).__name__}) is not dispatched, and stays plain")
+
+
+def _describe_temperature(temperature: Temperature) -> str:
+    dropout = "on" if temperature.dropout else "off"
+    return f"temperature {temperature.value:.4g}, fitted with dropout {dropout}"
 
 
 def _describe_part(part: AttachedAttention) -> dict[str, str]:

@@ -12,10 +12,18 @@ import torch
 from torch import nn
 
 from overt.attaching.adapters import adopt, mechanism_tensors, read_settings
-from overt.attaching.api import attach, state_in
+from overt.attaching.api import attach, state_in, the_state
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.find import check_eager
-from overt.attaching.settings import BLOCK, MODEL_TYPES, file_in, hub_options, mechanisms_in, settings_in
+from overt.attaching.settings import (
+    BLOCK,
+    MODEL_TYPES,
+    file_in,
+    hub_options,
+    mechanisms_in,
+    settings_in,
+    temperature_in,
+)
 from overt.models.seq2seq import MODEL_TYPE as LSTM
 
 if TYPE_CHECKING:
@@ -76,6 +84,7 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
             "then overt.attach it"
         )
     mechanisms = mechanisms_in(block, f"{name}/config.json")
+    temperature = temperature_in(block.get("temperature"), f"{name}/config.json")
     plain, config, changed, arguments = _class_and_config(name, settings, block, cls, overrides)
     wants_info = arguments.pop("output_loading_info", False)
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
@@ -110,6 +119,7 @@ def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[st
             check_eager(model, module, part.site.heads)
     model.overt_state.seen = torch.zeros_like(model.overt_state.step)
     model.overt_state.loaded = True
+    model.overt_state.temperature = temperature
     return (model, info) if wants_info else model
 
 
@@ -238,6 +248,7 @@ def _load_adapter(name: str, cls: type[PreTrainedModel] | None, base: Any, overr
             f"{name} holds no {missing}; give a folder that a PEFT model with mechanisms saved"
         )
     mechanisms = mechanisms_in(settings, f"{name}/overt.json")
+    temperature = temperature_in(settings.get("temperature"), f"{name}/overt.json")
     if base is None:
         base = PeftConfig.from_pretrained(name, **options).base_model_name_or_path
         if base is None:
@@ -266,6 +277,7 @@ def _load_adapter(name: str, cls: type[PreTrainedModel] | None, base: Any, overr
     if state is None:
         put(model)
         adopt(model).restore(name, "default", options)
+    the_state(model).temperature = temperature
     for place in mechanism_tensors(model, "default").values():
         place.tensor.requires_grad_(trainable)
     return model.eval()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from overt import _check
 from overt._modes import in_other_mode, switched
 from overt._predictions import LINKS, Link, link_of, linked, summarize
-from overt.attaching.api import base_of, the_state
+from overt.attaching.api import base_of, state_in, the_state
+from overt.attaching.settings import temperature_of
 from overt.attaching.state import AttachedState, parameters_of
 from overt.attaching.tokens import (
     TokenPosterior,
@@ -85,6 +86,7 @@ def posterior(
     rows: int = 256,
     generate: int | None = None,
     problem_type: Link | None = None,
+    calibrated: bool = True,
 ) -> Posterior | SpanPosterior | TokenPosterior:
     """Predictive distribution of a batch, by drawing the attention weights `samples` times.
 
@@ -98,7 +100,8 @@ def posterior(
 
     Args:
         model: a model with a `Bayesian` attached, or a module whose `forward` takes `chain=`, such as those
-            of `overt.vision`; in any mode, which is restored.
+            of `overt.vision`; in any mode, which is restored. With `dropout`, any Hugging Face model that is
+            not a language model.
         batch: the model's inputs, as tokenizers and collators return them; for a module, its keyword
             arguments, or its first argument alone. Labels are ignored, except those of a language model,
             whose log-probability is computed; a causal model without labels uses its input as labels.
@@ -116,6 +119,9 @@ def posterior(
         problem_type: what turns outputs into predictions: "softmax", "sigmoid" or "identity". None takes it
             from an attached model's config; without one, outputs (batch, classes) are taken for logits of a
             softmax, all others as they are.
+        calibrated: divide the logits of a softmax by the temperature that `overt.calibrate` found for this
+            model, if it did. A temperature that was fitted with dropout on is refused for samples without,
+            and the other way round.
 
     Returns:
         A `TokenPosterior` for a language model, a `SpanPosterior` for question answering, a `Posterior` for
@@ -132,54 +138,147 @@ def posterior(
         if generate is not None:
             raise ValueError(f"generate is for language models, got a {type(_inner(model)).__name__}")
         return _of_module(_inner(model), batch, samples, dropout, seed, first, rows, problem_type)
-    wrapped, model = model, _inner(model)
-    base, state = base_of(model), the_state(model)
-    if isinstance(batch, Tensor):
-        if hasattr(base, "config"):
-            raise TypeError("batch must hold the inputs of an attached model by name, got a tensor")
-        batch = {parameters_of(base)[0]: batch}
-    arguments = dict(batch)
+    inside = _inner(model)
+    base, state = base_of(inside), state_in(inside)
+    if state is None and not dropout:
+        the_state(inside)  # refuses
     _check_random(base, dropout)
+    temperature = _temperature(base, state, dropout) if calibrated else 1.0
+    arguments = arguments_of(base, batch)
     query, sequences = None, None
     if generate is not None:
         _check.whole("generate", generate, 1)
         arguments = {key: value for key, value in arguments.items() if key not in LEFT_OUT}
-    inputs = _inputs(base, arguments)
-    if model is not wrapped:  # the wrapper would move inputs to the model's device
-        inputs = {
-            key: value.to(next(base.parameters()).device) if isinstance(value, Tensor) else value
-            for key, value in inputs.items()
-        }
-    count = _batch_size(inputs)
+    sampler = Sampler(model, arguments, samples, dropout, seed=seed, first=first, rows=rows)
     if generate is not None:
         with _modes(base, state, dropout=False):
-            inputs, query, sequences = generate_text(model, base, inputs, generate)
-
-    def run(sample: Tensor, example: Tensor) -> Any:
-        folded = {key: _take(value, example) for key, value in inputs.items()}
-        with state.drawing(sample, example + first, seed):
-            return model(**folded)
-
-    sample = torch.arange(samples).repeat_interleave(count)
-    example = torch.arange(count).repeat(samples)
-    with _modes(base, state, dropout), _seeded(base, seed, dropout):
-        start = min(rows, count)  # a single sample first, to see whether there is a vocabulary
-        output = run(sample[:start], example[:start])
-        logits = getattr(output, "logits", None)
-        if logits is not None and is_vocabulary(base, logits):
+            sampler.inputs, query, sequences = generate_text(inside, base, sampler.inputs, generate)
+    with sampler.ready():
+        output = sampler.start()
+        if sampler.predicts_tokens(output):
+            if state is None:
+                raise ValueError(
+                    f"posterior of a language model needs one with mechanisms attached, got a plain "
+                    f"{type(base).__name__}: call overt.attach(model, …) first"
+                )
+            ready = [output.logits]
             if query is None:
-                shape = count, int(logits.shape[1])
-                query = token_query(base, inputs, arguments.get("labels"), shape, logits.device)
-            ready = [logits]
-            del output, logits
-            return replace(score_tokens(run, ready, query, samples, rows), sequences=sequences)
+                shape = sampler.count, int(output.logits.shape[1])
+                labels, device = arguments.get("labels"), output.logits.device
+                query = token_query(base, sampler.inputs, labels, shape, device)
+            del output
+            return replace(score_tokens(sampler.run, ready, query, samples, rows), sequences=sequences)
         if query is not None:
             raise ValueError(f"generate needs logits over a vocabulary, which {type(base).__name__} lacks")
+        scores = sampler.finish(output, problem_type)
+    return _summarize(scores, temperature)
+
+
+class Scores(NamedTuple):
+    """Outputs of predictive samples, before they become predictions.
+
+    Attributes:
+        drawn: (samples, batch, …, classes); for answers (samples, batch, 2, length), the logits of their
+            starts and ends, −inf at tokens that the attention mask hides.
+        link: what turns them into predictions.
+        spans: whether they are starts and ends of answers.
+    """
+
+    drawn: Tensor
+    link: Link
+    spans: bool = False
+
+
+class Sampler:
+    """Runs a Hugging Face or timm model on a batch, `rows` rows (samples × examples) at once.
+
+    A plain model takes part too; its samples differ by dropout alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: dict[str, Any],
+        samples: int,
+        dropout: bool,
+        *,
+        seed: int,
+        first: int,
+        rows: int,
+    ) -> None:
+        self.model = _inner(model)
+        self.base, self.state = base_of(self.model), state_in(self.model)
+        self.samples, self.dropout, self.seed, self.first, self.rows = samples, dropout, seed, first, rows
+        self.inputs = _inputs(self.base, arguments)
+        if self.model is not model:  # the wrapper would move inputs to the model's device
+            self.inputs = on_device(self.base, self.inputs)
+        self.count = _batch_size(self.inputs)
+        self.sample = torch.arange(samples).repeat_interleave(self.count)
+        self.example = torch.arange(self.count).repeat(samples)
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """The mode and the seed that passes need."""
+        with _modes(self.base, self.state, self.dropout), _seeded(self.base, self.seed, self.dropout):
+            yield
+
+    def run(self, sample: Tensor, example: Tensor) -> Any:
+        """The output for these examples under samples of these numbers."""
+        folded = {key: _take(value, example) for key, value in self.inputs.items()}
+        drawing: Any = nullcontext()
+        if self.state is not None:
+            drawing = self.state.drawing(sample, example + self.first, self.seed)
+        with drawing:
+            return self.model(**folded)
+
+    def start(self) -> Any:
+        """The output of the first rows, of a single sample: it shows whether there is a vocabulary."""
+        start = min(self.rows, self.count)
+        return self.run(self.sample[:start], self.example[:start])
+
+    def predicts_tokens(self, output: Any) -> bool:
+        """Whether an output holds logits over a vocabulary."""
+        logits = getattr(output, "logits", None)
+        return logits is not None and is_vocabulary(self.base, logits)
+
+    def finish(self, output: Any, problem_type: Link | None = None) -> Scores:
+        """All scores, given the output of `start`."""
+        first = min(self.rows, self.count)
+        parts = [slice(place, place + self.rows) for place in range(first, len(self.sample), self.rows)]
         outputs = [_prediction(output)]
-        parts = [slice(place, place + rows) for place in range(start, samples * count, rows)]
-        outputs += [_prediction(run(sample[part], example[part])) for part in parts]
-    drawn = torch.cat(outputs)
-    return _summarize(base, inputs, drawn.view(samples, count, *drawn.shape[1:]), output, problem_type)
+        outputs += [_prediction(self.run(self.sample[part], self.example[part])) for part in parts]
+        drawn = torch.cat(outputs)
+        drawn = drawn.view(self.samples, self.count, *drawn.shape[1:])
+        return _scores(self.base, self.inputs, drawn, output, problem_type)
+
+
+def arguments_of(base: Any, batch: Mapping[str, Any] | Tensor) -> dict[str, Any]:
+    """A batch by the names of the model's arguments; a model without a config may get its first one alone."""
+    if not isinstance(batch, Tensor):
+        return dict(batch)
+    if hasattr(base, "config"):
+        raise TypeError("batch must hold the inputs of an attached model by name, got a tensor")
+    return {parameters_of(base)[0]: batch}
+
+
+def on_device(base: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs on the model's device."""
+    device = next(base.parameters()).device
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+
+
+def _temperature(base: nn.Module, state: AttachedState | None, dropout: bool) -> float:
+    """What logits are divided by; refuses a temperature that was fitted to other samples."""
+    fitted = temperature_of(base, state)
+    if fitted is None:
+        return 1.0
+    if fitted.dropout != dropout:
+        with_or_without = "with dropout on" if fitted.dropout else "without dropout"
+        raise ValueError(
+            f"the model's temperature, {fitted.value:.4g}, was fitted {with_or_without}: call "
+            f"overt.calibrate(model, data, dropout={dropout}), or posterior(…, calibrated=False)"
+        )
+    return fitted.value
 
 
 def takes_chain(model: nn.Module) -> bool:
@@ -229,7 +328,8 @@ def _of_module(
 
     with _one_by_one, switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
         drawn = torch.cat([run(slice(start, start + rows)) for start in range(0, samples * count, rows)])
-    return _summary_of_tensor(drawn.view(samples, count, *drawn.shape[1:]), problem_type)
+    scores = _scores_of_tensor(drawn.view(samples, count, *drawn.shape[1:]), problem_type)
+    return _summary(linked(scores.drawn, scores.link), probabilities=scores.link == "softmax")
 
 
 def _check_random(model: nn.Module, dropout: bool) -> None:
@@ -281,7 +381,7 @@ def _take(value: Any, index: Tensor) -> Any:
 
 
 @contextmanager
-def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[None]:
+def _modes(base: nn.Module, state: AttachedState | None, dropout: bool) -> Iterator[None]:
     """Evaluation mode; with dropout, training mode except for modules with running statistics.
 
     Modes are restored at the end. If every module is in the right mode already, other threads may run the
@@ -291,6 +391,10 @@ def _modes(base: nn.Module, state: AttachedState, dropout: bool) -> Iterator[Non
     def trains(module: nn.Module) -> bool:
         return dropout and not isinstance(module, nn.modules.batchnorm._NormBase)
 
+    if state is None:
+        with _one_by_one, switched(in_other_mode(base, trains)):
+            yield
+        return
     with state.turns.together():
         if not in_other_mode(base, trains):
             yield
@@ -332,28 +436,35 @@ def _has_spans(output: Any) -> bool:
     return all(isinstance(getattr(output, name, None), Tensor) for name in ("start_logits", "end_logits"))
 
 
-def _summarize(
+def _scores(
     base: Any, inputs: dict[str, Any], drawn: Tensor, output: Any, problem_type: Link | None
-) -> Posterior | SpanPosterior:
-    """A summary of predictions, (samples, batch, …), of the same type as this output."""
+) -> Scores:
+    """What outputs, (samples, batch, …), of the same type as this one, are scores of."""
     if isinstance(output, Tensor):
-        return _summary_of_tensor(drawn, problem_type)
+        return _scores_of_tensor(drawn, problem_type)
     if getattr(output, "logits", None) is None:
         if getattr(output, "last_hidden_state", None) is not None:
-            return _summary(drawn, probabilities=False)
+            return Scores(drawn, "identity")
         real = real_positions(base, inputs, (drawn.shape[1], drawn.shape[-1]), drawn.device)
-        drawn = torch.softmax(drawn.masked_fill(~real.unsqueeze(1), -torch.inf), dim=-1)
-        return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
+        return Scores(drawn.masked_fill(~real.unsqueeze(1), -torch.inf), "softmax", spans=True)
     if _are_choices(inputs, drawn.shape[1:]):
-        return _summary(torch.softmax(drawn, dim=-1), probabilities=True)
+        return Scores(drawn, "softmax")
     if problem_type is not None:
-        return _summary(linked(drawn, problem_type), probabilities=problem_type == "softmax")
+        return Scores(drawn, problem_type)
     link = link_of(base.config, drawn.shape[-1])
     classes = {getattr(base.config, "num_labels", None), vocabulary_of(base)}
     # Pixels, or one logit per token, are not a distribution over their last axis.
     if link == "softmax" and (drawn.dim() > 4 or drawn.shape[-1] not in classes):
         link = "identity"
-    return _summary(linked(drawn, link), probabilities=link == "softmax")
+    return Scores(drawn, link)
+
+
+def _scores_of_tensor(drawn: Tensor, problem_type: Link | None) -> Scores:
+    """Scores of outputs that no config describes."""
+    link = problem_type
+    if link is None:
+        link = "softmax" if drawn.dim() == 3 and drawn.shape[-1] > 1 else "identity"
+    return Scores(drawn, link)
 
 
 def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
@@ -363,12 +474,13 @@ def _are_choices(inputs: dict[str, Any], shape: torch.Size) -> bool:
     return texts is not None and texts.dim() == 3 and texts.shape[:2] == shape
 
 
-def _summary_of_tensor(drawn: Tensor, problem_type: Link | None) -> Posterior:
-    """A summary of outputs that no config describes."""
-    link = problem_type
-    if link is None:
-        link = "softmax" if drawn.dim() == 3 and drawn.shape[-1] > 1 else "identity"
-    return _summary(linked(drawn, link), probabilities=link == "softmax")
+def _summarize(scores: Scores, temperature: float = 1.0) -> Posterior | SpanPosterior:
+    """A summary of scores, whose softmax has this temperature."""
+    drawn = scores.drawn / temperature if scores.link == "softmax" else scores.drawn
+    drawn = linked(drawn, scores.link)
+    if scores.spans:
+        return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
+    return _summary(drawn, probabilities=scores.link == "softmax")
 
 
 def _summary(drawn: Tensor, probabilities: bool) -> Posterior:

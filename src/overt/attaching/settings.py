@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from overt import _check
 from overt._files import write_whole
 from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCK = "overt"
+TEMPERATURE = "overt_temperature"  # in a plain model's config; an attached model's is in its block
 # Users who load the folder without overt see this in transformers' error: "has model type `…` but
 # Transformers does not recognize this architecture". Older files have just "overt".
 MODEL_TYPE = "overt (import overt.auto)"
@@ -80,7 +82,61 @@ def settings_of(model: PreTrainedModel) -> dict[str, Any]:
         "mechanisms": [as_dict(mechanism) for mechanism in state.mechanisms],
         "where": state.where,
         "seed": state.seed,
+        **({} if state.temperature is None else {"temperature": state.temperature._asdict()}),
     }
+
+
+class Temperature(NamedTuple):
+    """What `overt.calibrate` fitted, as it is saved with a model.
+
+    Attributes:
+        value: what logits are divided by.
+        dropout: whether dropout was on in the passes that it was fitted to.
+        architecture: class of the model.
+        labels: its number of classes. A model with another head does not use the temperature.
+    """
+
+    value: float
+    dropout: bool
+    architecture: str
+    labels: int | None
+
+
+def temperature_in(entry: object, source: str) -> Temperature | None:
+    """The temperature that an entry of a file describes; errors name the file."""
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping) or set(entry) != set(Temperature._fields):
+        fields = ", ".join(Temperature._fields)
+        raise ValueError(f"the temperature in {source} must have {fields}, got {entry!r}"[:200])
+    found = Temperature(**entry)
+    _check.positive(f"the temperature's value in {source}", found.value)
+    if not isinstance(found.dropout, bool):
+        raise TypeError(f"the temperature's dropout in {source} must be a boolean, got {found.dropout!r}")
+    return found
+
+
+def temperature_of(base: Any, state: Any) -> Temperature | None:
+    """A model's temperature; None if it has none, or one that belongs to another head.
+
+    Args:
+        base: the model.
+        state: of what is attached to it, with a temperature of its own: the plain model's belongs to other
+            predictions. None if nothing is attached.
+    """
+    config = getattr(base, "config", None)
+    if state is not None:
+        found = state.temperature
+    else:
+        found = temperature_in(getattr(config, TEMPERATURE, None), "the model's config")
+    if found is None or head_of(base) != (found.architecture, found.labels):
+        return None
+    return found  # type: ignore[no-any-return]
+
+
+def head_of(base: Any) -> tuple[str, int | None]:
+    """A model's class and its number of classes, by which a temperature knows its model."""
+    return type(base).__name__, getattr(getattr(base, "config", None), "num_labels", None)
 
 
 class Uploading:

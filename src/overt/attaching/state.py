@@ -28,6 +28,7 @@ from overt.attaching.passes import (
     store_on,
     tokens_in,
 )
+from overt.attaching.settings import Temperature
 from overt.attaching.turns import Turns
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.chain import Chain, recomputing
@@ -132,6 +133,7 @@ class AttachedState(nn.Module):
     seen: Tensor
     hands_on = True  # whether models hand keyword arguments on to their attentions
     loaded = False  # whether step and mechanisms come from files or another model rather than from attach
+    temperature: Temperature | None = None  # what calibrate fitted
 
     def __init__(self, token: str, mechanisms: tuple[Mechanism, ...], where: Any, seed: int) -> None:
         super().__init__()
@@ -359,8 +361,9 @@ class AttachedState(nn.Module):
         return output if joined is None else joined
 
     def advance(self) -> None:
-        """Count an optimizer step."""
+        """Count an optimizer step, which makes the temperature another model's."""
         self.step += 1
+        self.temperature = None
         self.seen.zero_()
         self.trained = False
 

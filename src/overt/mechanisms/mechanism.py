@@ -68,6 +68,14 @@ class Mechanism:
         """
         return cls(**settings)
 
+    def noise_setting(self) -> NoiseSetting | None:
+        """Which setting says how much noise there is; None if nothing is random, or no setting says so.
+
+        `overt.calibrate(noise=True)` tries its values on a trained model: layers must be able to
+        `reconfigure`.
+        """
+        return None
+
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
         """λ(t), the factor at training step t of the terms that its layers add to the loss."""
         del step
@@ -179,6 +187,10 @@ class MechanismLayer(nn.Module):
         """What `overt.describe` shows about it: column → text."""
         return {self.name: self.extra_repr() or "yes"}
 
+    def reconfigure(self, config: Any) -> None:
+        """Take settings that differ in the amount of noise alone (`Mechanism.noise_setting`)."""
+        self.config = config
+
     def reset_parameters(self) -> None:
         """Reinitialise its parameters."""
 
@@ -200,6 +212,18 @@ class Ahead(NamedTuple):
 
     added: Tensor | None
     finish: Callable[[Tensor], None] | None
+
+
+class NoiseSetting(NamedTuple):
+    """The setting that says how much noise a mechanism has.
+
+    Attributes:
+        name: of the setting.
+        values: from much noise to little, for `overt.calibrate(noise=True)` to try.
+    """
+
+    name: str
+    values: tuple[float, ...]
 
 
 class Entry(NamedTuple):

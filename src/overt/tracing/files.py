@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from overt import _check
 from overt._files import check_folder, written_whole
 from overt.tracing.capture import FUSED
 
@@ -108,6 +109,7 @@ def pack(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "labels": trace.labels,
         "words": trace.words,
         "link": trace.link,
+        "temperature": trace.temperature,
         "sums_to_one": trace.sums_to_one,
         "signed": trace.signed,
         "averaged": trace.averaged,
@@ -155,6 +157,8 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict
     per_example = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
     if any(value is not None and len(value) != len(mask) for value in per_example):
         raise ValueError("picture, outputs and mask do not match")
+    temperature = about.get("temperature", 1.0)
+    _check.positive("temperature", temperature)
     places = about["parts"] if form != "1" else _places_before(tensors, about["parts"], bool(draws))
     visible = group("visible")
     return {
@@ -180,6 +184,7 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict
         "labels": about.get("labels", []),
         "words": {int(number): word for number, word in about.get("words", {}).items()},
         "link": about.get("link", "softmax"),
+        "temperature": temperature,
         "sums_to_one": about.get("sums_to_one", True),
         "signed": about.get("signed", False),
         "averaged": about.get("averaged", bool(draws) and form == "1"),

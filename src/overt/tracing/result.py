@@ -111,6 +111,8 @@ class Trace(ShownTrace):
             each example (by the outputs, each draw, and the draws' mean).
         link: how outputs become probabilities: "softmax"; "sigmoid" for several labels at once; "identity"
             for a single output or a regression, whose outputs are not probabilities.
+        temperature: what `predictions` divides the outputs by before a softmax, if `overt.calibrate` found
+            one for the model without dropout. Methods that run the model explain its own probabilities.
         sums_to_one: whether rows of the weights sum to one. If a mechanism's rows do not, rollout and flow
             normalise them before adding the residual.
         signed: whether a mechanism makes weights that may be negative, which have no flow.
@@ -138,6 +140,7 @@ class Trace(ShownTrace):
     labels: list[str] = field(default_factory=list)
     words: dict[int, str] = field(default_factory=dict)
     link: Link = "softmax"
+    temperature: float = 1.0
     sums_to_one: bool = True
     signed: bool = False
     averaged: bool = False
@@ -315,9 +318,10 @@ class Trace(ShownTrace):
         """Of all classes, (class,), and in each posterior sample, (sample, class)."""
         assert self.outputs is not None
         drawn = [draw.outputs[example] for draw in self.draws if draw.outputs is not None]
+        divisor = self.temperature if self.link == "softmax" else 1.0
         if not drawn:
-            return linked(self.outputs[example].double(), self.link), None
-        samples = linked(torch.stack(drawn).double(), self.link)
+            return linked(self.outputs[example].double() / divisor, self.link), None
+        samples = linked(torch.stack(drawn).double() / divisor, self.link)
         return samples.mean(dim=0), samples
 
     def main_queries(self) -> list[int]:

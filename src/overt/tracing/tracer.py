@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt.attaching.api import state_in
+from overt.attaching.settings import temperature_of
 from overt.mechanisms.attention_map import AttentionMap
 from overt.models.seq2seq import Seq2Seq
 from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
@@ -17,7 +19,7 @@ from overt.tracing.inputs import names_of, prepare
 from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.result import Trace
-from overt.tracing.subject import Output
+from overt.tracing.subject import Output, Subject
 
 NAMED = 50  # a language model's trace keeps the names of this many likeliest tokens per example
 
@@ -131,6 +133,7 @@ def _name_classes(trace: Trace) -> None:
         return
     classes = trace.outputs.shape[1]
     trace.link, trace.labels = subject.link(classes), subject.labels(classes)
+    trace.temperature = _temperature(subject)
     if trace.labels or not subject.speaks(classes):
         return
     rows = [trace.outputs, *(draw.outputs for draw in trace.draws if draw.outputs is not None)]
@@ -138,6 +141,16 @@ def _name_classes(trace: Trace) -> None:
         rows.append(torch.stack([trace._probabilities(example)[0] for example in range(len(trace))]))
     likely = {number for row in rows for number in row.topk(min(NAMED, classes)).indices.flatten().tolist()}
     trace.words = names_of(subject.inputs.tokenizer, sorted(likely))
+
+
+def _temperature(subject: Subject) -> float:
+    """The temperature of the model's own outputs, fitted without dropout, which traces are without."""
+    state = state_in(subject.model)
+    base: nn.Module = subject.model
+    if state is not None:  # it may be inside a PEFT model
+        base = next(part for part in base.modules() if part._modules.get("overt_state") is state)
+    fitted = temperature_of(base, state)
+    return 1.0 if fitted is None or fitted.dropout or subject.output is not None else fitted.value
 
 
 def everything(model: nn.Module, mixing: str = "attention", samples: int = 20) -> dict[str, Any]:

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.mechanisms.mechanism import Mechanism
+from overt.mechanisms.mechanism import Mechanism, NoiseSetting
 
 Variant = Literal["WC", "WF", "LC", "LF", "NO KL"]
 # As chosen by `benchmarks/kl_weight.py` (docs/bayesian.md).
 KL_WEIGHT = 0.003
+# What calibrate tries. The logarithm of a Weibull draw has the spread π / (√6 · k), that of a Lognormal draw
+# sigma: both lists cover about the same range.
+_NOISE = {
+    "weibull": NoiseSetting("k", (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)),
+    "lognormal": NoiseSetting("sigma", (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)),
+}
 _VARIANTS: dict[str, tuple[str, str | None]] = {
     "WC": ("weibull", "contextual"),
     "WF": ("weibull", "fixed"),
@@ -107,6 +113,10 @@ class Bayesian(Mechanism):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"kl_weight": 1.0, **state})  # for pickles older than `kl_weight`, too
+
+    def noise_setting(self) -> NoiseSetting:
+        """The Weibull's k or the Lognormal's sigma."""
+        return _NOISE[self.family]
 
     def loss_weight(self, step: Tensor | None) -> Tensor | float:
         """kl_weight·λ(t), the factor of the KL at training step t."""

@@ -44,6 +44,11 @@ class BayesianLayer(MechanismLayer):
         contextual = config.prior == "contextual"
         self.prior = ContextualPrior(site.head_dim, config.d_mid) if contextual else None
 
+    def reconfigure(self, config: Bayesian) -> None:
+        """Take another amount of noise."""
+        super().reconfigure(config)
+        self._law = law_of(config)
+
     def weights(self, logits: Tensor, call: AttentionCall, chain: Chain) -> Tensor:
         """Weights, (batch, heads, query, key), at least float32, from logits Φ."""
         visible, off = call.visible(), chain.switched_off
