@@ -741,6 +741,21 @@ def test_mechanisms_come_with_what_there_is_to_see_of_them() -> None:
     assert len(entry["outputs"]["draws"]) == 10
 
 
+def test_probabilities_have_the_temperature_of_their_model() -> None:
+    model = build(hf.BertForSequenceClassification, lambda: hf.BertConfig(**TEXT))()
+    inputs = dict(tokenizer()("the key", return_tensors="pt"))
+    with torch.no_grad():
+        logits = model(**inputs).logits.double()
+    with pytest.warns(
+        UserWarning, match=r"^the temperature, 0.05, is at an end"
+    ):  # one label, predicted right
+        overt.calibrate(model, [{**inputs, "labels": logits.argmax(dim=-1)}])
+    with running({"cold": Served("cold", model, tokenizer(), layers=3)}) as made:
+        [entry] = made.trace("the key", model="cold").json["index"]["traces"]
+    expected = (logits[0] / 0.05).softmax(dim=-1).sort(descending=True).values
+    assert entry["outputs"]["mean"] == pytest.approx(expected.tolist(), abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("header", "host"),
     [("localhost", "localhost"), ("LOCALHOST:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"),
