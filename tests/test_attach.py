@@ -77,7 +77,7 @@ def test_a_wrong_where_is_named(where: Any, message: str) -> None:
 def test_wrong_calls_are_named() -> None:
     with pytest.raises(ValueError, match="nothing to attach"):
         overt.attach(BERT.make())
-    with pytest.raises(TypeError, match="must be a Hugging Face PreTrainedModel, got Linear"):
+    with pytest.raises(TypeError, match=r"must be a Hugging Face PreTrainedModel, or one .*, got Linear"):
         overt.attach(torch.nn.Linear(2, 2), overt.Evolving())
     with pytest.raises(ValueError, match="already has mechanisms attached"):
         overt.attach(attached(BERT, overt.Evolving()), overt.Bayesian())

@@ -492,6 +492,7 @@ def test_codes_for_text_in_pieces_are_refused() -> None:
 
 def test_a_run_with_other_data_is_refused_without_their_hashes(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"data": 64 * "a"}))
+    (tmp_path / "result.json").write_text("{}")
     with pytest.raises(ValueError, match=r"has a run with other data than requested: delete it with --fresh"):
         earlier_result(tmp_path, {"data": 64 * "b"}, fresh=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 import overt
 from overt.data.glue import TASKS, Row
-from overt.recipes import reproduce, text_training, understanding_runs
+from overt.recipes import reproduce, text_training, uncertainty, understanding_runs
+from overt.recipes._recipe import Outcome
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model, predict
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
 from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
@@ -81,6 +83,10 @@ def test_published_settings_are_used_for_the_models_they_name() -> None:
     assert set(BAM) == set(BAM_TUNED)
     assert knobs("CoLA", "BERT-Base", 128)[:3] == (0.2, 0.1, 10)
     assert knobs("SST-2", None, 128)[:3] == (0.1, 0.1, 1000)
+    albert = understanding_runs.published_training("ALBERT-base", "MNLI", 392_702)
+    assert (albert.updates, albert.batch, albert.longest, albert.dropout) == (10_000, 128, 512, 0.0)
+    bert = understanding_runs.published_training("BERT-Base", "CoLA", 8551)
+    assert (bert.updates, bert.batch, bert.learning_rate, bert.dropout) == (3 * 1068, 8, 2e-5, None)
     evolving = forms(knobs("RTE", "RoBERTa-Large", 128))["Evolving"][0]
     assert isinstance(evolving, overt.Evolving)
     assert (evolving.alpha, evolving.beta) == (0.2, 0.4)
@@ -180,3 +186,43 @@ def test_rates_are_chosen_on_held_out_rows_and_forms_are_compared_on_development
         run(forms="Evolvin")
     with pytest.raises(FileNotFoundError, match="none of the tasks MRPC is there: give --data DIR"):
         run(tasks="MRPC")
+
+
+@pytest.mark.slow
+def test_every_way_to_be_uncertain_is_measured_on_rows_as_they_are_and_shifted(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(understanding_runs, "RATES", (3e-2,))
+    monkeypatch.setattr(understanding_runs, "RATE_SEEDS", 1)
+    monkeypatch.setattr(uncertainty, "SAMPLES", 3)
+    places = {"out": Path("runs"), "results": Path("results")}
+    extra = ["--epochs", "1", "--tasks", "CoLA", "--forms", "plain,Bayesian k=2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # so few rows do not determine a temperature
+        result = reproduce.run("uncertainty", data, 2, "cpu", model, extra=extra, **places)
+    grids = {grid["title"]: dict(grid["rows"]) for grid in result["tables"]}
+    parts = [f"CoLA, {rate} {what}" for rate in ("10%", "30%") for what in ("typos", "words dropped")]
+    assert set(grids) == {"CoLA", *parts}, "nothing wins with two seeds"
+    methods = [method for method in uncertainty.COSTS if "k=10" not in method]
+    assert list(grids["CoLA"]) == methods
+    assert grids["CoLA"][uncertainty.ENSEMBLE][:2] == ["1", "2"], "one ensemble of two models"
+    numbers = result["per_seed"]["0"]["plain, CoLA"]
+    one, warm = (numbers[f"CoLA | {name} | accuracy"] for name in (uncertainty.ONE, uncertainty.TEMPERATURE))
+    assert one == warm, "a temperature does not change predictions"
+    assert numbers[f"CoLA | {uncertainty.ONE} | PAvPU"] is None, "one pass has no spread"
+
+
+def test_a_win_needs_both_baselines_and_holms_correction() -> None:
+    def outcome(gap: float) -> Outcome:
+        per_seed: dict[int, dict[str, Any]] = {}
+        for seed in range(5):
+            small = 0.001 * seed**2
+            values = {uncertainty.TEMPERATURE: 0.5, uncertainty.DROPOUT: 0.5 + gap, uncertainty.LAPLACE: 0.4}
+            entry = {f"CoLA | {name} | NLL": value + small * value for name, value in values.items()}
+            per_seed[seed] = {"plain, CoLA": entry}
+        return Outcome({"data": {"CoLA": {}}}, per_seed)
+
+    both = uncertainty.verdicts(outcome(gap=0.1))
+    assert [(each.method, each.measure, each.wins) for each in both] == [(uncertainty.LAPLACE, "NLL", True)]
+    assert not uncertainty.verdicts(outcome(gap=-0.2))[0].wins, "dropout is better"

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 from graphs import as_published
-from overt._pictures import UnreadableImageError
 from overt.data import cifar100, image_folders
+from overt.data.pictures import UnreadableImageError
 
 # --- CIFAR-100 ---
 

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fresh import start_pair
-from overt._pictures import opened
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
+from overt.data.pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes._runs import earlier_result
 from overt.recipes.vision_training import (
@@ -246,7 +246,7 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from overt.data import relations
-from overt._pictures import opened
+from overt.data.pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes._runs import earlier_result
 import small_vision as here

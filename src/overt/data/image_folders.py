@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from overt._pictures import UnreadableImageError, middle, opened, resized_to
 from overt.data.images import in_place_of_test, set_apart
+from overt.data.pictures import UnreadableImageError, middle, opened, resized_to
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt._pictures import opened
+from overt.data.pictures import opened
 
 if TYPE_CHECKING:
     pass

@@ -138,6 +138,9 @@ def notes_of(outcome: Outcome) -> list[str]:
     config = outcome.config
     row = next(iter(config["rows"].values()))
     training = row["training"]
+    sizes = f"batches of {training['batch']}, {training['longest']} tokens at most"
+    if config["published_settings"]:
+        sizes = "batches and lengths of each task as published"
     data = []
     for task, each in config["data"].items():
         dev = ", ".join(f"{count:,}" for count in each["dev"].values())
@@ -153,7 +156,7 @@ def notes_of(outcome: Outcome) -> list[str]:
     head = f" New weights, drawn at random: {', '.join(config['head'])}." if config["head"] else ""
     return [
         f"Model: {config['model']}.{head} {how}",
-        f"Training: AdamW with ε 1e-8, batches of {training['batch']}, {training['longest']} tokens at most, "
+        f"Training: AdamW with ε 1e-8, {sizes}, "
         "linear warm-up and decay, the last step's weights, float32. Models with the same seed start from "
         "the same weights and see the same batches.",
         f"Data: {'; '.join(data)}.",

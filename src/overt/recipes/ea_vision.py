@@ -16,12 +16,12 @@ from typing import Any
 
 from overt._extras import need
 from overt._files import write_whole
-from overt._pictures import UnreadableImageError
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.files import data_folder
 from overt.data.image_folders import TESTS, TRAIN, ImageFiles, ImageFolders
 from overt.data.images import Images
+from overt.data.pictures import UnreadableImageError
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.evolving.config import Evolving
 from overt.models.resnet import DEPTHS

@@ -1,7 +1,4 @@
-"""Fine-tune a pretrained encoder on labelled sentences, with any mechanisms.
-
-Two lines differ from an ordinary fine-tuning script: `overt.attach`, and `overt.posterior` for the samples.
-"""
+"""Fine-tune a pretrained encoder on sentences with a sentiment, with any mechanisms."""
 
 from __future__ import annotations
 
@@ -10,15 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import overt
-from overt.data.sst2 import Rows
+from overt.data.glue import TASKS, Row
+from overt.data.sst2 import SST2, Rows
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.mechanism import Mechanism
+from overt.recipes import text_training
 from overt.recipes._runs import finish_run
-from overt.recipes._training import Run, hardware
+from overt.recipes._training import hardware, torch_device
+from overt.recipes.text_training import Texts, TextTraining, attached, encode, predict, sample
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ BATCH = 32
 WARMUP = 30  # steps
 LONGEST = 64  # tokens
 SAMPLES = 20
-CHECKPOINTS = 3  # per run
+CLASSES = TASKS[SST2].classes
 
 
 def settings_of(
@@ -47,21 +48,6 @@ def settings_of(
     }
 
 
-class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
-    """Tokenized sentences with their labels."""
-
-    def __init__(self, rows: Rows, tokenizer: Any) -> None:
-        self.codes = tokenizer([sentence for sentence, _ in rows], truncation=True, max_length=LONGEST)
-        self.labels = [label for _, label in rows]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        codes = {key: values[index] for key, values in self.codes.items()}
-        return {**codes, "labels": self.labels[index]}
-
-
 def fine_tune(
     console: Console,
     folder: Path,
@@ -73,70 +59,44 @@ def fine_tune(
     device: str = "auto",
 ) -> dict[str, Any]:
     """Fine-tune and test one form; return its numbers, stored in `folder` with the model and tokenizer."""
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        set_seed,
-    )
+    from transformers import AutoTokenizer
 
     steps, seed = settings["steps"], settings["seed"]
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    set_seed(seed)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, dtype=torch.float32)
-    if mechanisms:
-        overt.attach(model, *mechanisms, seed=seed)
-    collator = DataCollatorWithPadding(tokenizer)
-    tests = Encoded(test, tokenizer)
-    run = Run(
-        model,
-        folder,
-        steps=steps,
-        checkpoints=CHECKPOINTS,
-        seed=seed,
-        data=Encoded(train, tokenizer),
-        collate=collator,
-        console=console,
-        name=folder.name,
-        device=device,
-        evaluation=tests,
-        per_device_train_batch_size=settings["batch"],
-        per_device_eval_batch_size=64,
-        learning_rate=settings["learning_rate"],
-        warmup_steps=min(WARMUP, steps // 2),
+    coded = [
+        encode([Row((text,), label) for text, label in rows], tokenizer, LONGEST) for rows in (train, test)
+    ]
+    texts = Texts(coded[0], {}, CLASSES)
+    training = TextTraining(
+        steps, settings["batch"], settings["learning_rate"], min(WARMUP, steps // 2), LONGEST
     )
-    trainer = run.trainer
-    before = trainer.evaluate()["eval_loss"]
-    run.train()
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    losses = [entry.get("task_loss", entry["loss"]) for entry in logs]
-    row: dict[str, Any] = {"loss_before": before, "loss_after": trainer.evaluate()["eval_loss"]}
-    row["train_first"], row["train_last"] = losses[0], losses[-1]
-    row["kl_first"], row["kl_last"] = logs[0].get("kl"), logs[-1].get("kl")
-    logits = torch.from_numpy(trainer.predict(tests).predictions)
+    untrained = attached(path, texts, mechanisms, training, seed).to(torch_device(device)).eval()
+    before = predict(untrained, coded[1], tokenizer)
+    model, numbers = text_training.train(
+        folder, texts, tokenizer, path, mechanisms, training, seed, device, console=console
+    )
+    logits = predict(model, coded[1], tokenizer)
+    targets = torch.tensor([label for _, label in test])
+    row: dict[str, Any] = {
+        "loss_before": float(F.cross_entropy(before, targets)),
+        "loss_after": float(F.cross_entropy(logits, targets)),
+        "train_first": numbers["curve"][0][1],
+        "train_last": numbers["curve"][-1][1],
+        "kl_first": numbers["kl"][0][1] if numbers["kl"] else None,
+        "kl_last": numbers["kl"][-1][1] if numbers["kl"] else None,
+        "parameters": numbers["added"],
+        "step_ms": numbers["step_ms"],
+        "hardware": hardware(device),
+    }
     row |= _accuracy_and_ece(torch.softmax(logits, dim=-1), test)
     if any(isinstance(mechanism, Bayesian) for mechanism in mechanisms):
-        samples = _draw_samples(model, tests, collator)
+        samples = sample(model, coded[1], tokenizer, SAMPLES)
         row["sampled"] = _accuracy_and_ece(samples.mean(dim=0), test)
         row["pavpu"] = uncertainty.pavpu(samples, [label for _, label in test])[0.05]
-    row["parameters"] = sum(p.numel() for name, p in model.named_parameters() if ".overt." in name)
-    row["step_ms"], row["hardware"] = run.step_ms, hardware(device)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     finish_run(folder, row)
     return row
-
-
-def _draw_samples(model: Any, tests: Encoded, collator: Any, batch: int = 32) -> Tensor:
-    """Predictive samples of every test sentence, (samples, sentences, 2)."""
-    parts = []
-    for start in range(0, len(tests), batch):
-        rows = [tests[index] for index in range(start, min(start + batch, len(tests)))]
-        inputs = {key: value.to(model.device) for key, value in collator(rows).items()}
-        posterior = overt.posterior(model, inputs, SAMPLES, first=start)
-        assert isinstance(posterior, overt.Posterior)
-        parts.append(posterior.samples.cpu())
-    return torch.cat(parts, dim=1)
 
 
 def _accuracy_and_ece(mean: Tensor, test: Rows) -> dict[str, float]:

@@ -30,6 +30,7 @@ from overt.recipes import (
     flow_pronouns,
     flow_sentiment,
     flow_tables,
+    uncertainty,
 )
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
 from overt.recipes._runs import finite
@@ -60,6 +61,7 @@ RECIPES: dict[str, Recipe] = {
         ea_translation.FIGURE_5,
         bam_translation.TABLE_4,
         ea_understanding.BAM_TABLE_5,
+        uncertainty.UNCERTAINTY,
         bam_translation.TABLE_8,
     )
 }

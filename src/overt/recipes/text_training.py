@@ -128,6 +128,16 @@ def load_model(
     return model, sorted(loaded["missing_keys"])
 
 
+def attached(
+    path: str, texts: Texts, mechanisms: Sequence[Mechanism], training: TextTraining, seed: int
+) -> Any:
+    """The model that a training starts from, with its mechanisms."""
+    model, _ = load_model(path, texts.classes, seed, training.dropout)
+    if mechanisms:
+        overt.attach(model, *mechanisms, seed=seed)
+    return model
+
+
 class Batches(Dataset[dict[str, Tensor]]):
     """The padded batch of each update, in the same order for all models with the same seed."""
 
@@ -182,9 +192,7 @@ def train(
     from transformers import set_seed
 
     be_quiet()
-    model, _ = load_model(path, texts.classes, seed, training.dropout)
-    if mechanisms:
-        overt.attach(model, *mechanisms, seed=seed)
+    model = attached(path, texts, mechanisms, training, seed)
     set_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     epochs = Epochs(len(texts.train), training.batch, training.updates, seed, processes(device))
@@ -266,10 +274,7 @@ def step_times(
 ) -> list[float]:
     """Milliseconds of updates, after one that is not timed."""
     where = torch_device(device)
-    model, _ = load_model(path, texts.classes, 0, training.dropout)
-    if mechanisms:
-        overt.attach(model, *mechanisms)
-    model.to(where).train()
+    model = attached(path, texts, mechanisms, training, 0).to(where).train()
     batches = Batches(
         texts.train, Epochs(len(texts.train), training.batch, updates + 1, 0), collator_of(tokenizer)
     )

@@ -64,4 +64,6 @@ def forms(settings: Knobs = USUAL) -> dict[str, tuple[Mechanism, ...]]:
         "BAM-LC": (Bayesian.paper("LC", d_mid=5),),
         "BAM-LF": (Bayesian.paper("LF"),),
         "both": (evolving, random),
+        "Bayesian k=2": (Bayesian(k=2.0),),
+        "Bayesian k=10": (Bayesian(k=10.0),),
     }

@@ -8,11 +8,11 @@ rate, for plain attention alone, and all forms use that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from overt.judge.understanding import EXTRA, Score, score
 from overt.mechanisms.mechanism import Mechanism
 from overt.recipes import text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
-from overt.recipes._rows import Known, Task, look_up, settings_of, stored_result
+from overt.recipes._rows import Known, Numbers, Task, look_up, settings_of, stored_result
 from overt.recipes._runs import check_model, finish_run, run_record
 from overt.recipes._training import (
     be_quiet,
@@ -41,7 +41,7 @@ from overt.recipes._training import (
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
-from overt.recipes.understanding_tables import TUNED, known_model
+from overt.recipes.understanding_tables import BAM_TUNED, TUNED, known_model
 
 HELD_OUT = "held out"
 RATES = (2e-5, 5e-5, 1e-4, 2e-4)
@@ -106,6 +106,19 @@ class TextRow:
         }
 
 
+class Measure(Protocol):
+    """Measures a trained model; a function of a module, since other processes import it."""
+
+    __name__: str
+
+    def __call__(self, model: Any, texts: Texts, tokenizer: Any, row: TextRow, seed: int) -> Measured:
+        """Numbers of a model, and predictions to keep, by name."""
+
+
+Measured = tuple[dict[str, Any], dict[str, Tensor]]
+More = Callable[[str, Splits], Mapping[str, list[glue.Row]]]
+
+
 class Shared(NamedTuple):
     """What all tasks need."""
 
@@ -113,6 +126,7 @@ class Shared(NamedTuple):
     tokenizer: Any
     texts: Mapping[str, Texts]
     keep_models: bool
+    measure: Measure | None = None
 
 
 def row_name(form: str, task: str) -> str:
@@ -151,13 +165,24 @@ def splits_of(request: Request, tasks: Sequence[str]) -> dict[str, Splits]:
     return found
 
 
-def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) -> Outcome:
+def run_forms(
+    request: Request,
+    tasks: Sequence[str],
+    default: Sequence[str],
+    *,
+    measure: Measure | None = None,
+    more: More = lambda _task, _splits: {},
+    finish: Callable[[Numbers, Shared, Path], None] = lambda _numbers, _shared, _place: None,
+) -> Outcome:
     """Train the forms, tasks and seeds that neither a folder of a run nor a result file holds.
 
     Args:
         request: of the run.
         tasks: of the table.
         default: forms of the table.
+        measure: what to measure of each trained model beside its scores; a function of a module.
+        more: task and its rows → further parts that it is measured on.
+        finish: called with all numbers and the folder of the runs, to add what several runs give together.
     """
     need("accelerate", EXTRA)
     need("sklearn", EXTRA)
@@ -172,13 +197,16 @@ def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) ->
     chosen_forms = listed("--forms", options["forms"], list(forms()), default)
     splits = splits_of(request, listed("--tasks", options["tasks"], tasks, tasks))
     published = known_model(request.model)
-    tuned = published in TUNED
-    share = 0.0 if tuned else 0.1
-    shared = shared_of(request, splits, share)
+    tuned = published is not None
+    share = 0.0 if tuned and measure is None else 0.1
+    shared = shared_of(request, splits, published, share, more)._replace(measure=measure)
     plan = partial(plan_row, request, splits, shared, published, share)
     device = torch_device(request.device).type
-    common = {"precision": "float32", **({"processes": count} if count > 1 else {})}
+    common: dict[str, Any] = {"precision": "float32", **({"processes": count} if count > 1 else {})}
     place = request.out / Path(request.model).resolve().name
+    if measure is not None:
+        common["measured"] = measure.__name__
+        place = place / measure.__name__
 
     def fill(rows: dict[str, TextRow], wanted: Sequence[str], request: Request) -> Known:
         known = look_up(request, rows, wanted, place, common, lambda row: row.training, device)
@@ -194,7 +222,7 @@ def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) ->
         )
         return known
 
-    rates = {task: TUNED[published][task].learning_rate for task in splits} if tuned and published else {}
+    rates = {task: published_training(published, task, 1).learning_rate for task in splits if published}
     chosen_by = Known()
     if not tuned:
         trials = [plan(PLAIN, task, rate, choosing=True) for task in splits for rate in RATES]
@@ -211,6 +239,7 @@ def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) ->
     rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
     wanted = [row_name(form, task) for form in chosen_forms for task in splits]
     known = fill(rows, wanted, request)
+    finish(known.numbers, shared, place)
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
     config = {
@@ -227,7 +256,24 @@ def run_forms(request: Request, tasks: Sequence[str], default: Sequence[str]) ->
     return known.outcome(config, names, stand_in=False)
 
 
-def shared_of(request: Request, splits: Mapping[str, Splits], share: float) -> Shared:
+def published_training(model: str, task: str, rows: int) -> TextTraining:
+    """The settings that a paper names for a model and a task, with a number of training rows."""
+    if model in TUNED:
+        tuned = TUNED[model][task]
+        updates = tuned.epochs * max(1, rows // tuned.batch)
+        return TextTraining(updates, tuned.batch, tuned.learning_rate, round(WARMUP * updates), LONGEST)
+    bam = BAM_TUNED[task]
+    return TextTraining(bam.steps, bam.batch, bam.learning_rate, bam.warmup, bam.longest, bam.dropout)
+
+
+def longest_of(published: str | None, task: str) -> int:
+    """Tokens of the longest text."""
+    return LONGEST if published is None else published_training(published, task, 1).longest
+
+
+def shared_of(
+    request: Request, splits: Mapping[str, Splits], published: str | None, share: float, more: More
+) -> Shared:
     """The rows of all tasks as the model takes them."""
     from transformers import AutoTokenizer
 
@@ -239,8 +285,10 @@ def shared_of(request: Request, splits: Mapping[str, Splits], share: float) -> S
         parts = {HELD_OUT: held, **each.dev}
         if any(row.label is not None for rows in each.test.values() for row in rows):
             parts |= {f"{part} test": rows for part, rows in each.test.items()}
-        coded = {part: encode(rows, tokenizer, LONGEST) for part, rows in parts.items() if rows}
-        texts[task] = Texts(encode(train, tokenizer, LONGEST), coded, each.task.classes)
+        parts |= more(task, each)
+        longest = longest_of(published, task)
+        coded = {part: encode(rows, tokenizer, longest) for part, rows in parts.items() if rows}
+        texts[task] = Texts(encode(train, tokenizer, longest), coded, each.task.classes)
     return Shared(request.model, tokenizer, texts, not request.options["discard-models"])
 
 
@@ -263,12 +311,16 @@ def plan_row(
 ) -> TextRow:
     """A form on a task, with the settings of its training."""
     assert request.model is not None
-    tuned = TUNED.get(published or "", {}).get(task)
-    batch = BATCH if tuned is None else tuned.batch
-    epochs = request.options["epochs"] or (EPOCHS.get(task, 5) if tuned is None else tuned.epochs)
-    updates = epochs * Epochs(len(shared.texts[task].train), batch, 1, 0).per_epoch
-    training = TextTraining(updates, batch, rate, round(WARMUP * updates), LONGEST)
-    mechanisms = forms(knobs(task, published, LONGEST))[form]
+    count = len(shared.texts[task].train)
+    if published is None:
+        training = TextTraining(0, BATCH, rate, longest=LONGEST)
+    else:
+        training = published_training(published, task, count)
+    epochs = request.options["epochs"] or (EPOCHS.get(task, 5) if published is None else None)
+    if epochs is not None:
+        updates = epochs * Epochs(count, training.batch, 1, 0).per_epoch
+        training = replace(training, updates=updates, warmup=round(WARMUP * updates))
+    mechanisms = forms(knobs(task, published, training.longest))[form]
     data = splits[task].sha256
     return TextRow(form, task, mechanisms, training, model_name(request.model), data, share, choosing)
 
@@ -325,6 +377,9 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
         part = HELD_OUT if row.choosing else None
         numbers["score"] = main_score(row.task, numbers, part)
         numbers[BAM_SCORE] = main_score(row.task, numbers, part, BAM_METRICS.get(row.task))
+        if shared.measure is not None and not row.choosing:
+            more, kept = shared.measure(model, texts, shared.tokenizer, row, task.seed)
+            numbers, predictions = numbers | more, predictions | kept
         write_tensors(task.folder / PREDICTIONS, predictions)
         if shared.keep_models and not row.choosing:
             model.save_pretrained(task.folder / "model")

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from overt import vision
-from overt._pictures import UnreadableImageError
 from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
+from overt.data.pictures import UnreadableImageError
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism

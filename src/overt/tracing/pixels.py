@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._pictures import middle, opened, resized_to
+from overt.data.pictures import middle, opened, resized_to
 from overt.models.augmented_conv import AugmentedConv2d
 from overt.models.augmenting import augmentation_of
 from overt.models.resnet import ResNet
