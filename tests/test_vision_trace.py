@@ -376,7 +376,7 @@ def test_a_terminal_shows_a_map_as_shades() -> None:
         "  ··[]····",
         "  ········",
         "  ········",
-        "  most on 0,2: 0.400; on itself: 0.450",
+        "  most elsewhere on 0,2: 0.400; on itself: 0.450",
     ]
 
 

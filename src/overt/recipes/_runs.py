@@ -58,8 +58,10 @@ def check_model(model: str) -> None:
     """Refuse a path that is not the folder of a model, before the hub is asked for it."""
     local = not model or model.startswith((".", "~", os.sep)) or Path(model).exists()
     if local and not (Path(model) / "config.json").is_file():
+        inside = (Path(model) / "model" / "config.json").is_file()  # the folder of a run
+        hint = f": {Path(model) / 'model'} is one" if inside else ""
         raise FileNotFoundError(
-            f"--model {model or repr(model)} must be a folder with config.json, or a name on the hub"
+            f"--model {model or repr(model)} must be a folder with config.json, or a name on the hub{hint}"
         )
 
 

@@ -107,7 +107,7 @@ def pixel_map(
     rows, columns = trace.grid
     lines = ["  " + "".join(cells[row * columns : (row + 1) * columns]) for row in range(rows)]
     place = trace.tokens[0][int(others.argmax())]
-    most = f"  most on {place}: {float(others.max()):.3f}; on itself: {float(sizes[query]):.3f}"
+    most = f"  most elsewhere on {place}: {float(others.max()):.3f}; on itself: {float(sizes[query]):.3f}"
     return "\n".join([*lines, most])
 
 
