@@ -12,7 +12,7 @@ from torch import Tensor
 import overt
 from overt.data import relations
 from overt.data.images import Images
-from overt.recipes import vision_training
+from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes.vision_training import ImageRow, ImageTraining
 
 TINY = {"width": 8, "blocks": [1, 1, 1, 1]}
@@ -21,6 +21,21 @@ make_images, make_network = relations.images, vision_training.network
 
 def small_images() -> Images:
     return make_images(48, 16, side=12)
+
+
+def recipes_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that runs a recipe of vision in a folder, on small images with small networks."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    monkeypatch.setattr(ea_vision, "SMALL", TINY)
+    monkeypatch.setattr(relations, "images", small_images)
+
+    def run(name: str = "ea-table-1", seeds: int = 1, **options: str) -> dict[str, Any]:
+        extra = [part for option, value in options.items() for part in (f"--{option}", value)]
+        places = {"out": Path("runs"), "results": Path("results")}
+        return reproduce.run(name, seeds=seeds, device="cpu", extra=extra, **places)
+
+    return run
 
 
 def parameters(model: Any) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import warnings
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,13 @@ import torch
 
 import overt
 from overt.data.glue import TASKS, Row
-from overt.recipes import reproduce, text_training, uncertainty, understanding_runs
+from overt.recipes import (
+    reproduce,
+    text_training,
+    uncertainty,
+    understanding_runs,
+    understanding_submission,
+)
 from overt.recipes._recipe import Outcome
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model, predict
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
@@ -226,3 +235,35 @@ def test_a_win_needs_both_baselines_and_holms_correction() -> None:
     both = uncertainty.verdicts(outcome(gap=0.1))
     assert [(each.method, each.measure, each.wins) for each in both] == [(uncertainty.LAPLACE, "NLL", True)]
     assert not uncertainty.verdicts(outcome(gap=-0.2))[0].wins, "dropout is better"
+
+
+@pytest.mark.slow
+def test_a_submission_has_the_predictions_of_the_models_that_are_best_on_held_out_rows(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(understanding_runs, "RATES", (3e-2,))
+    lines = [f"{number}\t{WORDS[number % 2]} film" for number in range(6)]
+    (data / "CoLA" / "test.tsv").write_text("\n".join(["index\tsentence", *lines]) + "\n")
+    counts = {"CoLA": 6}
+    write_all = understanding_submission.write_all
+    monkeypatch.setattr(
+        understanding_runs, "write_all", lambda *arguments: write_all(*arguments, counts=counts)
+    )
+    extra = ["--epochs", "4", "--tasks", "CoLA", "--forms", "plain,Evolving", "--submission"]
+    places = {"out": Path("runs"), "results": Path("results")}
+    reproduce.run("ea-table-3", data, 2, "cpu", model, extra=extra, **places)
+    for form in ("plain", "Evolving"):
+        with zipfile.ZipFile(f"runs/submission/{form}.zip") as file:
+            assert set(file.namelist()) == {"CoLA.tsv", "WNLI.tsv"}
+            told = file.read("CoLA.tsv").decode().splitlines()
+        assert told == ["index\tprediction", *(f"{number}\t{number % 2}" for number in range(6))]
+    row = SimpleNamespace(name="plain, CoLA", task="CoLA")
+    scores: Any = {("plain, CoLA", seed): {"held out MCC": score} for seed, score in ((0, 5.0), (1, 9.0))}
+    assert understanding_submission.best_seed(row, scores) == 1  # type: ignore[arg-type]
+    shutil.rmtree(next(Path("runs").rglob("plain-CoLA")) / "seed-0" / "model")
+    shutil.rmtree(next(Path("runs").rglob("plain-CoLA")) / "seed-1" / "model")
+    with pytest.raises(
+        FileNotFoundError, match=r"--submission needs the model of plain, CoLA, and .* has none"
+    ):
+        reproduce.run("ea-table-3", data, 2, "cpu", model, extra=extra, **places)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import overt
 from overt.models.map_probe import MapProbe
-from overt.recipes import ea_probe, ea_vision, ea_vision_figures, reproduce
+from overt.recipes import ea_probe, ea_vision, ea_vision_figures
 from overt.recipes.ea_vision import AA, EA
 from overt.recipes.vision_maps import attentions_of, layers_of, middle_maps, settle
 from overt.vision import ResNet
-from small_vision import TINY, small_images
+from small_vision import TINY, recipes_in
 
 
 def small_net(name: str = "ea-aa-resnet-34") -> ResNet:
@@ -116,19 +116,8 @@ def test_entropies_are_those_of_the_rows() -> None:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OVERT_DATA", raising=False)
-    monkeypatch.setattr(ea_vision, "SMALL", TINY)
-    monkeypatch.setattr(ea_vision.relations, "images", small_images)
     monkeypatch.setattr(ea_probe, "STAND_IN_WIDTH", 8)
-
-    def run(name: str, **options: str) -> dict[str, Any]:
-        extra = [part for option, value in options.items() for part in (f"--{option}", value)]
-        return reproduce.run(
-            name, seeds=1, device="cpu", out=Path("runs"), results=Path("results"), extra=extra
-        )
-
-    return run
+    return recipes_in(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from overt.recipes.vision_training import (
     accuracies,
     augmented,
 )
-from small_vision import TINY, small_images, with_group_norms
+from small_vision import TINY, recipes_in, small_images, with_group_norms
 
 # --- Data ---
 
@@ -170,18 +170,7 @@ def test_norms_and_biases_are_not_decayed() -> None:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OVERT_DATA", raising=False)
-    monkeypatch.setattr(ea_vision, "SMALL", TINY)
-    monkeypatch.setattr(ea_vision.relations, "images", small_images)
-
-    def run(name: str = "ea-table-1", seeds: int = 1, **options: str) -> dict[str, Any]:
-        extra = [part for option, value in options.items() for part in (f"--{option}", value)]
-        return reproduce.run(
-            name, seeds=seeds, device="cpu", out=Path("runs"), results=Path("results"), extra=extra
-        )
-
-    return run
+    return recipes_in(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from overt.data.images import in_place_of_test, set_apart
+from overt.data.images import description, validation_part
 from overt.data.pictures import UnreadableImageError, middle, opened, resized_to
 
 if TYPE_CHECKING:
@@ -105,17 +105,8 @@ class ImageFolders:
 
     def describe(self) -> dict[str, Any]:
         """For a result file."""
-        return {
-            "name": self.name,
-            "train": len(self.train),
-            "test": len(self.test),
-            "classes": len(self.classes),
-            "size": [3, self.train.side, self.train.side],
-            "mirrored": self.mirrored,
-            "remark": self.remark,
-            "sha256": self.sha256,
-            "skipped": self.skipped,
-        }
+        side = self.train.side
+        return {**description(self, [3, side, side]), "skipped": self.skipped}
 
     def colours(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel, (3,) each: those of ImageNet."""
@@ -123,16 +114,8 @@ class ImageFolders:
 
     def for_validation(self, share: float, seed: int = 0) -> ImageFolders:
         """Without the test set: part of the training set, the same share of each class, takes its place."""
-        chosen = set_apart(self.train_labels, len(self.classes), share, seed)
-        return replace(
-            self,
-            train=self.train.part(~chosen),
-            train_labels=self.train_labels[~chosen],
-            test=self.train.part(chosen),
-            test_labels=self.train_labels[chosen],
-            sha256=hashlib.sha256(f"{self.sha256} {share} {seed}".encode()).hexdigest(),
-            remark=in_place_of_test(self.remark, share),
-        )
+        part: ImageFolders = validation_part(self, self.train.part, share, seed)
+        return part
 
     def without(self, broken: Collection[str]) -> ImageFolders:
         """Without some files, which are counted; a class that loses all its images is an error."""

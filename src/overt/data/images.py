@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +50,7 @@ class Images:
 
     def describe(self) -> dict[str, Any]:
         """For a result file."""
-        return {
-            "name": self.name,
-            "train": len(self.train),
-            "test": len(self.test),
-            "classes": len(self.classes),
-            "size": list(self.train.shape[1:]),
-            "mirrored": self.mirrored,
-            "remark": self.remark,
-            "sha256": self.sha256,
-        }
+        return description(self, list(self.train.shape[1:]))
 
     def colours(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel of the training images, (3,) each."""
@@ -67,16 +59,8 @@ class Images:
 
     def for_validation(self, share: float, seed: int = 0) -> Images:
         """Without the test set: part of the training set, the same share of each class, takes its place."""
-        chosen = set_apart(self.train_labels, len(self.classes), share, seed)
-        return replace(
-            self,
-            train=self.train[~chosen],
-            train_labels=self.train_labels[~chosen],
-            test=self.train[chosen],
-            test_labels=self.train_labels[chosen],
-            sha256=hashlib.sha256(f"{self.sha256} {share} {seed}".encode()).hexdigest(),
-            remark=in_place_of_test(self.remark, share),
-        )
+        part: Images = validation_part(self, lambda chosen: self.train[chosen], share, seed)
+        return part
 
 
 def decode(content: bytes, name: str) -> Pixels:
@@ -100,6 +84,37 @@ def set_apart(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
     return chosen
 
 
-def in_place_of_test(remark: str | None, share: float) -> str:
-    """The remark on data with a part of the training set in place of the test set."""
-    return f"{remark}; " * bool(remark) + f"{share:.0%} of the training set for testing"
+def description(data: Any, size: list[int]) -> dict[str, Any]:
+    """What a result file says of labelled images, in memory or in files."""
+    return {
+        "name": data.name,
+        "train": len(data.train),
+        "test": len(data.test),
+        "classes": len(data.classes),
+        "size": size,
+        "mirrored": data.mirrored,
+        "remark": data.remark,
+        "sha256": data.sha256,
+    }
+
+
+def validation_part(data: Any, part: Callable[[Tensor], Any], share: float, seed: int) -> Any:
+    """Labelled images with a part of the training set in place of the test set.
+
+    Args:
+        data: in memory or in files.
+        part: boolean (images,) → those of the training set.
+        share: of each class.
+        seed: of the choice.
+    """
+    chosen = set_apart(data.train_labels, len(data.classes), share, seed)
+    remark = f"{data.remark}; " * bool(data.remark) + f"{share:.0%} of the training set for testing"
+    return replace(
+        data,
+        train=part(~chosen),
+        train_labels=data.train_labels[~chosen],
+        test=part(chosen),
+        test_labels=data.train_labels[chosen],
+        sha256=hashlib.sha256(f"{data.sha256} {share} {seed}".encode()).hexdigest(),
+        remark=remark,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overt.data.glue import TASKS
-from overt.recipes._recipe import Grid, Outcome, Recipe, Report, Request
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes.understanding_forms import PLAIN
 from overt.recipes.understanding_runs import BAM_SCORE, OPTIONS, row_name, run_forms
@@ -235,6 +235,9 @@ def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {task: each._asdict() for task, each in rows.items()} for name, rows in table.items()}
 
 
+SUBMISSION = {
+    "submission": Option("write the zip files of GLUE's server, one for each form", False, moves=False)
+}
 TABLE_3 = Recipe(
     name="ea-table-3",
     title="Language understanding with evolving attention",
@@ -244,7 +247,7 @@ TABLE_3 = Recipe(
     report=report_table_3,
     seeds=5,
     folder="understanding",
-    options=OPTIONS,
+    options={**OPTIONS, **SUBMISSION},
 )
 TABLE_4 = Recipe(
     name="ea-table-4",

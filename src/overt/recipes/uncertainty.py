@@ -151,7 +151,7 @@ def predictions_of(
         features = laplace.last_layer(model, batches(rows, tokenizer)).features
         found[part, LAPLACE] = posterior.probabilities(features, seed=seed)
     noisy = copy.deepcopy(model)
-    noisy.config.overt_temperature = None
+    del noisy.config.overt_temperature  # of the plain model
     overt.attach(noisy, Bayesian(prior=None), seed=seed)
     overt.calibrate(noisy, batches(held, tokenizer), noise=True, samples=SAMPLES, seed=seed)
     draw(NOISE, noisy)

@@ -41,6 +41,7 @@ from overt.recipes._training import (
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
+from overt.recipes.understanding_submission import write_all
 from overt.recipes.understanding_tables import BAM_TUNED, TUNED, known_model
 
 HELD_OUT = "held out"
@@ -240,6 +241,9 @@ def run_forms(
     wanted = [row_name(form, task) for form in chosen_forms for task in splits]
     known = fill(rows, wanted, request)
     finish(known.numbers, shared, place)
+    if options.get("submission") and is_main_process():
+        asked = [rows[name] for name in wanted]
+        write_all(request, asked, splits, shared.tokenizer, known.numbers, place)
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
     config = {
