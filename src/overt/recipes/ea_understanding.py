@@ -12,8 +12,8 @@ from typing import Any
 from overt.data.glue import TASKS
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
-from overt.recipes.understanding_forms import PLAIN
-from overt.recipes.understanding_runs import BAM_SCORE, OPTIONS, row_name, run_forms
+from overt.recipes.understanding_forms import PLAIN, row_name
+from overt.recipes.understanding_runs import BAM_SCORE, OPTIONS, run_forms
 from overt.recipes.understanding_tables import (
     ABLATIONS,
     AVERAGES,

@@ -27,15 +27,13 @@ from overt.recipes._rows import Numbers, folder_name
 from overt.recipes.ea_understanding import notes_of
 from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
 from overt.recipes.text_training import TEST_BATCH, Encoded, Texts, collator_of, predict, sample
-from overt.recipes.understanding_forms import PLAIN
+from overt.recipes.understanding_forms import PLAIN, TextRow, row_name
 from overt.recipes.understanding_runs import (
     HELD_OUT,
     OPTIONS,
     PREDICTIONS,
     Measured,
     Shared,
-    TextRow,
-    row_name,
     run_forms,
 )
 

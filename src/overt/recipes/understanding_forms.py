@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.synthesizer import Synthesizer
+from overt.recipes._rows import settings_of
+from overt.recipes.text_training import TextTraining
 from overt.recipes.understanding_tables import BAM_TUNED, TUNED
 
 PLAIN = "plain"
@@ -67,3 +70,52 @@ def forms(settings: Knobs = USUAL) -> dict[str, tuple[Mechanism, ...]]:
         "Bayesian k=2": (Bayesian(k=2.0),),
         "Bayesian k=10": (Bayesian(k=10.0),),
     }
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """A form of attention on a task.
+
+    Attributes:
+        form: its name.
+        task: of GLUE.
+        mechanisms: of the form.
+        training: settings.
+        model: name of the pretrained model.
+        data: hash of the task's files.
+        share: of the training rows that is held out.
+        choosing: whether it only chooses a learning rate, and must not see the development rows.
+    """
+
+    form: str
+    task: str
+    mechanisms: tuple[Mechanism, ...]
+    training: TextTraining
+    model: str
+    data: str
+    share: float
+    choosing: bool = False
+
+    @property
+    def name(self) -> str:
+        """In tables and of the folder."""
+        name = row_name(self.form, self.task)
+        return f"{name}, rate {self.training.learning_rate:g}" if self.choosing else name
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "form": self.form,
+            "task": self.task,
+            "mechanisms": settings_of(self.mechanisms),
+            "training": self.training.settings(),
+            "model": self.model,
+            "data": self.data,
+            "held_out": self.share,
+            "choosing": self.choosing,
+        }
+
+
+def row_name(form: str, task: str) -> str:
+    """Name of a form on a task."""
+    return f"{form}, {task}"

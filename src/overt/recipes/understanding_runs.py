@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,10 +24,9 @@ from overt.data import glue
 from overt.data.batching import Epochs
 from overt.data.glue import Splits
 from overt.judge.understanding import EXTRA, Score, score
-from overt.mechanisms.mechanism import Mechanism
 from overt.recipes import text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
-from overt.recipes._rows import Known, Numbers, Task, look_up, settings_of, stored_result
+from overt.recipes._rows import Known, Numbers, Task, look_up, stored_result
 from overt.recipes._runs import check_model, finish_run, run_record
 from overt.recipes._training import (
     be_quiet,
@@ -40,7 +39,7 @@ from overt.recipes._training import (
 )
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
-from overt.recipes.understanding_forms import PLAIN, forms, knobs
+from overt.recipes.understanding_forms import PLAIN, TextRow, forms, knobs, row_name
 from overt.recipes.understanding_submission import write_all
 from overt.recipes.understanding_tables import BAM_TUNED, TUNED, known_model
 
@@ -61,50 +60,6 @@ OPTIONS = {
         "keep the numbers of finished trainings, and not their models", False, moves=False
     ),
 }
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """A form of attention on a task.
-
-    Attributes:
-        form: its name.
-        task: of GLUE.
-        mechanisms: of the form.
-        training: settings.
-        model: name of the pretrained model.
-        data: hash of the task's files.
-        share: of the training rows that is held out.
-        choosing: whether it only chooses a learning rate, and must not see the development rows.
-    """
-
-    form: str
-    task: str
-    mechanisms: tuple[Mechanism, ...]
-    training: TextTraining
-    model: str
-    data: str
-    share: float
-    choosing: bool = False
-
-    @property
-    def name(self) -> str:
-        """In tables and of the folder."""
-        name = row_name(self.form, self.task)
-        return f"{name}, rate {self.training.learning_rate:g}" if self.choosing else name
-
-    def settings(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {
-            "form": self.form,
-            "task": self.task,
-            "mechanisms": settings_of(self.mechanisms),
-            "training": self.training.settings(),
-            "model": self.model,
-            "data": self.data,
-            "held_out": self.share,
-            "choosing": self.choosing,
-        }
 
 
 class Measure(Protocol):
@@ -128,11 +83,6 @@ class Shared(NamedTuple):
     texts: Mapping[str, Texts]
     keep_models: bool
     measure: Measure | None = None
-
-
-def row_name(form: str, task: str) -> str:
-    """Name of a form on a task."""
-    return f"{form}, {task}"
 
 
 def listed(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:

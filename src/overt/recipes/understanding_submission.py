@@ -16,7 +16,7 @@ from overt.recipes.text_training import encode, predict
 
 if TYPE_CHECKING:
     from overt.recipes._recipe import Request
-    from overt.recipes.understanding_runs import TextRow
+    from overt.recipes.understanding_forms import TextRow
 
 DIAGNOSTIC, FROM = "AX", "MNLI"  # the diagnostic rows, and the task whose model predicts them
 
