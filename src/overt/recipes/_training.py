@@ -170,7 +170,7 @@ class Run:
         callbacks: further callbacks of the Trainer.
         loss: the Trainer's `compute_loss_func`; by default the model computes its loss.
         over: checkpoint's step → whether training had ended there, before `steps`.
-        in_order: take the training examples in the order of `data`, rather than in a random one.
+        in_order: take ready-made batches in the order of `data`, rather than examples in a random one.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
@@ -239,6 +239,8 @@ class Run:
                 return torch.utils.data.SequentialSampler(examples)
 
         arguments.setdefault("logging_steps", max(1, steps // 10))
+        if in_order:  # one ready-made batch at a time
+            arguments |= {"per_device_train_batch_size": 1, "remove_unused_columns": False}
         training_arguments = TrainingArguments(
             output_dir=str(self.checkpoints),
             max_steps=steps,

@@ -209,8 +209,6 @@ def train(
         on_step=told,
         device=device,
         in_order=True,
-        per_device_train_batch_size=1,  # one ready-made batch
-        remove_unused_columns=False,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup,
         weight_decay=training.weight_decay,

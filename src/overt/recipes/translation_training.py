@@ -544,8 +544,6 @@ def fit(
         callbacks=[epochs],
         over=lambda update: out_of_patience(epochs_until(folder, update), training.patience),
         in_order=True,
-        per_device_train_batch_size=1,  # one ready-made batch
-        remove_unused_columns=False,
         learning_rate=training.learning_rate,
         optim="adamw_torch_fused" if torch_device(device).type == "cuda" else "adamw_torch",
         logging_steps=max(1, updates // LOGS),

@@ -339,8 +339,6 @@ def fit(
         device=device,
         on_step=on_step,
         in_order=True,
-        per_device_train_batch_size=1,  # one ready-made batch
-        remove_unused_columns=False,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup,
         max_grad_norm=0.0,
