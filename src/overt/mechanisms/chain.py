@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from overt.mechanisms.maps import as_wide, stacked
 if TYPE_CHECKING:
     from overt.mechanisms.site import Site
 
+T = TypeVar("T")
 Place = tuple[str, int]
 Owned = tuple[str, str, int]  # a mechanism's name, and a place
 _surrounding: ContextVar[Chain | None] = ContextVar("overt_chain", default=None)
@@ -138,6 +139,7 @@ class Chain:
         self._pieces: dict[Owned, tuple[Tensor, Tensor | None]] = {}
         self._called: dict[object, list[int]] = {}
         self._entered: list[Token[Chain | None]] = []
+        self._constants: dict[Hashable, Any] = {}
         self._off: str | None = None
         self._begun = False
 
@@ -157,6 +159,13 @@ class Chain:
         if not self._begun:
             self._off, self._begun = backend.switched_off(), True
         return self._off
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What several layers need, and what does not change in this pass; the first that asks makes it."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        made: T = self._constants[key]
+        return made
 
     def previous(self, site: Site, owner: str) -> Tensor | None:
         """What the layer below left (`carry`); None where layers may be skipped and all below were."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt import _check
@@ -70,31 +73,41 @@ class RelativePosition2d(nn.Module):
         return _pick(query @ vertical.mT, down) + _pick(query @ horizontal.mT, across)
 
     def widen(
-        self, query: Tensor, key: Tensor, scale: float, size: tuple[int, int] | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        size: tuple[int, int] | None = None,
+        places: Places | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys whose plain products are scale·q_i·k_j + r_ij.
 
         A query is followed by its products with the vectors of every row and every column of the image, a key
-        by 1 in the places of its own row and column and 0 elsewhere.
+        by 1 in the places of its own row and column and 0 elsewhere. In memory, the heads of a pixel are side
+        by side.
 
         Args:
             query: (batch, heads, pixels, dim).
             key: (batch, key heads, pixels, dim).
             scale: of the products.
             size: as in `forward`.
+            places: those of `places_in` for this size, which several layers can share; made here if None.
 
         Returns:
-            (batch, heads, pixels, dim + height + width) and (batch, key heads, pixels, dim + height + width).
+            (batch, heads, pixels, dim + height + width) and (batch, key heads, pixels, dim + height + width);
+            wider where `places` are.
         """
         height, width = self._size(query, key.shape[-2], 0, size)
-        vertical, horizontal = self._vectors(height, width)
-        rows, columns = _offsets(height, query.device), _offsets(width, query.device)
-        down = _pick(query @ vertical.mT, rows.repeat_interleave(width, dim=0))
-        across = _pick(query @ horizontal.mT, columns.repeat(height, 1))
-        row = torch.eye(height, dtype=key.dtype, device=key.device).repeat_interleave(width, dim=0)
-        column = torch.eye(width, dtype=key.dtype, device=key.device).repeat(height, 1)
-        places = torch.cat([row, column], dim=-1).expand(*key.shape[:-1], -1)
-        return torch.cat([query * scale, down, across], dim=-1), torch.cat([key, places], dim=-1)
+        if places is None:
+            places = places_in(height, width, key.device, key.dtype)
+        picks, shown = places
+        query, key = query.transpose(1, 2), key.transpose(1, 2)  # (batch, pixels, heads, dim)
+        products = query @ torch.cat(self._vectors(height, width)).mT
+        picked = products.gather(-1, picks.expand(*products.shape[:-1], -1))
+        scaled = query if scale == 1.0 else query * scale
+        wide_query = torch.cat([scaled, picked.to(scaled.dtype)], dim=-1)
+        wide_key = torch.cat([key, shown.to(key.dtype).expand(*key.shape[:-1], -1)], dim=-1)
+        return wide_query.transpose(1, 2), wide_key.transpose(1, 2)
 
     def _size(
         self, query: Tensor, keys: int, first_row: int, size: tuple[int, int] | None
@@ -119,10 +132,36 @@ class RelativePosition2d(nn.Module):
         return vertical, self.horizontal[self.width - width : self.width + width - 1]
 
 
-def _offsets(length: int, device: torch.device) -> Tensor:
-    """j − i + length − 1 as (i, j)."""
-    place = torch.arange(length, device=device)
-    return place.view(1, -1) - place.view(-1, 1) + length - 1
+class Places(NamedTuple):
+    """What widened queries and keys of all pixels share.
+
+    Attributes:
+        picks: (pixels, 1, height + width), which of a query's products with all vectors belong to each row
+            and each column of the image.
+        shown: (pixels, 1, height + width), 1 for a pixel's own row and column.
+    """
+
+    picks: Tensor
+    shown: Tensor
+
+
+def places_in(height: int, width: int, device: torch.device, dtype: torch.dtype, fill: int = 0) -> Places:
+    """The places of an image's pixels.
+
+    Args:
+        height: of the image.
+        width: of the image.
+        device: of the tensors.
+        dtype: of `shown`.
+        fill: number of further columns, in which keys are 0, so that they change no product.
+    """
+    pixel = torch.arange(height * width, device=device).view(-1, 1)
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    row, column = pixel // width, pixel % width
+    down, across = rows - row + height - 1, columns - column + width - 1 + 2 * height - 1
+    picks = F.pad(torch.cat([down, across], dim=1), (0, fill))
+    shown = F.pad(torch.cat([rows == row, columns == column], dim=1).to(dtype), (0, fill))
+    return Places(picks.unsqueeze(1), shown.unsqueeze(1))
 
 
 def _distances(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

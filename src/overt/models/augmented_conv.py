@@ -13,12 +13,14 @@ from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import Chain, around
+from overt.mechanisms.fused import of_equal_widths
 from overt.mechanisms.mechanism import Mechanism
-from overt.mechanisms.scores import RelativePosition2d
+from overt.mechanisms.scores import RelativePosition2d, places_in
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
 Size = int | tuple[int, int]
+ALIGNED = 8  # torch's kernels take heads of multiples of this width
 
 
 def pair(name: str, size: Size, least: int = 1) -> tuple[int, int]:
@@ -158,7 +160,8 @@ class AugmentedConv2d(nn.Module):
         attended = self._attend(self._pooled(x), chain)
         if attended.shape[-2:] != convolved.shape[-2:]:
             attended = self._upsampled(attended, convolved.shape[-2:])
-        return torch.cat([convolved, attended], dim=1)
+        # Autocast upsamples in float32, in which all that follows would stay.
+        return torch.cat([convolved, attended.to(convolved.dtype)], dim=1)
 
     def _check(self, size: torch.Size) -> None:
         (height, width), (most_height, most_width) = size, self.size
@@ -181,25 +184,33 @@ class AugmentedConv2d(nn.Module):
         return _from_corners(_from_corners(image, 2, size[0]), 3, size[1])
 
     def _attend(self, x: Tensor, chain: Chain) -> Tensor:
-        batch, _, height, width = x.shape
+        (batch, _, height, width), heads = x.shape, self.heads
+        # A view, whichever of channels and pixels come last in memory: (batch, pixels, channels).
+        pixels = self.qkv(x).permute(0, 2, 3, 1).flatten(1, 2)
         widths = [self.key_channels, self.key_channels, self.value_channels]
         q, k, v = (
-            part.reshape(batch, self.heads, part.shape[1] // self.heads, height * width).mT
-            for part in self.qkv(x).split(widths, dim=1)  # (batch, heads, pixels, dim)
+            part.unflatten(2, (heads, part.shape[2] // heads)).transpose(1, 2)
+            for part in pixels.split(widths, dim=2)  # (batch, heads, pixels, dim)
         )
-        call = self._call(q, k, v, (height, width))
+        call = self._call(q, k, v, (height, width), chain)
         mixed = self._mix(call, chain)  # (batch, heads, pixels, dim)
-        image = mixed.mT.reshape(batch, self.value_channels, height, width)
-        out: Tensor = self.out(image)
+        image = mixed.transpose(1, 2).reshape(batch, height, width, self.value_channels)
+        out: Tensor = self.out(image.permute(0, 3, 1, 2))
         return out
 
-    def _call(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> AttentionCall:
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], chain: Chain) -> AttentionCall:
         """The call of the map: positions are part of queries and keys, or of ready logits."""
         site, position, scale = self.map.site, self.position, q.shape[-1] ** -0.5
         seen = Seen()  # explicit: compilers do not follow the default
         if self.map.reads_logits_only:
-            query = q * scale if self.scale_positions else q
-            wide = position.widen(query, k, 1.0 if self.scale_positions else scale, size)
+            fill = -(q.shape[-1] + sum(size)) % ALIGNED if q.is_cuda else 0
+            key = size, fill, k.dtype, k.device
+            places = chain.once(key, lambda: places_in(*size, k.device, k.dtype, fill))
+            if self.scale_positions:
+                return AttentionCall(
+                    site, *position.widen(q, k, 1.0, size, places), v, scale, prior_key=k, seen=seen
+                )
+            wide = position.widen(q, k, scale, size, places)
             return AttentionCall(site, *wide, v, 1.0, prior_key=k, seen=seen)
         scaled = q * scale
         logits = scaled @ k.mT + position(scaled if self.scale_positions else q, k.shape[-2], size=size)
@@ -208,7 +219,9 @@ class AugmentedConv2d(nn.Module):
     def _mix(self, call: AttentionCall, chain: Chain) -> Tensor:
         wanted = maps_wanted()
         if not self.map.has_mechanism and not wanted:
-            return F.scaled_dot_product_attention(call.query, call.key, call.value, scale=call.scale)
+            width, call = call.value.shape[-1], of_equal_widths(call) if call.value.is_cuda else call
+            mixed = F.scaled_dot_product_attention(call.query, call.key, call.value, scale=call.scale)
+            return mixed[..., :width]
         fused = self.map.attend(call, chain, "maps are wanted" if wanted else None)
         if fused is not None:
             return fused

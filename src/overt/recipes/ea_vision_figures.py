@@ -240,7 +240,6 @@ def sweep_row(alpha: float, beta: float) -> str:
 
 
 ALPHAS, BETAS = (0.0, 0.5, 0.9), (0.0, 0.5, 1.0)
-SHARE = 0.1  # of the training set, to choose by
 SWEEP = {
     sweep_row(alpha, beta): ImageRow("aa-resnet-34", (EVOLVING(alpha=alpha, beta=beta),))
     for alpha in ALPHAS
@@ -259,7 +258,7 @@ def run_figure_a1(request: Request) -> Outcome:
 
 def validation_of(request: Request) -> AnyImages:
     """The data with a part of the training set in place of the test set."""
-    return ea_vision.data_of(request).for_validation(SHARE)
+    return ea_vision.data_of(request).for_validation(ea_vision.SHARE)
 
 
 def report_figure_a1(outcome: Outcome) -> Report:
