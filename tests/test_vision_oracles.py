@@ -127,6 +127,18 @@ def test_positions_are_bello_et_als_skewed_products(height: int, width: int) -> 
     torch.testing.assert_close(long_query @ long_key.mT, want)
 
 
+@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(14, 10), (7, 9), (1, 2)])
+def test_pooling_by_products_is_torchs_average_over_windows(
+    size: tuple[int, int], last: torch.memory_format
+) -> None:
+    x = torch.randn(3, 5, *size, dtype=torch.float64).contiguous(memory_format=last).requires_grad_()
+    want, got = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), pooled_by_products(x, overt.Chain())
+    torch.testing.assert_close(got, want)
+    to_out = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, x, to_out), torch.autograd.grad(want, x, to_out))
+
+
 # --- What maps take from those below ---
 
 

@@ -157,7 +157,7 @@ class AugmentedConv2d(nn.Module):
         chain = chain or self.surrounding() or Chain()
         convolved = self.conv(x)
         self._check(convolved.shape[-2:])
-        attended = self._attend(self._pooled(x), chain)
+        attended = self._attend(self._pooled(x, chain), chain)
         if attended.shape[-2:] != convolved.shape[-2:]:
             attended = self._upsampled(attended, convolved.shape[-2:])
         # Autocast upsamples in float32, in which all that follows would stay.
@@ -171,11 +171,12 @@ class AugmentedConv2d(nn.Module):
                 f"make it with size=({height}, {width}) instead of ({most_height}, {most_width})"
             )
 
-    def _pooled(self, x: Tensor) -> Tensor:
+    def _pooled(self, x: Tensor, chain: Chain) -> Tensor:
         """The input at the size of the attention."""
+        by_products = x.is_cuda and not torch.compiler.is_compiling()
         for halves in (self.stride, self.pool):
             if halves == 2:
-                x = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+                x = pooled_by_products(x, chain) if by_products else pooled(x)
         return x
 
     def _upsampled(self, image: Tensor, size: torch.Size) -> Tensor:
@@ -227,6 +228,40 @@ class AugmentedConv2d(nn.Module):
             return fused
         weights: Tensor = self.map(call, chain)
         return weights.to(call.value.dtype) @ call.value
+
+
+def pooled(x: Tensor) -> Tensor:
+    """The mean over 3×3 pixels, every other row and column; pixels beyond the border are left out."""
+    return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+
+
+def pooled_by_products(x: Tensor, chain: Chain) -> Tensor:
+    """As `pooled`, by products with the rows and columns to add up.
+
+    On a GPU, torch's gradient of padded pooling is wrong for channels last (its issue 188344), and slow.
+
+    Args:
+        x: (batch, channels, height, width).
+        chain: of this forward pass.
+    """
+    batch, channels, height, width = x.shape
+
+    def windows(length: int) -> Tensor:
+        """1 for the pixels of each window, (windows, length)."""
+        middle = torch.arange(0, length, 2, device=x.device).view(-1, 1)
+        return ((torch.arange(length, device=x.device) - middle).abs() <= 1).to(x.dtype)
+
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        down, across = windows(height), windows(width)
+        counts = down.sum(dim=1).view(-1, 1, 1) * across.sum(dim=1).view(-1, 1)
+        return down, across, counts  # (rows, columns, 1)
+
+    down, across, counts = chain.once(("pooled", height, width, x.dtype, x.device), make)
+    rows, columns = len(down), len(across)
+    lines = x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
+    added = torch.bmm(down.expand(batch, -1, -1), lines).view(batch * rows, width, channels)
+    added = torch.bmm(across.expand(batch * rows, -1, -1), added).view(batch, rows, columns, channels)
+    return (added / counts).permute(0, 3, 1, 2)
 
 
 def _from_corners(image: Tensor, axis: int, length: int) -> Tensor:
