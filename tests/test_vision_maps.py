@@ -15,6 +15,7 @@ import overt
 from overt.models.map_probe import MapProbe
 from overt.recipes import ea_probe, ea_vision, ea_vision_figures
 from overt.recipes.ea_vision import AA, EA
+from overt.recipes.map_probing import Probed, permuted, scores_of
 from overt.recipes.vision_maps import attentions_of, layers_of, middle_maps, settle
 from overt.vision import ResNet
 from small_vision import TINY, recipes_in
@@ -82,15 +83,15 @@ def probe_accuracy(maps: Tensor, labels: Tensor, shuffled: bool = False) -> floa
     """In %, on the second half, after a short training on the first."""
     torch.manual_seed(0)
     half = len(maps) // 2
-    told = ea_probe.permuted(labels, seed=0) if shuffled else labels
-    model = ea_probe.Probed(MapProbe(maps.shape[1], 4, width=8), maps[:half], told[:half])
+    told = permuted(labels, seed=0) if shuffled else labels
+    model = Probed(MapProbe(maps.shape[1], 4, width=8), maps[:half], told[:half])
     optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
     for update in range(40):
         numbers = torch.arange(64) + 64 * (update % (half // 64))
         optimizer.zero_grad()
         model(numbers)["loss"].backward()
         optimizer.step()
-    scores = ea_probe.scores_of(model.eval(), maps[half:])
+    scores = scores_of(model.eval(), maps[half:])
     return 100 * float((scores.argmax(dim=1) == labels[half:]).double().mean())
 
 
@@ -128,11 +129,11 @@ def test_table_7_has_both_networks_and_its_controls_and_figures_share_the_runs(
     with pytest.raises(ValueError, match=r"--layers must have maps of one size, got 4,5: 3 × 3, 2 × 2"):
         recipe("ea-table-7", layers="4,5", **options)
     assert not list(Path("runs").rglob("result.json")), "nothing is trained before that is known"
-    given: dict[str, ea_probe.Probed] = {}
+    given: dict[str, Probed] = {}
     fit = ea_vision.vision_training.fit
 
     def note(model: Any, folder: Path, *rest: Any, **arguments: Any) -> dict[str, Any]:
-        if isinstance(model, ea_probe.Probed):
+        if isinstance(model, Probed):
             given[folder.parent.name] = model
         return fit(model, folder, *rest, **arguments)
 

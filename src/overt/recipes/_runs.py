@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,13 @@ def finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
     numbers: dict[str, Any] = json.loads(result.read_text())
     return numbers
+
+
+def processes_of(folders: Iterable[Path]) -> int:
+    """Number of processes that trained the models of runs together; 1 if they differ, or there are none."""
+    found = [read_settings(folder) for folder in folders]
+    counts = {settings.get("processes", 1) for settings in found if isinstance(settings, dict)}
+    return int(counts.pop()) if len(counts) == 1 else 1
 
 
 def check_model(model: str) -> None:

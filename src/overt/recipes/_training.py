@@ -93,6 +93,15 @@ def processes(device: str = "auto") -> int:
     return int(PartialState(cpu=torch_device(device).type == "cpu").num_processes)
 
 
+def check_alone(device: str, recipe: str, trainer: str) -> None:
+    """Refuse several processes for what is measured after the trainings, which recipe `trainer` makes."""
+    if processes(device) > 1:
+        raise ValueError(
+            f"{recipe} reads maps in one process: train with accelerate launch and {trainer}, and then "
+            "start it alone, with the same --out"
+        )
+
+
 def be_quiet() -> None:
     """Leave what is said in this process to the recipe: transformers reports errors alone."""
     from transformers.utils import logging

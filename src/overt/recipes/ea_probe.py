@@ -14,22 +14,21 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
-from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles
 from overt.models.map_probe import LAYERS as PROBE_LAYERS
 from overt.models.map_probe import WIDTH, MapProbe
 from overt.models.resnet import HEADS
-from overt.recipes import ea_vision, vision_training
+from overt.recipes import ea_vision, map_probing, vision_training
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, folder_name, look_up, stored_result
 from overt.recipes._runs import finish_run, run_record
-from overt.recipes._training import hardware, one_thread, times, torch_device, versions
-from overt.recipes._workers import Tell, Throttled
+from overt.recipes._training import check_alone, hardware, one_thread, torch_device, versions
+from overt.recipes._workers import Tell
 from overt.recipes.ea_vision import AA, EA
+from overt.recipes.map_probing import END, Probed, permuted, scores_of
 from overt.recipes.vision_maps import layers_of, middle_maps, settle, trained
 from overt.recipes.vision_training import AnyImages, ImageRow, ImageTraining, accuracies
 
@@ -37,7 +36,7 @@ Control = Literal["untrained", "image", "permuted"]
 NETWORKS = AA, EA
 # Top-1 accuracy in % from the maps of layers 16, 17 and 18, on ImageNet.
 PUBLISHED = {AA: {16: 24.50, 17: 31.18, 18: 17.55}, EA: {16: 31.02, 17: 31.71, 18: 31.93}}
-EPOCHS, BATCH, START, END = 30, 512, 0.05, 1e-4  # epochs and learning rates are the paper's
+EPOCHS, BATCH = 30, 512  # the epochs are the paper's
 STAND_IN_EPOCHS, STAND_IN_WIDTH, STAND_IN_BATCH = 10, 16, 64
 OPTIONS = {
     **ea_vision.OPTIONS_OF_MAPS,
@@ -99,42 +98,10 @@ class Shared(NamedTuple):
     size: tuple[int, int]
 
 
-class Probed(nn.Module):
-    """The second network with the maps that it is trained on, which its inputs are numbers of."""
-
-    maps: Tensor
-    labels: Tensor
-
-    def __init__(self, probe: MapProbe, maps: Tensor, labels: Tensor) -> None:
-        super().__init__()
-        self.probe = probe
-        self.register_buffer("maps", maps, persistent=False)
-        self.register_buffer("labels", labels, persistent=False)
-
-    def forward(self, numbers: Tensor, **ignored: Any) -> dict[str, Tensor]:
-        """The loss of a batch, by the numbers of its images."""
-        del ignored
-        logits = self.probe(self.maps[numbers].float())
-        return {"loss": F.cross_entropy(logits.float(), self.labels[numbers])}
-
-
-class _Numbers(Dataset[dict[str, Tensor]]):
-    """Numbers of the images of each batch."""
-
-    def __init__(self, epochs: Epochs) -> None:
-        self.epochs = epochs
-
-    def __len__(self) -> int:
-        return len(self.epochs)
-
-    def __getitem__(self, update: int) -> dict[str, Tensor]:
-        return {"numbers": self.epochs[update]}
-
-
 def run_table_7(request: Request) -> Outcome:
     """Train the networks that are not there, and a second network on the maps of each layer."""
     data = ea_vision.data_of(request)
-    ea_vision.check_alone(request, "ea-table-7")
+    check_alone(request.device, "ea-table-7", "ea-table-1")
     networks = {name: ea_vision.fitted(ea_vision.ROWS[name], data) for name in NETWORKS}
     layers, size = layers_of(request.options["layers"], vision_training.network(networks[EA], data, 0))
     first, common = ea_vision.settings_of_runs(request, data)
@@ -192,19 +159,15 @@ def plan(data: AnyImages, epochs: int | None) -> ImageTraining:
     """Settings of the second network's training."""
     batch = STAND_IN_BATCH if data.stand_in else BATCH
     epochs = epochs or (STAND_IN_EPOCHS if data.stand_in else EPOCHS)
-    updates = epochs * Epochs(len(data.train), batch, 1, 0).per_epoch
-    return ImageTraining(updates, 0, batch, START, weight_decay=1e-4, crop=0)
+    return map_probing.plan(len(data.train), batch, epochs)
 
 
 def fastest_update(row: ProbeRow, shared: Shared, training: ImageTraining, device: str) -> float:
-    """Milliseconds of an update of the second network, the fastest of three."""
-    where, classes = torch_device(device), len(shared.data.classes)
-    maps = torch.rand(training.batch, HEADS, *shared.size)
-    labels = torch.randint(classes, (training.batch,))
-    model = Probed(MapProbe(HEADS, classes, row.width), maps, labels).to(where)
-    optimizer = vision_training.optimizer_of(model, training)
-    numbers = torch.arange(training.batch, device=where)
-    return min(times(model, optimizer, lambda _: {"numbers": numbers}, where, 3, half=True))
+    """Milliseconds of an update of the second network."""
+    classes = len(shared.data.classes)
+    maps, labels = torch.rand(training.batch, HEADS, *shared.size), torch.randint(classes, (training.batch,))
+    model = Probed(MapProbe(HEADS, classes, row.width), maps, labels)
+    return map_probing.fastest_update(model, training, device)
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
@@ -215,29 +178,11 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     torch.manual_seed(task.seed)
     labels = permuted(data.train_labels, task.seed) if row.control == "permuted" else data.train_labels
     model = Probed(MapProbe(train.shape[1], len(data.classes), row.width), train, labels).to(device)
-    told = Throttled(tell)
-    numbers = vision_training.fit(
-        model,
-        task.folder,
-        _Numbers(Epochs(len(data.train), task.training.batch, task.training.updates, task.seed)),
-        task.training,
-        task.seed,
-        task.device,
-        told,
-        optimizer=vision_training.optimizer_of(model, task.training),
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr": END},
-    )
-    told.rest(task.training.updates)
+    numbers = map_probing.train(model, task, tell)
     numbers |= accuracies(scores_of(model, test), data.test_labels)
     numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
     finish_run(task.folder, numbers)
     return stored_result(task.folder)
-
-
-def permuted(labels: Tensor, seed: int) -> Tensor:
-    """The same labels, each at another image's place."""
-    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
 
 
 def inputs_of(row: ProbeRow, seed: int, shared: Shared, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -261,17 +206,6 @@ def shrunk(images: Tensor | ImageFiles, size: tuple[int, int]) -> Tensor:
     """Images at another size, float16 (images, 3, height, width), from 0 to 1."""
     batches = vision_training.in_batches(images)
     return torch.cat([(F.adaptive_avg_pool2d(batch.float(), size) / 255).half() for batch in batches])
-
-
-@torch.no_grad()
-def scores_of(model: Probed, maps: Tensor) -> Tensor:
-    """Logits (images, classes), float32 on the CPU."""
-    device = model.maps.device
-    parts = []
-    for batch in vision_training.in_batches(maps):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts.append(model.probe(batch.to(device).float()).float().cpu())
-    return torch.cat(parts)
 
 
 # --- Report ---

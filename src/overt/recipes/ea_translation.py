@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from overt._extras import need
-from overt._files import written_whole
 from overt.data.pairs import Corpus
 from overt.mechanisms.evolving.config import Evolving
 from overt.recipes import translation_runs
+from overt.recipes._figures import save_figure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, report_of, values
 from overt.recipes._training import hardware, torch_device
@@ -326,8 +326,7 @@ def draw_figure_5(outcome: Outcome, path: Path) -> None:
     axes.set_xlabel("seconds of training (updates × median time of one)")
     axes.set_ylabel("training loss")
     axes.legend(frameon=False)
-    with written_whole(path) as part:
-        figure.savefig(part, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 TABLE_5 = Recipe(

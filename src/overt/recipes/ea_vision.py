@@ -30,7 +30,7 @@ from overt.recipes import vision_training
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
-from overt.recipes._runs import finish_run, read_settings, run_record
+from overt.recipes._runs import finish_run, processes_of, run_record
 from overt.recipes._training import (
     hardware,
     is_main_process,
@@ -248,19 +248,9 @@ def train_networks(request: Request, names: Sequence[str], data: AnyImages) -> O
     """
     rows = {name: ROWS[name] for name in names}
     places = [request.out / data.name / folder_name(name) for name in names]
-    found = [read_settings(place / f"seed-{seed}") for place in places for seed in range(request.seeds)]
-    counts = {settings.get("processes", 1) for settings in found if isinstance(settings, dict)}
+    count = processes_of(place / f"seed-{seed}" for place in places for seed in range(request.seeds))
     alone = replace(request, options={**request.options, "rows": None}, stored={}, elsewhere=(), fresh=False)
-    return train_rows(alone, rows, names, lambda _: data, counts.pop() if len(counts) == 1 else 1)
-
-
-def check_alone(request: Request, recipe: str) -> None:
-    """Refuse several processes for what is measured after the trainings."""
-    if processes(request.device) > 1:
-        raise ValueError(
-            f"{recipe} reads maps in one process: train with accelerate launch and ea-table-1, and then "
-            "start it alone, with the same --out"
-        )
+    return train_rows(alone, rows, names, lambda _: data, count)
 
 
 def settings_of_runs(

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import overt
 from overt._extras import need
-from overt._files import written_whole
 from overt.recipes import ea_vision, vision_training
+from overt.recipes._figures import save_figure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import mean_cell, report_of, values
 from overt.recipes._rows import folder_name
-from overt.recipes._training import torch_device
+from overt.recipes._training import check_alone, torch_device
 from overt.recipes.ea_vision import AA, EA, EVOLVING, IN_TABLE_1, PUBLISHED_1, ROWS
 from overt.recipes.vision_maps import layers_of, middle_maps, trained
 from overt.recipes.vision_training import AnyImages, ImageRow
@@ -35,12 +35,6 @@ PAPER = "Wang et al. 2021, Evolving Attention with Residual Convolutions"
 def kind_of(row: str) -> str:
     """The part of a row's name before ResNet."""
     return row.partition("ResNet")[0]
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure, completely or not at all; the same figure gives the same file."""
-    with written_whole(path) as part:
-        figure.savefig(part, metadata={"Date": None}, format=path.suffix.removeprefix("."))
 
 
 # --- Figure 1 ---
@@ -124,7 +118,7 @@ def run_figure_4(request: Request) -> Outcome:
     """Train AA- and EA-AA-ResNet-34, unless they were, and keep what the middle pixel attends to."""
     need("matplotlib", "view")
     data = ea_vision.data_of(request)
-    ea_vision.check_alone(request, "ea-figure-4")
+    check_alone(request.device, "ea-figure-4", "ea-table-1")
     sized = ea_vision.fitted(ROWS[EA], data)
     layers, size = layers_of(request.options["layers"], vision_training.network(sized, data, 0))
     outcome = ea_vision.train_networks(request, (AA, EA), data)

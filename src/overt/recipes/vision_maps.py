@@ -13,6 +13,7 @@ from overt.data.image_folders import ImageFiles
 from overt.mechanisms.backend import wanting_maps
 from overt.mechanisms.chain import Chain
 from overt.models.augmented_conv import AugmentedConv2d
+from overt.recipes.map_probing import layers_named
 from overt.recipes.vision_training import in_batches
 from overt.vision import ResNet
 
@@ -31,13 +32,7 @@ def layers_of(text: str | None, net: nn.Module) -> tuple[tuple[int, ...], tuple[
     if text is None:
         layers = LAYERS if len(every) >= LAYERS[-1] else tuple(range(1, len(every) + 1))[1:-2]
     else:
-        parts = [part.strip() for part in text.split(",")]
-        layers = tuple(dict.fromkeys(int(part) if part.isdecimal() else 0 for part in parts))
-        if not all(1 <= number <= len(every) for number in layers):
-            raise ValueError(
-                f"--layers must be numbers of attentions, from 1 to {len(every)}, separated by commas, got "
-                f"{text}"
-            )
+        layers = layers_named(text, len(every))
     sizes = [every[number - 1].map_size for number in layers]
     if len(set(sizes)) > 1:
         shown = ", ".join(f"{height} × {width}" for height, width in sizes)

@@ -1,0 +1,14 @@
+"""Figures of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overt._files import written_whole
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure, completely or not at all; the same figure gives the same file."""
+    with written_whole(path) as part:
+        figure.savefig(part, metadata={"Date": None}, format=path.suffix.removeprefix("."))
