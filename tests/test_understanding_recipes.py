@@ -27,48 +27,17 @@ from overt.recipes.text_training import Texts, TextTraining, encode, load_model,
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
 from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
 from overt.recipes.understanding_tables import AVERAGES, BAM, BAM_TUNED, DEV, GLUE, TEST, TUNED, known_model
-
-WORDS = ["good", "bad", "fine", "poor", "plot", "actor", "film", "scene", "nice", "dull"]
+from small_text import WORDS, cola, pretrained
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a small BERT without a head, and its tokenizer."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("pretrained")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
-    tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
-    return str(folder)
+    return pretrained(tmp_path_factory.mktemp("pretrained"))
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """CoLA in its original layout: the first word tells the class."""
-    folder = tmp_path / "data" / "CoLA"
-    folder.mkdir(parents=True)
-    for file, count in (("train.tsv", 80), ("dev.tsv", 20)):
-        lines = [
-            f"src\t{number % 2}\t\t{WORDS[number % 2]} {WORDS[4 + number % 6]}" for number in range(count)
-        ]
-        (folder / file).write_text("\n".join(lines) + "\n")
-    return folder.parent
+    return cola(tmp_path / "data")
 
 
 def test_published_numbers_give_the_published_averages() -> None:

@@ -24,6 +24,7 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._runs import check_model, earlier_result, finish_run, finite
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layer_names
+from overt.recipes.text_maps import tokens_in
 
 EXAMPLES = 500  # GAP sentences
 LONGEST = 256  # tokens; longer texts are left out and counted
@@ -187,7 +188,7 @@ class Reader:
         names = []
         for first, last in case.names:
             moved = shift if first >= end else 0
-            names.append(_tokens(offsets, first + moved, last + moved))
+            names.append(tokens_in(offsets, first + moved, last + moved))
         if len(masked) != 1 or not all(names):
             return None
         trace = overt.trace(self.model, inputs, tokenizer=self.tokenizer)
@@ -212,11 +213,6 @@ class Reader:
         likely = torch.softmax(self.model(**inputs).logits[0, place].double(), dim=-1)
         his, her = likely[self.his].sum(), likely[self.her].sum()
         return float(his / (his + her))
-
-
-def _tokens(offsets: list[list[int]], start: int, end: int) -> list[int]:
-    """Tokens that overlap with a span of text."""
-    return [place for place, (first, last) in enumerate(offsets) if first < end and start < last]
 
 
 def _grids(numbers: dict[str, Any]) -> list[Grid]:

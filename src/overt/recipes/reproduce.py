@@ -22,7 +22,9 @@ from overt._files import write_whole
 from overt.recipes import (
     bam_graphs,
     bam_translation,
+    ea_figure_a6,
     ea_probe,
+    ea_probe_text,
     ea_translation,
     ea_understanding,
     ea_vision,
@@ -56,6 +58,8 @@ RECIPES: dict[str, Recipe] = {
         ea_vision_figures.FIGURE_A1,
         ea_understanding.TABLE_3,
         ea_understanding.TABLE_4,
+        ea_probe_text.PROBE,
+        ea_figure_a6.FIGURE_A6,
         ea_translation.TABLE_5,
         ea_translation.TABLE_6,
         ea_translation.FIGURE_5,

@@ -5,7 +5,7 @@ Two lines differ from an ordinary script: `overt.attach`, and `overt.posterior` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -233,17 +233,24 @@ def without_label(row: Encoded) -> Encoded:
     return {name: value for name, value in row.items() if name != "labels"}
 
 
+def by_length(
+    model: Any, rows: Sequence[Encoded], tokenizer: Any, size: int = TEST_BATCH
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Places of rows of similar length, and a model's inputs for them, on its device."""
+    collate = collator_of(tokenizer)
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        batch = collate([without_label(rows[place]) for place in places])
+        yield places, {name: value.to(model.device) for name, value in batch.items()}
+
+
 @torch.no_grad()
 def predict(model: Any, rows: Sequence[Encoded], tokenizer: Any) -> Tensor:
     """Logits (rows, classes) of one pass, or scores (rows, 1); float32 on the CPU, in the rows' order."""
     parts: dict[int, Tensor] = {}
-    collate = collator_of(tokenizer)
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))
-    for start in range(0, len(order), TEST_BATCH):
-        places = order[start : start + TEST_BATCH]
-        batch = collate([without_label(rows[place]) for place in places])
-        logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float().cpu()
-        parts |= dict(zip(places, logits, strict=True))
+    for places, inputs in by_length(model, rows, tokenizer):
+        parts |= dict(zip(places, model(**inputs).logits.float().cpu(), strict=True))
     return torch.stack([parts[place] for place in range(len(rows))])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import overt
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
@@ -119,3 +121,28 @@ class TextRow:
 def row_name(form: str, task: str) -> str:
     """Name of a form on a task."""
     return f"{form}, {task}"
+
+
+def trained_model(row: TextRow, run: Path, needed_by: str) -> Any:
+    """The fine-tuned model of a run, with its mechanisms.
+
+    Args:
+        row: form and task.
+        run: folder of the run.
+        needed_by: what cannot do without it, for the error if it was discarded.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    check_kept(row, run, needed_by)
+    if row.mechanisms:
+        return overt.load(run / "model")
+    return AutoModelForSequenceClassification.from_pretrained(run / "model")
+
+
+def check_kept(row: TextRow, run: Path, needed_by: str) -> None:
+    """Refuse the folder of a run whose model was discarded."""
+    if not (run / "model" / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{needed_by} needs the model of {row.name}, and {run / 'model'} has none: ea-table-3 --fresh "
+            "trains it again, without --discard-models"
+        )

@@ -26,8 +26,8 @@ from overt.data.glue import Splits
 from overt.judge.understanding import EXTRA, Score, score
 from overt.recipes import text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
-from overt.recipes._rows import Known, Numbers, Task, look_up, stored_result
-from overt.recipes._runs import check_model, finish_run, run_record
+from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
+from overt.recipes._runs import RESULT, check_model, finish_run, processes_of, run_record
 from overt.recipes._training import (
     be_quiet,
     hardware,
@@ -39,7 +39,7 @@ from overt.recipes._training import (
 )
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
-from overt.recipes.understanding_forms import PLAIN, TextRow, forms, knobs, row_name
+from overt.recipes.understanding_forms import PLAIN, TextRow, check_kept, forms, knobs, row_name
 from overt.recipes.understanding_submission import write_all
 from overt.recipes.understanding_tables import BAM_TUNED, TUNED, known_model
 
@@ -116,6 +116,29 @@ def splits_of(request: Request, tasks: Sequence[str]) -> dict[str, Splits]:
     return found
 
 
+class Plans(NamedTuple):
+    """The runs of a request before they are trained: their rows by name, the data, and the runs' folder."""
+
+    rows: Mapping[str, TextRow]
+    splits: Mapping[str, Splits]
+    tokenizer: Any
+    place: Path
+
+    def folder(self, row: str, seed: int) -> Path:
+        """Of one run."""
+        return self.place / folder_name(row) / f"seed-{seed}"
+
+
+def pretrained(request: Request) -> str:
+    """The pretrained model that a request names."""
+    if request.model is None:
+        raise ValueError(
+            "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
+        )
+    check_model(request.model)
+    return request.model
+
+
 def run_forms(
     request: Request,
     tasks: Sequence[str],
@@ -124,6 +147,7 @@ def run_forms(
     measure: Measure | None = None,
     more: More = lambda _task, _splits: {},
     finish: Callable[[Numbers, Shared, Path], None] = lambda _numbers, _shared, _place: None,
+    needed: Callable[[Plans], Sequence[str]] | None = None,
 ) -> Outcome:
     """Train the forms, tasks and seeds that neither a folder of a run nor a result file holds.
 
@@ -134,27 +158,33 @@ def run_forms(
         measure: what to measure of each trained model beside its scores; a function of a module.
         more: task and its rows → further parts that it is measured on.
         finish: called with all numbers and the folder of the runs, to add what several runs give together.
+        needed: called once learning rates are known, for the names of the rows whose models are needed:
+            these alone are trained, and numbers in result files do not do. Models that several processes
+            trained will do.
     """
     need("accelerate", EXTRA)
     need("sklearn", EXTRA)
-    if request.model is None:
-        raise ValueError(
-            "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
-        )
-    check_model(request.model)
+    path = pretrained(request)
     be_quiet()
     count = processes(request.device)
     options = request.options
     chosen_forms = listed("--forms", options["forms"], list(forms()), default)
     splits = splits_of(request, listed("--tasks", options["tasks"], tasks, tasks))
-    published = known_model(request.model)
+    published = known_model(path)
     tuned = published is not None
     share = 0.0 if tuned and measure is None else 0.1
     shared = shared_of(request, splits, published, share, more)._replace(measure=measure)
     plan = partial(plan_row, request, splits, shared, published, share)
     device = torch_device(request.device).type
-    common: dict[str, Any] = {"precision": "float32", **({"processes": count} if count > 1 else {})}
-    place = request.out / Path(request.model).resolve().name
+    place = request.out / Path(path).resolve().name
+    every = dict.fromkeys([*default, *chosen_forms])
+    trained_by = count
+    if needed is not None:
+        runs = [place / folder_name(row_name(form, task)) for form in every for task in splits]
+        trained_by = processes_of(run / f"seed-{seed}" for run in runs for seed in range(request.seeds))
+    common: dict[str, Any] = {"precision": "float32"}
+    if trained_by > 1:
+        common["processes"] = trained_by
     if measure is not None:
         common["measured"] = measure.__name__
         place = place / measure.__name__
@@ -186,9 +216,12 @@ def run_forms(
             rates[task] = max(scores, key=lambda rate: scores[rate])
             told = ", ".join(f"{rate:g}: {value:.2f}" for rate, value in scores.items())
             request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
-    every = dict.fromkeys([*default, *chosen_forms])
     rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
     wanted = [row_name(form, task) for form in chosen_forms for task in splits]
+    if needed is not None:
+        plans = Plans(rows, splits, shared.tokenizer, place)
+        wanted, request = list(needed(plans)), replace(request, stored={}, elsewhere=())
+        check_all_kept(plans, wanted, request.seeds)
     known = fill(rows, wanted, request)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
@@ -197,17 +230,26 @@ def run_forms(
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
     config = {
-        "model": model_name(request.model),
+        "model": model_name(path),
         "published_settings": published if tuned else None,
         "held_out": share,
         "data": {task: each.describe() for task, each in splits.items()},
         "rates": rates,
         "forms": list(every),
         "rows": {name: row.settings() for name, row in rows.items()},
-        "head": shared_head(request.model, splits),
+        "head": shared_head(path, splits),
     }
     names = [*rows, *dict.fromkeys(name for name, _ in chosen_by.numbers)]
     return known.outcome(config, names, stand_in=False)
+
+
+def check_all_kept(plans: Plans, wanted: Sequence[str], seeds: int) -> None:
+    """Refuse finished runs without their models before others are trained."""
+    for name in wanted:
+        for seed in range(seeds):
+            folder = plans.folder(name, seed)
+            if (folder / RESULT).is_file():
+                check_kept(plans.rows[name], folder, "reading maps")
 
 
 def published_training(model: str, task: str, rows: int) -> TextTraining:

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import overt
 from overt.data import glue
 from overt.data.glue import Row, Splits
 from overt.recipes import glue_submission
 from overt.recipes._rows import Numbers, folder_name
 from overt.recipes._training import torch_device
 from overt.recipes.text_training import encode, predict
+from overt.recipes.understanding_forms import TextRow, trained_model
 
 if TYPE_CHECKING:
     from overt.recipes._recipe import Request
-    from overt.recipes.understanding_forms import TextRow
 
 DIAGNOSTIC, FROM = "AX", "MNLI"  # the diagnostic rows, and the task whose model predicts them
 
@@ -49,7 +48,7 @@ def write_all(
         predictions: dict[str, list[float]] = {}
         for row in (each for each in rows if each.form == form):
             seed = best_seed(row, numbers)
-            model = load(row, place / folder_name(row.name) / f"seed-{seed}" / "model")
+            model = trained_model(row, place / folder_name(row.name) / f"seed-{seed}", "--submission")
             model = model.to(torch_device(request.device)).eval()
             for part, texts in test_parts(row.task, splits[row.task], request.data).items():
                 coded = encode([Row(each.texts, None) for each in texts], tokenizer, row.training.longest)
@@ -78,17 +77,3 @@ def test_parts(task: str, splits: Splits, data: Path | None) -> dict[str, list[R
         found, _ = glue.load_available(data, [DIAGNOSTIC])
         parts |= found[DIAGNOSTIC].test if DIAGNOSTIC in found else {}
     return parts
-
-
-def load(row: TextRow, folder: Path) -> Any:
-    """A fine-tuned model, with its mechanisms."""
-    from transformers import AutoModelForSequenceClassification
-
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"--submission needs the model of {row.name}, and {folder} has none: --fresh trains it again, "
-            "without --discard-models"
-        )
-    if row.mechanisms:
-        return overt.load(folder)
-    return AutoModelForSequenceClassification.from_pretrained(folder)
