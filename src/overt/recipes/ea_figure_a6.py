@@ -36,9 +36,8 @@ PARTS = {
     f"{EVOLVING}, convolution": (EVOLVING, "convolution"),
     f"{EVOLVING}, own map": (EVOLVING, "attention"),
 }
-LEFT_OUT = ("tasks", "forms", "discard-models")
 FIGURE_OPTIONS = {
-    **{name: option for name, option in OPTIONS.items() if name not in LEFT_OUT},
+    **{name: OPTIONS[name] for name in ("epochs", "workers")},
     "layers": Option("numbers of layers, separated by commas; by default 2 and the last two"),
     "sentence": Option("what the models read", SENTENCE),
     "from": Option("the word that attends", FROM),

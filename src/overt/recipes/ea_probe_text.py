@@ -53,7 +53,8 @@ EVOLVING = "Evolving"
 FORMS = (PLAIN, EVOLVING)
 ROWS, EPOCHS, BATCH = 20_000, 10, 128
 PROBE_OPTIONS = {
-    **{name: option for name, option in OPTIONS.items() if name not in ("forms", "discard-models")},
+    "tasks": Option("tasks, separated by commas; by default CoLA and SST-2"),
+    **{name: OPTIONS[name] for name in ("epochs", "workers")},
     "layers": Option("numbers of layers, separated by commas; by default 2, the middle, and the last two"),
     "probe-epochs": Option("epochs of the second network", EPOCHS, least=1),
     "probe-rows": Option("training rows that the second network sees at most", ROWS, least=2),
@@ -254,25 +255,26 @@ def fastest_update(task: Task, shared: Shared) -> float:
     row: TextProbeRow = task.row
     texts = shared.texts[row.task]
     rows = texts.train[: task.training.batch]
-    maps, lengths = maps_of(row, rows, task.seed, shared, torch.device(task.device))
+    [(maps, lengths)] = maps_of(row, task.seed, shared, torch_device(task.device), rows)
     classes = len(glue.TASKS[row.task].classes)
     model = Probed(TextMapProbe(maps.shape[1], classes), maps, texts.train_labels[: len(maps)], lengths)
     return map_probing.fastest_update(model, task.training, task.device)
 
 
 def maps_of(
-    row: TextProbeRow, rows: Sequence[Encoded], seed: int, shared: Shared, device: torch.device
-) -> SentenceMaps:
-    """What the second network sees of sentences."""
+    row: TextProbeRow, seed: int, shared: Shared, device: torch.device, *parts: Sequence[Encoded]
+) -> list[SentenceMaps]:
+    """What the second network sees of sentences, part by part."""
     if row.form is None or row.layer is None:
-        return uniform_maps(rows)
+        return [uniform_maps(rows) for rows in parts]
     plans = shared.plans
     planned = plans.rows[row_name(row.form, row.task)]
     if row.control == "untrained":
         model = untrained(shared.path, glue.TASKS[row.task].classes, planned.mechanisms, seed)
     else:
         model = trained_model(planned, plans.folder(planned.name, seed), PROBE.name)
-    return sentence_maps(model.to(device), rows, plans.tokenizer, row.layer)
+    model = model.to(device)
+    return [sentence_maps(model, rows, plans.tokenizer, row.layer) for rows in parts]
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     row: TextProbeRow = task.row
     texts, device = shared.texts[row.task], torch_device(task.device)
     be_quiet()
-    train, test = (maps_of(row, rows, task.seed, shared, device) for rows in (texts.train, texts.test))
+    train, test = maps_of(row, task.seed, shared, device, texts.train, texts.test)
     torch.manual_seed(task.seed)
     labels = permuted(texts.train_labels, task.seed) if row.control == "permuted" else texts.train_labels
     known = glue.TASKS[row.task]
