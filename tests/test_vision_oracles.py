@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import overt
 from overt.mechanisms.evolving import zeros
+from overt.models.augmented_conv import pooled_by_products
 from overt.models.resnet import DEPTHS
 from overt.vision import AugmentedConv2d, ResNet, resnet
 
