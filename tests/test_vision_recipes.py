@@ -524,3 +524,39 @@ def test_names_of_classes_are_a_list_of_texts(folder: Path, names: str) -> None:
     (folder / "cifar100" / "classes.json").write_text(names)
     with pytest.raises(ValueError, match=r"classes\.json must be a list of names in JSON"):
         cifar100.load(folder)
+
+
+@pytest.mark.parametrize("rate", ["0", "much", "nan"])
+def test_a_learning_rate_must_be_a_positive_number(
+    rate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recipes_in(tmp_path, monkeypatch)
+    with pytest.raises(
+        ValueError, match=f"--learning-rate must be a positive number, such as 0.4, got {rate}"
+    ):
+        run(rows="ResNet-34", epochs="1", **{"learning-rate": rate})
+
+
+def test_a_diverged_training_ends_with_its_loss_and_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recipes_in(tmp_path, monkeypatch)
+    with pytest.raises(
+        ValueError, match=r"ResNet-34/seed-0: the training diverged: its loss is \w+ after \d"
+    ):
+        run(rows="AA-ResNet-34", epochs="15", **{"learning-rate": "1e30"})
+
+
+def test_settings_are_chosen_on_a_part_of_the_training_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recipes_in(tmp_path, monkeypatch)
+    options = ["--rows", "ResNet-34", "--epochs", "1", "--validation", "--learning-rate", "0.03"]
+    places = {"out": Path("runs"), "results": Path("results")}
+    result = reproduce.run("ea-table-1", seeds=1, device="cpu", extra=options, **places)
+    data, training = result["config"]["data"], result["config"]["training"]
+    assert (data["train"], data["test"]) == (43, 5)
+    assert "10% of the training set for testing" in data["remark"]
+    assert training["learning_rate"] == 0.03
+    with pytest.raises(ValueError, match="has a run with other data than requested"):
+        run(rows="ResNet-34", epochs="1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -236,8 +237,13 @@ class Run:
                 progress.update(task, completed=state.global_step)
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-                del args, state, control, kwargs
+                del args, control, kwargs
                 if logs and "loss" in logs:
+                    if not math.isfinite(float(logs["loss"])):
+                        raise ValueError(
+                            f"{folder}: the training diverged: its loss is {logs['loss']} after "
+                            f"{state.global_step:,} updates; try a lower learning rate, with --fresh"
+                        )
                     progress.update(task, description=f"{name}, {describe_losses(logs)}")
 
         class OrderedTrainer(Trainer):
