@@ -40,6 +40,7 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "evolving": [overt.Evolving()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
+PIXELS = "pixels"  # positions of pixels, in a network over images
 VARIANTS = ("plain", "causal", "padded", "dropout", "left", "left causal", "left dropout")
 compiled: dict[str, int] = {}
 digests: dict[str, list[str]] = {}
@@ -96,12 +97,28 @@ def leave_padding_plain() -> None:
     AttentionMap.attend = changed  # type: ignore[method-assign]
 
 
+def compile_pixels(dtype: torch.dtype) -> None:
+    """Compile what an attention-augmented convolution runs, of ResNet-50 and of ResNet-34 on small images."""
+    for channels, key_channels, value_channels, side in ((128, 160, 16, 28), (64, 32, 16, 16)):
+        layer = overt.vision.AugmentedConv2d(
+            channels, channels, 3, heads=8, key_channels=key_channels, value_channels=value_channels,
+            size=(side, side), pool=2, mechanisms=[overt.Evolving()], layer=0, start=True,
+        )  # fmt: skip
+        x = torch.randn(2, channels, side, side, requires_grad=True)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            layer(x, overt.Chain()).float().sum().backward()
+    print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
+
+
 def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
     backend.KERNEL_DEVICES = {"cpu"}
     if "left" in variant:
         leave_padding_plain()
     torch.manual_seed(0)
+    if form == PIXELS:
+        compile_pixels(dtype)
+        return
     kind = overt.Decoder if "causal" in variant else overt.Encoder
     model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if "dropout" in variant else 0.0, hidden=64)
     x = torch.randn(2, 128, 12 * 64, requires_grad=True)
@@ -116,7 +133,7 @@ def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain")
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Compile GPU kernels without a GPU.")
-    parser.add_argument("form", choices=FORMS)
+    parser.add_argument("form", choices=[*FORMS, PIXELS])
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
     parser.add_argument("--digest", action="store_true", help="print digests of the kernels' instructions")

@@ -18,9 +18,9 @@ from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.scores import RelativePosition2d, places_in
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
+from overt.mechanisms.widening import ALIGNED, Pixels, fits, widened
 
 Size = int | tuple[int, int]
-ALIGNED = 8  # torch's kernels take heads of multiples of this width
 
 
 def pair(name: str, size: Size, least: int = 1) -> tuple[int, int]:
@@ -185,44 +185,52 @@ class AugmentedConv2d(nn.Module):
         return _from_corners(_from_corners(image, 2, size[0]), 3, size[1])
 
     def _attend(self, x: Tensor, chain: Chain) -> Tensor:
-        (batch, _, height, width), heads = x.shape, self.heads
+        batch, _, height, width = x.shape
         # A view, whichever of channels and pixels come last in memory: (batch, pixels, channels).
         pixels = self.qkv(x).permute(0, 2, 3, 1).flatten(1, 2)
-        widths = [self.key_channels, self.key_channels, self.value_channels]
-        q, k, v = (
-            part.unflatten(2, (heads, part.shape[2] // heads)).transpose(1, 2)
-            for part in pixels.split(widths, dim=2)  # (batch, heads, pixels, dim)
-        )
-        call = self._call(q, k, v, (height, width), chain)
-        mixed = self._mix(call, chain)  # (batch, heads, pixels, dim)
+        call = self._call(pixels, (height, width), chain)
+        mixed = self._mix(call, chain)[..., : self.value_channels // self.heads]
         image = mixed.transpose(1, 2).reshape(batch, height, width, self.value_channels)
         out: Tensor = self.out(image.permute(0, 3, 1, 2))
         return out
 
-    def _call(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], chain: Chain) -> AttentionCall:
-        """The call of the map: positions are part of queries and keys, or of ready logits."""
+    def _call(self, pixels: Tensor, size: tuple[int, int], chain: Chain) -> AttentionCall:
+        """The call of the map: positions are part of queries and keys, or of ready logits.
+
+        Values may be wider than a head's, and end in zeros.
+        """
+        heads, widths = self.heads, [self.key_channels, self.key_channels, self.value_channels]
+        q, k, v = (
+            part.view(*part.shape[:2], heads, part.shape[2] // heads).transpose(1, 2)
+            for part in torch.split(pixels, widths, dim=2)  # (batch, heads, pixels, dim)
+        )
         site, position, scale = self.map.site, self.position, q.shape[-1] ** -0.5
         seen = Seen()  # explicit: compilers do not follow the default
-        if self.map.reads_logits_only:
-            fill = -(q.shape[-1] + sum(size)) % ALIGNED if q.is_cuda else 0
-            key = size, fill, k.dtype, k.device
-            places = chain.once(key, lambda: places_in(*size, k.device, k.dtype, fill))
-            if self.scale_positions:
-                return AttentionCall(
-                    site, *position.widen(q, k, 1.0, size, places), v, scale, prior_key=k, seen=seen
-                )
-            wide = position.widen(q, k, scale, size, places)
-            return AttentionCall(site, *wide, v, 1.0, prior_key=k, seen=seen)
-        scaled = q * scale
-        logits = scaled @ k.mT + position(scaled if self.scale_positions else q, k.shape[-2], size=size)
-        return AttentionCall(site, q, k, v, scale, logits=logits, seen=seen)
+        if not self.map.reads_logits_only:
+            scaled = q * scale
+            logits = scaled @ k.mT + position(scaled if self.scale_positions else q, k.shape[-2], size=size)
+            return AttentionCall(site, q, k, v, scale, logits=logits, seen=seen)
+        before, after = (1.0, scale) if self.scale_positions else (scale, 1.0)
+        if fits(pixels, chain.switched_off):
+            given = Pixels(pixels, position.vertical, position.horizontal)
+            query, key, value = widened(given, size, heads, v.shape[-1], before)
+        else:
+            (query, key), value = self._widen(q, k, before, size, chain), v
+        return AttentionCall(site, query, key, value, after, prior_key=k, seen=seen)
+
+    def _widen(
+        self, q: Tensor, k: Tensor, scale: float, size: tuple[int, int], chain: Chain
+    ) -> tuple[Tensor, Tensor]:
+        fill = -(q.shape[-1] + sum(size)) % ALIGNED if q.is_cuda else 0
+        key = "places", size, fill, k.dtype, k.device
+        places = chain.once(key, lambda: places_in(*size, k.device, k.dtype, fill))
+        return self.position.widen(q, k, scale, size, places)
 
     def _mix(self, call: AttentionCall, chain: Chain) -> Tensor:
         wanted = maps_wanted()
         if not self.map.has_mechanism and not wanted:
-            width, call = call.value.shape[-1], of_equal_widths(call) if call.value.is_cuda else call
-            mixed = F.scaled_dot_product_attention(call.query, call.key, call.value, scale=call.scale)
-            return mixed[..., :width]
+            call = of_equal_widths(call) if call.value.is_cuda else call
+            return F.scaled_dot_product_attention(call.query, call.key, call.value, scale=call.scale)
         fused = self.map.attend(call, chain, "maps are wanted" if wanted else None)
         if fused is not None:
             return fused

@@ -1,0 +1,124 @@
+"""Queries, keys and values of pixels, widened by relative positions, in one pass on a GPU.
+
+`scores.RelativePosition2d.widen` is the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.mechanisms.backend import KERNELS, unfit
+from overt.mechanisms.flat import empty_heads_last
+from overt.mechanisms.operators import Gradients, Maybe, Operator, Tensors
+
+ALIGNED = 8  # torch's kernels take heads of multiples of this width
+
+
+class Pixels(NamedTuple):
+    """What is widened.
+
+    Attributes:
+        pixels: (batch, pixels, channels), contiguous: queries of all heads, keys, and values.
+        vertical: vectors of vertical distances, (2·height − 1, dim), of the largest image.
+        horizontal: vectors of horizontal distances.
+    """
+
+    pixels: Tensor
+    vertical: Tensor
+    horizontal: Tensor
+
+
+class Layout(NamedTuple):
+    """How it is laid out.
+
+    Attributes:
+        height: of the image.
+        width: of the image.
+        heads: number of heads.
+        values: width of a head's values.
+        out: width of all results.
+        scale: of queries.
+    """
+
+    height: int
+    width: int
+    heads: int
+    values: int
+    out: int
+    scale: float
+
+
+def fits(pixels: Tensor, off: str | None) -> bool:
+    """Whether the kernels can take these pixels; compilers have the plain operations."""
+    return (
+        not torch.compiler.is_compiling() and pixels.numel() > 0 and unfit(KERNELS, pixels, off=off) is None
+    )
+
+
+def _forward(given: Pixels, layout: Layout) -> Tensors:
+    from overt.mechanisms.kernels import positions
+
+    height, width, heads, values, out, scale = layout
+    return positions.forward(*given, (height, width), heads, values, out, scale)
+
+
+def _backward(
+    groups: tuple[Pixels, Layout], results: Tensors, gradients: Maybe, needed: Mapping[str, bool]
+) -> Gradients:
+    from overt.mechanisms.kernels import positions
+
+    del needed
+    given, (height, width, heads, values, _, scale) = groups
+    to_query, to_key, to_value = (
+        torch.zeros_like(result) if gradient is None else gradient
+        for result, gradient in zip(results, gradients, strict=True)
+    )
+    to_wide = to_query, to_key, to_value
+    to = positions.backward(*given, (height, width), heads, values, scale, to_wide)
+    return dict(zip(Pixels._fields, to, strict=True))
+
+
+def _shapes(given: Pixels, layout: Layout) -> Tensors:
+    batch, count, _ = given.pixels.shape
+    like = given.pixels.new_empty(batch, layout.heads, count, layout.out)
+    return tuple(empty_heads_last(like) for _ in range(3))
+
+
+def _to_shapes(groups: tuple[Pixels, Layout], needed: Mapping[str, bool]) -> Gradients:
+    del needed
+    return {name: torch.empty_like(x) for name, x in groups[0]._asdict().items()}
+
+
+widen = Operator(
+    "widen",
+    (Pixels, Layout),
+    Pixels._fields,
+    _forward,
+    _backward,
+    _shapes,
+    _to_shapes,
+    results=3,
+    differentiable=3,
+)
+
+
+def widened(given: Pixels, size: tuple[int, int], heads: int, values: int, scale: float) -> Tensors:
+    """Queries, keys and values, all (batch, heads, pixels, width); the width is a multiple of 8.
+
+    Where `fits` says that kernels can take the pixels. Further columns of queries and keys change no product,
+    and values end in zeros.
+
+    Args:
+        given: what is widened; pixels need not be contiguous.
+        size: height and width of the image.
+        heads: number of heads.
+        values: width of a head's values.
+        scale: of queries.
+    """
+    width = max(given.vertical.shape[1] + sum(size), values)
+    layout = Layout(*size, heads, values, width + -width % ALIGNED, scale)
+    return widen(given._replace(pixels=given.pixels.contiguous()), layout)
