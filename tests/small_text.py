@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 WORDS = ["good", "bad", "fine", "poor", "plot", "actor", "film", "scene", "nice", "dull"]
 
 
-def pretrained(folder: Path) -> str:
-    """A folder with a small BERT without a head, and its tokenizer."""
+def small_bert(folder: Path, words: Sequence[str] = WORDS, **config: Any) -> str:
+    """Store a small BERT without a head and its tokenizer of whole words; return the folder."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -18,7 +20,7 @@ def pretrained(folder: Path) -> str:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    vocabulary = {word: number for number, word in enumerate([*special, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
     tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]
@@ -30,7 +32,7 @@ def pretrained(folder: Path) -> str:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes, **config)).save_pretrained(folder)
     return str(folder)
 
 

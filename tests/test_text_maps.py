@@ -24,12 +24,12 @@ from overt.recipes import (
 from overt.recipes.map_probing import Probed, permuted, scores_of
 from overt.recipes.text_maps import LONGEST, layers_of, sentence_maps, uniform_maps, untrained
 from overt.recipes.text_training import encode
-from small_text import WORDS, cola, pretrained
+from small_text import WORDS, cola, small_bert
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return pretrained(tmp_path_factory.mktemp("pretrained"))
+    return small_bert(tmp_path_factory.mktemp("pretrained"))
 
 
 @pytest.fixture(scope="module")

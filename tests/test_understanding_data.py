@@ -356,7 +356,7 @@ def test_squad_is_read_in_its_original_layout(place: str, tmp_path: Path) -> Non
     found = squad.load("1.1", tmp_path)
     assert found.train == [squad.Question("q1", "Tower", CONTEXT, "When?", ("1889",), (23,))]
     assert found.test[0].answers == ("Gustave Eiffel", "Eiffel")
-    assert found.describe()["test"] == {"questions": 1, "impossible": 0}
+    assert found.describe()["dev"] == {"SQuAD 1.1": 1}
 
 
 def test_impossible_questions_belong_to_2_0_only(tmp_path: Path) -> None:

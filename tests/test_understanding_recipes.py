@@ -27,12 +27,12 @@ from overt.recipes.text_training import Texts, TextTraining, encode, load_model,
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
 from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
 from overt.recipes.understanding_tables import AVERAGES, BAM, BAM_TUNED, DEV, GLUE, TEST, TUNED, known_model
-from small_text import WORDS, cola, pretrained
+from small_text import WORDS, cola, small_bert
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return pretrained(tmp_path_factory.mktemp("pretrained"))
+    return small_bert(tmp_path_factory.mktemp("pretrained"))
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from overt import _check
@@ -14,6 +16,8 @@ from overt.data import hub
 from overt.data.files import data_folder, find_file, read_text
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
+SUBSET_NAME = "SQuAD subset"
+NAMES = {**{f"SQuAD {version}": version for version in HUB}, SUBSET_NAME: None}  # name → version
 NEAR = 2  # characters that an answer may be away from where its file says
 
 
@@ -60,13 +64,17 @@ class Questions:
     remarks: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Sizes and origin, for the result file."""
-        sizes = {
-            part: {"questions": len(rows), "impossible": sum(row.impossible for row in rows)}
-            for part, rows in (("train", self.train), ("test", self.test))
+        """Sizes and origin, for the result file; as GLUE's tasks have them."""
+        parts = {"train": self.train, "dev": self.test}
+        return {
+            "task": self.name,
+            "train": len(self.train),
+            "dev": {self.name: len(self.test)},
+            "impossible": {part: sum(row.impossible for row in rows) for part, rows in parts.items()},
+            "source": self.source,
+            "sha256": self.sha256,
+            "remarks": list(self.remarks),
         }
-        origin = {"source": self.source, "sha256": self.sha256, "remarks": list(self.remarks)}
-        return {"name": self.name, **sizes, **origin}
 
 
 def load(version: str, data: Path | None = None) -> Questions:
@@ -105,6 +113,67 @@ def load(version: str, data: Path | None = None) -> Questions:
             remarks.append(f"{source}: {moved} answers were up to {NEAR} characters away from their start")
     train, test = checked
     return Questions(f"SQuAD {version}", train, test, place, digest, tuple(remarks))
+
+
+def load_available(
+    data: Path | None = None, names: Iterable[str] = NAMES
+) -> tuple[dict[str, Questions], dict[str, str]]:
+    """The data sets that are there, by name, and for each of the others the reason.
+
+    Where the folder has neither file of SQuAD 1.1, but the public subsets, those take its place under their
+    own name. A file that is there and is not as published is still an error.
+
+    Args:
+        data: the folder (by default OVERT_DATA).
+        names: some of `NAMES`.
+    """
+    data = data_folder(data)
+    found, missing = {}, {}
+    for name in names:
+        _check.one_of("name", name, NAMES)
+        version = NAMES[name]
+        if version == "1.1" and _has_subset_alone(data):
+            version = None
+        try:
+            questions = load_subset(data) if version is None else load(version, data)
+        except FileNotFoundError as error:
+            missing[name] = str(error)
+        else:
+            found[questions.name] = questions
+    return found, missing
+
+
+def set_apart(
+    questions: Sequence[Question], share: float = 0.1, seed: int = 0
+) -> tuple[list[Question], list[Question]]:
+    """Questions to train on and questions to choose settings with, both in their order.
+
+    All questions of an article stay together, or of a context where the article is not named, so that no
+    context is in both. The second part is therefore not larger than the share, unless the smallest article
+    is. The split depends on the questions and on the seed only.
+    """
+    _check.fraction("share", share)
+    owners: dict[str, tuple[str, str]] = {}  # of contexts
+    together: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, question in enumerate(questions):
+        key = ("article", question.title) if question.title else ("context", question.context)
+        together[owners.setdefault(question.context, key)].append(place)
+    if len(together) < 2:
+        raise ValueError(
+            f"questions must be about at least two articles to set {share:.0%} of them apart, got "
+            f"{len(questions)} about {len(together)}"
+        )
+    groups = list(together.values())
+    Random(seed).shuffle(groups)
+    held: set[int] = set()
+    for group in groups:
+        if len(held) + len(group) <= round(share * len(questions)):
+            held.update(group)
+    if not held:
+        smallest: list[int] = min(groups, key=len)
+        held.update(smallest)
+    kept = [question for place, question in enumerate(questions) if place not in held]
+    return kept, [questions[place] for place in sorted(held)]
 
 
 # --- Files ---
@@ -266,7 +335,13 @@ def load_subset(data: Path | None = None) -> Questions:
         )
         raise ValueError(f"{paths[0].parent} must have the files of the known split, but has: {shown}")
     remarks = ("no published split: XQuAD-en for testing, and what it does not contain for training",)
-    return Questions("SQuAD subset", other + once, test, str(paths[0].parent), _digest(texts), remarks)
+    return Questions(SUBSET_NAME, other + once, test, str(paths[0].parent), _digest(texts), remarks)
+
+
+def _has_subset_alone(data: Path | None) -> bool:
+    """Whether a folder has the public subsets and no file of SQuAD 1.1."""
+    published = any(_find(data, [f"{part}-v1.1.json"]) for part in ("train", "dev"))
+    return not published and _find(data, list(SUBSET)) is not None
 
 
 def _placed(rows: list[Mapping[str, str]], name: str, known: set[str]) -> list[Question]:

@@ -6,16 +6,19 @@ All fine-tune the same pretrained model, by `understanding_runs`, and share thei
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from overt.data import squad
 from overt.data.glue import TASKS
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
+from overt.recipes.squad_runs import EXACT, F1, METRICS
 from overt.recipes.understanding_forms import PLAIN, row_name
-from overt.recipes.understanding_runs import BAM_SCORE, OPTIONS, run_forms
+from overt.recipes.understanding_runs import BAM_SCORE, OPTIONS, SQUAD, run_forms
 from overt.recipes.understanding_tables import (
     ABLATIONS,
+    ALBERT,
     AVERAGES,
     BAM,
     BAM_TUNED,
@@ -24,6 +27,7 @@ from overt.recipes.understanding_tables import (
     SIZES,
     TEST,
     TUNED,
+    published_as,
 )
 
 IN_TABLE_3 = (PLAIN, "Evolving", "RealFormer", "Synthesizer random", "Synthesizer dense")
@@ -39,8 +43,8 @@ GAINS_3 = {
 
 
 def run_table_3(request: Request) -> Outcome:
-    """Fine-tune on all tasks of GLUE."""
-    return run_forms(request, GLUE, IN_TABLE_3)
+    """Fine-tune on all tasks of GLUE, and on SQuAD where it is asked for."""
+    return run_forms(request, GLUE, IN_TABLE_3, also=(SQUAD, *squad.NAMES))
 
 
 def run_table_4(request: Request) -> Outcome:
@@ -50,7 +54,7 @@ def run_table_4(request: Request) -> Outcome:
 
 def run_bam_table_5(request: Request) -> Outcome:
     """Fine-tune with random attention weights."""
-    return run_forms(request, GLUE, IN_BAM)
+    return run_forms(request, tuple(BAM), IN_BAM, also=(SQUAD, squad.SUBSET_NAME))
 
 
 # --- Reports ---
@@ -67,12 +71,14 @@ def measured_forms(outcome: Outcome) -> dict[str, list[str]]:
 
 
 def keys_of(task: str) -> list[str]:
-    """Keys of all numbers that GLUE reports of a task."""
+    """Keys of all numbers that GLUE or SQuAD reports of a task."""
+    if task in squad.NAMES:
+        return [f"{task} {metric}" for metric in METRICS]
     return [f"{part} {metric}" for part in TASKS[task].server_rows for metric in TASKS[task].metrics]
 
 
 def measured_grid(outcome: Outcome) -> Grid:
-    """All metrics of all forms, and the average over tasks that all have."""
+    """All metrics of all forms, and the average over GLUE's tasks."""
     forms = measured_forms(outcome)
     tasks = list(outcome.config["data"])
     columns = ["added parameters", "average", "n"]
@@ -80,7 +86,7 @@ def measured_grid(outcome: Outcome) -> Grid:
     lines = []
     for form, known in forms.items():
         added = values(outcome, row_name(form, known[0]), "added")
-        averages = averages_of(outcome, form, tasks)
+        averages = averages_of(outcome, form, [task for task in tasks if task in TASKS])
         counts = [len(values(outcome, row_name(form, task), "score")) for task in known]
         cells = [f"{int(next(iter(added.values()))):,}", mean_cell(averages), ", ".join(map(str, counts))]
         for task in tasks:
@@ -97,15 +103,42 @@ def averages_of(outcome: Outcome, form: str, tasks: Sequence[str]) -> dict[int, 
 
 
 def differences(outcome: Outcome, published: Mapping[str, Mapping[str, float]], key: str = "score") -> Grid:
-    """Each form on each task against plain attention with the same seed."""
-    forms = measured_forms(outcome)
-    pairs = {
+    """Each form on each task of GLUE against plain attention with the same seed."""
+    return gains_grid(outcome, pairs_of(outcome, TASKS), published, key, "points")
+
+
+def pairs_of(outcome: Outcome, tasks: Container[str]) -> dict[str, str]:
+    """Row of a form on one of these tasks → that of plain attention."""
+    return {
         row_name(form, task): row_name(PLAIN, task)
-        for form, tasks in forms.items()
+        for form, known in measured_forms(outcome).items()
         if form != PLAIN
-        for task in tasks
+        for task in known
+        if task in tasks
     }
-    return gains_grid(outcome, pairs, published, key, "points")
+
+
+def squad_differences(outcome: Outcome, published: Mapping[str, Sequence[str]] | None = None) -> list[Grid]:
+    """The same for SQuAD's exact match and F1.
+
+    Args:
+        outcome: of the recipe.
+        published: heading of a column → the forms that Fan et al. 2020 are taken to have measured.
+    """
+    grids = []
+    for place, (key, metric) in enumerate(((EXACT, "exact match"), (F1, "F1"))):
+        gains = {
+            heading: {
+                row_name(form, task): BAM[published_as(task)][form != PLAIN][place]
+                for form in (PLAIN, *forms)
+                for task in outcome.config["data"]
+                if task in squad.NAMES
+            }
+            for heading, forms in (published or {}).items()
+        }
+        title = f"SQuAD, {metric}: differences with the same seed"
+        grids.append(gains_grid(outcome, pairs_of(outcome, squad.NAMES), gains, key, "points", title))
+    return grids
 
 
 def published_scores(outcome: Outcome, rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -136,32 +169,75 @@ def rates_grid(outcome: Outcome) -> Grid:
 def notes_of(outcome: Outcome) -> list[str]:
     """What a reader needs to know about model, data and training."""
     config = outcome.config
-    row = next(iter(config["rows"].values()))
-    training = row["training"]
-    sizes = f"batches of {training['batch']}, {training['longest']} tokens at most"
-    if config["published_settings"]:
-        sizes = "batches and lengths of each task as published"
+    published, tasks = config["published_settings"], list(config["data"])
+    chosen = config.get("chosen_rates", [] if published else tasks)
+    labelled = [row for row in config["rows"].values() if row["task"] in TASKS]
+    sizes = ""
+    if published:
+        sizes = "batches and lengths of each task as published, "
+    elif labelled:
+        training = labelled[0]["training"]
+        sizes = f"batches of {training['batch']}, {training['longest']} tokens at most, "
     data = []
     for task, each in config["data"].items():
         dev = ", ".join(f"{count:,}" for count in each["dev"].values())
-        data.append(f"{task} {each['train']:,} training and {dev} development rows")
-    if config["published_settings"]:
-        how = f"Settings are the published ones of {config['published_settings']}, on all training rows."
-    else:
-        how = (
-            f"A fixed, stratified {config['held_out']:.0%} of the training rows is held out, and chooses the "
-            "learning rate for plain attention alone; all forms use it. Development rows are read once. The "
-            "model is a stand-in for the papers'."
+        what = "questions" if task in squad.NAMES else "rows"
+        data.append(f"{task} {each['train']:,} training and {dev} development {what}")
+    how = []
+    if published:
+        those = "" if not chosen else f" of {', '.join(task for task in tasks if task not in chosen)}"
+        how.append(f"Settings{those} are the published ones of {published}, on all training rows.")
+    if chosen:
+        those = f" of {', '.join(chosen)}" if published else ""
+        stratified = ", stratified" if any(task in TASKS for task in chosen) else ""
+        how.append(
+            f"A fixed{stratified} {config['held_out']:.0%} of the training rows{those} is held out, and "
+            "chooses the learning rate for plain attention alone; all forms use it. Development rows are "
+            "read once."
         )
+    if not published:
+        how.append("The model is a stand-in for the papers'.")
     head = f" New weights, drawn at random: {', '.join(config['head'])}." if config["head"] else ""
     return [
-        f"Model: {config['model']}.{head} {how}",
-        f"Training: AdamW with ε 1e-8, {sizes}, "
+        f"Model: {config['model']}.{head} {' '.join(how)}",
+        f"Training: AdamW with ε 1e-8, {sizes}"
         "linear warm-up and decay, the last step's weights, float32. Models with the same seed start from "
         "the same weights and see the same batches.",
+        *notes_on_squad(outcome),
         f"Data: {'; '.join(data)}.",
         *notes_on_runs(outcome),
     ]
+
+
+def notes_on_squad(outcome: Outcome) -> list[str]:
+    """How SQuAD is trained on and scored, and that its public subsets are not SQuAD."""
+    config, notes = outcome.config, []
+    for task in config["data"]:
+        rows = [row for row in config["rows"].values() if row["task"] == task]
+        if task not in squad.NAMES:
+            continue
+        training, chosen = rows[0]["training"], task in config["chosen_rates"]
+        parts = [
+            f"{task}: batches of {training['batch']} windows of at most {training['longest']} tokens; "
+            f"neighbouring windows share {training['stride']} tokens of the context."
+        ]
+        if chosen:
+            parts.append(
+                "Held-out questions are about articles, or contexts where none is named, that no model is "
+                "trained on; the learning rate is the one with the best F1 on them."
+            )
+        if any(config["data"][task]["impossible"].values()):
+            parts.append(
+                "No answer is given where it scores higher than the best answer by more than a threshold: "
+                + ("each model's best on held-out questions." if chosen else "0.")
+            )
+        if task == squad.SUBSET_NAME:
+            parts.append(
+                "These are public subsets of SQuAD 1.1, with XQuAD's English questions for development: "
+                "scores are not comparable with published ones. A published gain beside them is SQuAD 1.1's."
+            )
+        notes.append(" ".join(parts))
+    return notes
 
 
 def first_of(scores: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
@@ -186,7 +262,8 @@ def report_table_3(outcome: Outcome) -> Report:
             lines.append(
                 (f"{name}, {part}", [f"{size:.1f}", f"{flops:.1f}", f"{AVERAGES[part][name]:.1f}", *cells])
             )
-    grids = [measured_grid(outcome), differences(outcome, gains), rates_grid(outcome)]
+    grids = [measured_grid(outcome), differences(outcome, gains), *squad_differences(outcome)]
+    grids.append(rates_grid(outcome))
     notes = [
         "The published averages of RoBERTa-Large do not follow from the first metric of each task (87.9 and "
         "89.1 on dev, 84.7 and 86.1 on test would), and QQP's two numbers change places between rows. "
@@ -212,20 +289,23 @@ def report_table_4(outcome: Outcome) -> Report:
 
 def report_bam_table_5(outcome: Outcome) -> Report:
     """Table 5 of Fan et al. 2020."""
+    forms = ("BAM-WC", "BAM-WC weight 1")
     rows = {
         PLAIN: {task: plain[0] for task, (plain, _) in BAM.items()},
-        **{form: {task: bam[0] for task, (_, bam) in BAM.items()} for form in ("BAM-WC", "BAM-WC weight 1")},
+        **{form: {task: bam[0] for task, (_, bam) in BAM.items()} for form in forms},
     }
-    published = {"published, ALBERT-base": published_scores(outcome, rows)}
+    heading = f"published, {ALBERT}"
+    published = {heading: published_scores(outcome, rows)}
     lines = [
         (task, [" / ".join(f"{number:.2f}" for number in numbers) for numbers in both])
         for task, both in BAM.items()
     ]
-    grids = [measured_grid(outcome), differences(outcome, published, BAM_SCORE), rates_grid(outcome)]
-    grids.append(Grid("Published, ALBERT-base", ["plain", "BAM-WC"], lines))
+    grids = [measured_grid(outcome), differences(outcome, published, BAM_SCORE)]
+    grids += [*squad_differences(outcome, {heading: forms}), rates_grid(outcome)]
+    grids.append(Grid(f"Published, {ALBERT}", ["plain", "BAM-WC"], lines))
     notes = [
         "The paper does not name its metrics: accuracy for MRPC and QQP and Pearson's r for STS-B are taken "
-        "to be meant, and differences are in these.",
+        "to be meant, and differences are in these. SQuAD's numbers are exact match and F1.",
         *notes_of(outcome),
     ]
     return report_of(grids, notes)

@@ -27,6 +27,24 @@ BEST = 20  # answers kept of each question
 CHUNK = 256  # questions tokenised at a time
 
 
+class Sizes(NamedTuple):
+    """How contexts are cut into windows: the arguments of `windows`, in tokens."""
+
+    longest: int
+    stride: int
+    longest_question: int
+
+
+def sizes(longest: int = LONGEST, most: float = math.inf) -> Sizes:
+    """The usual sizes; for a model that takes fewer than 384 tokens, `most`, in the same proportions."""
+    longest = int(min(longest, most))
+    return Sizes(
+        longest,
+        min(STRIDE, longest * STRIDE // LONGEST),
+        min(LONGEST_QUESTION, longest * LONGEST_QUESTION // LONGEST),
+    )
+
+
 class Window(NamedTuple):
     """Part of a context, with its question.
 
@@ -35,7 +53,7 @@ class Window(NamedTuple):
         inputs: what the model is given, such as input_ids, without padding.
         first: place of the first token of the context.
         offsets: (tokens, 2), first character of each token of the context, and the one after its last.
-        null: place of the [CLS] token.
+        null: place of the token that stands for no answer, such as [CLS].
         start: place of the answer's first token; `null` if the whole answer is not here.
         end: place of its last token.
     """
@@ -49,6 +67,13 @@ class Window(NamedTuple):
     end: int
 
 
+class Asked(NamedTuple):
+    """Questions and their windows."""
+
+    questions: list[Question]
+    windows: list[Window]
+
+
 def windows(
     questions: Sequence[Question],
     tokenizer: Any,
@@ -60,18 +85,13 @@ def windows(
 
     Args:
         questions: with their contexts.
-        tokenizer: a fast one, which knows where in the text its tokens are, with a [CLS] token.
+        tokenizer: a fast one, which knows where in the text its tokens are, with a [CLS] token or one that
+            ends a text, as T5's.
         longest: tokens of a window, the question and special tokens included.
         stride: tokens of the context that a window shares with the next.
         longest_question: tokens of a question; the rest is cut off.
     """
-    name = type(tokenizer).__name__
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"SQuAD needs a fast tokenizer, which knows where its tokens are; {name} is not one")
-    if tokenizer.cls_token_id is None:
-        raise ValueError(
-            f"SQuAD needs a tokenizer with a [CLS] token to stand for no answer; {name} has none"
-        )
+    none = null_token(tokenizer)
     _check.whole("stride", stride, 0)
     _check.whole("longest_question", longest_question, 1)
     least = longest_question + tokenizer.num_special_tokens_to_add(pair=True) + stride + 1
@@ -89,8 +109,22 @@ def windows(
             return_offsets_mapping=True,
         )
         for place, sample in enumerate(codes["overflow_to_sample_mapping"]):
-            made.append(_window(codes, place, start + sample, chunk[sample], tokenizer))
+            made.append(_window(codes, place, start + sample, chunk[sample], tokenizer, none))
     return made
+
+
+def null_token(tokenizer: Any) -> int:
+    """The token that stands for no answer: [CLS], or else the first that ends a text; others are refused."""
+    name = type(tokenizer).__name__
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"SQuAD needs a fast tokenizer, which knows where its tokens are; {name} is not one")
+    special = tokenizer("a", "a")["input_ids"]
+    for token in (tokenizer.cls_token_id, tokenizer.eos_token_id):
+        if token is not None and token in special:
+            return int(token)
+    raise ValueError(
+        f"SQuAD needs a tokenizer with a [CLS] token or an end to stand for no answer; {name} has none"
+    )
 
 
 def _cut(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
@@ -102,13 +136,13 @@ def _cut(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
     ]
 
 
-def _window(codes: Any, place: int, number: int, question: Question, tokenizer: Any) -> Window:
+def _window(codes: Any, place: int, number: int, question: Question, tokenizer: Any, none: int) -> Window:
     inputs = {key: list(codes[key][place]) for key in tokenizer.model_input_names if key in codes}
     owners = codes.sequence_ids(place)
     context = [token for token, owner in enumerate(owners) if owner == 1]
     first = context[0] if context else 0
     offsets = np.array(codes["offset_mapping"][place], np.int32).reshape(-1, 2)[context]
-    null = inputs["input_ids"].index(tokenizer.cls_token_id)
+    null = inputs["input_ids"].index(none)
     span = None if question.impossible else _tokens(offsets, question.starts[0], question.answers[0])
     start, end = (null, null) if span is None else (first + span[0], first + span[1])
     return Window(number, inputs, first, offsets, null, start, end)

@@ -13,7 +13,7 @@ from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.synthesizer import Synthesizer
 from overt.recipes._rows import settings_of
 from overt.recipes.text_training import TextTraining
-from overt.recipes.understanding_tables import BAM_TUNED, TUNED
+from overt.recipes.understanding_tables import BAM_TUNED, TUNED, published_as
 
 PLAIN = "plain"
 
@@ -40,7 +40,8 @@ USUAL = Knobs()
 def knobs(task: str, published: str | None, longest: int) -> Knobs:
     """The published settings of a task: Wang et al.'s for their models, Fan et al.'s k for all."""
     tuned = TUNED.get(published or "", {}).get(task)
-    k = BAM_TUNED[task].k if task in BAM_TUNED else USUAL.k
+    bam = BAM_TUNED.get(published_as(task))
+    k = USUAL.k if bam is None else bam.k
     if tuned is None:
         return Knobs(k=k, longest=longest)
     return Knobs(tuned.alpha, tuned.beta, k, longest)
@@ -80,7 +81,7 @@ class TextRow:
 
     Attributes:
         form: its name.
-        task: of GLUE.
+        task: of GLUE, or a version of SQuAD.
         mechanisms: of the form.
         training: settings.
         model: name of the pretrained model.

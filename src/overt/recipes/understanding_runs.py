@@ -1,13 +1,14 @@
 """What the recipes of language understanding share: data, settings, forms × tasks, and the runs side by side.
 
-For a model that Wang et al. 2021 or Fan et al. 2020 name, settings are theirs, and all training rows are
-trained on. For any other, a tenth of the training rows is held out, the same for all; it chooses the learning
-rate, for plain attention alone, and all forms use that.
+For a model and task that Wang et al. 2021 or Fan et al. 2020 name, settings are theirs, and all training rows
+are trained on. For any other, a tenth of the training rows is held out, the same for all; it chooses the
+learning rate, for plain attention alone, and all forms use that.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from overt import _check
 from overt._extras import need
-from overt._files import write_tensors
-from overt.data import glue
+from overt._files import write_tensors, write_whole
+from overt.data import glue, squad
 from overt.data.batching import Epochs
 from overt.data.glue import Splits
+from overt.data.squad import Questions
 from overt.judge.understanding import EXTRA, Score, score
-from overt.recipes import text_training
+from overt.recipes import squad_runs, text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
 from overt.recipes._runs import RESULT, check_model, finish_run, processes_of, run_record
@@ -41,20 +43,27 @@ from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, TextRow, check_kept, forms, knobs, row_name
 from overt.recipes.understanding_submission import write_all
-from overt.recipes.understanding_tables import BAM_TUNED, TUNED, known_model
+from overt.recipes.understanding_tables import ALBERT, BAM_TUNED, TUNED, known_model, published_as
 
 HELD_OUT = "held out"
+HELD_OUT_SHARE = 0.1
 RATES = (2e-5, 5e-5, 1e-4, 2e-4)
 RATE_SEEDS = 2
 BATCH, LONGEST, WARMUP = 32, 128, 0.06
-EPOCHS = {"SST-2": 1}  # of models that have no published settings; 5 of the other tasks
+# Epochs of models that have no published settings; 5 of the other tasks. SQuAD's are about those of Table 9.
+EPOCHS = {"SST-2": 1, "SQuAD 1.1": 2, "SQuAD 2.0": 3}
+SQUAD = "SQuAD"  # stands for both versions in --tasks
 PREDICTIONS = "predictions.safetensors"
+ANSWERS = "answers.json"  # question → answer, as SQuAD's own scripts take them
 BAM_SCORE = "bam_score"  # in the metrics that Fan et al. 2020 are taken to have used
 BAM_METRICS = {"MRPC": "accuracy", "QQP": "accuracy"}  # GLUE's first metric is F1
 OPTIONS = {
     "tasks": Option("tasks, separated by commas; by default those of the table", moves=False),
     "forms": Option("forms of attention, separated by commas; by default those of the table", moves=False),
-    "epochs": Option("epochs of each training; by default those of the paper, or 5, and 1 of SST-2", least=1),
+    "epochs": Option(
+        "epochs of each training; by default those of the paper, or 5 (SST-2 1, SQuAD 1.1 2, SQuAD 2.0 3)",
+        least=1,
+    ),
     "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
     "discard-models": Option(
         "keep the numbers of finished trainings, and not their models", False, moves=False
@@ -73,16 +82,27 @@ class Measure(Protocol):
 
 Measured = tuple[dict[str, Any], dict[str, Tensor]]
 More = Callable[[str, Splits], Mapping[str, list[glue.Row]]]
+Found = Mapping[str, Splits | Questions]
 
 
 class Shared(NamedTuple):
-    """What all tasks need."""
+    """What all tasks need.
+
+    Attributes:
+        path: of the pretrained model.
+        tokenizer: of the model.
+        texts: task → its rows as the model takes them.
+        keep_models: whether to store fine-tuned models.
+        measure: what to measure of each of them beside its scores.
+        most: tokens that the model takes with a head for questions.
+    """
 
     path: str
     tokenizer: Any
     texts: Mapping[str, Texts]
     keep_models: bool
     measure: Measure | None = None
+    most: int = LONGEST
 
 
 def listed(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -106,14 +126,39 @@ def model_name(path: str) -> str:
     return f"{Path(path).resolve().name} ({digest[:12]})"
 
 
-def splits_of(request: Request, tasks: Sequence[str]) -> dict[str, Splits]:
-    """The tasks that are there; the others are listed."""
-    found, missing = glue.load_available(request.data, tasks)
+def tasks_of(text: str | None, tasks: Sequence[str], also: Sequence[str]) -> list[str]:
+    """The tasks that `--tasks` names; SQuAD is both of its versions."""
+    chosen = listed("--tasks", text, [*dict.fromkeys([*tasks, *also])], tasks)
+    versions = [f"{SQUAD} {version}" for version in squad.HUB]
+    each = [versions if name == SQUAD else [name] for name in chosen]
+    return list(dict.fromkeys(name for names in each for name in names))
+
+
+def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any) -> tuple[Found, int, list[str]]:
+    """The tasks that are there, how many tokens questions may have, and new weights of their head.
+
+    Tasks that are not there are listed, and so is SQuAD where the model cannot answer questions, unless
+    `--tasks` names it.
+    """
+    labelled, missing = glue.load_available(request.data, [task for task in tasks if task in glue.TASKS])
+    asked, absent = squad.load_available(request.data, [task for task in tasks if task in squad.NAMES])
+    missing |= absent
+    most, new = LONGEST, list[str]()
+    if asked:
+        assert request.model is not None
+        try:
+            most, new = squad_runs.most_tokens(request.model, tokenizer)
+        except ValueError as error:
+            if request.options["tasks"] is not None:
+                raise
+            missing |= dict.fromkeys(asked, str(error))
+            asked = {}
     for task, reason in missing.items():
         request.console.print(f"{task} is left out: {reason}", style="yellow", markup=False, highlight=False)
+    found: dict[str, Splits | Questions] = {**labelled, **asked}
     if not found:
         raise FileNotFoundError(f"none of the tasks {', '.join(tasks)} is there: give --data DIR")
-    return found
+    return found, most, new
 
 
 class Plans(NamedTuple):
@@ -144,6 +189,7 @@ def run_forms(
     tasks: Sequence[str],
     default: Sequence[str],
     *,
+    also: Sequence[str] = (),
     measure: Measure | None = None,
     more: More = lambda _task, _splits: {},
     finish: Callable[[Numbers, Shared, Path], None] = lambda _numbers, _shared, _place: None,
@@ -155,6 +201,7 @@ def run_forms(
         request: of the run.
         tasks: of the table.
         default: forms of the table.
+        also: further tasks that can be asked for.
         measure: what to measure of each trained model beside its scores; a function of a module.
         more: task and its rows → further parts that it is measured on.
         finish: called with all numbers and the folder of the runs, to add what several runs give together.
@@ -164,17 +211,22 @@ def run_forms(
     """
     need("accelerate", EXTRA)
     need("sklearn", EXTRA)
+    from transformers import AutoTokenizer
+
     path = pretrained(request)
     be_quiet()
     count = processes(request.device)
     options = request.options
     chosen_forms = listed("--forms", options["forms"], list(forms()), default)
-    splits = splits_of(request, listed("--tasks", options["tasks"], tasks, tasks))
-    published = known_model(path)
-    tuned = published is not None
-    share = 0.0 if tuned and measure is None else 0.1
-    shared = shared_of(request, splits, published, share, more)._replace(measure=measure)
-    plan = partial(plan_row, request, splits, shared, published, share)
+    chosen_tasks = tasks_of(options["tasks"], tasks, also)
+    if options.get("submission") and not any(task in glue.TASKS for task in chosen_tasks):
+        raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    splits, most, new = splits_of(request, chosen_tasks, tokenizer)
+    published = {task: published_for(path, task) for task in splits}
+    shares = {task: 0.0 if published[task] and measure is None else HELD_OUT_SHARE for task in splits}
+    shared = shared_of(request, splits, tokenizer, most, published, shares, more)._replace(measure=measure)
+    plan = partial(plan_row, request, splits, shared, published, shares)
     device = torch_device(request.device).type
     place = request.out / Path(path).resolve().name
     every = dict.fromkeys([*default, *chosen_forms])
@@ -203,13 +255,14 @@ def run_forms(
         )
         return known
 
-    rates = {task: published_training(published, task, 1).learning_rate for task in splits if published}
+    rates = {task: published_training(by, task, 1).learning_rate for task, by in published.items() if by}
+    untuned = [task for task in splits if not published[task]]
     chosen_by = Known()
-    if not tuned:
-        trials = [plan(PLAIN, task, rate, choosing=True) for task in splits for rate in RATES]
+    if untuned:
+        trials = [plan(PLAIN, task, rate, choosing=True) for task in untuned for rate in RATES]
         rows = {row.name: row for row in trials}
         chosen_by = fill(rows, list(rows), replace(request, seeds=RATE_SEEDS))
-        for task in splits:
+        for task in untuned:
             scores = {
                 rate: mean_score(chosen_by, plan(PLAIN, task, rate, choosing=True).name) for rate in RATES
             }
@@ -218,26 +271,28 @@ def run_forms(
             request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
     rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
     wanted = [row_name(form, task) for form in chosen_forms for task in splits]
+    labelled = {task: each for task, each in splits.items() if isinstance(each, Splits)}
     if needed is not None:
-        plans = Plans(rows, splits, shared.tokenizer, place)
+        plans = Plans(rows, labelled, shared.tokenizer, place)
         wanted, request = list(needed(plans)), replace(request, stored={}, elsewhere=())
         check_all_kept(plans, wanted, request.seeds)
     known = fill(rows, wanted, request)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
-        asked = [rows[name] for name in wanted]
-        write_all(request, asked, splits, shared.tokenizer, known.numbers, place)
+        asked = [rows[name] for name in wanted if rows[name].task in labelled]
+        write_all(request, asked, labelled, shared.tokenizer, known.numbers, place)
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
     config = {
         "model": model_name(path),
-        "published_settings": published if tuned else None,
-        "held_out": share,
+        "published_settings": next(filter(None, published.values()), None),
+        "chosen_rates": untuned,
+        "held_out": max(shares.values()),
         "data": {task: each.describe() for task, each in splits.items()},
         "rates": rates,
         "forms": list(every),
         "rows": {name: row.settings() for name, row in rows.items()},
-        "head": shared_head(path, splits),
+        "head": new_weights(path, splits, new),
     }
     names = [*rows, *dict.fromkeys(name for name, _ in chosen_by.numbers)]
     return known.outcome(config, names, stand_in=False)
@@ -262,44 +317,59 @@ def published_training(model: str, task: str, rows: int) -> TextTraining:
     return TextTraining(bam.steps, bam.batch, bam.learning_rate, bam.warmup, bam.longest, bam.dropout)
 
 
+def published_for(model: str, task: str) -> str | None:
+    """The published model whose settings on a task are known; None if there are none."""
+    name = known_model(model)
+    return name if task in (BAM_TUNED if name == ALBERT else TUNED.get(name or "", {})) else None
+
+
 def longest_of(published: str | None, task: str) -> int:
-    """Tokens of the longest text."""
-    return LONGEST if published is None else published_training(published, task, 1).longest
+    """Tokens of the longest text, or of a window of a longer one."""
+    if published is not None:
+        return published_training(published, task, 1).longest
+    return BAM_TUNED[published_as(task)].longest if task in squad.NAMES else LONGEST
 
 
 def shared_of(
-    request: Request, splits: Mapping[str, Splits], published: str | None, share: float, more: More
+    request: Request,
+    splits: Found,
+    tokenizer: Any,
+    most: int,
+    published: Mapping[str, str | None],
+    shares: Mapping[str, float],
+    more: More,
 ) -> Shared:
     """The rows of all tasks as the model takes them."""
-    from transformers import AutoTokenizer
-
     assert request.model is not None
-    tokenizer: Any = AutoTokenizer.from_pretrained(request.model)
     texts = {}
     for task, each in splits.items():
-        train, held = glue.set_apart(each.train, share) if share else (each.train, [])
+        longest = longest_of(published[task], task)
+        if isinstance(each, Questions):
+            windows = squad_runs.with_windows(TextTraining(0, longest=longest), most)
+            texts[task] = squad_runs.texts_of(each, tokenizer, windows, shares[task], HELD_OUT)
+            continue
+        train, held = glue.set_apart(each.train, shares[task]) if shares[task] else (each.train, [])
         parts = {HELD_OUT: held, **each.dev}
         if any(row.label is not None for rows in each.test.values() for row in rows):
             parts |= {f"{part} test": rows for part, rows in each.test.items()}
         parts |= more(task, each)
-        longest = longest_of(published, task)
         coded = {part: encode(rows, tokenizer, longest) for part, rows in parts.items() if rows}
         texts[task] = Texts(encode(train, tokenizer, longest), coded, each.task.classes)
-    return Shared(request.model, tokenizer, texts, not request.options["discard-models"])
+    return Shared(request.model, tokenizer, texts, not request.options["discard-models"], most=most)
 
 
-def shared_head(path: str, splits: Mapping[str, Splits]) -> list[str]:
-    """Weights that the pretrained model lacks, which are drawn at random."""
-    first = next(iter(splits.values()))
-    return load_model(path, first.task.classes, 0)[1]
+def new_weights(path: str, splits: Found, asked: list[str]) -> list[str]:
+    """Weights that the pretrained model lacks, which are drawn at random; `asked` are those for questions."""
+    classes = next((each.task.classes for each in splits.values() if isinstance(each, Splits)), None)
+    return asked if classes is None else [*load_model(path, classes, 0)[1], *asked]
 
 
 def plan_row(
     request: Request,
-    splits: Mapping[str, Splits],
+    splits: Found,
     shared: Shared,
-    published: str | None,
-    share: float,
+    published: Mapping[str, str | None],
+    shares: Mapping[str, float],
     form: str,
     task: str,
     rate: float,
@@ -307,18 +377,20 @@ def plan_row(
 ) -> TextRow:
     """A form on a task, with the settings of its training."""
     assert request.model is not None
-    count = len(shared.texts[task].train)
-    if published is None:
-        training = TextTraining(0, BATCH, rate, longest=LONGEST)
+    count, by = len(shared.texts[task].train), published[task]
+    if by is None:
+        training = TextTraining(0, BATCH, rate, longest=longest_of(by, task))
     else:
-        training = published_training(published, task, count)
-    epochs = request.options["epochs"] or (EPOCHS.get(task, 5) if published is None else None)
+        training = published_training(by, task, count)
+    if task in squad.NAMES:
+        training = squad_runs.with_windows(training, shared.most)
+    epochs = request.options["epochs"] or (EPOCHS.get(task, 5) if by is None else None)
     if epochs is not None:
         updates = epochs * Epochs(count, training.batch, 1, 0).per_epoch
         training = replace(training, updates=updates, warmup=round(WARMUP * updates))
-    mechanisms = forms(knobs(task, published, training.longest))[form]
+    mechanisms = forms(knobs(task, by, training.longest))[form]
     data = splits[task].sha256
-    return TextRow(form, task, mechanisms, training, model_name(request.model), data, share, choosing)
+    return TextRow(form, task, mechanisms, training, model_name(request.model), data, shares[task], choosing)
 
 
 def mean_score(known: Known, row: str) -> float:
@@ -360,29 +432,45 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     )
     told.rest(numbers["updates"])
     if is_main_process():
-        parts = {name: rows for name, rows in texts.parts.items() if name == HELD_OUT or not row.choosing}
-        predictions = {
-            name: text_training.predict(model, rows, shared.tokenizer) for name, rows in parts.items()
-        }
-        for name, rows in parts.items():
-            labels = torch.tensor([each["labels"] for each in rows])
-            numbers |= {
-                f"{name} {metric}": value
-                for metric, value in scores_of(glue.TASKS[row.task], predictions[name], labels).items()
-            }
-        part = HELD_OUT if row.choosing else None
-        numbers["score"] = main_score(row.task, numbers, part)
-        numbers[BAM_SCORE] = main_score(row.task, numbers, part, BAM_METRICS.get(row.task))
+        parts = [name for name in texts.parts if name == HELD_OUT or not row.choosing]
+        predictions: dict[str, Tensor] = {}
+        if texts.asked is None:
+            scores, predictions = measure_labels(model, texts, parts, shared.tokenizer, row)
+        else:
+            scores, answers = squad_runs.measure(model, texts, parts, shared.tokenizer, HELD_OUT)
+            main = HELD_OUT if row.choosing else row.task
+            scores |= {metric: scores[f"{main} {metric}"] for metric in squad_runs.METRICS}
+            scores |= {"score": scores[squad_runs.F1], BAM_SCORE: scores[squad_runs.F1]}
+            if not row.choosing:
+                write_whole(task.folder / ANSWERS, json.dumps(answers[row.task], ensure_ascii=False))
+        numbers |= scores
         if shared.measure is not None and not row.choosing:
             more, kept = shared.measure(model, texts, shared.tokenizer, row, task.seed)
             numbers, predictions = numbers | more, predictions | kept
-        write_tensors(task.folder / PREDICTIONS, predictions)
+        if predictions:
+            write_tensors(task.folder / PREDICTIONS, predictions)
         if shared.keep_models and not row.choosing:
             model.save_pretrained(task.folder / "model")
             shared.tokenizer.save_pretrained(task.folder / "model")
         numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
         finish_run(task.folder, numbers)
     return stored_result(task.folder)
+
+
+def measure_labels(
+    model: Any, texts: Texts, parts: Sequence[str], tokenizer: Any, row: TextRow
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The scores of each part of a task of GLUE, and the predictions."""
+    predictions = {name: text_training.predict(model, texts.parts[name], tokenizer) for name in parts}
+    numbers: dict[str, Any] = {}
+    for name, predicted in predictions.items():
+        labels = torch.tensor([each["labels"] for each in texts.parts[name]])
+        scores = scores_of(glue.TASKS[row.task], predicted, labels)
+        numbers |= {f"{name} {metric}": value for metric, value in scores.items()}
+    part = HELD_OUT if row.choosing else None
+    numbers["score"] = main_score(row.task, numbers, part)
+    numbers[BAM_SCORE] = main_score(row.task, numbers, part, BAM_METRICS.get(row.task))
+    return numbers, predictions
 
 
 def scores_of(task: glue.Task, logits: Tensor, labels: Tensor) -> dict[str, float | None]:

@@ -137,6 +137,7 @@ TUNED: dict[str, dict[str, Tuned]] = {
         "RTE": Tuned(3, 16, 1e-5, 0.4, 0.2),
     },
 }
+ALBERT = "ALBERT-base"
 # Names on the hub, by the last part, of the models that these settings are for.
 HUB = {
     "bert-base-uncased": "BERT-Base",
@@ -145,8 +146,8 @@ HUB = {
     "bert-large-cased": "BERT-Large",
     "roberta-large": "RoBERTa-Large",
     "t5-base": "T5-Base",
-    "albert-base-v1": "ALBERT-base",
-    "albert-base-v2": "ALBERT-base",
+    "albert-base-v1": ALBERT,
+    "albert-base-v2": ALBERT,
 }
 
 
@@ -195,6 +196,11 @@ BAM_TUNED = {
     "SQuAD 1.1": BamTuned(5e-5, 48, 0.0, 3649, 365, 384, 10),
     "SQuAD 2.0": BamTuned(3e-5, 48, 0.0, 8144, 814, 512, 2000),
 }
+
+
+def published_as(task: str) -> str:
+    """The published task that a task stands in for; most stand for themselves."""
+    return "SQuAD 1.1" if task == "SQuAD subset" else task
 
 
 def known_model(name: str) -> str | None:
