@@ -85,6 +85,14 @@ More = Callable[[str, Splits], Mapping[str, list[glue.Row]]]
 Found = Mapping[str, Splits | Questions]
 
 
+class Loaded(NamedTuple):
+    """Tasks; if questions are among them, how many tokens the model takes, and the weights that it lacks."""
+
+    splits: Found
+    most: int
+    new: list[str]
+
+
 class Shared(NamedTuple):
     """What all tasks need.
 
@@ -102,7 +110,7 @@ class Shared(NamedTuple):
     texts: Mapping[str, Texts]
     keep_models: bool
     measure: Measure | None = None
-    most: int = LONGEST
+    most: int = 0
 
 
 def listed(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -134,31 +142,34 @@ def tasks_of(text: str | None, tasks: Sequence[str], also: Sequence[str]) -> lis
     return list(dict.fromkeys(name for names in each for name in names))
 
 
-def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any) -> tuple[Found, int, list[str]]:
-    """The tasks that are there, how many tokens questions may have, and new weights of their head.
+def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any, named: bool) -> Loaded:
+    """The tasks that are there; the others are listed.
 
-    Tasks that are not there are listed, and so is SQuAD where the model cannot answer questions, unless
-    `--tasks` names it.
+    SQuAD is also listed where the model cannot answer questions, which is an error if `--tasks` has named it.
     """
     labelled, missing = glue.load_available(request.data, [task for task in tasks if task in glue.TASKS])
     asked, absent = squad.load_available(request.data, [task for task in tasks if task in squad.NAMES])
     missing |= absent
-    most, new = LONGEST, list[str]()
+    most, new = 0, list[str]()
     if asked:
         assert request.model is not None
         try:
             most, new = squad_runs.most_tokens(request.model, tokenizer)
         except ValueError as error:
-            if request.options["tasks"] is not None:
+            if named:
                 raise
             missing |= dict.fromkeys(asked, str(error))
             asked = {}
     for task, reason in missing.items():
         request.console.print(f"{task} is left out: {reason}", style="yellow", markup=False, highlight=False)
-    found: dict[str, Splits | Questions] = {**labelled, **asked}
-    if not found:
-        raise FileNotFoundError(f"none of the tasks {', '.join(tasks)} is there: give --data DIR")
-    return found, most, new
+    return Loaded({**labelled, **asked}, most, new)
+
+
+def in_stored(request: Request, key: str) -> list[str]:
+    """The tasks or forms of the earlier result file, which are kept where they are not asked for."""
+    entries = [numbers for rows in request.stored.values() for numbers in rows.values()]
+    rows = [entry.get("run", {}).get("settings", {}).get("row", {}) for entry in entries]
+    return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
 class Plans(NamedTuple):
@@ -222,7 +233,14 @@ def run_forms(
     if options.get("submission") and not any(task in glue.TASKS for task in chosen_tasks):
         raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
     tokenizer = AutoTokenizer.from_pretrained(path)
-    splits, most, new = splits_of(request, chosen_tasks, tokenizer)
+    asked = splits_of(request, chosen_tasks, tokenizer, named=options["tasks"] is not None)
+    if not asked.splits:
+        raise FileNotFoundError(f"none of the tasks {', '.join(chosen_tasks)} is there: give --data DIR")
+    order = list(dict.fromkeys([*tasks, *also]))
+    others = [task for task in in_stored(request, "task") if task in order and task not in asked.splits]
+    kept = splits_of(request, others, tokenizer, named=False)
+    splits = dict(sorted({**asked.splits, **kept.splits}.items(), key=lambda item: order.index(item[0])))
+    most = asked.most or kept.most
     published = {task: published_for(path, task) for task in splits}
     shares = {task: 0.0 if published[task] and measure is None else HELD_OUT_SHARE for task in splits}
     shared = shared_of(request, splits, tokenizer, most, published, shares, more)._replace(measure=measure)
@@ -259,18 +277,23 @@ def run_forms(
     untuned = [task for task in splits if not published[task]]
     chosen_by = Known()
     if untuned:
-        trials = [plan(PLAIN, task, rate, choosing=True) for task in untuned for rate in RATES]
-        rows = {row.name: row for row in trials}
-        chosen_by = fill(rows, list(rows), replace(request, seeds=RATE_SEEDS))
-        for task in untuned:
-            scores = {
-                rate: mean_score(chosen_by, plan(PLAIN, task, rate, choosing=True).name) for rate in RATES
-            }
+        trials = {task: {rate: plan(PLAIN, task, rate, choosing=True) for rate in RATES} for task in untuned}
+        rows = {row.name: row for each in trials.values() for row in each.values()}
+        wanted = [name for name, row in rows.items() if row.task in asked.splits]
+        chosen_by = fill(rows, wanted, replace(request, seeds=RATE_SEEDS))
+        for task, each in trials.items():
+            if not {row.name for row in each.values()} <= {name for name, _ in chosen_by.numbers}:
+                del splits[task]  # it is in the stored result alone
+                request.console.print(f"{task} is left out: its stored learning rates have other settings")
+                continue
+            scores = {rate: mean_score(chosen_by, row.name) for rate, row in each.items()}
             rates[task] = max(scores, key=lambda rate: scores[rate])
             told = ", ".join(f"{rate:g}: {value:.2f}" for rate, value in scores.items())
             request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
+    stored_forms = [form for form in in_stored(request, "form") if form in forms()]
+    every |= dict.fromkeys(stored_forms)
     rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
-    wanted = [row_name(form, task) for form in chosen_forms for task in splits]
+    wanted = [row_name(form, task) for form in chosen_forms for task in asked.splits]
     labelled = {task: each for task, each in splits.items() if isinstance(each, Splits)}
     if needed is not None:
         plans = Plans(rows, labelled, shared.tokenizer, place)
@@ -279,20 +302,21 @@ def run_forms(
     known = fill(rows, wanted, request)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
-        asked = [rows[name] for name in wanted if rows[name].task in labelled]
-        write_all(request, asked, labelled, shared.tokenizer, known.numbers, place)
+        written = [rows[name] for name in wanted if rows[name].task in labelled]
+        write_all(request, written, labelled, shared.tokenizer, known.numbers, place)
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
+    known.dropped += chosen_by.dropped + sum(task not in splits for task in others)
     config = {
         "model": model_name(path),
         "published_settings": next(filter(None, published.values()), None),
-        "chosen_rates": untuned,
+        "chosen_rates": [task for task in untuned if task in splits],
         "held_out": max(shares.values()),
         "data": {task: each.describe() for task, each in splits.items()},
         "rates": rates,
         "forms": list(every),
         "rows": {name: row.settings() for name, row in rows.items()},
-        "head": new_weights(path, splits, new),
+        "head": new_weights(path, splits, asked.new or kept.new),
     }
     names = [*rows, *dict.fromkeys(name for name, _ in chosen_by.numbers)]
     return known.outcome(config, names, stand_in=False)
