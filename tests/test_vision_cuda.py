@@ -66,3 +66,34 @@ def test_under_autocast_the_output_stays_half_precision(name: str) -> None:
         half = layer(x, overt.Chain(step=1))
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), layer(x, overt.Chain(step=1)), rtol=0.1, atol=0.1)
+
+
+@every_mechanism
+@pytest.mark.parametrize(
+    ("channels", "keys", "values", "side", "stride", "pool"),
+    [(128, 32, 16, 16, 1, 2), (256, 64, 32, 8, 2, 1), (256, 64, 32, 8, 1, 1), (512, 128, 64, 4, 1, 1)],
+)
+def test_half_precision_has_nearly_the_gradients_of_float32_in_layers_of_resnet_34(
+    name: str, channels: int, keys: int, values: int, side: int, stride: int, pool: int
+) -> None:
+    torch.manual_seed(0)
+    layer = overt.vision.AugmentedConv2d(
+        channels, channels, 3, stride, heads=8, key_channels=keys, value_channels=values,
+        size=(side, side), pool=pool, layer=0, start=True, mechanisms=MECHANISMS[name],
+    ).cuda()  # fmt: skip
+    image = torch.randn(64, channels, side * stride, side * stride, device="cuda").relu()
+    image = image.contiguous(memory_format=torch.channels_last)
+    to_out = torch.randn(64, channels, side, side, device="cuda")
+
+    def run(half: bool) -> list[Tensor]:
+        x, chain = image.clone().requires_grad_(), overt.Chain(step=1)
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            out = layer(x, chain)
+        loss = (out.float() * to_out).sum() + chain.penalty().cuda()
+        return [out.detach().float(), *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+    names = ["out", "x", *dict(layer.named_parameters())]
+    for which, whole, half in zip(names, run(False), run(True), strict=True):
+        assert bool(half.isfinite().all()), which
+        if which != "qkv.bias":  # the keys' has no gradient but by rounding
+            assert float((half - whole).norm()) < 0.1 * float(whole.norm()) + 1e-3, which
