@@ -101,6 +101,7 @@ OPTIONS = {
     "epochs": Option(
         "epochs of a training; by default 30, 15 of the stand-in, and 100 of images in folders", least=1
     ),
+    "learning-rate": Option("at its peak; by default 0.4, 0.1 of the stand-in, and 0.128 of folders"),
     "workers": Option(
         "trainings side by side; by default 8 on a GPU and 1 on a CPU or of images in folders",
         least=1,
@@ -111,7 +112,6 @@ OPTIONS = {
 SHARE = 0.1  # of the training set, to choose settings by
 OPTIONS_OF_TABLES = {
     **OPTIONS,
-    "learning-rate": Option("at its peak; by default 0.4, 0.1 of the stand-in, and 0.128 of folders"),
     "validation": Option("test on a tenth of the training set, set apart, to choose settings by", False),
 }
 
