@@ -145,9 +145,13 @@ class Classifier(nn.Module):
         return {"loss": loss + chain.penalty().to(loss.device), "logits": logits}
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Bytes as numbers with mean 0 and standard deviation 1, channels last in memory."""
+        """Bytes as numbers with mean 0 and standard deviation 1; on a GPU channels last in memory.
+
+        On a CPU, torch 2.13 writes beyond its memory in 1×1 convolutions of stride 2 with channels last.
+        """
         x = (images.to(torch.float32) - self.mean) / self.deviation
-        return x.contiguous(memory_format=torch.channels_last)
+        last = torch.channels_last if x.is_cuda else torch.contiguous_format
+        return x.contiguous(memory_format=last)
 
 
 def augmented(images: Tensor, crop: int, mirrored: bool) -> Tensor:
