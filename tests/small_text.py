@@ -37,12 +37,17 @@ def small_bert(folder: Path, words: Sequence[str] = WORDS, **config: Any) -> str
 
 
 def cola(folder: Path) -> Path:
-    """A folder with CoLA in its original layout: the first word tells the class."""
+    """A folder with CoLA in its original layout: the first word tells the class.
+
+    A quarter of the development rows is from a source that has no training rows.
+    """
     place = folder / "CoLA"
     place.mkdir(parents=True)
     for file, count in (("train.tsv", 80), ("dev.tsv", 20)):
+        sources = ["new", "src", "src", "src"] if file == "dev.tsv" else ["src"]
         lines = [
-            f"src\t{number % 2}\t\t{WORDS[number % 2]} {WORDS[4 + number % 6]}" for number in range(count)
+            f"{sources[number % len(sources)]}\t{number % 2}\t\t{WORDS[number % 2]} {WORDS[4 + number % 6]}"
+            for number in range(count)
         ]
         (place / file).write_text("\n".join(lines) + "\n")
     return folder

@@ -22,7 +22,6 @@ from overt.recipes import (
     understanding_runs,
     understanding_submission,
 )
-from overt.recipes._recipe import Outcome
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model, predict
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
 from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
@@ -129,6 +128,59 @@ def test_dropout_is_set_where_the_config_has_one_and_refused_elsewhere(
         load_model(model, ("bad", "good"), 0, dropout=0.1)
 
 
+def test_batches_are_padded_as_transformers_pads_them(model: str) -> None:
+    from transformers import AutoTokenizer, DataCollatorWithPadding
+
+    for side, label in (("right", 1), ("left", 2.5)):
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side=side)
+        rows = [Row((" ".join(WORDS[: 1 + n % 7]), "good film"), label) for n in range(9)]
+        coded = encode(rows, tokenizer, 8)
+        for batch in (coded, [text_training.without_label(row) for row in coded]):
+            ours = text_training.collator_of(tokenizer)(batch)
+            theirs = DataCollatorWithPadding(tokenizer)(batch)
+            assert set(ours) == set(theirs)
+            for name, value in theirs.items():
+                assert ours[name].dtype == value.dtype, name
+                assert torch.equal(ours[name], value), name
+        strange = [{**row, "special_tokens_mask": [0] * len(row["input_ids"])} for row in coded]
+        padded = text_training.collator_of(tokenizer)(strange)
+        assert torch.equal(
+            padded["special_tokens_mask"], DataCollatorWithPadding(tokenizer)(strange)["special_tokens_mask"]
+        )
+
+
+@pytest.mark.slow
+def test_a_short_training_stores_no_checkpoints_and_one_with_them_goes_on_where_it_was(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = Texts(
+        encode([Row((WORDS[n % 10],), n % 2) for n in range(24)], tokenizer, 16), {}, ("bad", "good")
+    )
+
+    def train(name: str, told: Any = None) -> Any:
+        training = TextTraining(6, batch=4, learning_rate=1e-3)
+        return text_training.train(tmp_path / name, texts, tokenizer, model, (), training, 1, "cpu", told)[0]
+
+    def stop(step: int) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    whole = train("whole")
+    assert not list((tmp_path / "whole" / "checkpoints").iterdir())
+    monkeypatch.setattr(text_training, "PAUSE", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train("parts", stop)
+    assert [path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()] == ["checkpoint-4"]
+    steps: list[int] = []
+    again = train("parts", steps.append)
+    assert steps[0] == 4
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, msg=name)
+
+
 @pytest.mark.slow
 def test_rates_are_chosen_on_held_out_rows_and_forms_are_compared_on_development_rows(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,32 +230,35 @@ def test_every_way_to_be_uncertain_is_measured_on_rows_as_they_are_and_shifted(
     extra = ["--epochs", "1", "--tasks", "CoLA", "--forms", "plain,Bayesian k=2"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # so few rows do not determine a temperature
-        result = reproduce.run("uncertainty", data, 2, "cpu", model, extra=extra, **places)
+        result = reproduce.run("uncertainty", data, 1, "cpu", model, extra=extra, **places)
     grids = {grid["title"]: dict(grid["rows"]) for grid in result["tables"]}
-    parts = [f"CoLA, {rate} {what}" for rate in ("10%", "30%") for what in ("typos", "words dropped")]
-    assert set(grids) == {"CoLA", *parts}, "nothing wins with two seeds"
+    domains = [f"CoLA, {part}" for part in (uncertainty.IN_DOMAIN, uncertainty.OUT_OF_DOMAIN)]
+    shifts = [f"CoLA, {rate} {what}" for rate in ("10%", "30%") for what in ("typos", "words dropped")]
+    tables = ["CoLA", *domains, *shifts]
+    assert [title for title in grids if title in tables] == tables
+    assert "Wins" not in grids, "nothing wins with one seed"
     methods = [method for method in uncertainty.COSTS if "k=10" not in method]
     assert list(grids["CoLA"]) == methods
-    assert grids["CoLA"][uncertainty.ENSEMBLE][:2] == ["1", "2"], "one ensemble of two models"
-    numbers = result["per_seed"]["0"]["plain, CoLA"]
-    one, warm = (numbers[f"CoLA | {name} | accuracy"] for name in (uncertainty.ONE, uncertainty.TEMPERATURE))
+    plain, random = (result["per_seed"]["0"][f"{form}, CoLA"] for form in (PLAIN, "Bayesian k=2"))
+    for method in methods:
+        numbers = random if method.startswith("Bayesian") else plain
+        assert grids["CoLA"][method][0] == "1", "one ensemble of two models, and one seed of all else"
+        for measure in ("accuracy", "NLL", "Brier", "PAvPU"):  # means over rows: 5 of 20 are foreign
+            whole, inside, outside = (
+                numbers[f"{part} | {method} | {measure}"]
+                for part in ("CoLA", uncertainty.IN_DOMAIN, uncertainty.OUT_OF_DOMAIN)
+            )
+            assert whole == pytest.approx(0.75 * inside + 0.25 * outside, rel=1e-6), (method, measure)
+    one, warm = (plain[f"CoLA | {name} | accuracy"] for name in (uncertainty.ONE, uncertainty.TEMPERATURE))
     assert one == warm, "a temperature does not change predictions"
-    assert numbers[f"CoLA | {uncertainty.ONE} | PAvPU"] is None, "one pass has no spread"
-
-
-def test_a_win_needs_both_baselines_and_holms_correction() -> None:
-    def outcome(gap: float) -> Outcome:
-        per_seed: dict[int, dict[str, Any]] = {}
-        for seed in range(5):
-            small = 0.001 * seed**2
-            values = {uncertainty.TEMPERATURE: 0.5, uncertainty.DROPOUT: 0.5 + gap, uncertainty.LAPLACE: 0.4}
-            entry = {f"CoLA | {name} | NLL": value + small * value for name, value in values.items()}
-            per_seed[seed] = {"plain, CoLA": entry}
-        return Outcome({"data": {"CoLA": {}}}, per_seed)
-
-    both = uncertainty.verdicts(outcome(gap=0.1))
-    assert [(each.method, each.measure, each.wins) for each in both] == [(uncertainty.LAPLACE, "NLL", True)]
-    assert not uncertainty.verdicts(outcome(gap=-0.2))[0].wins, "dropout is better"
+    assert sorted(result["per_seed"]) == ["0", "1"], "a second plain model, for the ensemble"
+    assert set(result["per_seed"]["1"]) == {"plain, CoLA"}
+    trials = list(Path("runs").glob("*/plain-CoLA-rate*/seed-0"))
+    assert len(trials) == 1, "learning rates are chosen by the trainings of the tables"
+    stored = overt.load(next(Path("runs").rglob("Bayesian-k=2-CoLA")) / "seed-0" / "model")
+    overt.posterior(stored, {"input_ids": torch.tensor([[2, 4, 3]])}, 2)  # its temperature is for this
+    with pytest.raises(ValueError, match=r"--forms must be one of 'plain', 'Bayesian k=2', .*'Evolving'"):
+        reproduce.run("uncertainty", data, 1, "cpu", model, extra=["--forms", "Evolving"], **places)
 
 
 @pytest.mark.slow
@@ -248,7 +303,7 @@ def test_numbers_of_tasks_and_forms_that_are_not_asked_for_stay_in_the_result(
         (data / "SST-2" / f"{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
 
     def perform(task: Any, _shared: Any, _tell: Any) -> dict[str, Any]:
-        score = {"score": 50.0 + task.seed, "bam_score": 50.0, "updates": 1, "added": 0}
+        score = {"score": 50.0 + task.seed, "bam_score": 50.0, "updates": 1, "parameters": 9, "added": 0}
         settings = {"settings": task.settings, "command": "", "hardware": "", "date": ""}
         return {**score, "CoLA MCC": 1.0, "SST-2 accuracy": 1.0, "run": settings}
 
@@ -266,6 +321,6 @@ def test_numbers_of_tasks_and_forms_that_are_not_asked_for_stay_in_the_result(
     rates = [f"plain, SST-2, rate {rate:g}" for rate in RATES]
     assert second["per_seed"]["0"].keys() == {*first["per_seed"]["0"], "plain, SST-2", *rates}
     assert list(second["config"]["data"]) == ["CoLA", "SST-2"]
-    assert dict(second["tables"][0]["rows"])["plain"][2] == "3, 2", "seeds of each task"
+    assert dict(second["tables"][0]["rows"])["plain"][3] == "3 (CoLA); 2 (SST-2)", "seeds of each task"
     third = run(1, "--tasks", "SST-2", "--forms", "plain", "--epochs", "2")
     assert "plain, CoLA" not in third["per_seed"]["0"], "with other epochs they would not be comparable"

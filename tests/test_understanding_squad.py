@@ -274,7 +274,7 @@ def test_the_average_is_glues_and_published_gains_stand_beside_exact_match_and_f
         training = {"batch": 32, "longest": 384, "stride": 128}
         return {"task": task, "training": training, "choosing": choosing}
 
-    run = {"run": {"date": "2024-01-01"}, "added": 3}
+    run = {"run": {"date": "2024-01-01"}, "parameters": 9, "added": 3}
     per_seed: dict[int, dict[str, Any]] = {}
     for seed in range(3):
         per_seed[seed] = {}
@@ -300,7 +300,7 @@ def test_the_average_is_glues_and_published_gains_stand_beside_exact_match_and_f
     report = BAM_TABLE_5.report(Outcome(config, per_seed))
     measured, glue, exact, f1 = report.grids[:4]
     assert measured.columns[-3:] == ["CoLA MCC", "SQuAD subset EM", "SQuAD subset F1"]
-    assert dict(measured.rows)["plain"][1] == "50.00±0.00", "SQuAD is not part of GLUE's average"
+    assert dict(measured.rows)["plain"][2] == "50.00±0.00", "SQuAD is not part of GLUE's average"
     assert [name for name, _ in glue.rows] == ["BAM-WC, CoLA − plain, CoLA", "Evolving, CoLA − plain, CoLA"]
     for grid, title, mean, gain in ((exact, "exact match", "2.20", "0.54"), (f1, "F1", "3.30", "0.12")):
         assert grid.title == f"SQuAD, {title}: differences with the same seed"

@@ -129,6 +129,7 @@ def look_up(
     common: Mapping[str, Any],
     training: Any,
     device: str,
+    seeds: Mapping[str, int] | None = None,
 ) -> Known:
     """Find the numbers of rows and seeds in result files and folders; the others are to be trained.
 
@@ -140,12 +141,14 @@ def look_up(
         common: settings that all rows share.
         training: settings of the training, or a function of the row that gives them.
         device: "cpu" or "cuda".
+        seeds: rows whose number of seeds is not the request's.
     """
     known = Known()
     for name, row in rows.items():
-        for seed in sorted({*request.stored, *range(request.seeds)}):
+        count = (seeds or {}).get(name, request.seeds)
+        for seed in sorted({*request.stored, *range(count)}):
             settings = {**common, "row": row.settings(), "seed": seed}
-            wanted = name in chosen and seed < request.seeds
+            wanted = name in chosen and seed < count
             folder = place / folder_name(name) / f"seed-{seed}"
             numbers = None
             if not (request.fresh and wanted):

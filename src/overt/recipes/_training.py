@@ -181,6 +181,8 @@ class Run:
         loss: the Trainer's `compute_loss_func`; by default the model computes its loss.
         over: checkpoint's step → whether training had ended there, before `steps`.
         in_order: take ready-made batches in the order of `data`, rather than examples in a random one.
+        pause: seconds that lie between two checkpoints at least, so that a short training has none. Only
+            where a single process trains: the clocks of several would not agree.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
@@ -205,6 +207,7 @@ class Run:
         loss: Callable[..., Tensor] | None = None,
         over: Callable[[int], bool] = lambda _: False,
         in_order: bool = False,
+        pause: float = 0.0,
         optimizer: torch.optim.Optimizer | None = None,
         schedule: torch.optim.lr_scheduler.LambdaLR | None = None,
         **arguments: Any,
@@ -224,6 +227,7 @@ class Run:
             def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 del args, control, kwargs
                 progress.update(task, completed=state.global_step)
+                self.saved = time.perf_counter()
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 del args, control, kwargs
@@ -232,9 +236,14 @@ class Run:
                 self.began = time.perf_counter()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                del args, control, kwargs
-                seconds.append(time.perf_counter() - self.began)
+                del args, kwargs
+                now = time.perf_counter()
+                seconds.append(now - self.began)
                 progress.update(task, completed=state.global_step)
+                if control.should_save and now - self.saved < pause:
+                    control.should_save = False
+                elif control.should_save:
+                    self.saved = now
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 del args, control, kwargs
@@ -247,7 +256,11 @@ class Run:
                     progress.update(task, description=f"{name}, {describe_losses(logs)}")
 
         class OrderedTrainer(Trainer):
-            """Takes the examples in their order."""
+            """Takes the examples in their order, and does not count operations, which takes time."""
+
+            def floating_point_ops(self, inputs: Any) -> int:
+                del inputs
+                return 0
 
             def _get_train_sampler(self, train_dataset: Any = None) -> Any:
                 examples: Any = self.train_dataset if train_dataset is None else train_dataset

@@ -67,7 +67,7 @@ def texts_of(data: Questions, tokenizer: Any, training: SpanTraining, share: flo
     parts = {held_out: held, data.name: data.test}
     asked = {part: cut(questions) for part, questions in parts.items() if questions}
     coded = {part: encode(each) for part, each in asked.items()}
-    return Texts(encode(cut(train)), coded, (), asked)
+    return Texts(encode(cut(train)), coded, (), asked=asked)
 
 
 def encode(asked: Asked) -> list[Encoded]:

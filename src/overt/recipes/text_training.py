@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
     from overt.recipes.spans import Asked
 
-CHECKPOINTS = 3  # per training
+CHECKPOINTS, PAUSE = 3, 60.0  # per training, and at least so many seconds apart
 LOGS = 20  # points of a learning curve
 TEST_BATCH = 64
+ROWS = 256  # samples × examples of one pass when sampling; more of short texts
 # Names of the dropout of layers in configs of transformers; a classifier's own is left alone.
 DROPOUTS = (
     "hidden_dropout_prob",
@@ -81,12 +82,14 @@ class Texts(NamedTuple):
         train: to train on.
         parts: name → rows to predict, such as those that were held out.
         classes: names of the classes; none if labels are scores.
+        subsets: name → a part, and the places of some of its rows.
         asked: where the model finds answers in texts, part → its questions, whose windows are the rows.
     """
 
     train: list[Encoded]
     parts: Mapping[str, list[Encoded]]
     classes: tuple[str, ...]
+    subsets: Mapping[str, tuple[str, list[int]]] = {}
     asked: Mapping[str, Asked] | None = None
 
     @property
@@ -189,7 +192,11 @@ def collator_of(tokenizer: Any) -> Callable[[Sequence[Encoded]], dict[str, Tenso
         raise ValueError(
             f"batches need a tokenizer with a token for padding; {type(tokenizer).__name__} has none"
         )
-    fills = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    fills = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "special_tokens_mask": 1,
+    }
     return partial(_padded, fills, tokenizer.padding_side == "left")
 
 
@@ -260,6 +267,7 @@ def train(
         on_step=told,
         device=device,
         in_order=True,
+        pause=PAUSE if epochs.processes == 1 else 0.0,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup,
         weight_decay=training.weight_decay,
@@ -327,13 +335,19 @@ def predict_ends(
     return [logits[0] for logits in each], [logits[1] for logits in each]
 
 
+def rows_at_once(rows: Sequence[Encoded]) -> int:
+    """Samples × examples of one pass, whose maps are no larger than those of `ROWS` texts of 128 tokens."""
+    return max(ROWS, ROWS * 128**2 // max(len(row["input_ids"]) for row in rows) ** 2)
+
+
 def sample(model: Any, rows: Sequence[Encoded], tokenizer: Any, samples: int, **options: Any) -> Tensor:
     """Predictive samples of every row, (samples, rows, classes); `options` are those of `overt.posterior`."""
     parts, collate = [], collator_of(tokenizer)
     for start in range(0, len(rows), TEST_BATCH):
         batch = collate([without_label(row) for row in rows[start : start + TEST_BATCH]])
         inputs = {name: value.to(model.device) for name, value in batch.items()}
-        posterior = overt.posterior(model, inputs, samples, first=start, **options)
+        at_once = rows_at_once(rows[start : start + TEST_BATCH])
+        posterior = overt.posterior(model, inputs, samples, first=start, rows=at_once, **options)
         assert isinstance(posterior, overt.Posterior)
         parts.append(posterior.samples.cpu())
     return torch.cat(parts, dim=1)

@@ -1,7 +1,8 @@
 """Does a model know when it does not know? Random attention beside the simpler ways to be uncertain.
 
-Models are fine-tuned as for `ea-table-3`. Each is measured on the development rows, on MRPC's test rows, and
-on development rows with typos and with words missing.
+Models are fine-tuned as for `ea-table-3`. Each is measured on the development rows, CoLA's also apart by
+whether their source has training rows; on MRPC's test rows; on development rows with typos and with words
+missing; and, fine-tuned on SST-2's sentences, on whole movie reviews.
 """
 
 from __future__ import annotations
@@ -16,24 +17,35 @@ import torch
 from torch import Tensor
 
 import overt
-from overt.data.glue import Row, Splits
+from overt.data.eraser import load_movies
+from overt.data.glue import Row, Splits, cola_out_of_domain
 from overt.data.shifts import drop_words, typos
 from overt.judge import laplace
 from overt.judge.uncertainty import aurc, brier, ece, error_auroc, nll, pavpu
 from overt.mechanisms.bayesian import Bayesian
 from overt.recipes._recipe import Grid, Outcome, Recipe, Report, Request, cell
-from overt.recipes._row_reports import FEWEST, mean_cell, report_of
+from overt.recipes._row_reports import FEWEST, mean_cell, report_of, values
 from overt.recipes._rows import Numbers, folder_name
 from overt.recipes.ea_understanding import notes_of
 from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
-from overt.recipes.text_training import TEST_BATCH, Encoded, Texts, collator_of, predict, sample
+from overt.recipes.text_training import (
+    TEST_BATCH,
+    Encoded,
+    Texts,
+    collator_of,
+    predict,
+    rows_at_once,
+    sample,
+)
 from overt.recipes.understanding_forms import PLAIN, TextRow, row_name
 from overt.recipes.understanding_runs import (
     HELD_OUT,
     OPTIONS,
     PREDICTIONS,
     Measured,
+    Parts,
     Shared,
+    leave_out,
     run_forms,
 )
 
@@ -41,6 +53,8 @@ TASKS = ("CoLA", "SST-2", "MRPC")
 FORMS = (PLAIN, "Bayesian k=2", "Bayesian k=10")
 SAMPLES = 20
 RATES = (0.1, 0.3)  # of words that are misspelt or dropped
+DEVELOPMENT, REVIEWS = "development rows", "movie reviews"
+IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
 ONE, TEMPERATURE, DROPOUT = "one pass", "one pass + temperature", "dropout left on"
 LAPLACE, NOISE, ENSEMBLE = "last-layer Laplace", "noise at test + temperature", "ensemble of two"
 # Method → forward passes for a prediction; those of random attention are added below.
@@ -48,8 +62,9 @@ COSTS = {ONE: 1, TEMPERATURE: 1, DROPOUT: SAMPLES, LAPLACE: 1, NOISE: SAMPLES, E
 WAYS = ("", " + temperature", " + dropout", " + dropout + temperature")
 COSTS |= {f"{form}{way}": SAMPLES for form in FORMS[1:] for way in WAYS}
 BASELINES = (TEMPERATURE, DROPOUT)
-# Measure → 1 if higher is better, −1 if lower is.
-MEASURES = {"accuracy": 1, "NLL": -1, "Brier": -1, "ECE": -1, "AUROC": 1, "AURC": -1, "PAvPU": 1}
+# Measure that can be won → 1 if higher is better, −1 if lower is.
+MEASURES = {"NLL": -1, "Brier": -1, "ECE": -1, "AUROC": 1, "AURC": -1, "PAvPU": 1}
+SHOWN = ("accuracy", *MEASURES)
 
 
 class Key(NamedTuple):
@@ -65,13 +80,27 @@ class Key(NamedTuple):
 
 def run(request: Request) -> Outcome:
     """Fine-tune plain and random attention, and measure every method."""
-    return run_forms(request, TASKS, FORMS, measure=uncertainties, more=shifted, finish=add_ensembles)
+    return run_forms(
+        request,
+        TASKS,
+        FORMS,
+        measure=uncertainties,
+        more=shifted,
+        passes=passes,
+        seeds=seeds_of,
+        finish=add_ensembles,
+    )
 
 
-def shifted(task: str, splits: Splits) -> dict[str, list[Row]]:
-    """Development rows with typos, and with words missing."""
+def seeds_of(form: str, task: str, seeds: int) -> int:
+    """Twice as many plain models, for as many ensembles of two; but not of SST-2, which takes longest."""
+    return 2 * seeds if form == PLAIN and task != "SST-2" else seeds
+
+
+def shifted(request: Request, task: str, splits: Splits) -> Parts:
+    """Development rows with typos and with words missing, and what else a task has."""
     rows = splits.dev[task]
-    parts = {}
+    parts, subsets, missing = {}, {}, {}
     for rate in RATES:
         for what, change in (("typos", typos), ("words dropped", drop_words)):
             texts = [change(list(column), rate) for column in zip(*(row.texts for row in rows), strict=True)]
@@ -79,22 +108,61 @@ def shifted(task: str, splits: Splits) -> dict[str, list[Row]]:
                 Row(tuple(both), row.label) for both, row in zip(zip(*texts, strict=True), rows, strict=True)
             ]
             parts[f"{rate:.0%} {what}"] = changed
-    return parts
+    try:
+        if task == "CoLA":
+            outside = cola_out_of_domain(request.data)
+            inside = sorted(set(range(len(rows))) - set(outside))
+            if inside and outside:
+                subsets = {IN_DOMAIN: (task, inside), OUT_OF_DOMAIN: (task, outside)}
+        elif task == "SST-2":
+            reviews = [review for part in load_movies(request.data).values() for review in part]
+            parts[REVIEWS] = [Row((review.text,), review.label) for review in reviews]
+    except FileNotFoundError as error:
+        missing = {REVIEWS if task == "SST-2" else OUT_OF_DOMAIN: str(error)}
+    for part, reason in missing.items():
+        leave_out(request, f"{task}, {part}", reason)
+    return Parts(parts, subsets, missing)
+
+
+def passes(row: TextRow, texts: Texts) -> int:
+    """How many rows `uncertainties` takes through a model."""
+    held = len(texts.parts[HELD_OUT])
+    tested = sum(map(len, texts.parts.values())) - held
+    if row.form != PLAIN:
+        return 2 * SAMPLES * (tested + held)
+    noises = len(Bayesian().noise_setting().values)
+    return (2 + 2 * SAMPLES) * tested + (2 + noises * SAMPLES) * held + len(texts.train)
 
 
 def measures(samples: Tensor, labels: Tensor) -> dict[str, float | None]:
-    """All measures of predictive samples, (samples, rows, classes)."""
+    """All measures of predictive samples, (samples, rows, classes).
+
+    A single sample has no spread, so that it is certain of every row, and its PAvPU is its accuracy.
+    """
     mean = samples.double().mean(dim=0)
     mean = mean / mean.sum(dim=1, keepdim=True)  # of float32
     auroc = error_auroc(mean, labels)
+    accuracy = float((mean.argmax(dim=1) == labels).double().mean())
     return {
-        "accuracy": 100 * float((mean.argmax(dim=1) == labels).double().mean()),
+        "accuracy": 100 * accuracy,
         "NLL": nll(mean.clamp(min=1e-12), labels) if bool((mean == 0).any()) else nll(mean, labels),
         "Brier": brier(mean, labels),
         "ECE": 100 * ece(mean, labels),
         "AUROC": None if math.isnan(auroc) else auroc,
         "AURC": aurc(mean, labels),
-        "PAvPU": 100 * pavpu(samples, labels)[0.05] if len(samples) > 1 else None,
+        "PAvPU": 100 * (pavpu(samples, labels)[0.05] if len(samples) > 1 else accuracy),
+    }
+
+
+def measures_of(texts: Texts, part: str, method: str, samples: Tensor) -> dict[str, float | None]:
+    """Key → measure, of a part and of its subsets."""
+    labels = torch.tensor([each["labels"] for each in texts.parts[part]])
+    places = {part: torch.arange(len(labels))}
+    places |= {name: torch.tensor(some) for name, (whole, some) in texts.subsets.items() if whole == part}
+    return {
+        str(Key(name, method, measure)): value
+        for name, some in places.items()
+        for measure, value in measures(samples[:, some], labels[some]).items()
     }
 
 
@@ -111,9 +179,7 @@ def uncertainties(model: Any, texts: Texts, tokenizer: Any, row: TextRow, seed: 
     predicted = predictions_of(model, texts, parts, tokenizer, row, seed)
     numbers: dict[str, Any] = {}
     for (part, method), samples in predicted.items():
-        labels = torch.tensor([each["labels"] for each in parts[part]])
-        found = measures(samples, labels)
-        numbers |= {str(Key(part, method, measure)): value for measure, value in found.items()}
+        numbers |= measures_of(texts, part, method, samples)
     kept = {f"{part} | {ONE}": predicted[part, ONE][0].float() for part in parts} if row.form == PLAIN else {}
     return numbers, kept
 
@@ -122,37 +188,49 @@ def predictions_of(
     model: Any, texts: Texts, parts: Mapping[str, list[Encoded]], tokenizer: Any, row: TextRow, seed: int
 ) -> dict[tuple[str, str], Tensor]:
     """Part and method → predictive samples (samples, rows, classes)."""
-    held = texts.parts[HELD_OUT]
+    # Where the order does not matter, rows of similar length come together.
+    held, train = (
+        sorted(rows, key=lambda each: len(each["input_ids"])) for rows in (texts.parts[HELD_OUT], texts.train)
+    )
     found: dict[tuple[str, str], Tensor] = {}
 
-    def draw(method: str, net: Any, **options: Any) -> None:
+    def draw(method: str, net: Any, dropout: bool = False) -> None:
         for part, rows in parts.items():
-            found[part, method] = sample(net, rows, tokenizer, SAMPLES, seed=seed, **options)
+            drawn = sample(net, rows, tokenizer, SAMPLES, seed=seed, dropout=dropout, calibrated=False)
+            found[part, method] = drawn
+
+    def warm(method: str, temperature: float, of: str) -> None:
+        for part in parts:
+            found[part, method] = (found[part, of].double().log() / temperature).softmax(dim=-1)
+
+    def calibrate(net: Any, **options: Any) -> float:
+        data, rows = batches(held, tokenizer), rows_at_once(held)
+        return overt.calibrate(net, data, samples=SAMPLES, seed=seed, rows=rows, **options).temperature
 
     if row.form != PLAIN:
-        for dropout, way in ((False, ""), (True, " + dropout")):
-            draw(f"{row.form}{way}", model, dropout=dropout, calibrated=False)
-            overt.calibrate(model, batches(held, tokenizer), samples=SAMPLES, dropout=dropout, seed=seed)
-            draw(f"{row.form}{way} + temperature", model, dropout=dropout)
+        for dropout, way in ((True, " + dropout"), (False, "")):  # the model keeps the last temperature
+            method = f"{row.form}{way}"
+            draw(method, model, dropout=dropout)
+            warm(f"{method} + temperature", calibrate(model, dropout=dropout), of=method)
         return found
-    temperature = overt.calibrate(model, batches(held, tokenizer)).temperature
     for part, rows in parts.items():
         logits = predict(model, rows, tokenizer).double()
         found[part, ONE] = logits.softmax(dim=-1).unsqueeze(0)
-        found[part, TEMPERATURE] = (logits / temperature).softmax(dim=-1).unsqueeze(0)
-    draw(DROPOUT, model, dropout=True, calibrated=False)
-    seen = laplace.last_layer(model, batches(texts.train, tokenizer))
+    warm(TEMPERATURE, calibrate(model), of=ONE)
+    draw(DROPOUT, model, dropout=True)
+    seen = laplace.last_layer(model, batches(train, tokenizer))
     apart = laplace.last_layer(model, batches(held, tokenizer))
     posterior = laplace.fit(seen.weight, seen.bias, seen.features, seen.labels)
-    posterior = posterior.tuned(apart.features, apart.labels)
+    posterior = posterior.tuned(apart.features, apart.labels, samples=SAMPLES)
     for part, rows in parts.items():
         features = laplace.last_layer(model, batches(rows, tokenizer)).features
-        found[part, LAPLACE] = posterior.probabilities(features, seed=seed)
+        found[part, LAPLACE] = posterior.probabilities(features, SAMPLES, seed=seed)
     noisy = copy.deepcopy(model)
     del noisy.config.overt_temperature  # of the plain model
     overt.attach(noisy, Bayesian(prior=None), seed=seed)
-    overt.calibrate(noisy, batches(held, tokenizer), noise=True, samples=SAMPLES, seed=seed)
+    temperature = calibrate(noisy, noise=True)  # chooses k, too
     draw(NOISE, noisy)
+    warm(NOISE, temperature, of=NOISE)
     return found
 
 
@@ -166,14 +244,12 @@ def add_ensembles(numbers: Numbers, shared: Shared, place: Path) -> None:
         files = [place / folder_name(name) / f"seed-{each}" / PREDICTIONS for each in (seed, seed + 1)]
         if not all(file.is_file() for file in files):
             continue
-        for part, rows in shared.texts[task].parts.items():
-            if part == HELD_OUT:
-                continue
-            shape = torch.Size((len(rows), len(shared.texts[task].classes)))
-            both = [stored(file, f"{part} | {ONE}", shape) for file in files]
-            labels = torch.tensor([each["labels"] for each in rows])
-            found = measures(torch.stack(both).mean(dim=0, keepdim=True), labels)
-            entry |= {str(Key(part, ENSEMBLE, measure)): value for measure, value in found.items()}
+        texts = shared.texts[task]
+        for part, rows in texts.parts.items():
+            if part != HELD_OUT:
+                shape = torch.Size((len(rows), len(texts.classes)))
+                both = [stored(file, f"{part} | {ONE}", shape) for file in files]
+                entry |= measures_of(texts, part, ENSEMBLE, torch.stack(both))
 
 
 def stored(file: Path, name: str, shape: torch.Size) -> Tensor:
@@ -192,14 +268,30 @@ def stored(file: Path, name: str, shape: torch.Size) -> Tensor:
 Values = dict[int, float]
 
 
-def values_of(outcome: Outcome, task: str, key: Key) -> Values:
+def numbers_of(outcome: Outcome, task: str, key: Key) -> Values:
     """Seed → number."""
-    form = next((form for form in FORMS[1:] if key.method.startswith(form)), PLAIN)
-    name = row_name(form, task)
-    entries = {seed: rows[name] for seed, rows in outcome.per_seed.items() if name in rows}
-    return {
-        seed: float(entry[str(key)]) for seed, entry in entries.items() if entry.get(str(key)) is not None
-    }
+    return values(outcome, row_name(form_of(key.method), task), str(key))
+
+
+def form_of(method: str) -> str:
+    """The form of the models that a method is for."""
+    return next((form for form in FORMS[1:] if method.startswith(form)), PLAIN)
+
+
+def shared_seeds(outcome: Outcome, task: str) -> set[int]:
+    """The seeds that all forms of a task have: plain attention has more, for ensembles."""
+    names = [row_name(form, task) for form in FORMS]
+    found = [{seed for seed, rows in outcome.per_seed.items() if name in rows} for name in names]
+    return set.intersection(*filter(None, found)) if any(found) else set()
+
+
+def shown_values(outcome: Outcome, task: str, key: Key) -> Values:
+    """Seed → number, of the seeds that all forms have; ensembles have their own."""
+    found = numbers_of(outcome, task, key)
+    if key.method == ENSEMBLE:
+        return found
+    seeds = shared_seeds(outcome, task)
+    return {seed: value for seed, value in found.items() if seed in seeds}
 
 
 def parts_of(outcome: Outcome, task: str) -> list[str]:
@@ -212,8 +304,18 @@ def parts_of(outcome: Outcome, task: str) -> list[str]:
 
 
 class Verdict(NamedTuple):
-    """Whether a method is better than both baselines."""
+    """Whether a method is better than both baselines.
 
+    Attributes:
+        rows: what it was measured on; the same of all tasks.
+        task: of GLUE.
+        method: its name.
+        measure: its name.
+        differences: to each baseline: their mean over seeds, and its interval.
+        corrected: p of each, corrected over tasks × measures.
+    """
+
+    rows: str
     task: str
     method: str
     measure: str
@@ -231,31 +333,45 @@ class Verdict(NamedTuple):
 
 
 def verdicts(outcome: Outcome) -> list[Verdict]:
-    """Each method against both baselines on development rows, corrected over tasks × measures."""
-    found = []
-    for method in COSTS:
-        if method in (*BASELINES, ONE):
-            continue
-        cases = []
-        for task in outcome.config["data"]:
-            for measure in MEASURES:
-                ours = values_of(outcome, task, Key(task, method, measure))
-                pairs = []
-                for baseline in BASELINES:
-                    theirs = values_of(outcome, task, Key(task, baseline, measure))
-                    seeds = sorted(set(ours) & set(theirs))
-                    pairs.append([ours[seed] - theirs[seed] for seed in seeds])
-                if all(len(pair) >= FEWEST for pair in pairs):
-                    cases.append((task, measure, pairs))
-        corrected = [
-            correct_by_holm([paired_p(pairs[place]) for _, _, pairs in cases]) if cases else []
-            for place in range(len(BASELINES))
-        ]
-        for number, (task, measure, pairs) in enumerate(cases):
-            differences = tuple(mean_interval(pair) for pair in pairs)
-            p = tuple(column[number] for column in corrected)
-            found.append(Verdict(task, method, measure, differences, p))
-    return found
+    """Each method against both baselines on each kind of rows, corrected over tasks × measures.
+
+    What has fewer than three pairs, such as two ensembles, is not judged.
+    """
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for task in outcome.config["data"]:
+        for part in parts_of(outcome, task):
+            kinds.setdefault(DEVELOPMENT if part == task else part, []).append((task, part))
+    methods = [method for method in COSTS if method not in (*BASELINES, ONE)]
+    return [
+        verdict
+        for rows, parts in kinds.items()
+        for method in methods
+        for verdict in verdicts_of(outcome, rows, parts, method)
+    ]
+
+
+def verdicts_of(outcome: Outcome, rows: str, parts: Sequence[tuple[str, str]], method: str) -> list[Verdict]:
+    """One method on one kind of rows, of all tasks that have it: a family of tests."""
+    cases = []
+    for task, part in parts:
+        for measure in MEASURES:
+            ours = shown_values(outcome, task, Key(part, method, measure))
+            pairs = []
+            for baseline in BASELINES:
+                theirs = numbers_of(outcome, task, Key(part, baseline, measure))
+                pairs.append([ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))])
+            if all(len(pair) >= FEWEST for pair in pairs):
+                cases.append((task, measure, pairs))
+    if not cases:
+        return []
+    corrected = [
+        correct_by_holm([paired_p(pairs[place]) for _, _, pairs in cases]) for place in range(len(BASELINES))
+    ]
+    return [
+        Verdict(rows, task, method, measure, tuple(map(mean_interval, pairs)), p)
+        for (task, measure, pairs), *p_values in zip(cases, *corrected, strict=True)
+        for p in [tuple(p_values)]
+    ]
 
 
 def report(outcome: Outcome) -> Report:
@@ -265,17 +381,17 @@ def report(outcome: Outcome) -> Report:
         for part in parts_of(outcome, task):
             lines = []
             for method, cost in COSTS.items():
-                cells = [values_of(outcome, task, Key(part, method, measure)) for measure in MEASURES]
+                cells = [shown_values(outcome, task, Key(part, method, measure)) for measure in SHOWN]
                 if any(cells):
                     count = max(len(each) for each in cells)
                     shown = [mean_cell(each, 2 if max(each.values(), default=0) > 2 else 3) for each in cells]
                     lines.append((method, [str(count), str(cost), *shown]))
             title = task if part == task else f"{task}, {part}"
-            grids.append(Grid(title, ["n", "forward passes", *MEASURES], lines))
+            grids.append(Grid(title, ["n", "forward passes", *SHOWN], lines))
     judged = verdicts(outcome)
     won = [
         (
-            f"{each.task}: {each.method}",
+            f"{each.task}, {each.rows}: {each.method}",
             [
                 each.measure,
                 *(
@@ -287,14 +403,25 @@ def report(outcome: Outcome) -> Report:
         for each in judged
         if each.wins
     ]
-    grids.append(Grid("Wins on development rows", ["measure", *(f"− {each}" for each in BASELINES)], won))
+    grids.append(Grid("Wins", ["measure", *(f"− {each}" for each in BASELINES)], won))
+    counts = [
+        f"{sum(each.wins for each in judged if each.rows == rows)} of "
+        f"{sum(each.rows == rows for each in judged)} on {rows}"
+        for rows in dict.fromkeys(each.rows for each in judged)
+    ]
+    missing = [f"{part} ({reason})" for part, reason in outcome.config.get("missing", {}).items()]
     notes = [
-        f"{len(won)} of {len(judged)} comparisons are wins: better than one pass + temperature and than "
-        "dropout left on with both p-values below .05, corrected (Holm) over tasks × measures of the method.",
-        f"Accuracy, ECE and PAvPU (at .05) in %. AUROC: of confidence for finding errors; AURC: area under "
-        f"the risk–coverage curve. Samples: {SAMPLES}. Temperature, the noise at test and Laplace's prior "
-        "are chosen on held-out training rows. Ensembles are means of two plain models with seeds 0 and 1, "
-        "2 and 3, …; they are compared with the first of the two, and fewer than three win nothing.",
+        f"Comparisons that are wins: {', '.join(counts) or 'none, as nothing has three seeds'}. A win is "
+        "better than one pass + temperature and than dropout left on, paired over seeds, with both p-values "
+        "below .05 after correction (Holm) over tasks × measures of a method on one kind of rows.",
+        f"Accuracy, ECE and PAvPU (at .05) in %; accuracy cannot be won. AUROC: of confidence for finding "
+        f"errors; AURC: area under the risk–coverage curve. Samples: {SAMPLES}. PAvPU of a single pass is "
+        "its accuracy: nothing varies, so that it is certain of every row. Temperature, the noise at test "
+        "and Laplace's prior are chosen on held-out training rows.",
+        "Ensembles are means of two plain models with seeds 0 and 1, 2 and 3, …, each in one ensemble; they "
+        "are compared with the first of the two. Fewer than three have no interval and win nothing. All "
+        "other methods are shown and compared with the seeds that all forms have.",
+        *([f"Not measured, as not there: {'; '.join(missing)}."] if missing else []),
         *notes_of(outcome),
     ]
     return report_of(grids, notes)

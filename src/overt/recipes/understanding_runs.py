@@ -81,7 +81,29 @@ class Measure(Protocol):
 
 
 Measured = tuple[dict[str, Any], dict[str, Tensor]]
-More = Callable[[str, Splits], Mapping[str, list[glue.Row]]]
+
+
+class Parts(NamedTuple):
+    """What a task is measured on beside its own parts.
+
+    Attributes:
+        rows: name → rows.
+        subsets: name → one of the task's own parts, and the places of some of its rows.
+        missing: name → why it is not there.
+    """
+
+    rows: Mapping[str, list[glue.Row]] = {}
+    subsets: Mapping[str, tuple[str, list[int]]] = {}
+    missing: Mapping[str, str] = {}
+
+    def digest(self, sha256: str) -> str:
+        """The hash of a task's data together with these."""
+        if not self.rows and not self.subsets:
+            return sha256
+        return hashlib.sha256(json.dumps([sha256, self.rows, self.subsets]).encode()).hexdigest()
+
+
+More = Callable[[Request, str, Splits], Parts]
 Found = Mapping[str, Splits | Questions]
 
 
@@ -161,7 +183,7 @@ def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any, named: boo
             missing |= dict.fromkeys(asked, str(error))
             asked = {}
     for task, reason in missing.items():
-        request.console.print(f"{task} is left out: {reason}", style="yellow", markup=False, highlight=False)
+        leave_out(request, task, reason)
     return Loaded({**labelled, **asked}, most, new)
 
 
@@ -195,6 +217,11 @@ def pretrained(request: Request) -> str:
     return request.model
 
 
+def leave_out(request: Request, what: str, reason: str) -> None:
+    """Say that something is not measured."""
+    request.console.print(f"{what} is left out: {reason}", style="yellow", markup=False, highlight=False)
+
+
 def run_forms(
     request: Request,
     tasks: Sequence[str],
@@ -202,19 +229,26 @@ def run_forms(
     *,
     also: Sequence[str] = (),
     measure: Measure | None = None,
-    more: More = lambda _task, _splits: {},
+    more: More = lambda _request, _task, _splits: Parts(),
+    passes: Callable[[TextRow, Texts], int] = lambda _row, _texts: 0,
+    seeds: Callable[[str, str, int], int] = lambda _form, _task, seeds: seeds,
     finish: Callable[[Numbers, Shared, Path], None] = lambda _numbers, _shared, _place: None,
     needed: Callable[[Plans], Sequence[str]] | None = None,
 ) -> Outcome:
     """Train the forms, tasks and seeds that neither a folder of a run nor a result file holds.
+
+    A result file keeps the tasks and forms that are not asked for this time.
 
     Args:
         request: of the run.
         tasks: of the table.
         default: forms of the table.
         also: further tasks that can be asked for.
-        measure: what to measure of each trained model beside its scores; a function of a module.
-        more: task and its rows → further parts that it is measured on.
+        measure: what to measure of each trained model beside its scores; a function of a module. It takes
+            the forms of the table alone.
+        more: request, task and its rows → further parts that it is measured on.
+        passes: how many rows a model's measures take through it, for the estimate of the time.
+        seeds: form, task and the number of seeds that is asked for → its number of seeds.
         finish: called with all numbers and the folder of the runs, to add what several runs give together.
         needed: called once learning rates are known, for the names of the rows whose models are needed:
             these alone are trained, and numbers in result files do not do. Models that several processes
@@ -228,7 +262,7 @@ def run_forms(
     be_quiet()
     count = processes(request.device)
     options = request.options
-    chosen_forms = listed("--forms", options["forms"], list(forms()), default)
+    chosen_forms = listed("--forms", options["forms"], list(forms() if measure is None else default), default)
     chosen_tasks = tasks_of(options["tasks"], tasks, also)
     if options.get("submission") and not any(task in glue.TASKS for task in chosen_tasks):
         raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
@@ -243,8 +277,12 @@ def run_forms(
     most = asked.most or kept.most
     published = {task: published_for(path, task) for task in splits}
     shares = {task: 0.0 if published[task] and measure is None else HELD_OUT_SHARE for task in splits}
-    shared = shared_of(request, splits, tokenizer, most, published, shares, more)._replace(measure=measure)
-    plan = partial(plan_row, request, splits, shared, published, shares)
+    parts = {
+        task: more(request, task, each) if isinstance(each, Splits) else Parts()
+        for task, each in splits.items()
+    }
+    shared = shared_of(request, splits, parts, tokenizer, most, published, shares)._replace(measure=measure)
+    plan = partial(plan_row, request, splits, parts, shared, published, shares)
     device = torch_device(request.device).type
     place = request.out / Path(path).resolve().name
     every = dict.fromkeys([*default, *chosen_forms])
@@ -255,17 +293,24 @@ def run_forms(
     common: dict[str, Any] = {"precision": "float32"}
     if trained_by > 1:
         common["processes"] = trained_by
-    if measure is not None:
-        common["measured"] = measure.__name__
-        place = place / measure.__name__
 
-    def fill(rows: dict[str, TextRow], wanted: Sequence[str], request: Request) -> Known:
-        known = look_up(request, rows, wanted, place, common, lambda row: row.training, device)
+    def milliseconds(task: Task) -> float:
+        """Of an update, with its share of the measures; a GPU takes many rows in the time of a batch."""
+        forward = 0 if task.row.choosing else passes(task.row, shared.texts[task.row.task])
+        at_once = text_training.ROWS if device == "cuda" else task.training.batch
+        updates: int = task.training.updates
+        return step_ms(task, shared) * (1 + forward / (3 * at_once * updates))
+
+    def fill(
+        request: Request, rows: Mapping[str, TextRow], counts: Mapping[str, int], place: Path, common: Any
+    ) -> Known:
+        wanted = list(counts)
+        known = look_up(request, rows, wanted, place, common, lambda row: row.training, device, counts)
         known.fill(
             request,
             shared,
             perform,
-            milliseconds=lambda task: step_ms(task, shared),
+            milliseconds=milliseconds,
             line=lambda numbers: cell(numbers["score"]),
             prepare=one_thread,
             together=count > 1,
@@ -279,12 +324,12 @@ def run_forms(
     if untuned:
         trials = {task: {rate: plan(PLAIN, task, rate, choosing=True) for rate in RATES} for task in untuned}
         rows = {row.name: row for each in trials.values() for row in each.values()}
-        wanted = [name for name, row in rows.items() if row.task in asked.splits]
-        chosen_by = fill(rows, wanted, replace(request, seeds=RATE_SEEDS))
+        counts = {name: RATE_SEEDS for name, row in rows.items() if row.task in asked.splits}
+        chosen_by = fill(request, rows, counts, place, common)
         for task, each in trials.items():
             if not {row.name for row in each.values()} <= {name for name, _ in chosen_by.numbers}:
                 del splits[task]  # it is in the stored result alone
-                request.console.print(f"{task} is left out: its stored learning rates have other settings")
+                leave_out(request, task, "its stored learning rates have other settings")
                 continue
             scores = {rate: mean_score(chosen_by, row.name) for rate, row in each.items()}
             rates[task] = max(scores, key=lambda rate: scores[rate])
@@ -293,16 +338,24 @@ def run_forms(
     stored_forms = [form for form in in_stored(request, "form") if form in forms()]
     every |= dict.fromkeys(stored_forms)
     rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
-    wanted = [row_name(form, task) for form in chosen_forms for task in asked.splits]
+    counts = {
+        row_name(form, task): seeds(form, task, request.seeds)
+        for form in chosen_forms
+        for task in asked.splits
+    }
+    if measure is not None:
+        common = {**common, "measured": measure.__name__}
+        place = place / measure.__name__
     labelled = {task: each for task, each in splits.items() if isinstance(each, Splits)}
     if needed is not None:
         plans = Plans(rows, labelled, shared.tokenizer, place)
-        wanted, request = list(needed(plans)), replace(request, stored={}, elsewhere=())
-        check_all_kept(plans, wanted, request.seeds)
-    known = fill(rows, wanted, request)
+        counts = dict.fromkeys(needed(plans), request.seeds)
+        check_all_kept(plans, counts)
+        request = replace(request, stored={}, elsewhere=())
+    known = fill(request, rows, counts, place, common)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
-        written = [rows[name] for name in wanted if rows[name].task in labelled]
+        written = [rows[name] for name in counts if rows[name].task in labelled]
         write_all(request, written, labelled, shared.tokenizer, known.numbers, place)
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
@@ -313,6 +366,7 @@ def run_forms(
         "chosen_rates": [task for task in untuned if task in splits],
         "held_out": max(shares.values()),
         "data": {task: each.describe() for task, each in splits.items()},
+        "missing": {f"{task}, {part}": why for task in splits for part, why in parts[task].missing.items()},
         "rates": rates,
         "forms": list(every),
         "rows": {name: row.settings() for name, row in rows.items()},
@@ -322,9 +376,9 @@ def run_forms(
     return known.outcome(config, names, stand_in=False)
 
 
-def check_all_kept(plans: Plans, wanted: Sequence[str], seeds: int) -> None:
+def check_all_kept(plans: Plans, counts: Mapping[str, int]) -> None:
     """Refuse finished runs without their models before others are trained."""
-    for name in wanted:
+    for name, seeds in counts.items():
         for seed in range(seeds):
             folder = plans.folder(name, seed)
             if (folder / RESULT).is_file():
@@ -357,11 +411,11 @@ def longest_of(published: str | None, task: str) -> int:
 def shared_of(
     request: Request,
     splits: Found,
+    more: Mapping[str, Parts],
     tokenizer: Any,
     most: int,
     published: Mapping[str, str | None],
     shares: Mapping[str, float],
-    more: More,
 ) -> Shared:
     """The rows of all tasks as the model takes them."""
     assert request.model is not None
@@ -376,9 +430,14 @@ def shared_of(
         parts = {HELD_OUT: held, **each.dev}
         if any(row.label is not None for rows in each.test.values() for row in rows):
             parts |= {f"{part} test": rows for part, rows in each.test.items()}
-        parts |= more(task, each)
         coded = {part: encode(rows, tokenizer, longest) for part, rows in parts.items() if rows}
-        texts[task] = Texts(encode(train, tokenizer, longest), coded, each.task.classes)
+        coded |= {
+            part: encode(rows, tokenizer, min(longest, LONGEST))
+            for part, rows in more[task].rows.items()
+            if rows
+        }
+        train_coded = encode(train, tokenizer, longest)
+        texts[task] = Texts(train_coded, coded, each.task.classes, more[task].subsets)
     return Shared(request.model, tokenizer, texts, not request.options["discard-models"], most=most)
 
 
@@ -391,6 +450,7 @@ def new_weights(path: str, splits: Found, asked: list[str]) -> list[str]:
 def plan_row(
     request: Request,
     splits: Found,
+    parts: Mapping[str, Parts],
     shared: Shared,
     published: Mapping[str, str | None],
     shares: Mapping[str, float],
@@ -413,7 +473,8 @@ def plan_row(
         updates = epochs * Epochs(count, training.batch, 1, 0).per_epoch
         training = replace(training, updates=updates, warmup=round(WARMUP * updates))
     mechanisms = forms(knobs(task, by, training.longest))[form]
-    data = splits[task].sha256
+    sha256 = splits[task].sha256
+    data = sha256 if choosing else parts[task].digest(sha256)
     return TextRow(form, task, mechanisms, training, model_name(request.model), data, shares[task], choosing)
 
 
