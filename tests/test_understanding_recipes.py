@@ -262,6 +262,34 @@ def test_every_way_to_be_uncertain_is_measured_on_rows_as_they_are_and_shifted(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", uncertainty.FORMS[:2])
+def test_the_estimate_counts_the_rows_that_pass_through_a_model(
+    model: str, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(uncertainty, "SAMPLES", 2)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    train, held, tested = (
+        encode([Row((" ".join(WORDS[n % 7 : 9]),), n % 2) for n in range(count)], tokenizer, 16)
+        for count in (11, 7, 5)
+    )
+    texts = Texts(train, {HELD_OUT: held, "CoLA": tested}, ("bad", "good"), {"some": ("CoLA", [0, 3])})
+    net = text_training.attached(model, texts, forms()[form], TextTraining(1), 0).eval()
+    seen: list[int] = []
+
+    def note(_module: Any, _args: Any, named: dict[str, Any]) -> None:
+        seen.append(len(named["input_ids"]))
+
+    net.register_forward_pre_hook(note, with_kwargs=True)
+    row: Any = SimpleNamespace(form=form)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # so few rows do not determine a temperature
+        uncertainty.uncertainties(net, texts, tokenizer, row, 0)
+    assert sum(seen) == uncertainty.passes(row, texts)
+
+
+@pytest.mark.slow
 def test_a_submission_has_the_predictions_of_the_models_that_are_best_on_held_out_rows(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

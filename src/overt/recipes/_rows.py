@@ -194,6 +194,7 @@ def train_all(
     prepare: Callable[[], None],
     together: bool,
     alike: Callable[[Task], Hashable] = lambda task: task.name,
+    rest: Callable[[Task], float] = lambda _task: 0.0,
 ) -> Numbers:
     """Perform tasks, several at a time (`--workers`); says how long it will take.
 
@@ -207,13 +208,14 @@ def train_all(
         prepare: called once in each process, a function of a module.
         together: whether several processes train one model, which then are the only ones.
         alike: a task → what decides about the time of its updates, which is measured once for each.
+        rest: a task → how many updates take as long as all that follows its own, for the estimate.
     """
     console, device = request.console, tasks[0].device
     workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
     workers = min(workers, len(tasks))
     times = {key: milliseconds(task) for key, task in {alike(task): task for task in tasks}.items()}
     updates = [task.training.updates for task in tasks]
-    each = [task.training.updates * times[alike(task)] for task in tasks]
+    each = [(task.training.updates + rest(task)) * times[alike(task)] for task in tasks]
     # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
     minutes = (1.3 * max(sum(each) / workers, *each) if device == "cuda" else sum(each)) / 60_000
     console.print(

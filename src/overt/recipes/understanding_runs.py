@@ -294,12 +294,10 @@ def run_forms(
     if trained_by > 1:
         common["processes"] = trained_by
 
-    def milliseconds(task: Task) -> float:
-        """Of an update, with its share of the measures; a GPU takes many rows in the time of a batch."""
-        forward = 0 if task.row.choosing else passes(task.row, shared.texts[task.row.task])
-        at_once = text_training.ROWS if device == "cuda" else task.training.batch
-        updates: int = task.training.updates
-        return step_ms(task, shared) * (1 + forward / (3 * at_once * updates))
+    def rest(task: Task) -> float:
+        """A pass is a third of an update; a GPU takes many rows in the time of a batch."""
+        rows = 0 if task.row.choosing else passes(task.row, shared.texts[task.row.task])
+        return rows / (3 * (text_training.ROWS if device == "cuda" else task.training.batch))
 
     def fill(
         request: Request, rows: Mapping[str, TextRow], counts: Mapping[str, int], place: Path, common: Any
@@ -310,11 +308,12 @@ def run_forms(
             request,
             shared,
             perform,
-            milliseconds=milliseconds,
+            milliseconds=lambda task: step_ms(task, shared),
             line=lambda numbers: cell(numbers["score"]),
             prepare=one_thread,
             together=count > 1,
             alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
+            rest=rest,
         )
         return known
 
