@@ -164,6 +164,23 @@ def test_the_default_seeds_give_five_ensembles_of_disjoint_seeds_and_two_of_sst_
     )
 
 
+def test_tables_and_wins_name_the_rows() -> None:
+    levels = {("MRPC", part, uncertainty.LAPLACE): 1.0 for part in ("MRPC", "MRPC test", "30% typos")}
+    outcome = outcome_of(noisy(levels))
+    outcome.config.update(config_of(("MRPC",), (PLAIN,)), missing={"SST-2, movie reviews": "none here"})
+    for rows in outcome.per_seed.values():
+        for numbers in rows.values():
+            numbers["run"] = {"date": "2026-01-01"}
+    report = uncertainty.report(outcome)
+    titles = [grid.title for grid in report.grids]
+    assert titles == ["MRPC", "MRPC, test rows", "MRPC, 30% typos", "Wins"]
+    won = [name for name, _ in report.grids[-1].rows]
+    parts = [uncertainty.DEVELOPMENT, "test rows", "30% typos"]
+    assert won == [f"MRPC, {part}: {uncertainty.LAPLACE}" for part in parts for _ in MEASURES]
+    assert "wins: development rows 6 of 6, test rows 6 of 6, 30% typos 6 of 6." in report.notes[0]
+    assert "Not measured, as not there: SST-2, movie reviews (none here)." in report.notes
+
+
 def test_a_single_pass_is_certain_of_every_row() -> None:
     sure = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]])
     labels = torch.tensor([0, 1, 1, 0])

@@ -303,6 +303,13 @@ def parts_of(outcome: Outcome, task: str) -> list[str]:
     return list(dict.fromkeys(key.split(" | ")[0] for key in keys))
 
 
+def kind_of(task: str, part: str) -> str:
+    """What a part is called that several tasks may have."""
+    if part == task:
+        return DEVELOPMENT
+    return f"{part.removeprefix(task).strip()} rows" if part.startswith(task) else part
+
+
 class Verdict(NamedTuple):
     """Whether a method is better than both baselines.
 
@@ -340,7 +347,7 @@ def verdicts(outcome: Outcome) -> list[Verdict]:
     kinds: dict[str, list[tuple[str, str]]] = {}
     for task in outcome.config["data"]:
         for part in parts_of(outcome, task):
-            kinds.setdefault(DEVELOPMENT if part == task else part, []).append((task, part))
+            kinds.setdefault(kind_of(task, part), []).append((task, part))
     methods = [method for method in COSTS if method not in (*BASELINES, ONE)]
     return [
         verdict
@@ -386,7 +393,7 @@ def report(outcome: Outcome) -> Report:
                     count = max(len(each) for each in cells)
                     shown = [mean_cell(each, 2 if max(each.values(), default=0) > 2 else 3) for each in cells]
                     lines.append((method, [str(count), str(cost), *shown]))
-            title = task if part == task else f"{task}, {part}"
+            title = task if part == task else f"{task}, {kind_of(task, part)}"
             grids.append(Grid(title, ["n", "forward passes", *SHOWN], lines))
     judged = verdicts(outcome)
     won = [
@@ -405,8 +412,8 @@ def report(outcome: Outcome) -> Report:
     ]
     grids.append(Grid("Wins", ["measure", *(f"− {each}" for each in BASELINES)], won))
     counts = [
-        f"{sum(each.wins for each in judged if each.rows == rows)} of "
-        f"{sum(each.rows == rows for each in judged)} on {rows}"
+        f"{rows} {sum(each.wins for each in judged if each.rows == rows)} of "
+        f"{sum(each.rows == rows for each in judged)}"
         for rows in dict.fromkeys(each.rows for each in judged)
     ]
     missing = [f"{part} ({reason})" for part, reason in outcome.config.get("missing", {}).items()]
