@@ -319,36 +319,3 @@ def test_a_submission_has_the_predictions_of_the_models_that_are_best_on_held_ou
         FileNotFoundError, match=r"--submission needs the model of plain, CoLA, and .* has none"
     ):
         reproduce.run("ea-table-3", data, 2, "cpu", model, extra=extra, **places)
-
-
-def test_numbers_of_tasks_and_forms_that_are_not_asked_for_stay_in_the_result(
-    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(data / "CoLA", data / "SST-2")
-    for part in ("train", "dev"):
-        lines = [f"{WORDS[n % 8]}\t{n % 2}" for n in range(40)]
-        (data / "SST-2" / f"{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
-
-    def perform(task: Any, _shared: Any, _tell: Any) -> dict[str, Any]:
-        score = {"score": 50.0 + task.seed, "bam_score": 50.0, "updates": 1, "parameters": 9, "added": 0}
-        settings = {"settings": task.settings, "command": "", "hardware": "", "date": ""}
-        return {**score, "CoLA MCC": 1.0, "SST-2 accuracy": 1.0, "run": settings}
-
-    monkeypatch.setattr(understanding_runs, "perform", perform)
-    monkeypatch.setattr(understanding_runs, "step_ms", lambda *_: 1.0)
-
-    def run(seeds: int, *extra: str) -> dict[str, Any]:
-        places = {"out": Path("runs"), "results": Path("results")}
-        return reproduce.run("ea-table-4", data, seeds, "cpu", model, extra=extra, **places)
-
-    first = run(3, "--tasks", "CoLA", "--forms", "plain,no KL")
-    second = run(2, "--tasks", "SST-2", "--forms", "plain")
-    for seed, rows in first["per_seed"].items():
-        assert rows.items() <= second["per_seed"][seed].items()
-    rates = [f"plain, SST-2, rate {rate:g}" for rate in RATES]
-    assert second["per_seed"]["0"].keys() == {*first["per_seed"]["0"], "plain, SST-2", *rates}
-    assert list(second["config"]["data"]) == ["CoLA", "SST-2"]
-    assert dict(second["tables"][0]["rows"])["plain"][3] == "3 (CoLA); 2 (SST-2)", "seeds of each task"
-    third = run(1, "--tasks", "SST-2", "--forms", "plain", "--epochs", "2")
-    assert "plain, CoLA" not in third["per_seed"]["0"], "with other epochs they would not be comparable"

@@ -15,12 +15,12 @@ from rich.console import Console
 import overt
 from overt.data import glue
 from overt.data.glue import TASKS, Splits
-from overt.recipes import ea_understanding, reproduce, uncertainty, understanding_runs
+from overt.recipes import ea_probe_text, ea_understanding, reproduce, uncertainty, understanding_runs
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes._runs import finish_run, run_record
 from overt.recipes.text_training import Texts
 from overt.recipes.understanding_forms import PLAIN, forms, row_name
-from overt.recipes.understanding_runs import BAM_SCORE, HELD_OUT, RATES, Parts, shared_of
+from overt.recipes.understanding_runs import BAM_SCORE, HELD_OUT, RATES, Case, Parts, shared_of
 
 MEASURES = list(uncertainty.MEASURES)
 
@@ -231,10 +231,8 @@ def test_reviews_are_cut_to_128_tokens_whatever_the_model_takes() -> None:
     request = request_of(None)
     object.__setattr__(request, "model", "albert-base-v2")
     long = [glue.Row(("word " * 600,), 1), glue.Row(("word",), 0)]
-    splits = {"SST-2": splits_of("SST-2", long)}
-    more = {"SST-2": Parts({uncertainty.REVIEWS: long})}
-    shared = shared_of(request, splits, more, Tokenizer(), 0, {"SST-2": "ALBERT-base"}, {"SST-2": 0.0})
-    texts = shared.texts["SST-2"]
+    case = Case(splits_of("SST-2", long), "ALBERT-base", 0.0, Parts({uncertainty.REVIEWS: long}))
+    texts = shared_of(request, {"SST-2": case}, Tokenizer(), 0, None).texts["SST-2"]
     lengths = {part: max(len(row["input_ids"]) for row in rows) for part, rows in texts.parts.items()}
     assert lengths == {"SST-2": 512, uncertainty.REVIEWS: 128}
 
@@ -370,6 +368,17 @@ def test_both_synthesizers_have_the_published_gain_beside_them() -> None:
 # --- What a result file keeps ---
 
 
+def perform(task: Any, shared: Any, tell: Any) -> dict[str, Any]:
+    """Store numbers without a training."""
+    del shared, tell
+    score = 10.0 * len(task.name) + task.seed + 1e4 * getattr(task.training, "learning_rate", 0.0)
+    numbers = entry(score) | {"updates": task.training.updates}
+    numbers |= dict.fromkeys(ea_understanding.keys_of(task.row.task), score)
+    numbers["run"] = run_record(task.settings, task.command, "here", {})
+    finish_run(task.folder, numbers)
+    return numbers
+
+
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with CoLA and MRPC, and trainings that only note their numbers."""
@@ -383,18 +392,8 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for file in ("train.tsv", "dev.tsv"):
             (tmp_path / "data" / task / file).write_text(text)
 
-    def perform(task: Any, shared: Any, tell: Any) -> dict[str, Any]:
-        del shared, tell
-        numbers = entry(10.0 * len(task.row.form) + task.seed) | {"updates": task.training.updates}
-        numbers["score"] += 1e4 * task.training.learning_rate
-        numbers |= dict.fromkeys(ea_understanding.keys_of(task.row.task), numbers["score"])
-        numbers["run"] = run_record(task.settings, task.command, "here", {})
-        finish_run(task.folder, numbers)
-        return numbers
-
-    def texts(_request: Any, splits: Any, more: Any, *_: Any) -> Any:
-        coded = {task: Texts([{}] * len(each.train), {}, each.task.classes) for task, each in splits.items()}
-        assert set(more) == set(splits)
+    def texts(_request: Any, cases: Any, *_: Any) -> Any:
+        coded = {task: Texts([{}] * len(case.data.train), {}, ("0", "1")) for task, case in cases.items()}
         return understanding_runs.Shared("model", None, coded, False)
 
     (tmp_path / "model").mkdir()
@@ -410,32 +409,76 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_tasks_forms_and_seeds_may_come_one_after_the_other(quick: Path) -> None:
-    def run(recipe: str, seeds: int, model: str = "model", **options: str) -> dict[str, dict[str, Any]]:
-        extra = [part for option, value in options.items() for part in (f"--{option}", value)]
-        places = {"out": Path("runs"), "results": Path("results")}
-        result = reproduce.run(recipe, quick, seeds, "cpu", f"./{model}", extra=extra, **places)
-        found: dict[str, dict[str, Any]] = result["per_seed"]
-        return found
+def run(recipe: str, seeds: int, model: str = "model", out: str = "runs", **options: str) -> dict[str, Any]:
+    """The result of a recipe on the data of `quick`."""
+    extra = [part for option, value in options.items() for part in (f"--{option}", value)]
+    places = {"out": Path(out), "results": Path("results")}
+    return reproduce.run(recipe, Path("data"), seeds, "cpu", f"./{model}", extra=extra, **places)
 
-    def rows(per_seed: dict[str, dict[str, Any]]) -> dict[str, int]:
-        names = [name for found in per_seed.values() for name in found if ", rate " not in name]
-        return {name: names.count(name) for name in names}
 
+def rows(result: dict[str, Any]) -> dict[str, int]:
+    """Row of a result → number of its seeds, but for those that choose a learning rate."""
+    names = [name for found in result["per_seed"].values() for name in found if ", rate " not in name]
+    return {name: names.count(name) for name in names}
+
+
+@pytest.mark.usefixtures("quick")
+def test_tasks_forms_and_seeds_may_come_one_after_the_other() -> None:
     first = run("ea-table-3", 4, tasks="CoLA", forms="plain,Evolving")
     assert rows(first) == {"plain, CoLA": 4, "Evolving, CoLA": 4}
     then = run("ea-table-3", 2, tasks="MRPC", forms="plain,BAM-WF")
     assert rows(then) == {**rows(first), "plain, MRPC": 2, "BAM-WF, MRPC": 2}
     last = run("ea-table-3", 1, tasks="CoLA", forms="RealFormer")
     assert rows(last) == {**rows(then), "RealFormer, CoLA": 1}
-    result = json.loads(Path("results/ea-table-3.json").read_text())
-    assert list(result["config"]["data"]) == ["CoLA", "MRPC"]
-    assert len([name for name in last["0"] if ", rate " in name]) == 2 * len(RATES)
+    for result in (first, then):
+        for seed, numbers in result["per_seed"].items():
+            assert numbers.items() <= last["per_seed"][seed].items(), "numbers stay as they are"
+    trials = {f"plain, {task}, rate {rate:g}" for task in ("CoLA", "MRPC") for rate in RATES}
+    assert {name for name in last["per_seed"]["0"] if ", rate " in name} == trials
+    assert list(last["config"]["data"]) == ["CoLA", "MRPC"]
+    assert dict(last["tables"][0]["rows"])["plain"][3] == "4 (CoLA); 2 (MRPC)", "seeds of each task"
     # Another table takes the same runs from the result file or from their folders.
     folders = set(Path("runs").rglob("result.json"))
     assert rows(run("bam-table-5", 2, tasks="CoLA", forms="plain")) == {"plain, CoLA": 2}
     assert set(Path("runs").rglob("result.json")) == folders, "nothing was trained"
-    # Another model's numbers are not mixed with these.
-    Path("other").mkdir()
-    Path("other/config.json").write_text('{"other": 1}')
-    assert rows(run("ea-table-3", 1, "other", tasks="MRPC", forms="plain")) == {"plain, MRPC": 1}
+
+
+@pytest.mark.usefixtures("quick")
+def test_numbers_with_other_settings_or_of_another_model_are_not_kept() -> None:
+    def pretrained(name: str) -> str:
+        Path(name).mkdir()
+        Path(name, "config.json").write_text(json.dumps({"name": name}))
+        return name
+
+    run("ea-table-3", 1, tasks="CoLA", forms="plain")
+    result = run("ea-table-3", 1, out="two", tasks="MRPC", forms="plain", epochs="2")
+    assert rows(result) == {"plain, MRPC": 1}, "with other epochs they would not be comparable"
+    result = run("ea-table-3", 1, pretrained("other"), tasks="CoLA", forms="plain")
+    assert rows(result) == {"plain, CoLA": 1}
+    # The same where settings are published, so that no trials tell.
+    result = run("ea-table-3", 1, pretrained("bert-base-uncased"), tasks="MRPC", forms="plain")
+    assert rows(result) == {"plain, MRPC": 1}
+    assert list(result["config"]["data"]) == list(result["config"]["rates"]) == ["MRPC"]
+    assert result["config"]["published_settings"] == "BERT-Base"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_probe_is_trained_on_the_tasks_that_are_asked_for_and_keeps_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels = torch.tensor([0, 1])
+    sentences = ea_probe_text.Sentences([{}, {}], labels, [{}, {}], labels)
+    for name, instead in (
+        ("TASKS", ("CoLA", "MRPC")),
+        ("layers_of", lambda *_: (1,)),
+        ("sentences_of", lambda *_: sentences),
+        ("fastest_update", lambda *_: 1.0),
+        ("perform", perform),
+    ):
+        monkeypatch.setattr(ea_probe_text, name, instead)
+    first = run("ea-probe-text", 1, tasks="CoLA")
+    assert set(rows(first).values()) == {1}
+    then = run("ea-probe-text", 2, tasks="MRPC")
+    assert rows(then) == {**rows(first), **{name.replace("CoLA", "MRPC"): 2 for name in rows(first)}}
+    titles = [table["title"].partition(":")[0] for table in then["tables"]]
+    assert titles[:2] == ["From the maps alone, CoLA", "From the maps alone, MRPC"]

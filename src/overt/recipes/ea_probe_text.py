@@ -147,7 +147,8 @@ def run(request: Request) -> Outcome:
         common = {"longest": LONGEST, "rows": most, "width": TEXT_WIDTH}
         common["precision"] = "bfloat16" if device == "cuda" else "float32"
         place = plans.place / "probes"
-        known = look_up(request, rows, list(rows), place, common, lambda row: row.training, device)
+        chosen = [name for name, row in rows.items() if row.task in plans.asked]
+        known = look_up(request, rows, chosen, place, common, lambda row: row.training, device)
         planned.append((known, Shared(texts, plans._replace(splits={}), path), rows))
         asked = [task.row for task in known.tasks if task.row.control in (None, "permuted")]
         return list(dict.fromkeys(row_name(row.form, row.task) for row in asked))

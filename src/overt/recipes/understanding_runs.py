@@ -104,13 +104,40 @@ class Parts(NamedTuple):
 
 
 More = Callable[[Request, str, Splits], Parts]
-Found = Mapping[str, Splits | Questions]
+Passes = Callable[[TextRow, Texts], int]
+Data = Splits | Questions
+
+
+class Case(NamedTuple):
+    """A task's data, and what its settings depend on.
+
+    Attributes:
+        data: rows or questions.
+        published: the model whose published settings are used; None if the learning rate is chosen here.
+        share: of the training rows that is held out.
+        more: what it is measured on beside its own parts.
+    """
+
+    data: Data
+    published: str | None
+    share: float
+    more: Parts
 
 
 class Loaded(NamedTuple):
-    """Tasks; if questions are among them, how many tokens the model takes, and the weights that it lacks."""
+    """The tasks of a request.
 
-    splits: Found
+    Attributes:
+        data: task → its rows or questions, in the order of the table.
+        asked: the tasks that are asked for; the others are in the earlier result file.
+        stored: all tasks that are in that file alone, also those that are not there any more.
+        most: tokens that the model takes with a head for questions; 0 if there are no questions.
+        new: weights that the model lacks for questions.
+    """
+
+    data: Mapping[str, Data]
+    asked: Sequence[str]
+    stored: Sequence[str]
     most: int
     new: list[str]
 
@@ -133,6 +160,28 @@ class Shared(NamedTuple):
     keep_models: bool
     measure: Measure | None = None
     most: int = 0
+
+
+class Plans(NamedTuple):
+    """The runs of a request before they are trained.
+
+    Attributes:
+        rows: by name.
+        splits: of GLUE's tasks.
+        asked: the tasks that are asked for; the others are in the earlier result file.
+        tokenizer: of the model.
+        place: folder of the runs.
+    """
+
+    rows: Mapping[str, TextRow]
+    splits: Mapping[str, Splits]
+    asked: Sequence[str]
+    tokenizer: Any
+    place: Path
+
+    def folder(self, row: str, seed: int) -> Path:
+        """Of one run."""
+        return self.place / folder_name(row) / f"seed-{seed}"
 
 
 def listed(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -164,8 +213,23 @@ def tasks_of(text: str | None, tasks: Sequence[str], also: Sequence[str]) -> lis
     return list(dict.fromkeys(name for names in each for name in names))
 
 
-def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any, named: bool) -> Loaded:
-    """The tasks that are there; the others are listed.
+def load_tasks(request: Request, chosen: Sequence[str], order: Sequence[str], tokenizer: Any) -> Loaded:
+    """The chosen tasks, and those that the earlier result file keeps, in the order of the table."""
+    named = request.options["tasks"] is not None
+    asked, most, new = load_available(request, chosen, tokenizer, named)
+    if not asked:
+        raise FileNotFoundError(f"none of the tasks {', '.join(chosen)} is there: give --data DIR")
+    stored = [task for task in in_stored(request, "task") if task in order and task not in asked]
+    kept, kept_most, kept_new = load_available(request, stored, tokenizer, named=False)
+    both = {**asked, **kept}
+    data = {task: both[task] for task in order if task in both}
+    return Loaded(data, list(asked), stored, most or kept_most, new or kept_new)
+
+
+def load_available(
+    request: Request, tasks: Sequence[str], tokenizer: Any, named: bool
+) -> tuple[dict[str, Data], int, list[str]]:
+    """The tasks that are there, and `most` and `new` of `Loaded`; the other tasks are listed.
 
     SQuAD is also listed where the model cannot answer questions, which is an error if `--tasks` has named it.
     """
@@ -184,7 +248,7 @@ def splits_of(request: Request, tasks: Sequence[str], tokenizer: Any, named: boo
             asked = {}
     for task, reason in missing.items():
         leave_out(request, task, reason)
-    return Loaded({**labelled, **asked}, most, new)
+    return {**labelled, **asked}, most, new
 
 
 def in_stored(request: Request, key: str) -> list[str]:
@@ -192,19 +256,6 @@ def in_stored(request: Request, key: str) -> list[str]:
     entries = [numbers for rows in request.stored.values() for numbers in rows.values()]
     rows = [entry.get("run", {}).get("settings", {}).get("row", {}) for entry in entries]
     return list(dict.fromkeys(row[key] for row in rows if key in row))
-
-
-class Plans(NamedTuple):
-    """The runs of a request before they are trained: their rows by name, the data, and the runs' folder."""
-
-    rows: Mapping[str, TextRow]
-    splits: Mapping[str, Splits]
-    tokenizer: Any
-    place: Path
-
-    def folder(self, row: str, seed: int) -> Path:
-        """Of one run."""
-        return self.place / folder_name(row) / f"seed-{seed}"
 
 
 def pretrained(request: Request) -> str:
@@ -230,7 +281,7 @@ def run_forms(
     also: Sequence[str] = (),
     measure: Measure | None = None,
     more: More = lambda _request, _task, _splits: Parts(),
-    passes: Callable[[TextRow, Texts], int] = lambda _row, _texts: 0,
+    passes: Passes = lambda _row, _texts: 0,
     seeds: Callable[[str, str, int], int] = lambda _form, _task, seeds: seeds,
     finish: Callable[[Numbers, Shared, Path], None] = lambda _numbers, _shared, _place: None,
     needed: Callable[[Plans], Sequence[str]] | None = None,
@@ -260,119 +311,157 @@ def run_forms(
 
     path = pretrained(request)
     be_quiet()
-    count = processes(request.device)
     options = request.options
-    chosen_forms = listed("--forms", options["forms"], list(forms() if measure is None else default), default)
+    chosen = listed("--forms", options["forms"], list(forms() if measure is None else default), default)
     chosen_tasks = tasks_of(options["tasks"], tasks, also)
-    if options.get("submission") and not any(task in glue.TASKS for task in chosen_tasks):
-        raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
     tokenizer = AutoTokenizer.from_pretrained(path)
-    asked = splits_of(request, chosen_tasks, tokenizer, named=options["tasks"] is not None)
-    if not asked.splits:
-        raise FileNotFoundError(f"none of the tasks {', '.join(chosen_tasks)} is there: give --data DIR")
-    order = list(dict.fromkeys([*tasks, *also]))
-    others = [task for task in in_stored(request, "task") if task in order and task not in asked.splits]
-    kept = splits_of(request, others, tokenizer, named=False)
-    splits = dict(sorted({**asked.splits, **kept.splits}.items(), key=lambda item: order.index(item[0])))
-    most = asked.most or kept.most
-    published = {task: published_for(path, task) for task in splits}
-    shares = {task: 0.0 if published[task] and measure is None else HELD_OUT_SHARE for task in splits}
-    parts = {
-        task: more(request, task, each) if isinstance(each, Splits) else Parts()
-        for task, each in splits.items()
+    loaded = load_tasks(request, chosen_tasks, [*tasks, *also], tokenizer)
+    if options.get("submission") and not any(task in glue.TASKS for task in loaded.asked):
+        raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
+    cases = {
+        task: case_of(request, task, data, more, measured=measure is not None)
+        for task, data in loaded.data.items()
     }
-    shared = shared_of(request, splits, parts, tokenizer, most, published, shares)._replace(measure=measure)
-    plan = partial(plan_row, request, splits, parts, shared, published, shares)
-    device = torch_device(request.device).type
+    shared = shared_of(request, cases, tokenizer, loaded.most, measure)
+    kept = [form for form in in_stored(request, "form") if form in forms()]
+    every = list(dict.fromkeys([*default, *chosen, *kept]))
     place = request.out / Path(path).resolve().name
-    every = dict.fromkeys([*default, *chosen_forms])
-    trained_by = count
+    count = processes(request.device)
     if needed is not None:
-        runs = [place / folder_name(row_name(form, task)) for form in every for task in splits]
-        trained_by = processes_of(run / f"seed-{seed}" for run in runs for seed in range(request.seeds))
-    common: dict[str, Any] = {"precision": "float32"}
-    if trained_by > 1:
-        common["processes"] = trained_by
-
-    def rest(task: Task) -> float:
-        """A pass is a third of an update; a GPU takes many rows in the time of a batch."""
-        rows = 0 if task.row.choosing else passes(task.row, shared.texts[task.row.task])
-        return rows / (3 * (text_training.ROWS if device == "cuda" else task.training.batch))
-
-    def fill(
-        request: Request, rows: Mapping[str, TextRow], counts: Mapping[str, int], place: Path, common: Any
-    ) -> Known:
-        wanted = list(counts)
-        known = look_up(request, rows, wanted, place, common, lambda row: row.training, device, counts)
-        known.fill(
-            request,
-            shared,
-            perform,
-            milliseconds=lambda task: step_ms(task, shared),
-            line=lambda numbers: cell(numbers["score"]),
-            prepare=one_thread,
-            together=count > 1,
-            alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
-            rest=rest,
-        )
-        return known
-
-    rates = {task: published_training(by, task, 1).learning_rate for task, by in published.items() if by}
-    untuned = [task for task in splits if not published[task]]
-    chosen_by = Known()
-    if untuned:
-        trials = {task: {rate: plan(PLAIN, task, rate, choosing=True) for rate in RATES} for task in untuned}
-        rows = {row.name: row for each in trials.values() for row in each.values()}
-        counts = {name: RATE_SEEDS for name, row in rows.items() if row.task in asked.splits}
-        chosen_by = fill(request, rows, counts, place, common)
-        for task, each in trials.items():
-            if not {row.name for row in each.values()} <= {name for name, _ in chosen_by.numbers}:
-                del splits[task]  # it is in the stored result alone
-                leave_out(request, task, "its stored learning rates have other settings")
-                continue
-            scores = {rate: mean_score(chosen_by, row.name) for rate, row in each.items()}
-            rates[task] = max(scores, key=lambda rate: scores[rate])
-            told = ", ".join(f"{rate:g}: {value:.2f}" for rate, value in scores.items())
-            request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
-    stored_forms = [form for form in in_stored(request, "form") if form in forms()]
-    every |= dict.fromkeys(stored_forms)
-    rows = {row_name(form, task): plan(form, task, rates[task]) for form in every for task in splits}
+        runs = [place / folder_name(row_name(form, task)) for form in every for task in cases]
+        count = processes_of(run / f"seed-{seed}" for run in runs for seed in range(request.seeds))
+    common: dict[str, Any] = {"precision": "float32", **({"processes": count} if count > 1 else {})}
+    fill = partial(fill_rows, shared=shared, passes=passes)
+    rates, chosen_by = choose_rates(
+        request, cases, loaded.asked, shared, partial(fill, place=place, common=common)
+    )
+    rows = {
+        row_name(form, task): plan_row(request, cases[task], shared, form, task, rate)
+        for form in every
+        for task, rate in rates.items()
+    }
     counts = {
-        row_name(form, task): seeds(form, task, request.seeds)
-        for form in chosen_forms
-        for task in asked.splits
+        row_name(form, task): seeds(form, task, request.seeds) for form in chosen for task in loaded.asked
     }
     if measure is not None:
-        common = {**common, "measured": measure.__name__}
-        place = place / measure.__name__
-    labelled = {task: each for task, each in splits.items() if isinstance(each, Splits)}
+        place, common = place / measure.__name__, {**common, "measured": measure.__name__}
+    labelled = {
+        task: data for task, data in loaded.data.items() if task in rates and isinstance(data, Splits)
+    }
     if needed is not None:
-        plans = Plans(rows, labelled, shared.tokenizer, place)
+        plans = Plans(rows, labelled, loaded.asked, tokenizer, place)
         counts = dict.fromkeys(needed(plans), request.seeds)
         check_all_kept(plans, counts)
         request = replace(request, stored={}, elsewhere=())
-    known = fill(request, rows, counts, place, common)
+    known = fill(request, rows, counts, place=place, common=common)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
         written = [rows[name] for name in counts if rows[name].task in labelled]
-        write_all(request, written, labelled, shared.tokenizer, known.numbers, place)
+        write_all(request, written, labelled, tokenizer, known.numbers, place)
+    # A task of the earlier result file may have no numbers with these settings.
+    shown = set(rates) if needed is not None else {rows[name].task for name, _ in known.numbers}
+    cases = {task: case for task, case in cases.items() if task in shown}
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
-    known.dropped += chosen_by.dropped + sum(task not in splits for task in others)
-    config = {
-        "model": model_name(path),
-        "published_settings": next(filter(None, published.values()), None),
-        "chosen_rates": [task for task in untuned if task in splits],
-        "held_out": max(shares.values()),
-        "data": {task: each.describe() for task, each in splits.items()},
-        "missing": {f"{task}, {part}": why for task in splits for part, why in parts[task].missing.items()},
-        "rates": rates,
-        "forms": list(every),
-        "rows": {name: row.settings() for name, row in rows.items()},
-        "head": new_weights(path, splits, asked.new or kept.new),
+    known.dropped += chosen_by.dropped + sum(task not in shown for task in loaded.stored)
+    config = describe(path, cases, rates) | {
+        "forms": every,
+        "rows": {name: row.settings() for name, row in rows.items() if row.task in cases},
+        "head": new_weights(path, cases, loaded.new),
     }
     names = [*rows, *dict.fromkeys(name for name, _ in chosen_by.numbers)]
     return known.outcome(config, names, stand_in=False)
+
+
+def fill_rows(
+    request: Request,
+    rows: Mapping[str, TextRow],
+    counts: Mapping[str, int],
+    *,
+    place: Path,
+    common: Mapping[str, Any],
+    shared: Shared,
+    passes: Passes,
+) -> Known:
+    """Look rows up, and train those that are asked for and nowhere to be found.
+
+    Args:
+        request: of the run.
+        rows: by name.
+        counts: row that is asked for → number of seeds.
+        place: folder of the runs.
+        common: settings that all runs share.
+        shared: what all tasks need.
+        passes: as for `run_forms`.
+    """
+    device = torch_device(request.device).type
+
+    def rest(task: Task) -> float:
+        """A pass is a third of an update; a GPU takes many rows in the time of a batch."""
+        tested = 0 if task.row.choosing else passes(task.row, shared.texts[task.row.task])
+        return tested / (3 * (text_training.ROWS if device == "cuda" else task.training.batch))
+
+    known = look_up(request, rows, list(counts), place, common, lambda row: row.training, device, counts)
+    known.fill(
+        request,
+        shared,
+        perform,
+        milliseconds=lambda task: step_ms(task, shared),
+        line=lambda numbers: cell(numbers["score"]),
+        prepare=one_thread,
+        together=processes(request.device) > 1,
+        alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
+        rest=rest,
+    )
+    return known
+
+
+def choose_rates(
+    request: Request,
+    cases: Mapping[str, Case],
+    asked: Sequence[str],
+    shared: Shared,
+    fill: Callable[[Request, Mapping[str, TextRow], Mapping[str, int]], Known],
+) -> tuple[dict[str, float], Known]:
+    """The learning rate of each task, as published or the best on held-out rows, and what chose the latter.
+
+    A task that is not asked for is left out if the trials in the earlier result file have other settings.
+    """
+    trials = {
+        task: {rate: plan_row(request, case, shared, PLAIN, task, rate, choosing=True) for rate in RATES}
+        for task, case in cases.items()
+        if case.published is None
+    }
+    rows = {row.name: row for each in trials.values() for row in each.values()}
+    known = fill(request, rows, {name: RATE_SEEDS for name, row in rows.items() if row.task in asked})
+    trained = {name for name, _ in known.numbers}
+    rates = {}
+    for task, case in cases.items():
+        if case.published is not None:
+            rates[task] = published_training(case.published, task, 1).learning_rate
+        elif not {row.name for row in trials[task].values()} <= trained:
+            leave_out(request, task, "its stored learning rates have other settings")
+        else:
+            scores = {rate: mean_score(known, row.name) for rate, row in trials[task].items()}
+            rates[task] = max(scores, key=lambda rate: scores[rate])
+            told = ", ".join(f"{rate:g}: {value:.2f}" for rate, value in scores.items())
+            request.console.print(f"{task}: learning rate {rates[task]:g} (held-out rows, plain: {told})")
+    return rates, known
+
+
+def describe(path: str, cases: Mapping[str, Case], rates: Mapping[str, float]) -> dict[str, Any]:
+    """Model, data and what was chosen, for the result file."""
+    return {
+        "model": model_name(path),
+        "published_settings": next((case.published for case in cases.values() if case.published), None),
+        "chosen_rates": [task for task, case in cases.items() if case.published is None],
+        "held_out": max(case.share for case in cases.values()),
+        "data": {task: case.data.describe() for task, case in cases.items()},
+        "missing": {
+            f"{task}, {part}": why for task, case in cases.items() for part, why in case.more.missing.items()
+        },
+        "rates": {task: rates[task] for task in cases},
+    }
 
 
 def check_all_kept(plans: Plans, counts: Mapping[str, int]) -> None:
@@ -407,60 +496,52 @@ def longest_of(published: str | None, task: str) -> int:
     return BAM_TUNED[published_as(task)].longest if task in squad.NAMES else LONGEST
 
 
+def case_of(request: Request, task: str, data: Data, more: More, measured: bool) -> Case:
+    """A task with its settings; where models are measured further, rows are held out for that."""
+    assert request.model is not None
+    published = published_for(request.model, task)
+    share = HELD_OUT_SHARE if measured or published is None else 0.0
+    return Case(data, published, share, more(request, task, data) if isinstance(data, Splits) else Parts())
+
+
 def shared_of(
-    request: Request,
-    splits: Found,
-    more: Mapping[str, Parts],
-    tokenizer: Any,
-    most: int,
-    published: Mapping[str, str | None],
-    shares: Mapping[str, float],
+    request: Request, cases: Mapping[str, Case], tokenizer: Any, most: int, measure: Measure | None
 ) -> Shared:
     """The rows of all tasks as the model takes them."""
     assert request.model is not None
-    texts = {}
-    for task, each in splits.items():
-        longest = longest_of(published[task], task)
-        if isinstance(each, Questions):
-            windows = squad_runs.with_windows(TextTraining(0, longest=longest), most)
-            texts[task] = squad_runs.texts_of(each, tokenizer, windows, shares[task], HELD_OUT)
-            continue
-        train, held = glue.set_apart(each.train, shares[task]) if shares[task] else (each.train, [])
-        parts = {HELD_OUT: held, **each.dev}
-        if any(row.label is not None for rows in each.test.values() for row in rows):
-            parts |= {f"{part} test": rows for part, rows in each.test.items()}
-        coded = {part: encode(rows, tokenizer, longest) for part, rows in parts.items() if rows}
-        coded |= {
-            part: encode(rows, tokenizer, min(longest, LONGEST))
-            for part, rows in more[task].rows.items()
-            if rows
-        }
-        train_coded = encode(train, tokenizer, longest)
-        texts[task] = Texts(train_coded, coded, each.task.classes, more[task].subsets)
-    return Shared(request.model, tokenizer, texts, not request.options["discard-models"], most=most)
+    texts = {task: texts_of(task, case, tokenizer, most) for task, case in cases.items()}
+    return Shared(request.model, tokenizer, texts, not request.options["discard-models"], measure, most)
 
 
-def new_weights(path: str, splits: Found, asked: list[str]) -> list[str]:
+def texts_of(task: str, case: Case, tokenizer: Any, most: int) -> Texts:
+    """The rows of a task as the model takes them."""
+    data, _, share, more = case
+    longest = longest_of(case.published, task)
+    if isinstance(data, Questions):
+        windows = squad_runs.with_windows(TextTraining(0, longest=longest), most)
+        return squad_runs.texts_of(data, tokenizer, windows, share, HELD_OUT)
+    train, held = glue.set_apart(data.train, share) if share else (data.train, [])
+    parts = {HELD_OUT: held, **data.dev}
+    if any(row.label is not None for rows in data.test.values() for row in rows):
+        parts |= {f"{part} test": rows for part, rows in data.test.items()}
+    coded = {part: encode(rows, tokenizer, longest) for part, rows in parts.items() if rows}
+    shorter = min(longest, LONGEST)
+    coded |= {part: encode(rows, tokenizer, shorter) for part, rows in more.rows.items() if rows}
+    return Texts(encode(train, tokenizer, longest), coded, data.task.classes, more.subsets)
+
+
+def new_weights(path: str, cases: Mapping[str, Case], asked: list[str]) -> list[str]:
     """Weights that the pretrained model lacks, which are drawn at random; `asked` are those for questions."""
-    classes = next((each.task.classes for each in splits.values() if isinstance(each, Splits)), None)
-    return asked if classes is None else [*load_model(path, classes, 0)[1], *asked]
+    labelled = [case.data for case in cases.values() if isinstance(case.data, Splits)]
+    return [*load_model(path, labelled[0].task.classes, 0)[1], *asked] if labelled else asked
 
 
 def plan_row(
-    request: Request,
-    splits: Found,
-    parts: Mapping[str, Parts],
-    shared: Shared,
-    published: Mapping[str, str | None],
-    shares: Mapping[str, float],
-    form: str,
-    task: str,
-    rate: float,
-    choosing: bool = False,
+    request: Request, case: Case, shared: Shared, form: str, task: str, rate: float, choosing: bool = False
 ) -> TextRow:
     """A form on a task, with the settings of its training."""
     assert request.model is not None
-    count, by = len(shared.texts[task].train), published[task]
+    count, by = len(shared.texts[task].train), case.published
     if by is None:
         training = TextTraining(0, BATCH, rate, longest=longest_of(by, task))
     else:
@@ -472,9 +553,8 @@ def plan_row(
         updates = epochs * Epochs(count, training.batch, 1, 0).per_epoch
         training = replace(training, updates=updates, warmup=round(WARMUP * updates))
     mechanisms = forms(knobs(task, by, training.longest))[form]
-    sha256 = splits[task].sha256
-    data = sha256 if choosing else parts[task].digest(sha256)
-    return TextRow(form, task, mechanisms, training, model_name(request.model), data, shares[task], choosing)
+    data = case.data.sha256 if choosing else case.more.digest(case.data.sha256)
+    return TextRow(form, task, mechanisms, training, model_name(request.model), data, case.share, choosing)
 
 
 def mean_score(known: Known, row: str) -> float:
@@ -521,10 +601,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
         if texts.asked is None:
             scores, predictions = measure_labels(model, texts, parts, shared.tokenizer, row)
         else:
-            scores, answers = squad_runs.measure(model, texts, parts, shared.tokenizer, HELD_OUT)
-            main = HELD_OUT if row.choosing else row.task
-            scores |= {metric: scores[f"{main} {metric}"] for metric in squad_runs.METRICS}
-            scores |= {"score": scores[squad_runs.F1], BAM_SCORE: scores[squad_runs.F1]}
+            scores, answers = measure_answers(model, texts, parts, shared.tokenizer, row)
             if not row.choosing:
                 write_whole(task.folder / ANSWERS, json.dumps(answers[row.task], ensure_ascii=False))
         numbers |= scores
@@ -555,6 +632,17 @@ def measure_labels(
     numbers["score"] = main_score(row.task, numbers, part)
     numbers[BAM_SCORE] = main_score(row.task, numbers, part, BAM_METRICS.get(row.task))
     return numbers, predictions
+
+
+def measure_answers(
+    model: Any, texts: Texts, parts: Sequence[str], tokenizer: Any, row: TextRow
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """The scores of each part of a version of SQuAD, and the answers by part and question."""
+    numbers, answers = squad_runs.measure(model, texts, parts, tokenizer, HELD_OUT)
+    main = HELD_OUT if row.choosing else row.task
+    numbers |= {metric: numbers[f"{main} {metric}"] for metric in squad_runs.METRICS}
+    numbers |= {"score": numbers[squad_runs.F1], BAM_SCORE: numbers[squad_runs.F1]}
+    return numbers, answers
 
 
 def scores_of(task: glue.Task, logits: Tensor, labels: Tensor) -> dict[str, float | None]:
