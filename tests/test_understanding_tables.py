@@ -354,6 +354,18 @@ def test_averages_are_beside_the_published_ones_over_the_same_tasks_and_cells_sh
     assert any("14,388" in note and "53,360" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_notes_tell_whether_rows_are_held_out_with_published_settings(share: float) -> None:
+    config = config_of(("CoLA",), (PLAIN,)) | {"published_settings": "BERT-Base", "held_out": share}
+    config["rows"]["plain, CoLA"]["held_out"] = share
+    outcome = Outcome(config, {0: {"plain, CoLA": entry(50.0)}})
+    told = ea_understanding.notes_of(outcome)[0]
+    rows = (
+        "all training rows but a fixed, stratified 10%, which is held out" if share else "all training rows"
+    )
+    assert f"Settings are the published ones of BERT-Base, on {rows}." in told
+
+
 def test_both_synthesizers_have_the_published_gain_beside_them() -> None:
     names = (PLAIN, "Synthesizer random", "Synthesizer dense")
     per_seed = {seed: {row_name(form, "RTE"): entry(50.0) for form in names} for seed in range(3)}

@@ -211,7 +211,10 @@ def tables_of(
     key: str = "score",
     on_squad: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Grid]:
-    """What was measured, the differences to plain attention, and what chose the learning rates."""
+    """What was measured, the differences to plain attention, and what chose the learning rates.
+
+    `on_squad` is as `published` of `squad_differences`.
+    """
     return [
         measured_grid(outcome),
         differences(outcome, published, key),
@@ -255,8 +258,11 @@ def notes_of(outcome: Outcome) -> list[str]:
         data.append(f"{task} {each['train']:,} training and {dev} development {what}")
     how = []
     if published:
-        those = "" if not chosen else f" of {', '.join(task for task in tasks if task not in chosen)}"
-        how.append(f"Settings{those} are the published ones of {published}, on all training rows.")
+        others = [task for task in tasks if task not in chosen]
+        those = f" of {', '.join(others)}" if chosen else ""
+        held = any(row.get("held_out") for row in config["rows"].values() if row["task"] in others)
+        but = f" but a fixed, stratified {config['held_out']:.0%}, which is held out" if held else ""
+        how.append(f"Settings{those} are the published ones of {published}, on all training rows{but}.")
     if chosen:
         those = f" of {', '.join(chosen)}" if published else ""
         stratified = ", stratified" if any(task in TASKS for task in chosen) else ""
