@@ -24,7 +24,8 @@ import overt
 from generate import milliseconds
 from overt.data import pairs, reordered
 from overt.data.subwords import PAD_ID
-from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.models.seq2seq import Seq2Seq
+from overt.models.word_by_word import IGNORED
 from overt.recipes import bam_translation, ea_translation, lstm_training, translation_training
 from overt.recipes._rows import folder_name
 from overt.recipes.lstm_training import LstmRow, LstmTraining, vocabularies

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from overt._files import written_whole
+from overt.mechanisms.mechanism import from_dict
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 M = TypeVar("M", bound=nn.Module)
@@ -48,6 +49,28 @@ def read_config(folder: str | Path, model_type: str, by: str) -> dict[str, Any]:
     if kind != model_type:
         raise ValueError(f"model_type of {folder / CONFIG} must be {model_type!r}, got {kind!r}")
     return dict(settings)
+
+
+def load_network(cls: type[M], folder: str | Path, model_type: str, needed: Sequence[str]) -> M:
+    """A network whose config holds the arguments of its class, in evaluation mode on the CPU.
+
+    Args:
+        cls: of the network; its argument `mechanisms` is a list of mechanisms.
+        folder: of the network.
+        model_type: which it must be of.
+        needed: settings that have no default.
+    """
+    path, name = Path(folder) / CONFIG, cls.__name__
+    settings = read_config(folder, model_type, f"{name}.save")
+    mechanisms = [from_dict(each) for each in settings.pop("mechanisms", [])]
+    known = {
+        argument for argument in cls.__init__.__annotations__ if argument not in ("return", "mechanisms")
+    }
+    if unknown := sorted(set(settings) - known):
+        raise ValueError(f"{path} has settings that {name} does not: {', '.join(unknown)}")
+    if missing := sorted(set(needed) - set(settings)):
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
 
 
 def save_weights(model: nn.Module, folder: Path) -> None:

@@ -26,13 +26,24 @@ from torch.utils.checkpoint import checkpoint
 from overt import _check
 from overt._modes import evaluating
 from overt.mechanisms.attention_map import AttentionMap
-from overt.mechanisms.chain import Chain, Kept
+from overt.mechanisms.chain import Chain
 from overt.mechanisms.losses import Losses
-from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
+from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
-from overt.models.folders import CONFIG, load_weights, read_config, save_network
+from overt.models.folders import load_network, save_network
+from overt.models.word_by_word import (
+    IGNORED,
+    Words,
+    beam_search,
+    check_words,
+    choose,
+    log_softmax,
+    loss_of_words,
+    reinforce,
+    reorder,
+)
 
 MODEL_TYPE = "overt-seq2seq"
 Attention = Literal[
@@ -45,7 +56,6 @@ Attention = Literal[
     "variational-relaxed",
 ]
 ATTENTIONS: tuple[Attention, ...] = Attention.__args__  # type: ignore[attr-defined]
-IGNORED = -100  # the label of padding
 EOS_NORM = 3.0  # of the released translation command
 # Scores over the vocabulary that exist at once where source positions are enumerated: beyond that, words are
 # taken in chunks, recomputed in the backward pass. It bounds memory (0.5 GB), not the result.
@@ -192,6 +202,7 @@ class Seq2Seq(nn.Module):
         _check.positive("init", init)
         self.attention, self.dropout = attention, dropout
         self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
+        self._words = Words(target_vocabulary, pad_id, bos_id, eos_id)
         self.settings = {**sizes, "attention": attention, "dropout": dropout, "init": init, **ids}
         self.mechanisms = tuple(mechanisms)
 
@@ -220,8 +231,7 @@ class Seq2Seq(nn.Module):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """`bos_id`, and the labels moved by one, (batch, target); named as in Hugging Face's models."""
-        words = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)
-        return F.pad(words, (1, 0), value=self.bos_id)
+        return self._words.inputs(labels)
 
     # --- The recurrence ---
 
@@ -360,7 +370,7 @@ class Seq2Seq(nn.Module):
 
     def _choose(self, probabilities: Tensor) -> Tensor:
         """One source position per word: (batch, target, source) → (batch, target)."""
-        return torch.multinomial(probabilities.flatten(0, 1), 1).view(probabilities.shape[:2])
+        return choose(probabilities)
 
     def forward(
         self,
@@ -420,24 +430,15 @@ class Seq2Seq(nn.Module):
                 posterior = self.inference(embedded, target, (lengths, target_lengths))
             losses = self._losses(decoded, source, labels, posterior).masked_fill(~real, 0.0)
             output["log_probs"] = -losses
-            output["loss"] = self._loss(losses, real, chain, num_items_in_batch)
+            output["loss"], self.overt_losses = loss_of_words(
+                losses, real, chain, self.training, num_items_in_batch
+            )
         if output_attentions:
             log_p = log_softmax(decoded.scores, shown)
             entropy = -(log_p.exp() * log_p).sum(dim=-1)
             output["attentions"] = decoded.weights
             output["entropy"] = entropy if real is None else entropy.masked_fill(~real, 0.0)
         return output
-
-    def _loss(self, losses: Tensor, real: Tensor, chain: Chain, items: int | Tensor | None) -> Tensor:
-        """The words' mean loss, with the KL in training; both also go to `overt_losses`."""
-        labels = real.sum(dim=1)  # (batch,)
-        here = labels.sum().clamp(min=1)
-        kl = (chain.kl(per_example=True) * labels).sum().detach() / here if chain.has_loss else None
-        self.overt_losses = Losses(losses.sum().detach() / here, kl, chain.weight(), labels.sum())
-        total = losses.sum()
-        if chain.has_loss and self.training:
-            total = total + (chain.penalty(per_example=True) * labels).sum()
-        return total / (here if items is None else items)
 
     def _checked(
         self, source: Tensor, mask: Tensor | None, target: Tensor | None, labels: Tensor | None
@@ -464,21 +465,8 @@ class Seq2Seq(nn.Module):
         real = shown[:, :1] if labels is None else labels != IGNORED
         if labels is not None:
             ids["labels"] = labels.masked_fill(~real, 0), words
-        # One transfer from the device for all that must be known here.
-        extremes = [extreme for tensor, _ in ids.values() for extreme in tensor.aminmax()]
-        holes = [(x[:, 1:] & ~x[:, :-1]).any() for x in (shown, real)]
-        facts = torch.cat([shown.sum(1), real.sum(1), torch.stack([*extremes, *holes])]).cpu()
-        lengths, target_lengths, rest = torch.split(facts, [len(source), len(source), len(extremes) + 2])
-        numbers = iter(rest.tolist())
-        for name, (_, size) in ids.items():
-            least, most = next(numbers), next(numbers)
-            if least < 0 or most >= size:
-                raise ValueError(
-                    f"{name} must hold ids from 0 to {size - 1}, got {least if least < 0 else most}"
-                )
-        for name, hole in zip(("attention_mask", "labels"), numbers, strict=True):
-            if hole:
-                raise ValueError(f"{name} must have its padding on the right")
+        found = check_words(ids, {"attention_mask": shown, "labels": real})
+        lengths, target_lengths = found["attention_mask"], found["labels"]
         if int(lengths.min()) == 0:
             raise ValueError(f"example {int(lengths.argmin())} has no source word: attention_mask hides all")
         return shown, lengths, target_lengths.clamp(min=1)
@@ -527,55 +515,24 @@ class Seq2Seq(nn.Module):
         shown, lengths, _ = self._checked(ids, mask, None, None)
         source = self._read(self.source_words(ids), shown, lengths)
         source = Source(*(x.repeat_interleave(beam, dim=0) for x in source))  # (batch·beam, …)
-        state, chain = self._start(source), Chain(step=self.step, keep=True)
-        batch, vocabulary, eos = ids.shape[0], self.generator.out_features, self.eos_id
-        first_beam = torch.arange(batch, device=ids.device).view(-1, 1) * beam  # rows of each sentence
-        scores = source.memory.new_full((batch, beam), -torch.inf)  # of hypotheses that go on
-        scores[:, 0] = 0.0
-        tokens = ids.new_empty(batch, beam, 0)
-        words = ids.new_full((batch * beam, 1), self.bos_id)
-        best, best_scores = ids.new_full((batch, longest), self.pad_id), scores[:, 0] - torch.inf
-        ended_before = torch.zeros_like(first_beam)
-        vocabulary_ids = torch.arange(vocabulary, device=ids.device)
-        never = (vocabulary_ids == self.pad_id) | (vocabulary_ids == self.bos_id)
-        never &= vocabulary_ids != eos
+        state, chain, length = self._start(source), Chain(step=self.step, keep=True), 0
 
-        for length in range(1, longest + 1):
+        def advance(words: Tensor, order: Tensor | None) -> Tensor:
+            nonlocal state, length
+            if order is not None:
+                state = State(*(x[order] for x in state))
+                reorder(chain, order)
             rows = self.map.rows(source.keys.unsqueeze(1), 1, chain, Seen(source.shown))
             decoded = self._decode(words, source, rows, state)
-            log_probs = self._word_log_probs(decoded, source).view(batch, beam, vocabulary)
-            log_probs.masked_fill_(never if length < longest else vocabulary_ids != eos, -torch.inf)
-            n = length
+            state, length = decoded.state, length + 1
+            log_probs = self._word_log_probs(decoded, source).squeeze(1)
             if preset == "official":
-                n = length + 1
-                log_probs[..., eos] -= EOS_NORM * source.lengths.view(batch, beam) / (length + 1)
-            totals = (scores.unsqueeze(-1) + log_probs).flatten(1)  # (batch, beam·vocabulary)
-            # Twice as many as needed: at most half of them end here.
-            top, place = totals.topk(min(2 * beam, totals.shape[1]))
-            parent, word = place // vocabulary, place % vocabulary
-            ends = word == eos
-            extended = torch.cat(
-                [_pick(tokens, parent), word.unsqueeze(-1)], dim=-1
-            )  # (batch, 2·beam, length)
+                log_probs[:, self.eos_id] -= EOS_NORM * source.lengths / (length + 1)
+            return log_probs
 
-            ending = ends[:, :beam] & top[:, :beam].isfinite()
-            ended = (top[:, :beam] / ((5 + n) / 6) ** penalty).masked_fill(~ending, -torch.inf)
-            score, which = ended.max(dim=1)
-            better = score > best_scores
-            best_scores = torch.where(better, score, best_scores)
-            hypothesis = _pick(extended, which.unsqueeze(1)).squeeze(1)
-            best[:, :length] = torch.where(better.unsqueeze(1), hypothesis, best[:, :length])
-
-            ended_before = ended_before + ending.sum(dim=1, keepdim=True)
-            scores, going_on = top.masked_fill(ends, -torch.inf).topk(beam)
-            scores = scores.masked_fill(ended_before >= beam, -torch.inf)
-            if not bool(scores.isfinite().any()):
-                break
-            tokens, order = _pick(extended, going_on), (first_beam + parent.gather(1, going_on)).flatten()
-            words = tokens[..., -1].reshape(-1, 1)
-            state = State(*(x[order] for x in decoded.state))
-            chain.rows = {owner: Kept(kept.in_order(), order) for owner, kept in chain.rows.items()}
-        return best[:, :length], best_scores
+        never = self._words.never(ids.new_empty(0))
+        counted = 1 if preset == "official" else 0
+        return beam_search(advance, len(ids), beam, self._words, never, longest, penalty, counted)
 
     # --- Files ---
 
@@ -587,20 +544,7 @@ class Seq2Seq(nn.Module):
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """The model that `save` wrote, in evaluation mode on the CPU."""
-        folder = Path(folder)
-        settings = read_config(folder, MODEL_TYPE, "Seq2Seq.save")
-        mechanisms = [from_dict(each) for each in settings.pop("mechanisms", [])]
-        known = {name for name in cls.__init__.__annotations__ if name not in ("return", "mechanisms")}
-        if unknown := sorted(set(settings) - known):
-            raise ValueError(f"{folder / CONFIG} has settings that Seq2Seq does not: {', '.join(unknown)}")
-        if missing := sorted({"source_vocabulary", "target_vocabulary"} - set(settings)):
-            raise ValueError(f"{folder / CONFIG} lacks {', '.join(missing)}")
-        return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
-
-
-def _pick(hypotheses: Tensor, which: Tensor) -> Tensor:
-    """Some hypotheses of each sentence: (batch, all, length), (batch, some) → (batch, some, length)."""
-    return hypotheses.gather(1, which.unsqueeze(-1).expand(-1, -1, hypotheses.shape[-1]))
+        return load_network(cls, folder, MODEL_TYPE, ("source_vocabulary", "target_vocabulary"))
 
 
 def _cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -612,25 +556,6 @@ def _cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor
     into, forget, new, out = (from_input + from_hidden).chunk(4, dim=1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
     return torch.sigmoid(out) * torch.tanh(cell), cell
-
-
-def log_softmax(scores: Tensor, shown: Tensor) -> Tensor:
-    """Log-probabilities over shown positions, at least float32, the lowest number at hidden ones.
-
-    `scores` is (batch, target, source), `shown` boolean (batch, source).
-    """
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~shown.unsqueeze(1), lowest).log_softmax(dim=-1)
-
-
-def reinforce(log_f: Tensor, log_probability: Tensor, baseline: Tensor) -> Tensor:
-    """The value log_f, with the gradient of E log f estimated from positions that were drawn (Deng et al. 4).
-
-    Its expectation over positions has the gradient of Σ_i q_i log f_i, whatever the baseline.
-    """
-    reward = (log_f - baseline).detach()
-    return log_f + reward * (log_probability - log_probability.detach())
 
 
 def draw_dirichlet(scores: Tensor, shown: Tensor) -> Tensor:

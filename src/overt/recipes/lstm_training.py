@@ -26,7 +26,8 @@ from overt.data.subwords import PAD_ID as JOINT_PAD
 from overt.data.subwords import UNKNOWN_ID as JOINT_UNKNOWN
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.folders import CONFIG
-from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.models.seq2seq import Seq2Seq
+from overt.models.word_by_word import IGNORED
 from overt.recipes._rows import settings_of
 from overt.recipes._training import processes
 from overt.recipes.translation_training import (

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from overt._modes import evaluating
 from overt.attaching.find import name_of
-from overt.models.seq2seq import IGNORED, Seq2Seq
+from overt.models.seq2seq import Seq2Seq
+from overt.models.word_by_word import IGNORED
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
 GENERATED = 64  # tokens at most, where an encoder–decoder generates the target
