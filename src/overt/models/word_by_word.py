@@ -59,8 +59,9 @@ def check_words(
     extremes = [extreme for tensor, _ in ids.values() for extreme in tensor.aminmax()]
     holes = [(x[:, 1:] & ~x[:, :-1]).any() for x in padded.values()]
     counts = [mask.sum(dim=1) for mask in masks.values()]
-    facts = torch.cat([*counts, torch.stack([*extremes, *holes])]).cpu()
-    *lengths, rest = torch.split(facts, [*map(len, counts), len(extremes) + len(holes)])
+    singles = [single.view(1) for single in (*extremes, *holes)]
+    facts = torch.cat([*counts, *singles]).cpu()
+    *lengths, rest = torch.split(facts, [*map(len, counts), len(singles)])
     numbers = iter(rest.tolist())
     for name, (_, size) in ids.items():
         least, most = next(numbers), next(numbers)
