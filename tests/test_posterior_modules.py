@@ -58,7 +58,13 @@ def test_the_problem_type_turns_outputs_into_predictions(model: Classifier, x: T
     want = {"softmax": raw.softmax(dim=-1), "sigmoid": raw.sigmoid(), "identity": raw}[link]
     drawn = overt.posterior(model, {"x": x, "scale": 2.0}, samples=2, problem_type=link)
     torch.testing.assert_close(drawn.samples, want)
-    assert (drawn.entropy is not None) is (link == "softmax")
+    assert (drawn.entropy is not None) is (link != "identity")
+    if link == "sigmoid":  # each class is a yes or a no
+        pairs = torch.stack([want, 1.0 - want], dim=-1)
+        each = torch.distributions.Categorical(pairs.mean(dim=0)).entropy()
+        torch.testing.assert_close(drawn.entropy, each.sum(dim=-1))
+        rest = torch.distributions.Categorical(pairs).entropy().sum(dim=-1).mean(dim=0)
+        torch.testing.assert_close(drawn.mutual_information, each.sum(dim=-1) - rest)
 
 
 def test_dropout_alone_can_be_sampled_and_batch_norms_stay_as_they_are() -> None:

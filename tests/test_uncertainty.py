@@ -370,6 +370,78 @@ class TestSelectiveAccuracy:
         assert next(iter(one_more.values())) == pytest.approx(kept / (kept + 1))
 
 
+class TestSigmoids:
+    """Outputs of which each is the probability of one answer; they do not sum to one."""
+
+    LEADING = np.linspace(1.0, 9.0, 30)[:, None] * np.eye(7)[0]  # the first answer leads more and more
+    DRAWN = np.random.default_rng(3).beta(2.0 + LEADING, 3.0, size=(20, 30, 7))
+
+    def test_they_are_refused_unless_they_are_called_sigmoids(self) -> None:
+        with pytest.raises(ValueError, match="must sum to one over classes"):
+            pavpu(self.DRAWN, accuracies=np.ones(30))
+        with pytest.raises(ValueError, match=r"^link must be one of 'softmax', 'sigmoid'; got 'identity'$"):
+            predictive(self.DRAWN, link="identity")
+        with pytest.raises(ValueError, match=r"^probabilities must lie in \[0, 1\], got .* to 1\.5$"):
+            p_values(np.where(self.DRAWN > 0.9, 1.5, self.DRAWN), link="sigmoid")
+
+    @pytest.mark.parametrize("equal_variance", [True, False])
+    def test_p_values_are_those_of_scipy_for_the_two_highest_means(self, equal_variance: bool) -> None:
+        found = p_values(self.DRAWN, link="sigmoid", equal_variance=equal_variance)
+        for example in range(30):
+            best, second = self.DRAWN[:, example].mean(axis=0).argsort()[::-1][:2]
+            wanted = scipy.stats.ttest_ind(
+                self.DRAWN[:, example, best], self.DRAWN[:, example, second], equal_var=equal_variance
+            )
+            assert found[example] == pytest.approx(wanted.pvalue, rel=1e-9)
+
+    def test_the_tests_differ_where_one_answer_spreads_more(self) -> None:
+        drawn = np.stack([np.linspace(0.3, 0.9, 5), np.linspace(0.49, 0.51, 5)], axis=1)[:, None]
+        student, welch = (p_values(drawn, link="sigmoid", equal_variance=equal) for equal in (True, False))
+        assert welch > 1.05 * student
+
+    def test_pavpu_weights_certain_answers_by_their_accuracy(self) -> None:
+        accuracies = np.random.default_rng(4).choice([0.0, 1 / 3, 0.5, 1.0], 30)
+        sure = certain(self.DRAWN, 0.05, link="sigmoid", equal_variance=False)
+        assert 0 < sure.sum() < 30
+        counts = (accuracies * sure).sum() + ((1 - accuracies) * ~sure).sum()
+        scores = pavpu(self.DRAWN, accuracies=accuracies, link="sigmoid", equal_variance=False)
+        assert scores[0.05] == pytest.approx(counts / 30)
+
+    @pytest.mark.parametrize("equal_variance", [True, False])
+    def test_samples_without_spread_are_certain(self, equal_variance: bool) -> None:
+        still = self.DRAWN[:1].repeat(20, axis=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = p_values(still, link="sigmoid", equal_variance=equal_variance)
+        np.testing.assert_array_equal(found, 0.0)
+
+    def test_entropies_are_sums_of_those_of_a_yes_and_a_no(self) -> None:
+        found = predictive(self.DRAWN, link="sigmoid")
+        pairs = np.stack([self.DRAWN, 1 - self.DRAWN])
+        total = scipy.stats.entropy(pairs.mean(axis=1), axis=0).sum(axis=-1)
+        expected = scipy.stats.entropy(pairs, axis=0).sum(axis=-1).mean(axis=0)
+        np.testing.assert_allclose(found.entropy, total)
+        np.testing.assert_allclose(found.expected_entropy, expected)
+        np.testing.assert_allclose(found.mutual_information, total - expected)
+
+    def test_calibration_and_selection_take_the_highest_and_how_right_it_is(self) -> None:
+        mean = [[0.9, 0.8, 0.1], [0.35, 0.2, 0.05], [0.88, 0.3, 0.3]]
+        accuracies = [0.5, 1.0, 0.0]
+        # Ten bins: 0.9 alone, 0.35 alone, 0.88 alone.
+        found = ece(mean, bins=10, accuracies=accuracies, link="sigmoid")
+        assert found == pytest.approx((0.4 + 0.65 + 0.88) / 3)
+        scores = selective_accuracy(mean, coverage=(0.3, 0.6, 1.0), accuracies=accuracies, link="sigmoid")
+        assert scores == pytest.approx({0.3: 0.5, 0.6: 0.25, 1.0: 0.5})
+
+    def test_brier_is_the_average_over_answers(self) -> None:
+        found = brier([[0.9, 0.2], [0.5, 0.5]], [[1.0, 0.3], [0.0, 1.0]], link="sigmoid")
+        assert found == pytest.approx((0.01 + 0.01 + 0.25 + 0.25) / 4)
+        with pytest.raises(ValueError, match=r"^targets must have shape \(examples, classes\), got shape"):
+            brier([[0.9, 0.2]], [1], link="sigmoid")
+        with pytest.raises(ValueError, match=r"^targets must have the shape of mean, \(1, 2\), got shape"):
+            brier([[0.9, 0.2]], [[0.1, 0.2, 0.3]], link="sigmoid")
+
+
 sizes = st.tuples(st.integers(2, 8), st.integers(1, 12), st.integers(2, 6))  # samples, examples, classes
 seeds = st.integers(0, 2**32 - 2)
 concentrations = st.sampled_from([0.1, 1.0, 30.0])

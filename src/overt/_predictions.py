@@ -44,10 +44,12 @@ def linked(logits: Tensor, link: Link) -> Tensor:
     return logits.sigmoid() if link == "sigmoid" else logits.softmax(dim=-1)
 
 
-def entropy(distribution: Tensor) -> Tensor:
-    """Entropy over the last axis, in nats, with 0·log 0 = 0."""
-    total: Tensor = torch.special.entr(distribution).sum(dim=-1)
-    return total + 0.0  # turns −0.0, the entropy of a certain class, into 0.0
+def entropy(distribution: Tensor, link: Link = "softmax") -> Tensor:
+    """Entropy over the last axis, in nats, with 0·log 0 = 0; of sigmoids, the sum of each one's own."""
+    each: Tensor = torch.special.entr(distribution)
+    if link == "sigmoid":
+        each = each + torch.special.entr(1.0 - distribution)
+    return each.sum(dim=-1) + 0.0  # turns −0.0, the entropy of a certain class, into 0.0
 
 
 def mutual_information(total: Tensor, expected: Tensor) -> Tensor:
@@ -55,9 +57,9 @@ def mutual_information(total: Tensor, expected: Tensor) -> Tensor:
     return (total - expected).clamp(min=0.0)
 
 
-def summarize(samples: Tensor) -> Summary:
-    """Mean, spread, entropies and mutual information of (samples, …, classes)."""
+def summarize(samples: Tensor, link: Link = "softmax") -> Summary:
+    """Mean, spread, entropies and mutual information of (samples, …, classes): softmaxes or sigmoids."""
     mean = samples.mean(dim=0)
-    total, expected = entropy(mean), entropy(samples).mean(dim=0)
+    total, expected = entropy(mean, link), entropy(samples, link).mean(dim=0)
     spread = samples.std(dim=0, correction=0)
     return Summary(mean, spread, total, expected, mutual_information(total, expected))

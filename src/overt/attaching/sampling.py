@@ -41,6 +41,8 @@ _one_by_one = threading.Lock()  # modules change their mode
 class Posterior:
     """Predictive samples of a batch. Entropies are in nats, and None if outputs are not probabilities.
 
+    Sigmoids are probabilities of one class each: their entropies are added, as is the mutual information.
+
     Attributes:
         samples: (samples, batch, …, classes), probabilities; for regression or a model without a head, the
             outputs themselves. In multiple choice, the classes are the choices.
@@ -329,7 +331,7 @@ def _of_module(
     with _one_by_one, switched(in_other_mode(model, trains)), _seeded(model, seed, dropout):
         drawn = torch.cat([run(slice(start, start + rows)) for start in range(0, samples * count, rows)])
     scores = _scores_of_tensor(drawn.view(samples, count, *drawn.shape[1:]), problem_type)
-    return _summary(linked(scores.drawn, scores.link), probabilities=scores.link == "softmax")
+    return _summary(linked(scores.drawn, scores.link), scores.link)
 
 
 def _check_random(model: nn.Module, dropout: bool) -> None:
@@ -479,11 +481,11 @@ def _summarize(scores: Scores, temperature: float = 1.0) -> Posterior | SpanPost
     drawn = scores.drawn / temperature if scores.link == "softmax" else scores.drawn
     drawn = linked(drawn, scores.link)
     if scores.spans:
-        return SpanPosterior(*(_summary(drawn[:, :, place], probabilities=True) for place in (0, 1)))
-    return _summary(drawn, probabilities=scores.link == "softmax")
+        return SpanPosterior(*(_summary(drawn[:, :, place], "softmax") for place in (0, 1)))
+    return _summary(drawn, scores.link)
 
 
-def _summary(drawn: Tensor, probabilities: bool) -> Posterior:
-    if probabilities:
-        return Posterior(drawn, *summarize(drawn))
-    return Posterior(drawn, drawn.mean(dim=0), drawn.std(dim=0, correction=0), None, None, None)
+def _summary(drawn: Tensor, link: Link) -> Posterior:
+    if link == "identity":
+        return Posterior(drawn, drawn.mean(dim=0), drawn.std(dim=0, correction=0), None, None, None)
+    return Posterior(drawn, *summarize(drawn, link))

@@ -3,6 +3,10 @@
 `probabilities` always has shape (samples, examples, classes): one predictive distribution per posterior
 sample (or dropout pass, or ensemble member) and example. `mean` has shape (examples, classes). Inputs are
 numpy arrays, torch tensors on any device, or nested lists; the arithmetic is numpy's, in float64.
+
+With `link="sigmoid"`, the probabilities of an example are each a class's own and need not sum to one: several
+answers may be right, or partly right, as in visual question answering. `accuracies` then say how right the
+most probable class is.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 import torch
 
 from overt import _check
-from overt._predictions import summarize
+from overt._predictions import Link, summarize
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
 
 _SAMPLED = ("samples", "examples", "classes")
+_MEAN = ("examples", "classes")
 _SUM_TOLERANCE = 1e-3
+_LINKS: tuple[Link, ...] = ("softmax", "sigmoid")
 
 
 @dataclass(frozen=True, eq=False)  # a generated == would compare arrays and fail on their truth value
@@ -40,6 +46,8 @@ class Predictive:
         known.
     mutual_information: (examples,), entropy − expected_entropy, never negative: how much the samples disagree
         (Houlsby et al. 2011, arXiv:1112.5745, section 2).
+
+    Entropies and mutual information of sigmoids are sums of those of the classes, each a yes or a no.
     """
 
     mean: Floats
@@ -49,31 +57,33 @@ class Predictive:
     mutual_information: Floats
 
 
-def predictive(probabilities: Values) -> Predictive:
+def predictive(probabilities: Values, link: Link = "softmax") -> Predictive:
     """Mean, spread, entropies and mutual information of `probabilities` (samples, examples, classes)."""
-    samples = _distributions("probabilities", probabilities, _SAMPLED)
-    return Predictive(*(part.numpy() for part in summarize(torch.from_numpy(samples))))
+    samples = _probabilities("probabilities", probabilities, _SAMPLED, link)
+    return Predictive(*(part.numpy() for part in summarize(torch.from_numpy(samples), link)))
 
 
-def p_values(probabilities: Values) -> Floats:
+def p_values(probabilities: Values, *, link: Link = "softmax", equal_variance: bool = True) -> Floats:
     """P-values, (examples,), of a t-test between the two most probable classes of each example.
 
     Fan et al. 2020 (Bayesian Attention Modules, arXiv:2010.10604), appendix B.2.1: Student's two-sample
     t-test (equal variances, two-sided) compares the sampled probabilities of the two classes with the highest
     posterior mean. If neither class varies over the samples, the statistic is undefined; such an example
     counts as certain, p = 0. `probabilities` is (samples, examples, classes), with at least two samples and
-    two classes.
+    two classes. Without `equal_variance`, the test is Welch's.
 
     The authors' released code (zhougroup/BAM, GAT/execute_cora.py) runs a paired test, on logits; this
-    function follows the paper.
+    function follows the paper. Their later code for visual question answering runs Welch's, on sigmoids.
     """
-    return _p_values(_distributions("probabilities", probabilities, _SAMPLED))
+    return _p_values(_probabilities("probabilities", probabilities, _SAMPLED, link), equal_variance)
 
 
-def certain(probabilities: Values, threshold: float) -> NDArray[np.bool_]:
-    """Which examples the model is certain about: `p_values(probabilities) < threshold`, (examples,)."""
+def certain(
+    probabilities: Values, threshold: float, *, link: Link = "softmax", equal_variance: bool = True
+) -> NDArray[np.bool_]:
+    """Which examples the model is certain about, (examples,): those with `p_values(…)` < threshold."""
     _check.fraction("threshold", threshold)
-    return p_values(probabilities) < threshold
+    return p_values(probabilities, link=link, equal_variance=equal_variance) < threshold
 
 
 def pavpu(
@@ -82,6 +92,8 @@ def pavpu(
     thresholds: Sequence[float] = (0.01, 0.05, 0.1),
     *,
     accuracies: Values | None = None,
+    link: Link = "softmax",
+    equal_variance: bool = True,
 ) -> dict[float, float]:
     """Share of examples that are accurate and certain, or inaccurate and uncertain, for each threshold.
 
@@ -95,24 +107,14 @@ def pavpu(
         n_ic = Σ (1−Acc)·Cer, n_iu = Σ (1−Acc)·(1−Cer).
 
     The four counts add up to the number of examples, so results of batches may be averaged, weighted by size.
+    `equal_variance` is as in `p_values`.
     """
-    if (targets is None) == (accuracies is None):
-        raise ValueError(
-            f"targets and accuracies: give exactly one, got {'neither' if targets is None else 'both'}"
-        )
     _check_sequence("thresholds", thresholds)
     for threshold in thresholds:
         _check.fraction("thresholds", threshold)
-    samples = _distributions("probabilities", probabilities, _SAMPLED)
-    _, examples, classes = samples.shape
-    if targets is not None:
-        labels = _labels(targets, examples, classes)
-        accurate = (samples.mean(axis=0).argmax(axis=1) == labels).astype(np.float64)
-    else:
-        accurate = _per_example("accuracies", accuracies, examples)
-        if accurate.min() < 0.0 or accurate.max() > 1.0:
-            raise ValueError(f"accuracies must lie in [0, 1], got {accurate.min():g} to {accurate.max():g}")
-    p = _p_values(samples)
+    samples = _probabilities("probabilities", probabilities, _SAMPLED, link)
+    accurate = _accurate(samples.mean(axis=0), targets, accuracies)
+    p = _p_values(samples, equal_variance)
     scores = {}
     for threshold in thresholds:
         agreeing = np.where(p < threshold, accurate, 1.0 - accurate)  # n_ac where certain, n_iu elsewhere
@@ -131,15 +133,23 @@ def vqa_accuracy(counts: Values) -> Floats:
     return np.minimum(humans / 3.0, 1.0)
 
 
-def ece(mean: Values, targets: Values, bins: int = 15) -> float:
+def ece(
+    mean: Values,
+    targets: Values | None = None,
+    bins: int = 15,
+    *,
+    accuracies: Values | None = None,
+    link: Link = "softmax",
+) -> float:
     """Expected calibration error: Σ over bins of (share of examples) · |accuracy − mean confidence|.
 
-    Guo et al. 2017 (arXiv:1706.04599), section 2. `mean` is (examples, classes), `targets` (examples,).
+    Guo et al. 2017 (arXiv:1706.04599), section 2. `mean` is (examples, classes); `targets` (examples,), or
+    `accuracies` (examples,) of the most probable class, in [0, 1].
     The bins are those of torchmetrics' multiclass_calibration_error (norm='l1'): of equal width, each
     including its lower edge and not its upper; a confidence of exactly 1 has a separate bin.
     """
     _check.whole("bins", bins, 1)
-    confidence, correct = _judged(mean, targets)
+    confidence, correct = _judged(mean, targets, accuracies, link)
     # At an edge the last bit decides, and torch.linspace's edges are not always i / bins rounded. So both
     # sides of the comparison are as in torchmetrics: these edges, and confidences rounded to float32.
     edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float32, device="cpu").numpy()
@@ -153,17 +163,23 @@ def nll(mean: Values, targets: Values) -> float:
 
     `mean` is (examples, classes), `targets` (examples,). Infinite if a target has probability 0.
     """
-    p = _distributions("mean", mean, ("examples", "classes"))
+    p = _distributions("mean", mean, _MEAN)
     with np.errstate(divide="ignore"):
         return float(-np.log(p[np.arange(len(p)), _labels(targets, *p.shape)]).mean() + 0.0)
 
 
-def brier(mean: Values, targets: Values) -> float:
+def brier(mean: Values, targets: Values, link: Link = "softmax") -> float:
     """Multiclass Brier score, 0 (best) to 2: average over examples of Σ_c (p_c − 1[c = y])².
 
-    Brier 1950. `mean` is (examples, classes), `targets` (examples,).
+    Brier 1950. `mean` is (examples, classes), `targets` (examples,). Of sigmoids, it is the average over
+    examples and classes of (p_c − t_c)², 0 to 1, and `targets` t are (examples, classes), in [0, 1].
     """
-    p = _distributions("mean", mean, ("examples", "classes"))
+    p = _probabilities("mean", mean, _MEAN, link)
+    if link == "sigmoid":
+        wanted = _probabilities("targets", targets, _MEAN, link)
+        if wanted.shape != p.shape:
+            raise ValueError(f"targets must have the shape of mean, {p.shape}, got shape {wanted.shape}")
+        return float(((p - wanted) ** 2).mean())
     error = p.copy()
     error[np.arange(len(p)), _labels(targets, *p.shape)] -= 1.0
     return float((error**2).sum(axis=1).mean())
@@ -171,22 +187,25 @@ def brier(mean: Values, targets: Values) -> float:
 
 def selective_accuracy(
     mean: Values,
-    targets: Values,
+    targets: Values | None = None,
     coverage: Sequence[float] = (0.5, 0.8, 1.0),
     confidence: Values | None = None,
+    *,
+    accuracies: Values | None = None,
+    link: Link = "softmax",
 ) -> dict[float, float]:
     """Accuracy on the most confident ⌈coverage · examples⌉ examples, for each coverage in (0, 1].
 
-    Geifman and El-Yaniv 2017 (arXiv:1705.08500), section 2. `mean` is (examples, classes), `targets`
-    (examples,). `confidence` (examples,) ranks the examples, highest first; by default it is the highest
-    probability, and minus the mutual information is another choice. Of equally confident examples, the
-    earlier comes first.
+    Geifman and El-Yaniv 2017 (arXiv:1705.08500), section 2. `mean` is (examples, classes); `targets`
+    (examples,), or `accuracies` (examples,) of the most probable class, in [0, 1]. `confidence` (examples,)
+    ranks the examples, highest first; by default it is the highest probability, and minus the mutual
+    information is another choice. Of equally confident examples, the earlier comes first.
     """
     _check_sequence("coverage", coverage)
     for share in coverage:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"coverage must lie in (0, 1], got {share}")
-    rank_by, correct = _ranked_by(mean, targets, confidence)
+    rank_by, correct = _ranked_by(mean, targets, confidence, accuracies, link)
     examples = len(correct)
     ranked = correct[np.argsort(-rank_by, kind="stable")]
     # 0.07 · 100 is 7.000000000000001 in floats, and must give 7: subtract more than rounding adds.
@@ -238,7 +257,7 @@ def aurc(mean: Values, targets: Values, confidence: Values | None = None) -> flo
     return float(risk_coverage(mean, targets, confidence).mean())
 
 
-def _p_values(samples: Floats) -> Floats:
+def _p_values(samples: Floats, equal_variance: bool) -> Floats:
     """`p_values` of checked samples."""
     # Imported here to keep `import overt` light. The ignore is for mypy without scipy-stubs.
     from scipy.stats import ttest_ind_from_stats  # type: ignore[import-untyped, unused-ignore]
@@ -255,22 +274,46 @@ def _p_values(samples: Floats) -> Floats:
     pair = samples[:, rows, np.stack([first, mean.argmax(axis=1)])]  # (samples, 2, examples)
     means, spreads = pair.mean(axis=0), pair.std(axis=0, ddof=1)
     # The same test as ttest_ind, which warns of lost precision if one of the two classes is constant.
-    result = ttest_ind_from_stats(means[0], spreads[0], count, means[1], spreads[1], count)
     # By range, since the deviation of equal floats from their rounded mean need not be zero.
     constant = (np.ptp(pair, axis=0) == 0.0).all(axis=0)
+    spreads = np.where(constant, 1.0, spreads)  # Welch's test divides by them
+    result = ttest_ind_from_stats(
+        means[0], spreads[0], count, means[1], spreads[1], count, equal_var=equal_variance
+    )
     return np.where(constant, 0.0, np.asarray(result.pvalue, dtype=np.float64))
 
 
-def _judged(mean: Values, targets: Values) -> tuple[Floats, Floats]:
-    """Highest probability of each example, and 1 where its class is the target, else 0; both (examples,)."""
-    p = _distributions("mean", mean, ("examples", "classes"))
-    correct = p.argmax(axis=1) == _labels(targets, *p.shape)
-    return p.max(axis=1), correct.astype(np.float64)
+def _judged(
+    mean: Values, targets: Values | None, accuracies: Values | None, link: Link
+) -> tuple[Floats, Floats]:
+    """Highest probability of each example, and how right its class is, 0 to 1; both (examples,)."""
+    p = _probabilities("mean", mean, _MEAN, link)
+    return p.max(axis=1), _accurate(p, targets, accuracies)
 
 
-def _ranked_by(mean: Values, targets: Values, confidence: Values | None) -> tuple[Floats, Floats]:
-    """What ranks the examples, the highest probability by default, and which are right; both (examples,)."""
-    highest, correct = _judged(mean, targets)
+def _accurate(mean: Floats, targets: Values | None, accuracies: Values | None) -> Floats:
+    """How right the most probable class is, (examples,): 1 where it is the target, else 0, or as given."""
+    if (targets is None) == (accuracies is None):
+        raise ValueError(
+            f"targets and accuracies: give exactly one, got {'neither' if targets is None else 'both'}"
+        )
+    if targets is not None:
+        return np.asarray(mean.argmax(axis=1) == _labels(targets, *mean.shape), dtype=np.float64)
+    accurate = _per_example("accuracies", accuracies, len(mean))
+    if accurate.min() < 0.0 or accurate.max() > 1.0:
+        raise ValueError(f"accuracies must lie in [0, 1], got {accurate.min():g} to {accurate.max():g}")
+    return accurate
+
+
+def _ranked_by(
+    mean: Values,
+    targets: Values | None,
+    confidence: Values | None,
+    accuracies: Values | None = None,
+    link: Link = "softmax",
+) -> tuple[Floats, Floats]:
+    """What ranks the examples, by default the highest probability, and how right each is; (examples,)."""
+    highest, correct = _judged(mean, targets, accuracies, link)
     if confidence is None:
         return highest, correct
     return _per_example("confidence", confidence, len(correct)), correct
@@ -298,6 +341,17 @@ def _reals(name: str, value: object, axes: tuple[str, ...] | None = None) -> Flo
     array = array.astype(np.float64, copy=False)
     if missing := int(np.isnan(array).sum()):
         raise ValueError(f"{name} must hold no NaN, got {missing} among {array.size} values")
+    return array
+
+
+def _probabilities(name: str, value: object, axes: tuple[str, ...], link: Link) -> Floats:
+    """`value` in float64, with these axes: distributions over classes, or a probability for each class."""
+    _check.one_of("link", link, _LINKS)
+    if link == "softmax":
+        return _distributions(name, value, axes)
+    array = _reals(name, value, axes)
+    if array.min() < 0.0 or array.max() > 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {array.min():g} to {array.max():g}")
     return array
 
 
