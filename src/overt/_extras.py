@@ -13,6 +13,7 @@ EXTRAS = {
     "translation": ("accelerate", "sacrebleu", "sacremoses"),
     "understanding": ("accelerate", "sklearn"),
     "vision": ("accelerate", "PIL"),
+    "features": ("h5py",),
     "datasets": ("datasets",),
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),

@@ -12,10 +12,8 @@ import json
 import math
 import tarfile
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor
 from overt._extras import need
 from overt.data import pickles
 from overt.data.files import data_folder
-from overt.data.images import Images, Pixels, decode
+from overt.data.images import Images, decoded, packed
 from overt.data.pickles import ARRAYS, Array, expect, named
 
 NAME = "cifar100"
@@ -64,21 +62,6 @@ def _images(parts: Mapping[str, Part], classes: list[str], digest: Any, remark: 
     if len(set(shapes.values())) > 1:
         raise ValueError(f"{NAME} must have images of one size, got {shapes}")
     return Images(NAME, *parts["train"], *parts["test"], classes, digest.hexdigest(), remark)
-
-
-def _decoded(contents: Iterable[bytes], count: int, path: object) -> Tensor:
-    """Image files as uint8 (count, 3, height, width)."""
-    pixels: Pixels | None = None
-    for number, content in enumerate(contents):
-        image = decode(content, f"image {number} of {path}")  # (height, width, 3)
-        if pixels is None:
-            pixels = np.empty((count, *image.shape), np.uint8)
-        if image.shape != pixels.shape[1:]:
-            sizes = f"{pixels.shape[1:3]} and {image.shape[:2]}"
-            raise ValueError(f"{path} must have images of one size, got {sizes}")
-        pixels[number] = image
-    assert pixels is not None
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def _first(folder: Path, pattern: str) -> Path | None:
@@ -123,22 +106,11 @@ def _classes(path: Path) -> list[str]:
 
 def _read_npz(path: Path, digest: Any) -> Part:
     """Images (count, 3, height, width) and labels of a file; updates the digest."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            blob, offsets, labels = (file[name] for name in ("jpeg", "offsets", "labels"))
-    except (KeyError, ValueError, OSError, BadZipFile) as error:
-        raise ValueError(f"{path} must be an npz file with jpeg, offsets and labels: {error}") from None
-    if len(offsets) != len(labels) + 1 or not len(labels):
-        raise ValueError(f"{path} has {len(labels)} labels, but offsets of {len(offsets) - 1} images")
-    if offsets[-1] > len(blob):
-        raise ValueError(f"{path} has {len(blob)} bytes of images, but offsets up to {offsets[-1]}")
+    pictures, labels = packed(path, "labels", digest)
     if labels.min() < 0:
         raise ValueError(f"{path} must have labels from 0 on, got {labels.min()}")
-    content = blob.tobytes()
-    for part in (content, offsets.astype(np.int64).tobytes(), labels.astype(np.int64).tobytes()):
-        digest.update(part)
-    pictures = (content[start:end] for start, end in pairwise(offsets.tolist()))
-    return _decoded(pictures, len(labels), path), torch.from_numpy(labels.astype(np.int64))
+    digest.update(labels.astype(np.int64).tobytes())
+    return decoded(pictures, len(labels), path), torch.from_numpy(labels.astype(np.int64))
 
 
 # --- The python version ---
@@ -242,6 +214,6 @@ def _hub_part(part: Any, datasets: Any, name: str, digest: Any) -> Part:
             digest.update(content)
             yield content
 
-    pixels = _decoded(contents(), len(labels), name)
+    pixels = decoded(contents(), len(labels), name)
     digest.update(labels.numpy().tobytes())
     return pixels, labels

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -13,9 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.pictures import opened
-
-if TYPE_CHECKING:
-    pass
 
 Pixels = NDArray[np.uint8]
 
@@ -66,6 +66,41 @@ class Images:
 def decode(content: bytes, name: str) -> Pixels:
     """An image file's content as uint8 (height, width, 3); `name` is for errors."""
     return np.asarray(opened(content, name))
+
+
+def decoded(contents: Iterable[bytes], count: int, path: object) -> Tensor:
+    """The contents of image files as uint8 (count, 3, height, width); `path` is for errors."""
+    pixels: Pixels | None = None
+    for number, content in enumerate(contents):
+        image = decode(content, f"image {number} of {path}")  # (height, width, 3)
+        if pixels is None:
+            pixels = np.empty((count, *image.shape), np.uint8)
+        if image.shape != pixels.shape[1:]:
+            sizes = f"{pixels.shape[1:3]} and {image.shape[:2]}"
+            raise ValueError(f"{path} must have images of one size, got {sizes}")
+        pixels[number] = image
+    assert pixels is not None
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def packed(path: Path, key: str, digest: Any) -> tuple[list[bytes], NDArray[Any]]:
+    """The image files in an npz file, and their `labels` or `names`; updates the digest with the files.
+
+    They are JPEG images one after the other (`jpeg`), and numbers of where each begins (`offsets`).
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            blob, offsets, told = (file[name] for name in ("jpeg", "offsets", key))
+    except (KeyError, ValueError, OSError, BadZipFile) as error:
+        raise ValueError(f"{path} must be an npz file with jpeg, offsets and {key}: {error}") from None
+    if len(offsets) != len(told) + 1 or not len(told):
+        raise ValueError(f"{path} has {len(told)} {key}, but offsets of {len(offsets) - 1} images")
+    if offsets[-1] > len(blob):
+        raise ValueError(f"{path} has {len(blob)} bytes of images, but offsets up to {offsets[-1]}")
+    content = blob.tobytes()
+    digest.update(content)
+    digest.update(offsets.astype(np.int64).tobytes())
+    return [content[start:end] for start, end in pairwise(offsets.tolist())], told
 
 
 def set_apart(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
