@@ -57,6 +57,8 @@ class MultiheadAttention(nn.Module):
         num_key_heads: number of key and value heads; fewer than `num_heads` makes grouped-query attention.
         score: "dot" (scaled dot product) or "additive" (Bahdanau).
         position: a relative position term, added to the logits before mixing (equation 2).
+        start: whether a chain starts here, whatever the layer. Two stacks of one kind share one numbering, so
+            that their noise differs, and the first layer of the second takes nothing from the first stack.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class MultiheadAttention(nn.Module):
         num_key_heads: int | None = None,
         score: Literal["dot", "additive"] = "dot",
         position: RelativePosition | RelativePosition2d | None = None,
+        start: bool = False,
     ) -> None:
         super().__init__()
         if add_bias_kv or add_zero_attn:
@@ -93,7 +96,7 @@ class MultiheadAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.dropout, self.batch_first = dropout, batch_first
         self.key_heads = num_heads if num_key_heads is None else num_key_heads
-        site = Site(num_heads, self.head_dim, kind, layer, num_key_heads, encoder_decoder)
+        site = Site(num_heads, self.head_dim, kind, layer, num_key_heads, encoder_decoder, start)
 
         key_width = self.key_heads * self.head_dim
         self.kdim, self.vdim = kdim, vdim = kdim or embed_dim, vdim or embed_dim
