@@ -20,7 +20,7 @@ from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
 from overt.models import timm_names
 from overt.models.augmented_conv import AugmentedConv2d, Size, pair
 from overt.models.augmenting import augment, load_originals, save_originals
-from overt.models.folders import CONFIG, load_weights, read_config, save_network
+from overt.models.folders import CONFIG, check_settings, load_weights, read_config, save_network
 from overt.models.resnet import DEPTHS, KINDS, LARGEST, MODEL_TYPE, Preset, ResNet, Stem
 
 __all__ = [
@@ -162,10 +162,8 @@ def load(folder: str | Path) -> ResNet:
     path = Path(folder) / CONFIG
     settings = read_config(folder, MODEL_TYPE, "overt.vision.save")
     known = {*inspect.signature(resnet).parameters, "labels", "mean", "std", "overt"}
-    if unknown := sorted(set(settings) - known):
-        raise ValueError(f"{path} has settings that overt.vision.resnet does not: {', '.join(unknown)}")
-    if missing := sorted({"name", "num_classes", "mechanisms", "size", "stem"} - set(settings)):
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    needed = {"name", "num_classes", "mechanisms", "size", "stem"}
+    check_settings(settings, folder, "overt.vision.resnet", known, needed)
     settings.pop("overt", None)  # the version that wrote it, for readers
     about = [settings.pop(name, None) for name in ("labels", "mean", "std")]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,17 +60,44 @@ def load_network(cls: type[M], folder: str | Path, model_type: str, needed: Sequ
         model_type: which it must be of.
         needed: settings that have no default.
     """
-    path, name = Path(folder) / CONFIG, cls.__name__
+    name = cls.__name__
     settings = read_config(folder, model_type, f"{name}.save")
     mechanisms = [from_dict(each) for each in settings.pop("mechanisms", [])]
     known = {
         argument for argument in cls.__init__.__annotations__ if argument not in ("return", "mechanisms")
     }
-    if unknown := sorted(set(settings) - known):
-        raise ValueError(f"{path} has settings that {name} does not: {', '.join(unknown)}")
+    check_settings(settings, folder, name, known, needed)
+    return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
+
+
+def check_settings(
+    settings: Mapping[str, Any], folder: str | Path, whose: str, known: Iterable[str], needed: Iterable[str]
+) -> None:
+    """Refuse settings from a folder's config that are not known, or that lack one that is needed.
+
+    Args:
+        settings: from `read_config`.
+        folder: that they are from.
+        whose: what they are settings of, for errors.
+        known: names that may be there.
+        needed: names that must be there.
+    """
+    path = Path(folder) / CONFIG
+    if unknown := sorted(set(settings) - set(known)):
+        raise ValueError(f"{path} has settings that {whose} does not: {', '.join(unknown)}")
     if missing := sorted(set(needed) - set(settings)):
         raise ValueError(f"{path} lacks {', '.join(missing)}")
-    return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
+
+
+def checked_names(name: str, values: Any, count: int) -> list[str] | None:
+    """A list of so many strings, such as the names of classes; None where none are given."""
+    if values is None:
+        return None
+    listed = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+    if not listed or len(values) != count:
+        got = f"{len(values)}" if listed else f"{values!r}"[:60]
+        raise ValueError(f"{name} must be {count} strings, got {got}")
+    return list(values)
 
 
 def save_weights(model: nn.Module, folder: Path) -> None:
