@@ -237,6 +237,9 @@ class MCAN(nn.Module):
         self.regions = nn.Linear(features, width)
         self.rows = nn.Embedding(self.grid[0], width) if self.grid is not None else None
         self.columns = nn.Embedding(self.grid[1], width) if self.grid is not None else None
+        for places_of in (self.rows, self.columns):
+            if places_of is not None:  # small beside what regions hold
+                nn.init.normal_(places_of.weight, std=0.1)
         shape = width, heads, sizes["hidden"], dropout, mechanisms
         self.encoder = nn.ModuleList(Layer(*shape, (number, layers, False)) for number in range(layers))
         self.decoder = nn.ModuleList(Layer(*shape, (number, layers, True)) for number in range(layers))
