@@ -18,7 +18,8 @@ import overt
 from overt.models import att2in
 from overt.models.att2in import ATTENTIONS, Att2in
 
-SIZES: dict[str, Any] = {"features": 3, "embedding": 4, "hidden": 5, "score": 4, "dropout": 0.0}
+IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
+SIZES: dict[str, Any] = {"features": 3, "embedding": 4, "hidden": 5, "score": 4, "dropout": 0.0, **IDS}
 PAPER = overt.Bayesian.paper("WC", k=10, prior_beta=1e-6, rho=1, d_mid=10)
 PAD, BOS, EOS, WORDS = 0, 1, 2, 8
 REGIONS = torch.randn(3, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))

@@ -20,6 +20,7 @@ def test_it_has_the_cpus_loss_gradients_and_captions_and_trains_under_autocast(
     mechanisms = {"bayesian": [bayesian], "both": [overt.Evolving(first=True), bayesian]}.get(name, [])
     attention = "soft" if mechanisms else name
     sizes = {"features": 12, "embedding": 16, "hidden": 24, "score": 16, "dropout": 0.0}
+    sizes |= {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     torch.manual_seed(0)
     model = Att2in(20, attention=attention, mechanisms=mechanisms, **sizes).double()  # type: ignore[arg-type]
     # draws differ between devices: take the first region that is there

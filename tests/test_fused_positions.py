@@ -35,7 +35,7 @@ def test_results_and_gradients_are_those_of_plain_operations(
     position = overt.RelativePosition2d(width, 3, 4).to(DEVICE)
     count = size[0] * size[1]
     pixels = torch.randn(2, count, heads * (2 * width + values), device=DEVICE, requires_grad=True)
-    assert fits(pixels, None)
+    assert fits(pixels, heads, values, size, overt.Chain())
     q, k, v = (
         part.unflatten(2, (heads, -1)).transpose(1, 2)
         for part in torch.split(pixels, [heads * width, heads * width, heads * values], dim=2)
@@ -56,6 +56,50 @@ def test_results_and_gradients_are_those_of_plain_operations(
     torch.testing.assert_close(both(*got), both(*want), **close)  # type: ignore[arg-type]
     parts = [x[..., : x0.shape[-1]] for x, x0 in zip(got, want, strict=True)]
     torch.testing.assert_close(parts, list(want), **close)  # type: ignore[arg-type]
+
+
+def test_gradients_are_added_up_over_blocks_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from overt.mechanisms.kernels import positions
+
+    monkeypatch.setattr(positions, "_PROGRAMS", 100)  # 2 parts of 81 pixels, each of 128 heads of examples
+    positions._backward_ready.cache_clear()
+    torch.manual_seed(0)
+    position = overt.RelativePosition2d(3, 9, 9).to(DEVICE)
+    pixels = torch.randn(85, 81, 24, device=DEVICE, requires_grad=True)
+    inputs, given = [pixels, *position.parameters()], Pixels(pixels, *position.parameters())
+    q, k, _ = (x.unflatten(2, (3, -1)).transpose(1, 2) for x in torch.split(pixels, [9, 9, 6], dim=2))
+    want = position.widen(q, k, 1.0, (9, 9))[0]
+    got = widened(given, (9, 9), 3, 2, 1.0)[0][..., :21]
+    to_query = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, inputs, to_query)
+    for ours, theirs in zip(torch.autograd.grad(got, inputs, to_query), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+    positions._backward_ready.cache_clear()
+
+
+def test_pixels_in_half_precision_have_vectors_in_float32() -> None:
+    torch.manual_seed(0)
+    position = overt.RelativePosition2d(4, 3, 3).to(DEVICE)
+    whole = torch.randn(2, 9, 22, device=DEVICE)
+    pixels = whole.half().requires_grad_()
+    q, k, v = (x.unflatten(2, (2, -1)).transpose(1, 2) for x in torch.split(whole, [8, 8, 6], dim=2))
+    want = (*position.widen(q, k, 1.0, (3, 3)), v)
+    given = Pixels(pixels, position.vertical, position.horizontal)
+    got = widened(given, (3, 3), 2, 3, 1.0)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.dtype == torch.float16
+        torch.testing.assert_close(ours[..., : theirs.shape[-1]].float(), theirs, rtol=0.01, atol=0.01)
+    to_pixels, to_vertical = torch.autograd.grad(got[0].float().sum(), [pixels, position.vertical])
+    assert (to_pixels.dtype, to_vertical.dtype) == (torch.float16, torch.float32)
+
+
+def test_images_too_large_for_a_gpus_shared_memory_take_plain_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pixels, chain = torch.randn(1, 14 * 14, 2 * 42, device=DEVICE), overt.Chain()
+    assert fits(pixels, 2, 2, (14, 14), chain)
+    monkeypatch.setattr("overt.mechanisms.widening.room", lambda _: 60_000)
+    assert not fits(pixels, 2, 2, (14, 14), chain)
 
 
 def test_no_gradient_of_a_result_counts_as_zeros() -> None:

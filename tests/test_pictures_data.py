@@ -360,7 +360,7 @@ def test_questions_in_a_text_file_are_read_too(tmp_path: Path) -> None:
     assert found[Asked("image3", "what is", ("chair",), "other")] == 10
     assert found[Asked("image4", "how many lamps are on the table", ("1", "red"), "number")] == 10
     assert sum(found.values()) == 55
-    with pytest.raises(FileNotFoundError, match=r"must have data_train\.csv and .* for --split published$"):
+    with pytest.raises(FileNotFoundError, match=r"must have data_train\.csv and .* for the published split$"):
         daquar.load(tmp_path, "published")
     (folder / "all_qa_pairs.txt").write_text("what is there ?\nchair\n")
     with pytest.raises(
@@ -513,7 +513,7 @@ def test_features_that_do_not_fit_are_named(tmp_path: Path, arrays: dict[str, An
 
 def test_images_without_features_are_named_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"^--features must be a folder of npz files, or an h5 file, got "
+        FileNotFoundError, match=r"^features must be a folder of npz files, or an h5 file, got "
     ):
         RegionFeatures(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"must have npz files, or else one h5 file, got 0 and 0$"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import overt
 from overt.mechanisms.evolving import zeros
@@ -138,6 +139,27 @@ def test_pooling_by_products_is_torchs_average_over_windows(
     torch.testing.assert_close(got, want)
     to_out = torch.randn_like(want)
     torch.testing.assert_close(torch.autograd.grad(got, x, to_out), torch.autograd.grad(want, x, to_out))
+
+
+def test_pooling_by_products_stays_in_the_range_of_half_precision() -> None:
+    x = torch.full((1, 2, 6, 6), 3e4, dtype=torch.float16)
+    torch.testing.assert_close(pooled_by_products(x, overt.Chain()), torch.full_like(x[..., ::2, ::2], 3e4))
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = pooled_by_products(torch.full((1, 2, 6, 6), 1.001), overt.Chain())
+    torch.testing.assert_close(whole, torch.full((1, 2, 3, 3), 1.001))
+
+
+def test_a_checkpointed_layer_compiles_into_one_graph() -> None:
+    layer = AugmentedConv2d(4, 8, 3, heads=2, key_channels=4, value_channels=2, size=(4, 4), pool=2)
+    x = torch.randn(2, 4, 4, 4, requires_grad=True)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(layer, x, overt.Chain(), use_reentrant=False)
+        return out
+
+    torch.compiler.reset()
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, layer(x, overt.Chain()))
 
 
 # --- What maps take from those below ---

@@ -61,7 +61,7 @@ def load(
     if all(paths):
         read = [list(_table(path, digest)) for path in paths if path]
     elif split == "published":
-        raise FileNotFoundError(f"{folder} must have {' and '.join(TABLES)} for --split published")
+        raise FileNotFoundError(f"{folder} must have {' and '.join(TABLES)} for the published split")
     else:
         path = find_file(folder, PAIRS)
         assert path is not None

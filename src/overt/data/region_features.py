@@ -56,14 +56,14 @@ class RegionFeatures:
         if folder.is_file() and folder.suffix in H5:
             self._open(folder)
         elif not folder.is_dir():
-            raise FileNotFoundError(f"--features must be a folder of npz files, or an h5 file, got {folder}")
+            raise FileNotFoundError(f"features must be a folder of npz files, or an h5 file, got {folder}")
         else:
             files = sorted(folder.glob("*.npz"))
             whole = sorted(path for path in folder.iterdir() if path.suffix in H5)
             if bool(files) == bool(whole) or len(whole) > 1:
                 raise ValueError(
-                    f"--features {folder} must have npz files, or else one h5 file, got {len(files)} and "
-                    f"{len(whole)}"
+                    f"{folder} must have npz files, or else one h5 file, got {len(files)} npz and "
+                    f"{len(whole)} h5 files"
                 )
             if whole:
                 self._open(whole[0])
@@ -91,7 +91,7 @@ class RegionFeatures:
         """Refuse images that have no features, before a long run starts."""
         if missing := [image for image in images if image not in self]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ValueError(f"--features {self.folder} has no image {missing[0]}{more}, of {len(images)}")
+            raise ValueError(f"{self.folder} has no image {missing[0]}{more}, of {len(images)}")
 
     def one(self, image: str) -> NDArray[np.float32]:
         """The features of an image, (regions, width)."""

@@ -162,6 +162,8 @@ class Chain:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What several layers need, and what does not change in this pass; the first that asks makes it."""
+        if torch.compiler.is_compiling():  # compilers merge equal constants, and some refuse side effects
+            return make()
         if key not in self._constants:
             self._constants[key] = make()
         made: T = self._constants[key]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from overt.mechanisms.backend import KERNELS, unfit
+from overt.mechanisms.backend import KERNELS, room, unfit
+from overt.mechanisms.chain import Chain
 from overt.mechanisms.flat import empty_heads_last
 from overt.mechanisms.operators import Gradients, Maybe, Operator, Tensors
 
@@ -52,11 +53,31 @@ class Layout(NamedTuple):
     scale: float
 
 
-def fits(pixels: Tensor, off: str | None) -> bool:
-    """Whether the kernels can take these pixels; compilers have the plain operations."""
-    return (
-        not torch.compiler.is_compiling() and pixels.numel() > 0 and unfit(KERNELS, pixels, off=off) is None
-    )
+def fits(pixels: Tensor, heads: int, values: int, size: tuple[int, int], chain: Chain) -> bool:
+    """Whether the kernels can take these pixels; compilers have the plain operations.
+
+    Args:
+        pixels: (batch, pixels, channels).
+        heads: number of heads.
+        values: width of a head's values.
+        size: height and width of the image.
+        chain: of this forward pass.
+    """
+    if torch.compiler.is_compiling() or pixels.numel() == 0:
+        return False
+    if unfit(KERNELS, pixels, off=chain.switched_off) is not None:
+        return False
+    from overt.mechanisms.kernels.positions import room_for
+
+    width = (pixels.shape[-1] // heads - values) // 2
+    needed = room_for(width, out_width(width, values, size)) * pixels.element_size()
+    return needed <= room(pixels.device)
+
+
+def out_width(width: int, values: int, size: tuple[int, int]) -> int:
+    """Width of widened queries, keys and values: a multiple of 8."""
+    wide = max(width + sum(size), values)
+    return wide + -wide % ALIGNED
 
 
 def _forward(given: Pixels, layout: Layout) -> Tensors:
@@ -119,6 +140,6 @@ def widened(given: Pixels, size: tuple[int, int], heads: int, values: int, scale
         values: width of a head's values.
         scale: of queries.
     """
-    width = max(given.vertical.shape[1] + sum(size), values)
-    layout = Layout(*size, heads, values, width + -width % ALIGNED, scale)
+    out = out_width(given.vertical.shape[1], values, size)
+    layout = Layout(*size, heads, values, out, scale)
     return widen(given._replace(pixels=given.pixels.contiguous()), layout)

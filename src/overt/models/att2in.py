@@ -135,8 +135,8 @@ class Att2in(nn.Module):
         entropy: float = 0.0,
         soft_share: float = 0.0,
         pad_id: int = 0,
-        bos_id: int = 1,
-        eos_id: int = 2,
+        bos_id: int = 0,
+        eos_id: int = 0,
     ) -> None:
         super().__init__()
         _check.one_of("attention", attention, ATTENTIONS)

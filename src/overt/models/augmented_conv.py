@@ -173,10 +173,9 @@ class AugmentedConv2d(nn.Module):
 
     def _pooled(self, x: Tensor, chain: Chain) -> Tensor:
         """The input at the size of the attention."""
-        by_products = x.is_cuda and not torch.compiler.is_compiling()
         for halves in (self.stride, self.pool):
             if halves == 2:
-                x = pooled_by_products(x, chain) if by_products else pooled(x)
+                x = pooled_by_products(x, chain) if x.is_cuda else pooled(x)
         return x
 
     def _upsampled(self, image: Tensor, size: torch.Size) -> Tensor:
@@ -211,7 +210,7 @@ class AugmentedConv2d(nn.Module):
             logits = scaled @ k.mT + position(scaled if self.scale_positions else q, k.shape[-2], size=size)
             return AttentionCall(site, q, k, v, scale, logits=logits, seen=seen)
         before, after = (1.0, scale) if self.scale_positions else (scale, 1.0)
-        if fits(pixels, chain.switched_off):
+        if fits(pixels, heads, v.shape[-1], size, chain):
             given = Pixels(pixels, position.vertical, position.horizontal)
             query, key, value = widened(given, size, heads, v.shape[-1], before)
         else:
@@ -255,21 +254,22 @@ def pooled_by_products(x: Tensor, chain: Chain) -> Tensor:
     batch, channels, height, width = x.shape
 
     def windows(length: int) -> Tensor:
-        """1 for the pixels of each window, (windows, length)."""
+        """1/4 for the pixels of each window, (windows, length), so that their sums stay in range."""
         middle = torch.arange(0, length, 2, device=x.device).view(-1, 1)
-        return ((torch.arange(length, device=x.device) - middle).abs() <= 1).to(x.dtype)
+        return ((torch.arange(length, device=x.device) - middle).abs() <= 1).to(x.dtype) / 4
 
     def make() -> tuple[Tensor, Tensor, Tensor]:
         down, across = windows(height), windows(width)
-        counts = down.sum(dim=1).view(-1, 1, 1) * across.sum(dim=1).view(-1, 1)
-        return down, across, counts  # (rows, columns, 1)
+        shares = down.sum(dim=1).view(-1, 1, 1) * across.sum(dim=1).view(-1, 1)
+        return down, across, shares  # the last (rows, columns, 1), exact in half precision
 
-    down, across, counts = chain.once(("pooled", height, width, x.dtype, x.device), make)
+    down, across, shares = chain.once(("pooled", height, width, x.dtype, x.device), make)
     rows, columns = len(down), len(across)
     lines = x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
-    added = torch.bmm(down.expand(batch, -1, -1), lines).view(batch * rows, width, channels)
-    added = torch.bmm(across.expand(batch * rows, -1, -1), added).view(batch, rows, columns, channels)
-    return (added / counts).permute(0, 3, 1, 2)
+    with torch.autocast(x.device.type, enabled=False):  # it would cut float32
+        added = torch.bmm(down.expand(batch, -1, -1), lines).view(batch * rows, width, channels)
+        added = torch.bmm(across.expand(batch * rows, -1, -1), added).view(batch, rows, columns, channels)
+    return (added / shares).permute(0, 3, 1, 2)
 
 
 def _from_corners(image: Tensor, axis: int, length: int) -> Tensor:

@@ -62,12 +62,16 @@ def load_network(cls: type[M], folder: str | Path, model_type: str, needed: Sequ
     """
     name = cls.__name__
     settings = read_config(folder, model_type, f"{name}.save")
-    mechanisms = [from_dict(each) for each in settings.pop("mechanisms", [])]
+    stored = settings.pop("mechanisms", [])
     known = {
         argument for argument in cls.__init__.__annotations__ if argument not in ("return", "mechanisms")
     }
     check_settings(settings, folder, name, known, needed)
-    return load_weights(cls(mechanisms=mechanisms, **settings), folder, CONFIG)
+    try:
+        model = cls(mechanisms=[from_dict(each) for each in stored], **settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{Path(folder) / CONFIG} cannot be understood: {error}") from None
+    return load_weights(model, folder, CONFIG)
 
 
 def check_settings(

@@ -109,6 +109,8 @@ class ImageEncoder(nn.Module):
             raise TypeError(f"images must be bytes (uint8) or numbers from 0 to 1, got {images.dtype}")
         dtype = self.words.weight.dtype
         scaled = images.to(dtype) * (2.0 / 255.0 if images.dtype == torch.uint8 else 2.0) - 1.0
+        if not scaled.is_cuda:  # with channels last, torch 2.13 writes beyond its memory in the gradient
+            scaled = scaled.contiguous()
         cells: Tensor = self.widen(self.body(self.stem(scaled)))
         return cells.flatten(2).transpose(1, 2)
 

@@ -251,7 +251,7 @@ class Run:
                     if not math.isfinite(float(logs["loss"])):
                         raise ValueError(
                             f"{folder}: the training diverged: its loss is {logs['loss']} after "
-                            f"{state.global_step:,} updates; try a lower learning rate, with --fresh"
+                            f"{state.global_step:,} updates; a lower learning rate may help, with --fresh"
                         )
                     progress.update(task, description=f"{name}, {describe_losses(logs)}")
 

@@ -1,7 +1,8 @@
 """What Table 7 of Wang et al. 2021 asks of images, asked of text: how much of a sentence do maps hold?
 
 A second network sees nothing but one layer's maps of a fine-tuned model, and must tell the sentence's class.
-Controls that should tell it nothing: maps of an untrained model, uniform maps, and permuted labels.
+Controls show what it reaches without what was learnt: maps of an untrained model, uniform maps, and permuted
+labels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Does a model know when it does not know? Random attention beside the simpler ways to be uncertain.
 
-Models are fine-tuned as for `ea-table-3`. Each is measured on the development rows, CoLA's also apart by
-whether their source has training rows; on MRPC's test rows; on development rows with typos and with words
-missing; and, fine-tuned on SST-2's sentences, on whole movie reviews.
+Models are fine-tuned as for `ea-table-3`. Each is measured on the development rows, for CoLA also in and out
+of the training rows' domain; on MRPC's test rows; on development rows with typos and with words missing; and,
+if fine-tuned on SST-2's sentences, on movie reviews cut to 128 tokens.
 """
 
 from __future__ import annotations

@@ -403,6 +403,8 @@ def measure(model: Classifier, data: AnyImages, samples: int) -> dict[str, float
     from overt.judge.uncertainty import ece, selective_accuracy
 
     scores, labels = logits_of(model, data.test), data.test_labels
+    if not bool(scores.isfinite().all()):
+        raise ValueError("the training diverged: the trained network gives numbers that are not finite")
     found = accuracies(scores, labels)
     probabilities = scores.double().softmax(dim=1)
     random = any(layer.random for layer in model.net.modules() if isinstance(layer, AttentionMap))

@@ -166,7 +166,7 @@ def widen_to_pixels(
         start = (place * channels)[:, None] + 2 * heads * WIDTH + head * VALUES
         tl.store(to_pixels + start + depth[None, :], to_v, mask=inside)
     wide = height + width
-    sum_at = (tl.program_id(1) * height * width + pixel) * wide
+    sum_at = (tl.program_id(1).to(tl.int64) * height * width + pixel) * wide
     at = (sum_at + column - WIDTH)[:, None] * WIDTH + dim[None, :]
     kept = (column >= WIDTH) & (column < WIDTH + wide)
     tl.store(sums + at, total, mask=kept[:, None] & (dim < WIDTH)[None, :])
@@ -191,7 +191,7 @@ def add_up_vectors(
         other = tl.where(upright, down, across) + distance  # the row or column at this distance
         inside = (pixel < count) & (other >= 0) & (other < tl.where(upright, height, width))
         column = tl.where(upright, other, height + other)
-        at = (pixel * (height + width) + column)[:, None] * WIDTH + dim[None, :]
+        at = (pixel.to(tl.int64) * (height + width) + column)[:, None] * WIDTH + dim[None, :]
         for part in range(0, parts):
             part_at = at + part * count * (height + width) * WIDTH
             loaded = tl.load(sums + part_at, mask=inside[:, None] & (dim < WIDTH)[None, :], other=0.0)
@@ -202,6 +202,12 @@ def add_up_vectors(
         tl.store(
             to_horizontal + (number - 2 * most_height + 1) * WIDTH + dim, total, mask=dim < WIDTH
         )  # fmt: skip
+
+
+def room_for(width: int, out: int) -> int:
+    """Numbers that a program keeps in shared memory, at most: tiles of gradients, queries and vectors."""
+    block_width, block_out = power_of_two(width), power_of_two(out)
+    return 3 * _ROWS * block_out + 2 * block_out * block_width + _ROWS * block_width
 
 
 def _constants(width: int, values: int, out: int) -> dict[str, int]:
