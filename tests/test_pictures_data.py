@@ -516,7 +516,9 @@ def test_images_without_features_are_named_before_any_is_read(tmp_path: Path) ->
         FileNotFoundError, match=r"^features must be a folder of npz files, or an h5 file, got "
     ):
         RegionFeatures(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"must have npz files, or else one h5 file, got 0 npz and 0 h5 files$"):
+    with pytest.raises(
+        ValueError, match=r"must have npz files, or else one h5 file, got 0 npz and 0 h5 files$"
+    ):
         RegionFeatures(tmp_path)
     (tmp_path / "1.npz").write_bytes(b"broken")
     store = RegionFeatures(tmp_path)
