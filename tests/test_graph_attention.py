@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -718,6 +719,7 @@ def test_hetero_conv_joins_layers_of_ours() -> None:
 
 
 def test_a_sequential_of_pygs_takes_them() -> None:
+    random.seed()  # it names its code by a random number, and takes that of another with the same name
     model = pyg.Sequential(
         "x, edge_index",
         [
