@@ -16,7 +16,7 @@ from overt.cli.shared import join_or
 from overt.models.resnet import MODEL_TYPE as VISION
 from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
-from overt.recipes._runs import check_model
+from overt.recipes._runs import read_model_config
 from overt.tracing.mixing.mixing import mixings
 from overt.tracing.pixels import attends_to_pixels
 
@@ -48,18 +48,13 @@ StackOption = Annotated[
 def open_model(name: str) -> Any:
     """Load a model of the class that its config names, with its mechanisms."""
     import transformers
-    from transformers import AutoModel, PreTrainedConfig
+    from transformers import AutoModel
     from transformers.utils import logging
 
-    check_model(name)
     # Its messages about unused heads are irrelevant here.
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).partition("\n")[0]
-        raise OSError(f"--model {name} is not a folder, and cannot be had from the hub: {reason}") from None
+    settings = read_model_config(name)
     try:
         if settings.get("model_type") == MODEL_TYPE:
             return lstm_training.load(Path(name))

@@ -72,6 +72,19 @@ def check_model(model: str) -> None:
         )
 
 
+def read_model_config(model: str) -> dict[str, Any]:
+    """The config of a model, from its folder or the hub."""
+    from transformers import PreTrainedConfig
+
+    check_model(model)
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(model)
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"--model {model} is not a folder, and cannot be had from the hub: {reason}") from None
+    return dict(settings)
+
+
 def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
     """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
 

@@ -29,7 +29,7 @@ from overt.judge.understanding import EXTRA, Score, score
 from overt.recipes import squad_runs, text_training
 from overt.recipes._recipe import Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
-from overt.recipes._runs import RESULT, check_model, finish_run, processes_of, run_record
+from overt.recipes._runs import RESULT, finish_run, processes_of, read_model_config, run_record
 from overt.recipes._training import (
     be_quiet,
     hardware,
@@ -264,7 +264,7 @@ def pretrained(request: Request) -> str:
         raise ValueError(
             "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
         )
-    check_model(request.model)
+    read_model_config(request.model)
     return request.model
 
 
