@@ -99,7 +99,7 @@ bench: $(VENV)/.installed-bench
 
 bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src $(GPU) benchmarks/gpu.py
-	PYTHONPATH=src $(GPU) benchmarks/vision.py --profile 8 --report results/vision.md
+	PYTHONPATH=src $(GPU) benchmarks/vision.py --profile 14 --changes --report results/vision.md
 
 support: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \

@@ -12,7 +12,10 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 import overt
 from generate import milliseconds
+from overt.models import augmented_conv
 from ratios import Report, compared, verdict
 
 DEPTH, BATCH, SIDE = 50, 256, 224
@@ -28,6 +32,13 @@ MEMORY = 1.6
 CLASSES = 1000
 SMALL = {"width": 16, "blocks": [1, 1, 1, 1]}
 WAYS = ("eager", "compiled")
+# What made the networks faster, and what there was instead: (owner, name, other function).
+CHANGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "one kernel widens queries, keys and values": (augmented_conv, "fits", lambda *_: False),
+    "values are filled up to the width of keys": (augmented_conv, "of_equal_widths", lambda call: call),
+    "positions and windows are made once in a pass": (overt.Chain, "once", lambda _chain, _key, make: make()),
+    "pooling is two products": (augmented_conv, "pooled_by_products", lambda x, _: augmented_conv.pooled(x)),
+}
 
 
 def rival_of(options: argparse.Namespace) -> tuple[str, nn.Module]:
@@ -97,6 +108,19 @@ def kernels(run: Callable[[], None], most: int) -> list[list[str]]:
     ]
 
 
+def without_changes(steps: dict[str, Step], baseline: str, rounds: int) -> tuple[list[str], list[list[str]]]:
+    """Times as ratios to the baseline's, as changes are undone one after the other, the earlier ones too."""
+    lines = []
+    with ExitStack() as undone:
+        for label, change in {"as it is": None, **CHANGES}.items():
+            if change is not None:
+                undone.enter_context(patch.object(*change))
+            seen = dict(compared(milliseconds(dict(steps), rounds), baseline, {}))
+            cells = [f"{seen[name][0]} ms, {seen[name][1]}" for name in steps if name != baseline]
+            lines.append([label if change is None else f"without: {label}", *cells])
+    return [name for name in steps if name != baseline], lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, default=DEPTH, choices=(34, 50, 101, 152))
@@ -107,6 +131,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="a small network, to see that it runs")
     parser.add_argument("--profile", type=int, default=0, help="show so many kernels of each eager network")
+    parser.add_argument("--changes", action="store_true", help="time without what made the networks faster")
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()
     for name in ("batch", "side", "rounds"):
@@ -146,12 +171,15 @@ def main() -> None:
         title = f"Training step, {options.batch} images of {options.side}², {precision}, channels last, {way}"
         report.table(title, columns, lines)
         report.say("", f"{time.perf_counter() - began:.0f} s in all")
+        if options.changes and way == "eager":
+            title = "Changes undone one after the other, × plain (pooling's gradient is then torch's, wrong)"
+            report.table(title, *without_changes(steps, baseline, options.rounds))
         if options.profile and options.device == "cuda" and way == "eager":
             for name, step in steps.items():
                 rows = kernels(step, options.profile)
                 report.table(f"Kernels of {name}", ["ms", "share", "calls"], rows)
-    if options.report is not None:
-        options.report.write_text("\n".join(report.lines) + "\n", encoding="utf-8")
+        if options.report is not None:  # after each way: compiling takes long
+            options.report.write_text("\n".join(report.lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
