@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def augmented(model: nn.Module) -> list[AugmentedConv2d]:
 def small() -> ResNet:
     """An EA-AA-ResNet-34 for CIFAR, whose batch norms have seen images: else it amplifies rounding."""
     torch.manual_seed(0)
-    model = resnet("ea-aa-resnet-34", 10, stem="cifar").train()
+    model = resnet("ea-aa-resnet-34", 10, stem="cifar", zero_init_last=False).train()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
@@ -85,9 +86,41 @@ def test_chains_start_where_the_shape_of_maps_changes_and_nowhere_else(depth: in
 
 
 def test_every_parameter_has_a_gradient() -> None:
-    model = resnet("ea-aa-resnet-34", 10, stem="cifar")
+    model = resnet("ea-aa-resnet-34", 10, stem="cifar", zero_init_last=False)
     model(images(4)).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def lasts(model: ResNet) -> list[Tensor]:
+    """The weights of the norm that ends each block."""
+    blocks = [block for stage in range(1, 5) for block in model.get_submodule(f"layer{stage}")]
+    return [(block.bn3 if hasattr(block, "bn3") else block.bn2).weight.detach() for block in blocks]
+
+
+@pytest.mark.parametrize("depth", [34, 50])
+def test_blocks_start_as_the_identity_unless_asked_otherwise_or_as_released(depth: int) -> None:
+    name, sizes = f"aa-resnet-{depth}", {"num_classes": 2, "width": 16, "blocks": [1, 1, 1, 1]}
+    for arguments, start in (({}, 0.0), ({"zero_init_last": True}, 0.0), ({"zero_init_last": False}, 1.0)):
+        model = resnet(name, **sizes, **arguments)  # type: ignore[arg-type]
+        assert {float(weight) for last in lasts(model) for weight in last} == {start}
+        assert model.settings is not None
+        assert model.settings["zero_init_last"] is (start == 0.0)
+    if depth == 50:
+        model = resnet(name, **sizes, preset="official")  # type: ignore[arg-type]
+        assert {float(weight) for last in lasts(model) for weight in last} == {1.0}
+
+
+def test_gradients_start_no_larger_than_those_of_the_plain_network() -> None:
+    def norm(name: str, **arguments: bool) -> float:
+        torch.manual_seed(0)
+        model = resnet(name, 10, stem="cifar", width=32, **arguments).train()
+        loss = F.cross_entropy(model(images(8)), torch.arange(8))
+        (gradient,) = torch.autograd.grad(loss, [model.conv1.weight])
+        return float(gradient.norm())
+
+    plain = norm("resnet-34", zero_init_last=False)
+    assert norm("aa-resnet-34") < plain
+    assert norm("aa-resnet-34", zero_init_last=False) > 2 * plain, "what the default avoids"
 
 
 @pytest.mark.parametrize("depth", [34, 50])
@@ -96,7 +129,7 @@ def test_without_attention_it_is_hugging_faces_resnet(depth: int) -> None:
 
     deep = depth == 50
     torch.manual_seed(0)
-    ours = resnet(f"resnet-{depth}", 7).eval()
+    ours = resnet(f"resnet-{depth}", 7, zero_init_last=False).eval()
     for module in ours.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
@@ -124,8 +157,9 @@ def test_without_attention_it_is_hugging_faces_resnet(depth: int) -> None:
 
 def test_at_alpha_and_beta_zero_it_is_the_network_without_evolving() -> None:
     torch.manual_seed(0)
-    plain = resnet("aa-resnet-34", 5, stem="cifar").double()
-    still = resnet("aa-resnet-34", 5, stem="cifar", mechanisms=[overt.Evolving(alpha=0.0, beta=0.0)]).double()
+    arguments: dict[str, Any] = {"num_classes": 5, "stem": "cifar", "zero_init_last": False}
+    plain = resnet("aa-resnet-34", **arguments).double()
+    still = resnet("aa-resnet-34", mechanisms=[overt.Evolving(alpha=0.0, beta=0.0)], **arguments).double()
     missing, unexpected = still.load_state_dict(plain.state_dict(), strict=False)
     assert unexpected == []
     assert all(".map.evolving." in name for name in missing)
@@ -259,7 +293,7 @@ def loss_and_gradients(model: ResNet, x: Tensor) -> list[Tensor]:
 def test_checkpointed_networks_have_the_same_gradients() -> None:
     mechanisms = [EVOLVING, overt.Bayesian(prior=None)]
     torch.manual_seed(0)
-    model = resnet("ea-aa-resnet-34", 4, stem="cifar", mechanisms=mechanisms)
+    model = resnet("ea-aa-resnet-34", 4, stem="cifar", mechanisms=mechanisms, zero_init_last=False)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 0.0  # else what runs again counts twice
@@ -308,7 +342,7 @@ def test_other_ways_to_run_it_agree_with_plain(way: str) -> None:
 
 
 def test_it_answers_to_timms_calls() -> None:
-    model, x = resnet("ea-aa-resnet-34", 10, stem="cifar").eval(), images()
+    model, x = resnet("ea-aa-resnet-34", 10, stem="cifar", zero_init_last=False).eval(), images()
     features = model.forward_features(x)
     assert features.shape == (2, model.num_features, 4, 4)
     torch.testing.assert_close(model.forward_head(features), model(x))

@@ -23,7 +23,7 @@ from small_vision import TINY, recipes_in
 
 def small_net(name: str = "ea-aa-resnet-34") -> ResNet:
     torch.manual_seed(0)
-    net = overt.vision.resnet(name, 4, stem="cifar", size=16, **TINY).eval()
+    net = overt.vision.resnet(name, 4, stem="cifar", size=16, zero_init_last=False, **TINY).eval()
     net.mean, net.std = (0.2, 0.3, 0.4), (0.25, 0.2, 0.3)
     return net
 

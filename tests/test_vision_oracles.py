@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_a_checkpointed_layer_compiles_into_one_graph() -> None:
 
 def test_at_224_the_third_stages_maps_depend_on_the_seconds_and_the_fourths_not_on_the_thirds() -> None:
     torch.manual_seed(0)
-    model = resnet("ea-aa-resnet-34", 2, width=16, blocks=[1, 1, 1, 1])
+    model = resnet("ea-aa-resnet-34", 2, width=16, blocks=[1, 1, 1, 1], zero_init_last=False)
     layers = [module for module in model.modules() if isinstance(module, AugmentedConv2d)]
     for layer in (layers[2], layers[4]):  # a stage's first map sees those below through the chain alone
         layer.register_forward_pre_hook(lambda _module, inputs: (inputs[0].detach(), *inputs[1:]))
@@ -194,7 +195,8 @@ def test_zeros_are_counted_as_the_relu_leaves_them() -> None:
 def test_at_beta_one_about_half_of_all_cells_start_at_zero_and_few_rows() -> None:
     torch.manual_seed(0)
     mechanisms = [overt.Evolving(alpha=0.5, beta=1.0, init="lecun")]
-    model = resnet("ea-aa-resnet-34", 2, width=16, blocks=[1, 2, 1, 1], size=112, mechanisms=mechanisms)
+    sizes: dict[str, Any] = {"width": 16, "blocks": [1, 2, 1, 1], "size": 112}
+    model = resnet("ea-aa-resnet-34", 2, mechanisms=mechanisms, zero_init_last=False, **sizes)
     chain = overt.Chain()
     model(torch.randn(2, 3, 112, 112), chain=chain)
     evolved = [share for (_, layer), share in zeros(chain).items() if 0 < layer < 6]

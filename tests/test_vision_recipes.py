@@ -424,7 +424,7 @@ def test_attention_learns_the_stand_in_and_nothing_else_does(tmp_path: Path) -> 
     permuted = replace(data, train_labels=data.train_labels[order])
 
     def top1(kind: str, images: Images, name: str) -> float:
-        row = ImageRow(f"{kind}-34", sizes=TINY)
+        row = ImageRow(f"{kind}-34", sizes=TINY, zero_init_last=False)
         model, _ = vision_training.train(tmp_path / name, images, row, training, 0, "cpu")
         return accuracies(vision_training.logits_of(model, data.test), data.test_labels)["top1"]
 
@@ -532,7 +532,7 @@ def test_a_learning_rate_must_be_a_positive_number(
 ) -> None:
     run = recipes_in(tmp_path, monkeypatch)
     with pytest.raises(
-        ValueError, match=f"--learning-rate must be a positive number, such as 0.4, got {rate}"
+        ValueError, match=f"--learning-rate must be a positive number, such as 0.8, got {rate}"
     ):
         run(rows="ResNet-34", epochs="1", **{"learning-rate": rate})
 

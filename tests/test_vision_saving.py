@@ -24,6 +24,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def made(name: str = "ea-aa-resnet-34", **arguments: Any) -> vision.ResNet:
     torch.manual_seed(0)
     sizes = {"num_classes": 3, "stem": "cifar", "size": (16, 24), "width": 8, "blocks": [1, 1, 2, 1]}
+    sizes["zero_init_last"] = False  # so that blocks matter
     model = vision.resnet(name, **{**sizes, **arguments}).train()
     with torch.no_grad():
         model(images(), overt.Chain(step=0))  # so that batch norms have statistics

@@ -34,7 +34,7 @@ def network(
 ) -> ResNet:
     """A small network whose batch norms have seen images; maps are 8 × 8 and 4 × 4."""
     torch.manual_seed(0)
-    sizes = {"stem": "cifar", "width": 8, "blocks": [1, 1, 1, 1], **arguments}
+    sizes = {"stem": "cifar", "width": 8, "blocks": [1, 1, 1, 1], "zero_init_last": False, **arguments}
     model = resnet(name, 3, mechanisms=mechanisms, **sizes).train()
     with torch.no_grad():
         side = model.size[0]

@@ -45,7 +45,7 @@ def resnet(
     size: Size | None = None,
     in_chans: int = 3,
     preset: Preset = "paper",
-    zero_init_last: bool = False,
+    zero_init_last: bool | None = None,
     width: int = 64,
     blocks: Sequence[int] | None = None,
 ) -> ResNet:
@@ -62,7 +62,9 @@ def resnet(
         in_chans: channels of the images.
         preset: "official" is the released code's ResNet-50: its key and value channels, which make it
             smaller than the paper's, initial values, upsampling and averages of batch statistics.
-        zero_init_last: start each block as the identity, as timm does.
+        zero_init_last: start each block as the identity, as timm does; None for yes, but not with
+            preset="official". Otherwise the gradients of AA-ResNet-34 start a hundred times larger than
+            ResNet-34's, and its training in bfloat16 diverges.
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
         blocks: of the four stages, in place of the name's.
     """
@@ -91,6 +93,7 @@ def resnet(
         for count in blocks:
             _check.whole("blocks", count, 1)
         depth = replace(depth, blocks=tuple(blocks))
+    zero_init_last = preset != "official" if zero_init_last is None else zero_init_last
     largest = pair("size", LARGEST[stem] if size is None else size)
     model = ResNet(depth, mechanisms, num_classes, stem, largest, in_chans, preset, zero_init_last, width)
     model.settings = {

@@ -69,13 +69,18 @@ def gains_grid(
     corrected = iter(correct_by_holm(complete) if complete else [])
     for (_, cells), p in zip(lines, tests, strict=True):
         if not math.isnan(p):
-            cells[3] = f"{p:.3f} ({next(corrected):.3f})"
+            cells[3] = f"{p_cell(p)} ({p_cell(next(corrected))})"
     columns = ["n", heading, "95 % interval", "p (Holm)", "bootstrap p < .05", *published]
     if not any("bootstrap" in row for rows in outcome.per_seed.values() for row in rows.values()):
         columns.pop(4)
         for _, cells in lines:
             cells.pop(4)
     return Grid(title, columns, lines)
+
+
+def p_cell(p: float) -> str:
+    """A p-value with three digits, of which a small one has none left."""
+    return f"{p:.3f}" if p >= 0.0005 else "< 0.001"
 
 
 def report_of(grids: Sequence[Grid], notes: list[str]) -> Report:

@@ -60,7 +60,7 @@ class ImageTraining:
     updates: int
     warmup: int
     batch: int = 512
-    learning_rate: float = 0.4
+    learning_rate: float = 0.8
     momentum: float = 0.9
     weight_decay: float = 5e-4
     crop: int = 4
@@ -82,18 +82,25 @@ class ImageRow:
         network: name for `overt.vision.resnet`.
         mechanisms: of its maps; None for those of the name.
         sizes: width and blocks of another network than the name's.
+        zero_init_last: whether blocks start as the identity.
     """
 
     network: str
     mechanisms: tuple[Mechanism, ...] | None = None
     sizes: dict[str, Any] = field(default_factory=dict)
+    zero_init_last: bool = True
 
     def settings(self) -> dict[str, Any]:
         """The row as plain JSON."""
         mechanisms = None
         if self.mechanisms is not None:
             mechanisms = settings_of(self.mechanisms)
-        return {"network": self.network, "mechanisms": mechanisms, "sizes": self.sizes}
+        return {
+            "network": self.network,
+            "mechanisms": mechanisms,
+            "sizes": self.sizes,
+            "zero_init_last": self.zero_init_last,
+        }
 
 
 class Classifier(nn.Module):
@@ -225,6 +232,7 @@ def network(row: ImageRow, data: AnyImages, seed: int) -> ResNet:
         mechanisms=row.mechanisms,
         stem="imagenet" if large else "cifar",
         size=side,
+        zero_init_last=row.zero_init_last,
         **row.sizes,
     )
 
