@@ -19,6 +19,7 @@ def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "KERNEL_DEVICES", {"cuda", "cpu"})
 
 
+@pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize(
     ("size", "heads", "width", "values", "scale"),
     [
@@ -29,7 +30,7 @@ def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_results_and_gradients_are_those_of_plain_operations(
-    size: tuple[int, int], heads: int, width: int, values: int, scale: float
+    size: tuple[int, int], heads: int, width: int, values: int, scale: float, equal: bool
 ) -> None:
     torch.manual_seed(0)
     position = overt.RelativePosition2d(width, 3, 4).to(DEVICE)
@@ -41,10 +42,11 @@ def test_results_and_gradients_are_those_of_plain_operations(
         for part in torch.split(pixels, [heads * width, heads * width, heads * values], dim=2)
     )
     want = (*position.widen(q, k, scale, size), v)
-    got = widened(Pixels(pixels, position.vertical, position.horizontal), size, heads, values, scale)
+    got = widened(Pixels(pixels, position.vertical, position.horizontal), size, heads, values, scale, equal)
     wide = got[0].shape[-1]
     assert wide % 8 == 0
-    assert all(x.shape == (2, heads, count, wide) for x in got)
+    assert all(x.shape == (2, heads, count, wide) for x in got[:2])
+    assert got[2].shape == (2, heads, count, wide if equal else -(-values // 8) * 8)
     assert not got[2][..., values:].any()
     inputs = [pixels, *position.parameters()]
 

@@ -41,7 +41,8 @@ class Layout(NamedTuple):
         width: of the image.
         heads: number of heads.
         values: width of a head's values.
-        out: width of all results.
+        out: width of widened queries and keys.
+        value_out: width of the values of the results.
         scale: of queries.
     """
 
@@ -50,6 +51,7 @@ class Layout(NamedTuple):
     heads: int
     values: int
     out: int
+    value_out: int
     scale: float
 
 
@@ -83,8 +85,8 @@ def out_width(width: int, values: int, size: tuple[int, int]) -> int:
 def _forward(given: Pixels, layout: Layout) -> Tensors:
     from overt.mechanisms.kernels import positions
 
-    height, width, heads, values, out, scale = layout
-    return positions.forward(*given, (height, width), heads, values, out, scale)
+    height, width, heads, values, out, value_out, scale = layout
+    return positions.forward(*given, (height, width), heads, values, out, value_out, scale)
 
 
 def _backward(
@@ -93,7 +95,7 @@ def _backward(
     from overt.mechanisms.kernels import positions
 
     del needed
-    given, (height, width, heads, values, _, scale) = groups
+    given, (height, width, heads, values, _, _, scale) = groups
     to_query, to_key, to_value = (
         torch.zeros_like(result) if gradient is None else gradient
         for result, gradient in zip(results, gradients, strict=True)
@@ -105,8 +107,10 @@ def _backward(
 
 def _shapes(given: Pixels, layout: Layout) -> Tensors:
     batch, count, _ = given.pixels.shape
-    like = given.pixels.new_empty(batch, layout.heads, count, layout.out)
-    return tuple(empty_heads_last(like) for _ in range(3))
+    widths = layout.out, layout.out, layout.value_out
+    return tuple(
+        empty_heads_last(given.pixels.new_empty(batch, layout.heads, count, width)) for width in widths
+    )
 
 
 def _to_shapes(groups: tuple[Pixels, Layout], needed: Mapping[str, bool]) -> Gradients:
@@ -127,8 +131,10 @@ widen = Operator(
 )
 
 
-def widened(given: Pixels, size: tuple[int, int], heads: int, values: int, scale: float) -> Tensors:
-    """Queries, keys and values, all (batch, heads, pixels, width); the width is a multiple of 8.
+def widened(
+    given: Pixels, size: tuple[int, int], heads: int, values: int, scale: float, equal: bool = True
+) -> Tensors:
+    """Queries, keys and values, all (batch, heads, pixels, width); widths are multiples of 8.
 
     Where `fits` says that kernels can take the pixels. Further columns of queries and keys change no product,
     and values end in zeros.
@@ -139,7 +145,9 @@ def widened(given: Pixels, size: tuple[int, int], heads: int, values: int, scale
         heads: number of heads.
         values: width of a head's values.
         scale: of queries.
+        equal: whether values are as wide as queries and keys, which torch's kernels need.
     """
     out = out_width(given.vertical.shape[1], values, size)
-    layout = Layout(*size, heads, values, out, scale)
+    value_out = out if equal else values + -values % ALIGNED
+    layout = Layout(*size, heads, values, out, value_out, scale)
     return widen(given._replace(pixels=given.pixels.contiguous()), layout)

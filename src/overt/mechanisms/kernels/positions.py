@@ -1,8 +1,8 @@
 """Queries, keys and values of pixels with their relative positions; `scores` has the definition.
 
-One pass over the channels of all pixels writes them as the attention's kernels take them: widened by
-positions, and equally wide. Backwards, one pass computes the gradient of the channels, and sums for that of
-the vectors of positions, which a second, small one adds up.
+One pass over the channels of all pixels writes them as the attention's kernels take them: queries and keys
+widened by positions, values as wide as they are wanted. Backwards, one pass computes the gradient of the
+channels, and sums for that of the vectors of positions, which a second, small one adds up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def widen_pixels(
     scale,
     height, width, rows, heads, most_height, most_width, channels,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, VALUE_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values of one pixel in BLOCK_ROWS heads of examples. Programs: (pixels, blocks).
 
@@ -72,7 +72,8 @@ def widen_pixels(
         channels: of a pixel: queries of all heads, keys of all heads, values of all heads.
         WIDTH: of a head's queries and keys.
         VALUES: width of a head's values.
-        OUT: width of what is written.
+        OUT: width of the queries and keys that are written.
+        VALUE_OUT: width of the values that are written, at most OUT.
     """
     pixel = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # (rows,)
@@ -98,11 +99,12 @@ def widen_pixels(
         start + 2 * heads * WIDTH + head * VALUES + column[None, :],
         mask=here & (column < VALUES)[None, :], other=0.0,
     )  # fmt: skip
-    out = ((place * heads)[:, None] + head) * OUT + column[None, :]
+    vector = (place * heads)[:, None] + head
+    out = vector * OUT + column[None, :]
     written = here & (column < OUT)[None, :]
     tl.store(query + out, (scaled + products).to(q.dtype), mask=written)
     tl.store(key + out, k.to(q.dtype), mask=written)
-    tl.store(value + out, v, mask=written)
+    tl.store(value + vector * VALUE_OUT + column[None, :], v, mask=here & (column < VALUE_OUT)[None, :])
 
 
 @triton.jit
@@ -222,11 +224,13 @@ def _constants(width: int, values: int, out: int) -> dict[str, int]:
 
 @lru_cache(MOST)
 def _forward_ready(
-    shape: Shape, size: Shape, most: Shape, heads: int, values: int, out: int, precision: str
+    shape: Shape, size: Shape, most: Shape, heads: int, values: int, out: int, value_out: int, precision: str
 ) -> Ready:
     batch, pixels, channels = shape
     width = (channels // heads - values) // 2
-    constants = {**_constants(width, values, out), "BLOCK_ROWS": _ROWS, "PRECISION": precision}
+    constants = {
+        **_constants(width, values, out), "VALUE_OUT": value_out, "BLOCK_ROWS": _ROWS, "PRECISION": precision
+    }  # fmt: skip
     grid = pixels, blocks(batch * heads, _ROWS), 1
     return Ready(widen_pixels, grid, (*size, batch * heads, heads, *most, channels), constants)
 
@@ -260,9 +264,9 @@ def _most(vertical: Tensor, horizontal: Tensor) -> Shape:
 
 def forward(
     pixels: Tensor, vertical: Tensor, horizontal: Tensor, size: Shape, heads: int, values: int, out: int,
-    scale: float,
+    value_out: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Queries, keys and values, (batch, heads, pixels, out).
+    """Queries and keys, (batch, heads, pixels, out), and values, (batch, heads, pixels, value_out).
 
     Args:
         pixels: (batch, pixels, channels), contiguous.
@@ -271,14 +275,14 @@ def forward(
         size: height and width of the image.
         heads: number of heads.
         values: width of a head's values.
-        out: width of the results, at least that of widened queries.
+        out: width of queries and keys, at least that of widened ones.
+        value_out: width of values, at least `values` and at most `out`.
         scale: of queries.
     """
     batch, count, _ = pixels.shape
-    wide = [heads_last(pixels, batch, heads, count, out) for _ in range(3)]
-    ready = _forward_ready(
-        tuple(pixels.shape), size, _most(vertical, horizontal), heads, values, out, precision_of(pixels.dtype)
-    )
+    wide = [heads_last(pixels, batch, heads, count, each) for each in (out, out, value_out)]
+    most, precision = _most(vertical, horizontal), precision_of(pixels.dtype)
+    ready = _forward_ready(tuple(pixels.shape), size, most, heads, values, out, value_out, precision)
     ready.run((pixels, vertical.contiguous(), horizontal.contiguous(), *wide), (scale,))
     return wide[0], wide[1], wide[2]
 
