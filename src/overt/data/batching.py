@@ -86,3 +86,16 @@ class Epochs(Dataset[Tensor]):
             generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
             self.latest = epoch, torch.randperm(self.count, generator=generator)
         return self.latest[1]
+
+
+class Numbers(Dataset[dict[str, Tensor]]):
+    """The numbers of the examples of each batch, for models that have the examples themselves."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, update: int) -> dict[str, Tensor]:
+        return {"numbers": self.epochs[update]}

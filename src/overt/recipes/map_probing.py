@@ -7,9 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from overt.data.batching import Epochs
+from overt.data.batching import Epochs, Numbers
 from overt.recipes import vision_training
 from overt.recipes._rows import Task
 from overt.recipes._training import times, torch_device
@@ -47,19 +46,6 @@ class Probed(nn.Module):
         return {"loss": F.cross_entropy(logits.float(), self.labels[numbers])}
 
 
-class _Numbers(Dataset[dict[str, Tensor]]):
-    """Numbers of the maps of each batch."""
-
-    def __init__(self, epochs: Epochs) -> None:
-        self.epochs = epochs
-
-    def __len__(self) -> int:
-        return len(self.epochs)
-
-    def __getitem__(self, update: int) -> dict[str, Tensor]:
-        return {"numbers": self.epochs[update]}
-
-
 def layers_named(text: str, count: int) -> tuple[int, ...]:
     """The numbers of attentions that `--layers` names, from 1 to `count`."""
     parts = [part.strip() for part in text.split(",")]
@@ -92,7 +78,7 @@ def train(model: Probed, task: Task, tell: Tell) -> dict[str, Any]:
     numbers = vision_training.fit(
         model,
         task.folder,
-        _Numbers(Epochs(len(model.maps), training.batch, training.updates, task.seed)),
+        Numbers(Epochs(len(model.maps), training.batch, training.updates, task.seed)),
         training,
         task.seed,
         task.device,

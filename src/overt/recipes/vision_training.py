@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -237,14 +237,16 @@ def network(row: ImageRow, data: AnyImages, seed: int) -> ResNet:
     )
 
 
-def optimizer_of(model: nn.Module, training: ImageTraining) -> torch.optim.Optimizer:
-    """SGD with momentum; norms and biases are not decayed."""
+def decayed_and_not(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of parameters for an optimizer; norms and biases are not decayed."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def optimizer_of(model: nn.Module, training: ImageTraining) -> torch.optim.Optimizer:
+    """SGD with momentum; norms and biases are not decayed."""
+    groups = decayed_and_not(model, training.weight_decay)
     return torch.optim.SGD(groups, training.learning_rate, training.momentum, nesterov=training.nesterov)
 
 
@@ -312,11 +314,27 @@ def train(
     return model, {**numbers, "parameters": sum(parameter.numel() for parameter in model.net.parameters())}
 
 
+class Plan(Protocol):
+    """What `fit` needs of a training's settings."""
+
+    @property
+    def updates(self) -> int:
+        """Steps of the optimizer."""
+
+    @property
+    def warmup(self) -> int:
+        """Updates in which the learning rate rises from 0."""
+
+    @property
+    def learning_rate(self) -> float:
+        """At its peak."""
+
+
 def fit(
     model: nn.Module,
     folder: Path,
     batches: Dataset[dict[str, Tensor]],
-    training: ImageTraining,
+    training: Plan,
     seed: int,
     device: str,
     on_step: Callable[[int], object],
@@ -353,10 +371,9 @@ def fit(
         in_order=True,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup,
-        max_grad_norm=0.0,
         bf16=torch_device(device).type == "cuda",
         logging_steps=max(1, training.updates // LOGS),
-        **{"lr_scheduler_type": "cosine", **arguments},
+        **{"lr_scheduler_type": "cosine", "max_grad_norm": 0.0, **arguments},
     )
     if process_number():
         torch.manual_seed(1_000_003 * process_number() + seed)  # other crops than the first process
