@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from overt import _check
 from overt._files import write_whole
 from overt.recipes import (
+    bam_captions,
     bam_graphs,
     bam_translation,
     ea_figure_a6,
@@ -50,6 +51,7 @@ RECIPES: dict[str, Recipe] = {
         flow_sentiment.TABLE_3,
         flow_pronouns.FIGURE_4,
         bam_graphs.TABLE_1,
+        bam_captions.TABLE_3,
         ea_vision.TABLE_1,
         ea_vision.TABLE_2,
         ea_probe.TABLE_7,

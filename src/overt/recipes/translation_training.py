@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -499,10 +499,22 @@ def _batches(
     return Batches(data.train, numbers, lambda pairs: collate(pairs, multiple), processes)
 
 
+class ReadyBatches(Protocol):
+    """Batches as tensors, by the numbers of `Schedule`."""
+
+    processes: int
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        """A part of a batch."""
+
+
 def fit(
     model: Any,
     folder: Path,
-    batches: Batches,
+    batches: ReadyBatches,
     validate: Callable[[Any], float],
     training: Any,
     keep: int | None,

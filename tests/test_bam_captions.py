@@ -1,0 +1,198 @@
+"""Captions: batches, annealing by epoch, shuffled images, the recipe, METEOR afterwards, trained folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overt.data.captions import CaptionData
+from overt.judge.captions import Meteor
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.models.att2in import Att2in
+from overt.models.image_encoder import ImageEncoder
+from overt.models.word_by_word import IGNORED
+from overt.recipes import bam_captions, caption_training, regions
+from overt.recipes._recipe import Outcome
+from overt.recipes.caption_training import by_epoch, shuffled, swapped, texts_of
+from small_captions import SIZES, recipes_in, small_scenes
+
+
+@pytest.fixture(scope="module")
+def data() -> CaptionData:
+    return small_scenes().captions
+
+
+# --- Parts ---
+
+
+def test_a_batch_has_all_captions_of_its_images_and_no_needless_padding(data: CaptionData) -> None:
+    texts = texts_of(data, "validation", 20)
+    batch = texts.batch([2, 0])
+    first = SIZES[0]
+    assert batch["images"].tolist() == [first + 2] * 5 + [first] * 5
+    said = [data.vocabulary.decode(row.clamp(min=0).tolist()) for row in batch["labels"]]
+    assert said == [*data.validation[2].captions, *data.validation[0].captions]
+    longest = max(len(text.split()) for text in said)
+    assert batch["labels"].shape[1] == longest + 1  # and the end
+    assert int((batch["labels"] == IGNORED).sum()) == sum(longest - len(text.split()) for text in said)
+
+
+def test_the_kl_is_annealed_by_epochs() -> None:
+    (mechanism,) = by_epoch([Bayesian.paper("WC", rho=2.0)], per_epoch=120)
+    assert isinstance(mechanism, Bayesian)
+    for epoch in (0, 1, 3):
+        expected = torch.sigmoid(torch.tensor(2.0 * epoch))
+        torch.testing.assert_close(mechanism.annealing(torch.tensor(120 * epoch)), expected)
+
+
+def test_shuffled_images_are_others_of_the_same_part(data: CaptionData) -> None:
+    for count in (2, 3, 50):
+        other = swapped(count, 1)
+        assert sorted(other.tolist()) == list(range(count))
+        assert not bool((other == torch.arange(count)).any())
+    other, first, second = shuffled(data, 0), SIZES[0], SIZES[0] + SIZES[1]
+    assert bool((other[:first] < first).all())
+    assert bool(((other[first:second] >= first) & (other[first:second] < second)).all())
+    with pytest.raises(ValueError, match="if there are two at least, got 1"):
+        swapped(1, 0)
+
+
+# --- The recipe ---
+
+
+@pytest.fixture(scope="module")
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> Any:
+    patch.setattr(bam_captions.judge, "meteor", lambda *_: Meteor(None, "METEOR needs Java"))
+    return recipes_in(tmp_path_factory.mktemp("captions"), patch)
+
+
+@pytest.fixture(scope="module")
+def result(recipe: Any) -> dict[str, Any]:
+    found: dict[str, Any] = recipe("bam-table-3", "--rows", "soft,BAM-WC,language only,shuffled images")
+    return found
+
+
+def test_tables_have_both_searches_floors_a_ceiling_and_published_numbers(result: dict[str, Any]) -> None:
+    tables = {table["title"]: dict(table["rows"]) for table in result["tables"]}
+    searches = [rows for title, rows in tables.items() if "search" in title]
+    assert len(searches) == 2
+    for rows in searches:
+        assert {"soft", "language only", "human, against the others", "random caption"} <= rows.keys()
+        assert any(name.startswith("always “") for name in rows)
+        assert rows["soft"][7] == "–"  # METEOR
+    assert searches[0]["BAM-WC, published (COCO)"][1:8] == [
+        "32.8", "44.1", "58.8", "75.3", "104.5", "54.9", "26.2",
+    ]  # fmt: skip
+    gains = tables["Differences with the same seed, CIDEr-D"]
+    assert gains["BAM-WC − soft"][-1] == "0.50"
+    assert set(tables["What is lost without the pictures"]) == {
+        "language only − soft", "shuffled images − soft",
+    }  # fmt: skip
+    notes = " ".join(result["notes"])
+    assert "METEOR needs Java" in notes
+    numbers = result["per_seed"]["0"]
+    assert numbers["BAM-WC"]["parameters"] > numbers["soft"]["parameters"]
+    assert numbers["language only"]["parameters"] < numbers["soft"]["parameters"]
+
+
+def test_meteor_is_added_later_without_training(
+    recipe: Any, result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caption_training, "train", None)
+    monkeypatch.setattr(bam_captions.judge, "meteor", lambda said, _: Meteor(float(len(said))))
+    again = recipe("bam-table-3", "--rows", "soft,BAM-WC,language only,shuffled images")
+    assert again["per_seed"]["0"]["soft"]["greedy_meteor"] == SIZES[2]
+    assert (
+        again["per_seed"]["0"]["soft"]["greedy_cider_d"] == result["per_seed"]["0"]["soft"]["greedy_cider_d"]
+    )
+    stored = json.loads(Path("runs/scenes/soft/seed-0/result.json").read_text())
+    assert stored["beam_5_meteor"] == SIZES[2]
+    assert again["config"]["floors"]["random caption"]["meteor"] == SIZES[2]
+
+
+def test_a_trained_folder_writes_of_an_image_what_the_table_scored(
+    result: dict[str, Any], data: CaptionData
+) -> None:
+    assert result["config"]["data"]["name"] == "scenes"
+    folder = Path("runs/scenes/BAM-WC/seed-0")
+    model = caption_training.load(folder / "model")
+    stored = json.loads((folder / "captions.json").read_text())
+    assert stored["images"] == [row.image for row in data.test]
+    _, pixels = data.part("test")
+    assert pixels is not None
+    assert model.side == pixels.shape[-1]
+    for name, beam in caption_training.SEARCHES.items():
+        words, _ = model.net.caption(
+            model.regions(pixels[1]), beam=beam, max_length=21, never=[model.vocabulary.unknown]
+        )
+        assert model.vocabulary.decode(words[0].tolist()) == stored[name][1]
+
+
+def test_the_encoder_goes_on_learning_only_where_it_is_asked_to(recipe: Any, result: dict[str, Any]) -> None:
+    del result
+    first = regions.open_encoder(Path("runs/scenes/encoder/seed-0/model"))
+    same = regions.open_encoder(Path("runs/scenes/soft/seed-0/model/encoder"))
+    for one, other in zip(first.state_dict().values(), same.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    recipe("bam-table-3", "--rows", "soft", "--finetune", fresh=True)
+    changed = regions.open_encoder(Path("runs/scenes/soft/seed-0/model/encoder"))
+    assert isinstance(first, ImageEncoder)
+    assert isinstance(changed, ImageEncoder)
+    assert not torch.equal(first.stem[0].weight, changed.stem[0].weight)
+    assert torch.equal(first.stem[1].running_mean, changed.stem[1].running_mean)
+
+
+def outcome(soft: list[float], wrong: list[float]) -> Outcome:
+    rows = zip(soft, wrong, strict=True)
+    per_seed = {
+        seed: {"soft": {"greedy_cider_d": one}, "shuffled images": {"greedy_cider_d": other}}
+        for seed, (one, other) in enumerate(rows)
+    }
+    return Outcome({}, per_seed)
+
+
+def test_the_report_says_whether_the_pictures_matter() -> None:
+    matter = bam_captions.note_on_pictures(outcome([30.0, 31.0, 32.0], [5.0, 5.5, 6.5]))
+    assert matter.endswith("the pictures matter.")
+    not_clear = bam_captions.note_on_pictures(outcome([30.0, 31.0, 32.0], [20.0, 40.0, 30.0]))
+    assert "this table measures language alone" in not_clear
+    assert "not known" in bam_captions.note_on_pictures(Outcome({}, {0: {"soft": {"greedy_cider_d": 1.0}}}))
+
+
+# --- Bad input ---
+
+
+def test_bad_folders_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
+    with pytest.raises(FileNotFoundError, match=r"give a folder that Att2in\.save wrote"):
+        caption_training.load(tmp_path)
+    ImageEncoder(3, channels=(4, 4, 4, 4), width=4, blocks=1).save(tmp_path / "encoder")
+    with pytest.raises(
+        ValueError, match=r"model_type of .* must be 'overt-att2in', got 'overt-image-encoder'"
+    ):
+        caption_training.load(tmp_path / "encoder")
+    Att2in(5, 4, hidden=4, embedding=4, score=4).save(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"holds no vocabulary\.json"):
+        caption_training.load(tmp_path)
+    path = tmp_path / "vocabulary.json"
+    path.write_text('{"words": ["a"], "length": 3, "side": 32, "name": "x"}')
+    with pytest.raises(ValueError, match=r"it has 3 ids, the network 5"):
+        caption_training.load(tmp_path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is it complete"):
+        caption_training.load(tmp_path)
+    path.write_text('{"words": ["a", "b", "c"], "length": 3, "side": null, "name": "x"}')
+    with pytest.raises(ValueError, match="trained on given features: it cannot read image files"):
+        caption_training.load(tmp_path)
+    with pytest.raises(ValueError, match="--dataset must be one of 'flickr8k', 'scenes'; got 'coco'"):
+        recipe("bam-table-3", "--dataset", "coco")
