@@ -161,6 +161,18 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console)
 
 
+class DivergedError(ValueError):
+    """A training's loss is not a finite number.
+
+    Attributes:
+        updates: how many there were when it was seen.
+    """
+
+    def __init__(self, message: str, updates: int) -> None:
+        super().__init__(message)
+        self.updates = updates
+
+
 class Run:
     """The training of one model, which resumes from `folder`/checkpoints if it was interrupted.
 
@@ -249,9 +261,10 @@ class Run:
                 del args, control, kwargs
                 if logs and "loss" in logs:
                     if not math.isfinite(float(logs["loss"])):
-                        raise ValueError(
+                        raise DivergedError(
                             f"{folder}: the training diverged: its loss is {logs['loss']} after "
-                            f"{state.global_step:,} updates; a lower learning rate may help, with --fresh"
+                            f"{state.global_step:,} updates; a lower learning rate may help, with --fresh",
+                            state.global_step,
                         )
                     progress.update(task, description=f"{name}, {describe_losses(logs)}")
 

@@ -22,7 +22,6 @@ from overt._modes import evaluating
 from overt.data.captions import PARTS, CaptionData, Captioned
 from overt.data.region_features import Regions
 from overt.data.vocabulary import Vocabulary, tokenise
-from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.att2in import Att2in
@@ -82,7 +81,7 @@ class CaptionRow:
 
     Attributes:
         attention: "soft", "hard" or "none".
-        mechanisms: of the attention; `rho` of a Bayesian one counts epochs.
+        mechanisms: of the attention; `rho` of random ones counts epochs.
         shuffled: whether each image's captions have another image's regions.
         arguments: further arguments of `Att2in`.
     """
@@ -280,15 +279,20 @@ class Captioner(nn.Module):
 
 def by_epoch(mechanisms: Sequence[Mechanism], per_epoch: int) -> list[Mechanism]:
     """Mechanisms whose λ = sigmoid(ρ·t) counts t in epochs, as in the authors' code, rather than in steps."""
-    return [
-        replace(each, rho=each.rho / per_epoch)
-        if isinstance(each, Bayesian) and each.rho is not None
-        else each
-        for each in mechanisms
-    ]
+    found = []
+    for each in mechanisms:
+        rho = getattr(each, "rho", None)
+        found.append(each if rho is None else replace(each, rho=rho / per_epoch))  # type: ignore[type-var]
+    return found
 
 
-def model_of(row: CaptionRow, shared: Shared, training: CaptionTraining, seed: int) -> Captioner:
+def model_of(
+    row: CaptionRow,
+    shared: Shared,
+    training: CaptionTraining,
+    seed: int,
+    kind: type[Captioner] = Captioner,
+) -> Captioner:
     """The untrained network of a row, with its regions."""
     data, source = shared.data, shared.source
     regions = source.regions(seed)
@@ -303,8 +307,8 @@ def model_of(row: CaptionRow, shared: Shared, training: CaptionTraining, seed: i
     )
     other = shuffled(data, seed) if row.shuffled else None
     if not source.finetune or row.attention == "none":
-        return Captioner(net, regions, other=other)
-    return Captioner(net, regions, source.network(seed), data.images, other)
+        return kind(net, regions, other=other)
+    return kind(net, regions, source.network(seed), data.images, other)
 
 
 def train(

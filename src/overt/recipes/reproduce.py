@@ -22,6 +22,7 @@ from overt._files import write_whole
 from overt.recipes import (
     bam_captions,
     bam_graphs,
+    bam_nan,
     bam_translation,
     ea_figure_a6,
     ea_probe,
@@ -52,6 +53,7 @@ RECIPES: dict[str, Recipe] = {
         flow_pronouns.FIGURE_4,
         bam_graphs.TABLE_1,
         bam_captions.TABLE_3,
+        bam_nan.NAN,
         ea_vision.TABLE_1,
         ea_vision.TABLE_2,
         ea_probe.TABLE_7,

@@ -1,0 +1,132 @@
+"""Gaussian weights and a sampled KL: their definitions, the variance of gradients, runs that end in NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from overt.data.region_features import Regions
+from overt.mechanisms.bayesian.naive import weibull_gamma_kl
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism
+from overt.models.att2in import Att2in
+from overt.recipes import bam_captions, bam_nan
+from overt.recipes.caption_training import Captioner, CaptionRow
+from overt.recipes.unstable_attention import GaussianWeights, SampledKL, gaussian_kl, register, sampled_kl
+from small_captions import recipes_in
+
+register()
+SIZES: dict[str, Any] = {"embedding": 8, "hidden": 8, "score": 8, "dropout": 0.5}
+SAMPLED = SampledKL.paper("WC", k=3.0, prior_beta=0.5, d_mid=4)
+
+
+def network(*mechanisms: Mechanism, features: int = 6) -> Att2in:
+    torch.manual_seed(0)
+    return Att2in(9, features, "soft", list(mechanisms), **SIZES)
+
+
+def batch(captions: int = 4, words: int = 3) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "images": torch.arange(captions),
+        "labels": torch.randint(1, 9, (captions, words), generator=generator),
+        "examples": torch.arange(captions),
+    }
+
+
+def captioner(net: Att2in, images: int = 4, regions: int = 5) -> Captioner:
+    features = torch.randn(images, regions, 6, generator=torch.Generator().manual_seed(2))
+    return Captioner(net, Regions(features, torch.ones(images, regions, dtype=torch.bool)))
+
+
+def test_the_sampled_kl_is_the_analytic_one_on_average() -> None:
+    torch.manual_seed(0)
+    logits, prior = torch.randn(1, 1, 1, 3), torch.log_softmax(torch.randn(1, 1, 1, 3), -1)
+    draws = 40_000
+    unit = torch.rand(draws, 1, 1, 3)
+    noise = torch.log(-torch.log1p(-unit)) / SAMPLED.k
+    seen = torch.tensor([True, True, False]).view(1, 1, 1, 3)
+    found = sampled_kl(logits.expand(draws, -1, -1, -1), seen, noise, prior.exp(), SAMPLED)
+    log_mean = logits[..., :2].log_softmax(-1)
+    expected = weibull_gamma_kl(log_mean, SAMPLED.k, prior[..., :2], SAMPLED.prior_beta).mean()
+    error = float(found.std()) / draws**0.5
+    assert abs(float(found.mean() - expected)) < 4 * error
+
+
+@torch.no_grad()
+def test_gaussian_weights_have_their_mean_and_spread_and_torchs_kl() -> None:
+    mean, prior = torch.tensor([0.3, -1.0, 2.0]), torch.tensor([0.5, 0.2, 0.3])
+    expected = kl_divergence(Normal(mean, 0.1), Normal(prior, 2.0))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(gaussian_kl(mean, 0.1, prior, 2.0), expected)
+    net = network(GaussianWeights("softmax", sigma=0.2)).eval()
+    model, given = captioner(net), batch()
+    regions, real = model.regions(given["images"])
+    plain = net(regions, real, given["labels"], output_attentions=True)["attentions"]
+    torch.testing.assert_close(plain.sum(-1), torch.ones(4, 3))
+    drawn = torch.stack(
+        [
+            net(regions, real, given["labels"], chain=Chain(step=0, sample=n), output_attentions=True)[
+                "attentions"
+            ][:, 0]
+            for n in range(100)
+        ]
+    )
+    assert bool((drawn < 0).any())
+    torch.testing.assert_close(drawn.mean(0), plain[:, 0], atol=0.1, rtol=0.0)
+    assert abs(float((drawn - plain[:, 0]).std()) - 0.2) < 0.02
+
+
+@pytest.mark.parametrize("mechanism", [GaussianWeights(), SAMPLED])
+def test_its_kl_is_in_the_loss_of_training_and_moves_the_prior(mechanism: Mechanism) -> None:
+    net = network(mechanism).train()
+    output = captioner(net)(**batch())
+    assert net.overt_losses is not None
+    assert net.overt_losses.kl is not None
+    output["loss"].backward()
+    gradients = [p.grad for name, p in net.named_parameters() if "prior" in name]
+    assert len(gradients) == 3
+    assert all(gradient is not None and float(gradient.abs().sum()) > 0 for gradient in gradients)
+
+
+def test_the_variance_of_gradients_is_that_over_draws() -> None:
+    assert bam_nan.gradient_noise(captioner(network()), batch(), 3) == pytest.approx(0.0, abs=1e-9)
+    model, given = captioner(network(SAMPLED)), batch()
+    found = bam_nan.gradient_noise(model, given, 5)
+    model.net.train()
+    model.net.dropout = 0.0
+    rows = []
+    for draw in range(5):
+        model.zero_grad()
+        chain = Chain(step=0, sample=draw, examples=given["examples"])
+        model.net(*model.regions(given["images"]), given["labels"], chain=chain)["loss"].backward()
+        rows.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double())
+    all_rows = torch.stack(rows)
+    expected = float(all_rows.var(dim=0).sum() / all_rows.mean(dim=0).square().sum())
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_run_that_ends_in_nan_is_noted_with_its_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {
+        "BAM-WC": CaptionRow(mechanisms=(bam_captions.WC,)),
+        "sampled KL": CaptionRow(mechanisms=(GaussianWeights(sigma=1e38, rho=1.0),)),
+    }
+    monkeypatch.setattr(bam_nan, "ROWS", rows)
+    monkeypatch.setattr(bam_nan, "DRAWS", 2)
+    result = recipes_in(tmp_path, monkeypatch)("bam-nan")
+    table = dict(result["tables"][0]["rows"])
+    assert table["BAM-WC"][:2] == ["0 of 1", "–"]
+    assert table["sampled KL"][:2] == ["1 of 1", "1"]
+    numbers = result["per_seed"]["0"]
+    assert numbers["sampled KL, scenes"]["noise_at_end"] is None
+    assert numbers["BAM-WC, scenes"]["noise_at_end"] > 0
+
+
+def test_a_sampled_kl_needs_weibull_weights_and_a_contextual_prior() -> None:
+    with pytest.raises(ValueError, match="is for Weibull weights with a contextual prior"):
+        SampledKL(prior="fixed")
