@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from overt.tracing.result import Trace
-from overt.view.pages import Page, node_page, page
+from overt.view.pages import Page, caption_page, node_page, page
 from selection import covering
-from traces import WORDS, evolving, image, made, neighbourhood, pair, recurrent, sampled
+from traces import WORDS, caption, evolving, image, made, neighbourhood, pair, recurrent, sampled
 
 pytest_plugins = ["browser"]
 
@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
     "evolving": (lambda: page(evolving()), {"graph", "strip", "heads", "evolution"}, WORDS),
     "samples": (lambda: page(sampled()), {"graph", "strip", "heads", "uncertainty"}, WORDS),
     "image": (lambda: page(image()), {"graph", "strip", "heads", "image"}, ["[CLS]"]),
+    "caption": (lambda: caption_page([caption()]), {"caption"}, ["a", "dog"]),
     "nodes": (lambda: node_page(neighbourhood(), [0, 3], names=NODES), {"nodes"}, NODES),
 }
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import PosteriorDraw, Trace
+from overt.view.captions import CaptionMaps
 from overt.view.pack import unpack
 from overt.view.pages import Page
 
@@ -126,6 +127,26 @@ def neighbourhood(nodes: int = 7, layers: int = 2, heads: int = 2) -> NodeTrace:
         for layer in range(layers)
     ]
     return NodeTrace(nodes, [edges] * layers, weights)
+
+
+def caption(words: tuple[str, ...] = ("a", "dog", "(end)"), regions: int = 4) -> CaptionMaps:
+    """A caption over a picture of 2 × 2 regions."""
+    count = len(words)
+    weights = torch.softmax(torch.arange(count * regions).view(count, regions).float(), dim=1)
+    return CaptionMaps(
+        picture=torch.arange(3 * 32 * 32, dtype=torch.uint8).view(3, 32, 32),
+        grid=(2, 2),
+        words=words,
+        ended=True,
+        probabilities=torch.full((count,), 0.5),
+        others=[[(word, 0.5, 0.1)] for word in words],
+        weights=weights,
+        prior=torch.full((regions,), 1 / regions),
+        spread=weights / 10,
+        samples=20,
+        draws=[(" ".join(words[:-1]), 20)],
+        model="BAM-WC, scenes",
+    )
 
 
 def field(shown: Page, name: str, layer: int, entry: int = 0) -> Tensor:

@@ -4,11 +4,24 @@ from overt.cli.shared import app, main
 
 # In the order of `overt --help`.
 # isort: off
-from overt.cli import demo, info, trace, translate, neighbours, plot, serve, sentiment, drift, reproduce
+from overt.cli import (
+    demo,
+    info,
+    trace,
+    translate,
+    caption,
+    neighbours,
+    plot,
+    serve,
+    sentiment,
+    drift,
+    reproduce,
+)
 # isort: on
 
 __all__ = [
     "app",
+    "caption",
     "demo",
     "drift",
     "info",

@@ -13,6 +13,8 @@ from overt import vision
 from overt._extras import need
 from overt.attaching.settings import settings_in
 from overt.cli.shared import join_or
+from overt.models.att2in import MODEL_TYPE as CAPTIONS
+from overt.models.image_encoder import MODEL_TYPE as ENCODER
 from overt.models.resnet import MODEL_TYPE as VISION
 from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
@@ -20,6 +22,8 @@ from overt.recipes._runs import read_model_config
 from overt.tracing.mixing.mixing import mixings
 from overt.tracing.pixels import attends_to_pixels
 
+# Networks with a command of their own: what they are, and the command.
+OWN_COMMANDS = {CAPTIONS: ("a captioning network", "overt caption photo.jpg")}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 # Options that the tracing commands share.
@@ -45,6 +49,17 @@ StackOption = Annotated[
 ]
 
 
+def own_command(name: str) -> tuple[str, str] | None:
+    """What a network with a command of its own is, and the command that opens it; None for other models."""
+    kind = read_model_config(name).get("model_type")
+    if kind == ENCODER:
+        raise ValueError(f"--model {name} is an image encoder, which has no attention")
+    if kind not in OWN_COMMANDS:
+        return None
+    what, command = OWN_COMMANDS[kind]
+    return what, f"{command} --model {name}"
+
+
 def open_model(name: str) -> Any:
     """Load a model of the class that its config names, with its mechanisms."""
     import transformers
@@ -55,6 +70,8 @@ def open_model(name: str) -> Any:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = read_model_config(name)
+    if (own := own_command(name)) is not None:
+        raise ValueError(f"--model {name} is {own[0]}, which {own[1]} opens")
     try:
         if settings.get("model_type") == MODEL_TYPE:
             return lstm_training.load(Path(name))

@@ -17,7 +17,7 @@ import typer
 
 from overt import _check
 from overt._extras import need
-from overt.cli.inputs import open_model
+from overt.cli.inputs import open_model, own_command
 from overt.cli.shared import app
 from overt.models.seq2seq import Seq2Seq
 from overt.recipes._runs import check_model
@@ -53,6 +53,10 @@ def open_served(name: str, place: str) -> Served:
 
     check_model(place)
     _check_weights(place)
+    if (own := own_command(place)) is not None:
+        raise ValueError(
+            f"--model {place} is {own[0]}, which is not served: {own[1]} --out page.html writes a page"
+        )
     model = open_model(place)
     if attends_to_pixels(model):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ import typer
 
 import overt
 from overt._files import check_folder
+from overt.cli import caption
 from overt.cli.inputs import (
     DecoderOption,
     MixingOption,
@@ -18,9 +19,11 @@ from overt.cli.inputs import (
     StackOption,
     names_picture,
     open_model,
+    own_command,
     read_input,
 )
 from overt.cli.shared import app, join_or
+from overt.recipes.caption_reading import SAMPLES
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of
@@ -54,6 +57,19 @@ def run(
     """
     from rich.console import Console
 
+    if any(own_command(name) for name in models):
+        given = {
+            "--method": methods,
+            "--layer": None if layer == -1 else layer,
+            "--query": query,
+            "--decoder": decoder,
+            "--residual": residual,
+            "--receptive-field": receptive_field or None,
+            "--mixing": None if mixing == "attention" else mixing,
+            "--stack": stack,
+        }
+        _caption(texts, models, given, samples, out)
+        return {}
     for method in methods or ():
         method_of(method, argument="--method")
     mixing_of(mixing, "--mixing")
@@ -111,6 +127,28 @@ def run(
         line = f"trace in {out}: load it with overt.Trace.load"
         console.print(line, style="dim", markup=False, soft_wrap=True)
     return traces
+
+
+def _caption(
+    texts: Sequence[str],
+    models: Sequence[str],
+    given: Mapping[str, Any],
+    samples: int | None,
+    out: Path | None,
+) -> None:
+    """Show what the words of captions draw on, as `overt caption` does: the only map of such a network."""
+    for name in models:
+        own = own_command(name)
+        if own is None or not own[1].startswith("overt caption"):
+            command = "overt caption photo.jpg --model FOLDER" if own is None else own[1]
+            raise ValueError(f"--model {name} cannot be traced beside a captioning network: see {command}")
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(f"{option} is not for captioning networks, which have one map, got {value}")
+    if len(texts) > 1 and out is not None:
+        raise ValueError(f"--out {out} is a page of one picture, got {len(texts)}")
+    for text in texts:
+        caption.run(text, models, samples=samples or SAMPLES, out=out)
 
 
 def _stacks(model: Any, stack: str | None) -> list[str | None]:

@@ -35,17 +35,28 @@ class NamedImages:
 
     def pixels(self, names: Sequence[str], side: int) -> Tensor:
         """Uint8 (names, 3, side, side): the whole of each image, scaled to a square."""
-        from PIL.Image import Resampling
-
-        pixels = np.empty((len(names), side, side, 3), np.uint8)
+        pixels = torch.empty(len(names), 3, side, side, dtype=torch.uint8)
         for row, name in enumerate(names):
             if name not in self:
                 raise ValueError(f"{self.source} has no image {name}")
-            image = opened(self.files[stem(name)], f"image {name} of {self.source}")
-            if image.size != (side, side):
-                image = image.resize((side, side), Resampling.BILINEAR)
-            pixels[row] = np.asarray(image)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+            pixels[row] = square(self.files[stem(name)], f"image {name} of {self.source}", side)
+        return pixels
+
+
+def square(source: str | Path | bytes, name: str, side: int) -> Tensor:
+    """The whole of an image, scaled to a square, uint8 (3, side, side).
+
+    Args:
+        source: its path, or the content of its file.
+        name: of the image, for errors.
+        side: height and width.
+    """
+    image = opened(source, name)
+    from PIL.Image import Resampling
+
+    if image.size != (side, side):
+        image = image.resize((side, side), Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def stem(name: str) -> str:

@@ -378,8 +378,12 @@ def _add_outputs(trace: Trace, entry: dict[str, Any]) -> None:
 def _add_picture(trace: Trace, entry: dict[str, Any]) -> None:
     entry["grid"], entry["image"] = trace.grid, trace.image
     if trace.picture is not None:
-        coded = base64.b64encode(_png(trace.picture[0])).decode()
-        entry["picture"] = f"data:image/png;base64,{coded}"
+        entry["picture"] = picture_link(trace.picture[0])
+
+
+def picture_link(picture: Tensor) -> str:
+    """A picture, bytes of shape (height, width, 3), as a link that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(_png(picture)).decode()}"
 
 
 def _png(picture: Tensor) -> bytes:

@@ -28,6 +28,7 @@ from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import Trace
 from overt.view import bundle
+from overt.view.captions import CaptionMaps, caption_entry
 from overt.view.index import PageContents, Queries, entry_of, label_of, printable, short
 from overt.view.neighbourhood import page_data
 from overt.view.pack import MASS
@@ -222,6 +223,19 @@ def node_page(
         name = printable(f"node {node.get('name', node['id'])}")
         entries.append({"name": name, "kind": "nodes", "nodes": short({**about, "classes": classes})})
     return _page(title or entries[0]["name"], entries, [], 1.0)
+
+
+def caption_page(captions: Sequence[CaptionMaps], *, title: str | None = None) -> Page:
+    """Captions over their pictures, word by word, on one page.
+
+    Args:
+        captions: at least one; two of the same picture can be compared side by side.
+        title: of the page; by default the first caption.
+    """
+    if not captions:
+        raise ValueError("captions must hold at least one caption, got none")
+    entries = [caption_entry(each) for each in captions]
+    return _page(entries[0]["name"] if title is None else title, entries, [], 1.0)
 
 
 def _classes(labels: list[Any] | None, hoods: list[dict[str, Any]]) -> list[Any] | None:

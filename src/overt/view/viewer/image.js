@@ -350,7 +350,7 @@ function imageCover(trace, key, values, scale, opacity) {
 }
 
 /** A trace's picture once it has loaded, else null; `redraw` is called when it loads. */
-function imageOf(trace, redraw) {
+export function imageOf(trace, redraw) {
   const source = trace.about.picture;
   if (typeof source !== "string" || !source.startsWith("data:image/") || typeof Image === "undefined") return null;
   let loaded = imageElements.get(trace);
@@ -369,7 +369,7 @@ function imageOf(trace, redraw) {
 }
 
 /** The picture in grey as pixels, computed once; null if there is no canvas. */
-function imageGrey(loaded) {
+export function imageGrey(loaded) {
   if (loaded.grey !== undefined || typeof document === "undefined") return loaded.grey || null;
   const { naturalWidth, naturalHeight } = loaded.element;
   const shrink = Math.min(1, IMAGE_SHARPEST / Math.max(naturalWidth, naturalHeight, 1));

@@ -10,6 +10,7 @@
 //   placeOf({ trace, seen, state, width }): y of the chosen token, optional
 //   step({ trace, state, step }): what the keys ↑ and ↓ select, optional; else the previous or next token
 //   describe({ trace, seen }): a line for the status, optional
+import { captionView } from "./caption.js";
 import { crossView } from "./cross.js";
 import { evolutionView } from "./evolution.js";
 import { graphView } from "./graph.js";
@@ -19,4 +20,4 @@ import { nodesView } from "./nodes.js";
 import { stripView } from "./strip.js";
 import { uncertaintyView } from "./uncertainty.js";
 
-export const VIEWS = [graphView, stripView, headsView, crossView, evolutionView, uncertaintyView, imageView, nodesView];
+export const VIEWS = [graphView, stripView, headsView, crossView, evolutionView, uncertaintyView, imageView, nodesView, captionView];

@@ -1,0 +1,105 @@
+"""Caption a picture with a trained network, and show what each word drew on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from overt import _check
+from overt._files import check_folder
+from overt.cli.shared import app
+from overt.data.named_images import square
+from overt.recipes import caption_training
+from overt.recipes._training import torch_device
+from overt.recipes.caption_reading import SAMPLES, read_caption
+from overt.view.captions import CaptionMaps
+from overt.view.pages import caption_page
+
+
+def run(
+    image: str,
+    models: Sequence[str],
+    beam: int = 1,
+    samples: int = SAMPLES,
+    device: str = "auto",
+    out: Path | None = None,
+) -> list[CaptionMaps]:
+    """Print captions of a picture by one or more networks; optionally write a page.
+
+    Args:
+        image: path of the picture.
+        models: folders that `overt reproduce bam-table-3` wrote.
+        beam: hypotheses of the beam search; 1 is greedy.
+        samples: draws of random weights.
+        device: "cpu", "cuda" or "auto".
+        out: path of a page, .html.
+    """
+    from rich.console import Console
+
+    _check.whole("--beam", beam, 1)
+    _check.whole("--samples", samples, 1)
+    where = torch_device(device)
+    if out is not None:
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"--out must end in .html, got {out}")
+        check_folder("--out", out)
+    if not Path(image).is_file():
+        raise FileNotFoundError(f"picture {image} does not exist")
+    if not models:
+        raise ValueError("--model must be given at least once")
+    console = Console(highlight=False, soft_wrap=True)
+    found = []
+    for folder in models:
+        model = caption_training.load(folder)
+        model.net.to(where)
+        model.encoder.to(where)
+        maps = read_caption(model, square(image, image, model.side), beam, samples)
+        found.append(maps if len(models) == 1 else replace(maps, model=f"{maps.model} ({folder})"))
+        _print(console, maps, folder if len(models) > 1 else "")
+    if out is not None:
+        caption_page(found, title=f"{Path(image).name}: {found[0].text}").save(out)
+        console.print(f"page in {out}: open it in any browser", style="dim", markup=False)
+    return found
+
+
+def _print(console: object, maps: CaptionMaps, heading: str) -> None:
+    from rich.console import Console
+
+    assert isinstance(console, Console)
+    if heading:
+        console.print(heading, style="dim", markup=False)
+    console.print(maps.text or "(no words)", style="bold", markup=False)
+    said = ", ".join(
+        f"{word} {100 * float(p):.0f} %" for word, p in zip(maps.words, maps.probabilities, strict=True)
+    )
+    console.print(said, style="dim", markup=False)
+    if maps.draws:
+        same = dict(maps.draws).get(maps.text, 0)
+        kinds = "1 caption" if len(maps.draws) == 1 else f"{len(maps.draws)} captions"
+        console.print(
+            f"{maps.samples} draws of the attention weights: {kinds}, {same} of them this one",
+            style="dim",
+            markup=False,
+        )
+
+
+@app.command(rich_help_panel="Read attention")
+def caption(
+    image: Annotated[str, typer.Argument(help="Path of a picture.")],
+    model: Annotated[
+        list[str],
+        typer.Option(help="Folder that `overt reproduce bam-table-3` wrote. Repeatable: they are compared."),
+    ],
+    beam: Annotated[int, typer.Option(help="Beams of the beam search; 1 is greedy.", min=1)] = 1,
+    samples: Annotated[int, typer.Option(help="Draws of random attention weights.", min=1)] = SAMPLES,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page: the picture word by word (.html).")
+    ] = None,
+) -> None:
+    """Write a caption of a picture, and show which regions each word drew on."""
+    run(image, model, beam, samples, device, out)

@@ -1,0 +1,120 @@
+"""Write a caption of a picture with a trained network, and read what each word drew on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overt import _check
+from overt.mechanisms.bayesian.layer import BayesianLayer
+from overt.mechanisms.bayesian.naive import prior_of
+from overt.mechanisms.chain import Chain
+from overt.models.att2in import Att2in
+from overt.recipes.caption_training import CaptionModel
+from overt.view.captions import END, CaptionMaps
+
+OTHERS = 5  # likeliest words that are told at each place
+SAMPLES = 20
+
+
+@torch.no_grad()
+def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: int = SAMPLES) -> CaptionMaps:
+    """The caption of a picture by beam search with the mean of random weights, and how draws vary it.
+
+    Weights and probabilities of draws are those of the same words; each draw also writes a caption itself.
+
+    Args:
+        model: of `caption_training.load`, wherever it is.
+        pixels: uint8 (3, side, side).
+        beam: hypotheses; 1 takes the likeliest word each time.
+        samples: number of draws, for a network with random weights.
+    """
+    _check.whole("samples", samples, 1)
+    net, vocabulary = model.net, model.vocabulary
+    device = net.step.device
+    regions = model.regions(pixels.to(device)).to(device)
+    search = {"beam": beam, "max_length": model.length + 1, "never": [vocabulary.unknown]}
+
+    def written(sample: int | None) -> list[int]:
+        found, _ = net.caption(regions, sample=sample, **search)  # type: ignore[arg-type]
+        ids: list[int] = found[0].tolist()
+        return ids[: ids.index(net.eos_id) + 1]
+
+    ids = written(None)
+    inputs = torch.tensor([[net.bos_id, *ids[:-1]]], device=device)
+    sees, random = net.attention != "none", is_random(net)
+    plain = net(regions, decoder_input_ids=inputs, output_attentions=sees)
+    log_p = plain["logits"][0]  # (words, vocabulary)
+    probabilities = log_p.exp().cpu()
+    spread, drawn, draws = None, None, list[tuple[str, int]]()
+    if random:
+        # All draws of one picture in one pass: its noise is that of example 0.
+        chain = Chain(
+            step=net.step,
+            sample=torch.arange(samples, device=device),
+            examples=torch.zeros(samples, dtype=torch.int64, device=device),
+        )
+        many = net(
+            regions.expand(samples, -1, -1),
+            decoder_input_ids=inputs.expand(samples, -1),
+            chain=chain,
+            output_attentions=True,
+        )
+        spread = many["attentions"].std(dim=0, correction=0).cpu()
+        drawn = many["logits"].exp().std(dim=0, correction=0).cpu()
+        texts = Counter(vocabulary.decode(written(number)) for number in range(samples))
+        draws = texts.most_common()
+    words = [END if number == net.eos_id else vocabulary.decode([number]) for number in ids]
+    others = []
+    for place in range(len(ids)):
+        best = probabilities[place].topk(min(OTHERS, probabilities.shape[1])).indices.tolist()
+        others.append(
+            [
+                (
+                    END if number == net.eos_id else vocabulary.decode([number]),
+                    float(probabilities[place, number]),
+                    None if drawn is None else float(drawn[place, number]),
+                )
+                for number in best
+            ]
+        )
+    side = math.isqrt(regions.shape[1])
+    return CaptionMaps(
+        picture=pixels.cpu(),
+        grid=(side, side),
+        words=words,
+        ended=True,
+        probabilities=probabilities.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1),
+        others=others,
+        weights=plain["attentions"][0].cpu() if sees else None,
+        prior=prior_weights(net, regions),
+        spread=spread,
+        samples=samples if random else 0,
+        draws=draws,
+        model=model.name,
+    )
+
+
+def is_random(net: Att2in) -> bool:
+    """Whether its attention weights are drawn."""
+    return net.attention != "none" and net.map.random
+
+
+@torch.no_grad()
+def prior_weights(net: Att2in, regions: Tensor) -> Tensor | None:
+    """The contextual prior over the regions of a picture, (regions,), on the CPU; None without one.
+
+    Its mean, normalised as weights are: α of a Gamma prior, exp(μ) of a Lognormal one, over their sum.
+    """
+    layers = list(net.map.layers) if net.attention != "none" else []
+    layer = layers[0] if layers else None
+    if not isinstance(layer, BayesianLayer) or layer.prior is None:
+        return None
+    keys = F.relu(net.region(regions)).unsqueeze(1)  # (1, 1, regions, hidden), in evaluation
+    visible = torch.ones(1, 1, 1, regions.shape[1], dtype=torch.bool, device=regions.device)
+    parameter = prior_of(layer.prior, keys, visible, layer.config)
+    return torch.softmax(parameter[0, 0], dim=-1).cpu()

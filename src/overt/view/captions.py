@@ -1,0 +1,86 @@
+"""A caption and what each of its words drew on, for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from overt.view.index import picture_link, printable, short
+
+END = "(end)"
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionMaps:
+    """A caption of a picture, with its weights over regions.
+
+    Attributes:
+        picture: uint8 (3, height, width), as the network sees it.
+        grid: rows and columns of regions; they come row by row.
+        words: of the caption.
+        ended: whether the last of them is its end, `END`.
+        probabilities: (words,), with the mean of random weights.
+        others: for each word, the likeliest ones: the word, its probability, and its standard deviation over
+            draws, None without any.
+        weights: (words, regions), their mean if they are random; None for a network that sees no picture.
+        prior: (regions,), the contextual prior's mean, normalised; None without one.
+        spread: (words, regions), the standard deviation over draws; None without any.
+        samples: number of draws.
+        draws: captions that draws lead to, and how often each; the most frequent first.
+        model: what wrote it.
+    """
+
+    picture: Tensor
+    grid: tuple[int, int]
+    words: Sequence[str]
+    ended: bool
+    probabilities: Tensor
+    others: Sequence[Sequence[tuple[str, float, float | None]]]
+    weights: Tensor | None
+    prior: Tensor | None
+    spread: Tensor | None
+    samples: int
+    draws: Sequence[tuple[str, int]]
+    model: str
+
+    @property
+    def text(self) -> str:
+        """The caption."""
+        return " ".join(self.words[: len(self.words) - self.ended])
+
+
+def caption_entry(maps: CaptionMaps) -> dict[str, Any]:
+    """A caption as an entry of a page's index, plain JSON values."""
+    rows, columns = maps.grid
+    regions = rows * columns
+    for name, tensor in (("weights", maps.weights), ("prior", maps.prior), ("spread", maps.spread)):
+        if tensor is not None and tensor.shape[-1] != regions:
+            raise ValueError(
+                f"{name} must have {regions} regions, {rows} × {columns}, got {tensor.shape[-1]}"
+            )
+    _, height, width = maps.picture.shape
+    caption = {
+        "model": maps.model,
+        "ended": maps.ended,
+        "probabilities": maps.probabilities.tolist(),
+        "others": [[list(other) for other in each] for each in maps.others],
+        **{
+            name: None if tensor is None else tensor.tolist()
+            for name, tensor in (("weights", maps.weights), ("prior", maps.prior), ("spread", maps.spread))
+        },
+        "samples": maps.samples,
+        "draws": [[text, count, text == maps.text] for text, count in maps.draws],
+    }
+    return {
+        "name": printable(maps.text) or "(no words)",
+        "kind": "caption",
+        "main": 0 if maps.weights is None else int(maps.weights.amax(dim=1).argmax()),  # the sharpest
+        "tokens": [printable(word) for word in maps.words],
+        "grid": [rows, columns],
+        "image": [height, width],
+        "picture": picture_link(maps.picture.permute(1, 2, 0).cpu()),
+        "caption": short(caption),
+    }

@@ -1,0 +1,203 @@
+"""`overt caption`: words, weights, prior and spread of a picture, its page, and the commands beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner
+
+import overt
+from overt.cli import app
+from overt.cli.serve import open_served
+from overt.data.named_images import square
+from overt.mechanisms.chain import Chain
+from overt.mechanisms.mechanism import Mechanism
+from overt.models.att2in import Att2in
+from overt.models.image_encoder import ImageEncoder
+from overt.recipes import caption_training
+from overt.recipes.caption_reading import prior_weights, read_caption
+from overt.view.captions import END, caption_entry
+from overt.view.pages import caption_page
+from traces import caption
+
+WORDS = ("a", "dog", "<script>alert(1)</script>", "runs", "cat")
+WC = overt.Bayesian.paper("WC", k=1.0, d_mid=4)
+LC = overt.Bayesian.paper("LC", sigma=0.5, d_mid=4)
+SIDE = 32
+
+
+def written(folder: Path, *mechanisms: Mechanism, attention: Any = "soft") -> Path:
+    """A folder as training leaves it, of a network whose weights are not all alike."""
+    torch.manual_seed(3)
+    net = Att2in(len(WORDS) + 2, 12, attention, list(mechanisms), 16, 16, 8)
+    for parameter in net.parameters():
+        parameter.data.mul_(3.0)
+    net.generator.bias.data[0] = -1.0  # so that captions have some words
+    net.save(folder)
+    encoder = ImageEncoder(3, channels=(4, 6, 8, 10), width=12, blocks=1)
+    encoder.save(folder / "encoder")
+    card = {"words": WORDS, "length": 6, "side": SIDE, "name": "a row, scenes"}
+    (folder / "vocabulary.json").write_text(json.dumps(card))
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    pixels = torch.randint(256, (40, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    path = tmp_path / "photo.png"
+    Image.fromarray(pixels.numpy()).save(path)
+    return path
+
+
+def pixels_of(path: Path) -> Tensor:
+    return square(path, "photo", SIDE)
+
+
+def test_a_caption_has_the_weights_and_probabilities_of_its_words(tmp_path: Path, picture: Path) -> None:
+    model = caption_training.load(written(tmp_path / "model", WC))
+    maps = read_caption(model, pixels_of(picture), samples=3)
+    regions = model.regions(pixels_of(picture))
+    with torch.no_grad():
+        ids, score = model.net.caption(regions, max_length=7, never=[len(WORDS) + 1])
+        output = model.net(regions, labels=ids, output_attentions=True)
+    assert maps.text == model.vocabulary.decode(ids[0].tolist())
+    assert maps.words[-1] == END
+    torch.testing.assert_close(maps.weights, output["attentions"][0])
+    torch.testing.assert_close(maps.probabilities.log().sum(), score[0])
+    for word, probability, others in zip(maps.words, maps.probabilities, maps.others, strict=True):
+        assert [one[1] for one in others] == sorted((one[1] for one in others), reverse=True)
+        known = {one[0]: one[1] for one in others}
+        assert word not in known or known[word] == pytest.approx(float(probability))
+
+
+def test_the_spread_is_that_of_single_draws_which_write_captions_themselves(
+    tmp_path: Path, picture: Path
+) -> None:
+    model = caption_training.load(written(tmp_path / "model", WC))
+    maps = read_caption(model, pixels_of(picture), samples=6)
+    assert maps.spread is not None
+    regions = model.regions(pixels_of(picture))
+    numbers = [0 if word == END else model.vocabulary.numbers[word] for word in maps.words]
+    labels = torch.tensor([numbers])
+    with torch.no_grad():
+        drawn = [
+            model.net(
+                regions, labels=labels, chain=Chain(step=model.net.step, sample=n), output_attentions=True
+            )
+            for n in range(6)
+        ]
+        texts = [
+            model.net.caption(regions, max_length=7, never=[len(WORDS) + 1], sample=n)[0] for n in range(6)
+        ]
+    every = torch.stack([one["attentions"][0] for one in drawn])
+    torch.testing.assert_close(maps.spread, every.std(dim=0, correction=0))
+    assert float(maps.spread.max()) > 0.01
+    said = [model.vocabulary.decode(text[0].tolist()) for text in texts]
+    assert sorted(said) == sorted(text for text, count in maps.draws for _ in range(count))
+
+
+def test_the_prior_is_what_it_expects_before_any_word(tmp_path: Path, picture: Path) -> None:
+    for mechanism in (WC, LC):
+        model = caption_training.load(written(tmp_path / mechanism.family, mechanism))
+        regions = model.regions(pixels_of(picture))
+        found = prior_weights(model.net, regions)
+        layer: Any = model.net.map.layers[0]
+        psi = layer.prior(model.net.region(regions).relu())[0].softmax(dim=-1)
+        expected = psi if mechanism is WC else psi.exp() / psi.exp().sum()
+        assert found is not None
+        torch.testing.assert_close(found, expected.detach())
+    plain = caption_training.load(written(tmp_path / "plain"))
+    assert prior_weights(plain.net, regions) is None
+
+
+@pytest.mark.parametrize("attention", ["soft", "none"])
+def test_what_a_model_has_not_is_left_out(tmp_path: Path, picture: Path, attention: str) -> None:
+    model = caption_training.load(written(tmp_path / "model", attention=attention))
+    maps = read_caption(model, pixels_of(picture))
+    assert (maps.prior, maps.spread, maps.samples, maps.draws) == (None, None, 0, [])
+    assert (maps.weights is None) == (attention == "none")
+    entry = caption_entry(maps)
+    assert entry["caption"]["others"][0][0][2] is None
+    assert 0 <= entry["main"] < len(maps.words)
+
+
+def test_no_word_becomes_code_in_a_page_that_needs_nothing_else() -> None:
+    text = caption_page([caption((WORDS[2], END))], title="</script><b>").html()
+    assert "<script>alert" not in text
+    assert "</script><b>" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "data:image/png;base64," in text
+
+
+def test_maps_must_have_the_regions_of_the_grid() -> None:
+    with pytest.raises(ValueError, match="weights must have 4 regions, 2 × 2, got 5"):
+        caption_page([caption(("a", END), regions=5)])
+    with pytest.raises(ValueError, match="at least one caption"):
+        caption_page([])
+
+
+# --- Commands ---
+
+
+def invoked(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    return result.output if result.exception is None else f"{result.output}{result.exception}"
+
+
+def test_the_command_writes_captions_and_a_page_and_trace_opens_the_folder(
+    tmp_path: Path, picture: Path
+) -> None:
+    folder = str(written(tmp_path / "model", WC))
+    page = tmp_path / "page.html"
+    said = invoked("caption", str(picture), "--model", folder, "--samples", "4", "--out", str(page))
+    first = said.splitlines()[0]
+    assert set(first.split()) <= set(WORDS)
+    assert "4 draws of the attention weights" in said
+    assert "overt-index" in page.read_text()
+    traced = invoked("trace", str(picture), "--model", folder, "--samples", "4")
+    assert traced.splitlines()[0] == first
+    both = invoked("caption", str(picture), "--model", folder, "--model", folder)
+    assert both.count(first) >= 2
+
+
+def test_other_commands_say_which_one_opens_the_folder(tmp_path: Path, picture: Path) -> None:
+    folder = str(written(tmp_path / "model"))
+    with pytest.raises(ValueError, match=r"is a captioning network, which is not served: overt caption"):
+        open_served("model", folder)
+    out = str(tmp_path / "plot.png")
+    assert "a captioning network, which overt caption photo.jpg --model" in invoked(
+        "plot", "a", "--model", folder, "--out", out
+    )
+    assert "--method is not for captioning networks" in invoked(
+        "trace", str(picture), "--model", folder, "--method", "raw"
+    )
+    assert "is an image encoder, which has no attention" in invoked(
+        "trace", str(picture), "--model", f"{folder}/encoder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.png", "--model", "M"], "picture nowhere.png does not exist"),
+        (["PICTURE", "--model", "M", "--beam", "9"], "beam must be at most the number of words"),
+        (["PICTURE", "--model", "M", "--out", "page.png"], "--out must end in .html"),
+        (["PICTURE", "--model", "M/encoder"], "must be 'overt-att2in', got 'overt-image-encoder'"),
+        (["PICTURE", "--model", "nothing"], "holds no config.json"),
+        (["M/config.json", "--model", "M"], "cannot be read as an image"),
+    ],
+)
+def test_bad_input_is_refused_by_name(tmp_path: Path, picture: Path, words: list[str], message: str) -> None:
+    folder = str(written(tmp_path / "M"))
+    places = {"PICTURE": str(picture), "M": folder}
+    given = [
+        places.get(word, word.replace("M/", f"{folder}/") if word.startswith("M/") else word)
+        for word in words
+    ]
+    assert message in invoked("caption", *given)
