@@ -209,6 +209,7 @@ def test_flickr8k_has_its_published_parts_and_counts_what_it_leaves_out(tmp_path
             {},
             r"line 11: the caption of six\.jpg#0 must have a word, got ' \. '$",
         ),
+        ("\n", {}, r"token\.txt\.gz must have captions, a line each, got none$"),
         (TOKENS + "one.jpg#1\tA dog\n", {}, r"line 10: one\.jpg#1 has a caption already$"),
         (
             TOKENS.replace("three.jpg", "other.jpg"),

@@ -112,4 +112,6 @@ def _captions(folder: Path, digest: hashlib._Hash) -> dict[str, tuple[str, ...]]
         if number in numbered:
             raise ValueError(f"{where}: {key} has a caption already")
         numbered[number] = caption
+    if not captions:
+        raise ValueError(f"{path} must have captions, a line each, got none")
     return {image: tuple(numbered.values()) for image, numbered in captions.items()}

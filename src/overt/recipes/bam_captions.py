@@ -227,11 +227,13 @@ def add_meteor(known: Known, place: Path, references: Sequence[Sequence[str]], r
         request: of the run.
     """
     missing = [key for key, numbers in known.numbers.items() if numbers["greedy_meteor"] is None]
+    absent = 0
     for name, seed in missing:
         numbers, folder = known.numbers[name, seed], place / folder_name(name) / f"seed-{seed}"
         here = finished(folder, numbers["run"]["settings"])
         # The folder may hold another run than the one in the result file, or none.
         if here is None or here["run"] != numbers["run"] or not (folder / CAPTIONS).is_file():
+            absent += 1
             continue
         texts = json.loads((folder / CAPTIONS).read_text(encoding="utf-8"))
         for search in SEARCHES:
@@ -241,7 +243,7 @@ def add_meteor(known: Known, place: Path, references: Sequence[Sequence[str]], r
             numbers[f"{search}_meteor"] = found.score
         request.console.print(f"[dim]{name}, seed {seed}: METEOR {numbers['greedy_meteor']:.1f}[/dim]")
         finish_run(folder, numbers)
-    return ""
+    return f"the captions of {counted(absent, 'run')} are not in {place.name}" if absent else ""
 
 
 # --- Report ---
@@ -331,7 +333,7 @@ def report_table_3(outcome: Outcome) -> Report:
     ]
     sizes = values(outcome, SOFT, "parameters") or values(outcome, next(iter(config["rows"])), "parameters")
     size = f" {next(iter(sizes.values())):,.0f} parameters." if sizes else ""
-    missing = f" {config['meteor']}: the same command adds it where it is." if config["meteor"] else ""
+    missing = f" “–”: {config['meteor']}; the same command adds it later." if config["meteor"] else ""
     notes = [
         note_on_pictures(outcome),
         "Floors and ceiling: one human caption against the image's others, a random training caption, and "
