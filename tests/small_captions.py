@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overt.data import scenes
-from overt.recipes import bam_captions, regions, reproduce
+from overt.recipes import bam_captions, caption_training, regions, reproduce
 
 ENCODER: dict[str, Any] = {"channels": (4, 6, 8, 10), "width": 12, "blocks": 1}
 NETWORK = {"embedding": 16, "hidden": 16, "score": 8}
@@ -27,9 +27,11 @@ def recipes_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(scenes, "make", small_scenes)
     monkeypatch.setattr(regions, "SIZES", ENCODER)
     monkeypatch.setattr(bam_captions, "STAND_IN", NETWORK)
+    monkeypatch.setattr(regions, "fastest_update", lambda *_: 1.0)  # estimates take longer than the trainings
+    monkeypatch.setattr(caption_training, "step_times", lambda *_: [1.0])
 
     def run(name: str, *extra: str, seeds: int = 1, fresh: bool = False) -> dict[str, Any]:
-        extra = ("--encoder-epochs", "2", "--epochs", "2", *extra)
+        extra = ("--encoder-epochs", "1", "--epochs", "1", *extra)
         places = {"out": Path("runs"), "results": Path("results")}
         return reproduce.run(name, seeds=seeds, device="cpu", fresh=fresh, extra=extra, **places)
 

@@ -34,10 +34,10 @@ from overt.recipes._recipe import Option, Request
 from overt.recipes._rows import Task, look_up, stored_result
 from overt.recipes._runs import earlier_result, finish_run, read_settings, run_record
 from overt.recipes._training import (
-    check_alone,
     hardware,
     is_main_process,
     one_thread,
+    processes,
     times,
     torch_device,
     versions,
@@ -338,7 +338,11 @@ def source_of(request: Request, pictures: Pictures, recipe: str) -> RegionSource
         recipe: for errors.
     """
     need("accelerate", "vision")
-    check_alone(request.device, recipe, recipe)
+    if processes(request.device) > 1:
+        raise ValueError(
+            f"{recipe} trains each network in one process, and several side by side (--workers): start it "
+            "without accelerate launch"
+        )
     options, place = request.options, request.out
     given = [name for name in ("encoder", "features") if options[name] is not None]
     if len(given) == 2:
