@@ -11,7 +11,8 @@ const CAPTION_LINE = 48; // of a line of words, with their probabilities
 const CAPTION_TITLE = 24;
 const CAPTION_GAP = 18;
 const CAPTION_LARGEST = 300;
-const CAPTION_SMALLEST = 108; // of the small pictures
+const CAPTION_SMALL = 148; // most and least of the small pictures
+const CAPTION_SMALLEST = 108;
 const CAPTION_COVER = 0.72; // opacity of the weights
 const CAPTION_ROW = 22;
 const CAPTION_WIDE = 760;
@@ -67,8 +68,9 @@ function captionLayout(trace, width) {
   }));
   const below = panels[count - 1].y + tall + SCALE_HEIGHT + 26;
   const strip = trace.about.caption.weights ? trace.tokens.length + (trace.about.caption.prior ? 1 : 0) : 0;
-  const each = Math.max(CAPTION_SMALLEST, Math.min(148, (room - 7 * 12) / 8));
-  const perLine = Math.max(1, Math.floor((room + 12) / (each + 12)));
+  const least = Math.max(CAPTION_SMALLEST, Math.min(CAPTION_SMALL, (room - 7 * 12) / 8));
+  const perLine = Math.max(1, Math.floor((room + 12) / (least + 12)));
+  const each = Math.min(CAPTION_SMALL, (room - (perLine - 1) * 12) / perLine);
   const low = (each * high) / wide;
   const smalls = Array.from({ length: strip }, (_, i) => ({
     at: i - (trace.about.caption.prior ? 1 : 0), // −1 is the prior
@@ -77,7 +79,7 @@ function captionLayout(trace, width) {
     width: each,
     height: low,
   }));
-  const lists = (smalls.length ? smalls[smalls.length - 1].y + low + 30 : below);
+  const lists = smalls.length ? smalls[smalls.length - 1].y + low + 30 : below;
   const beside = width >= CAPTION_WIDE;
   const words = trace.about.caption.others[0].length;
   const draws = trace.about.caption.draws.length;
@@ -147,6 +149,11 @@ export const captionView = {
     captionDrawStrip(own);
     captionDrawOthers(own);
     captionDrawDraws(own);
+  },
+
+  minimap({ trace, seen, width }) {
+    const { smalls, height } = captionLayout(trace, width);
+    return smalls.map((place) => ({ at: (place.y + place.height / 2) / height, size: 0.5, chosen: place.at === seen.query }));
   },
 
   describe({ trace, seen }) {
