@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from overt._files import write_tensors
 from overt.data.captions import CaptionData
 from overt.judge.captions import Meteor
 from overt.mechanisms.bayesian.config import Bayesian
@@ -18,8 +19,8 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.word_by_word import IGNORED
 from overt.recipes import bam_captions, caption_training, regions
 from overt.recipes._recipe import Outcome
-from overt.recipes.caption_training import by_epoch, shuffled, swapped, texts_of
-from small_captions import SIZES, recipes_in, small_scenes
+from overt.recipes.caption_training import CaptionRow, CaptionTraining, by_epoch, shuffled, swapped, texts_of
+from small_captions import NETWORK, SIZES, recipes_in, small_scenes
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,31 @@ def test_the_encoder_goes_on_learning_only_where_it_is_asked_to(recipe: Any, res
     assert isinstance(changed, ImageEncoder)
     assert not torch.equal(first.stem[0].weight, changed.stem[0].weight)
     assert torch.equal(first.stem[1].running_mean, changed.stem[1].running_mean)
+
+
+def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, data: CaptionData) -> None:
+    source = regions.RegionSource(tmp_path / "regions", False, None, {})
+    source.place.mkdir()
+    features = torch.randn(sum(SIZES), 4, 6, generator=torch.Generator().manual_seed(0))
+    write_tensors(
+        source.place / regions.CACHE,
+        {"features": features.half(), "real": torch.ones(sum(SIZES), 4, dtype=torch.bool)},
+    )
+    shared = caption_training.shared_of(data, source)
+    row = CaptionRow(mechanisms=(bam_captions.WC,), arguments=NETWORK)
+    training = CaptionTraining(updates=4, batch=8)
+
+    def stop(update: int) -> None:
+        if update == 3:
+            raise KeyboardInterrupt
+
+    whole, _ = caption_training.train(tmp_path / "whole", shared, row, training, 0, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        caption_training.train(tmp_path / "parts", shared, row, training, 0, "cpu", stop)
+    parts, numbers = caption_training.train(tmp_path / "parts", shared, row, training, 0, "cpu")
+    assert numbers["updates"] == 4
+    for name, value in whole.net.state_dict().items():
+        torch.testing.assert_close(parts.net.state_dict()[name], value, rtol=0, atol=0)
 
 
 def outcome(soft: list[float], wrong: list[float]) -> Outcome:
