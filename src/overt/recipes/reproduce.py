@@ -23,6 +23,7 @@ from overt.recipes import (
     bam_captions,
     bam_graphs,
     bam_nan,
+    bam_questions,
     bam_translation,
     ea_figure_a6,
     ea_probe,
@@ -67,9 +68,11 @@ RECIPES: dict[str, Recipe] = {
         ea_translation.TABLE_5,
         ea_translation.TABLE_6,
         ea_translation.FIGURE_5,
+        bam_questions.TABLE_2,
         bam_translation.TABLE_4,
         ea_understanding.BAM_TABLE_5,
         uncertainty.UNCERTAINTY,
+        bam_questions.TABLE_7,
         bam_translation.TABLE_8,
     )
 }

@@ -1,0 +1,502 @@
+"""Train MCAN to answer questions about images, and measure its answers and their uncertainty.
+
+Questions, and the regions of all images, stay on the device; the inputs are numbers of questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+import overt
+from overt import _check
+from overt.data.batching import Epochs, Numbers
+from overt.data.questions import Asked, QuestionData, kinds
+from overt.data.region_features import Regions
+from overt.data.vocabulary import PADDING
+from overt.judge.uncertainty import brier, ece, pavpu, predictive, selective_accuracy
+from overt.mechanisms.bayesian.config import Bayesian
+from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
+from overt.recipes._rows import settings_of
+from overt.recipes._training import times, torch_device
+from overt.recipes.regions import Encoder, RegionSource, encode, regions_from, save_encoder
+from overt.recipes.vision_training import fit
+
+LENGTH = 14  # words of a question that are read
+ENCODER = "encoder"  # folder in that of a model
+SAMPLES = 20  # passes with dropout on, as published
+THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
+COVERAGE = (0.5, 0.8)
+TEST_ROWS = 1024  # that run at once
+Sees = Literal["image", "nothing", "another"]
+
+
+@dataclass(frozen=True)
+class QuestionTraining:
+    """Settings of a training, and of its network.
+
+    Attributes:
+        updates: steps of Adam.
+        warmup: updates in which the learning rate rises to its peak.
+        batch: questions of a batch.
+        learning_rate: at its peak.
+        drops: updates from which on the learning rate is a fifth, as published.
+        betas: of Adam, as published, like `eps`.
+        eps: of Adam.
+        network: arguments of `MCAN`.
+        noise: standard deviation of noise on the features in training, in their own units, as published.
+    """
+
+    updates: int
+    warmup: int
+    batch: int
+    learning_rate: float
+    drops: tuple[int, ...]
+    network: Mapping[str, Any]
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    noise: float = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            **asdict(self),
+            "drops": list(self.drops),
+            "betas": list(self.betas),
+            "network": dict(self.network),
+        }
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """A row of a table: attention, and what is seen.
+
+    Attributes:
+        mechanism: random weights as published: λ goes by epochs, and the KL stands beside a loss that is
+            summed over the batch.
+        sees: the image; "nothing", regions of zeros; or "another" image, the same in every epoch.
+        beside: the loss that the KL's weight is for: a "sum" over the batch, or a "mean".
+    """
+
+    mechanism: Bayesian | None = None
+    sees: Sees = "image"
+    beside: Literal["sum", "mean"] = "sum"
+
+    def __post_init__(self) -> None:
+        _check.one_of("sees", self.sees, get_args(Sees))
+
+    def settings(self) -> dict[str, Any]:
+        """The row as plain JSON."""
+        mechanisms = [] if self.mechanism is None else [self.mechanism]
+        return {"mechanisms": settings_of(mechanisms), "sees": self.sees, "beside": self.beside}
+
+    def mechanisms(self, batch: int, per_epoch: int) -> list[Bayesian]:
+        """The mechanisms for a loss that is a mean over the batch, and for λ by updates.
+
+        λ = sigmoid(rho · epoch), where the epoch is a fraction between two of them.
+        """
+        if self.mechanism is None:
+            return []
+        rho, weight = self.mechanism.rho, self.mechanism.kl_weight
+        return [
+            replace(
+                self.mechanism,
+                rho=None if rho is None else rho / per_epoch,
+                kl_weight=weight / batch if self.beside == "sum" else weight,
+            )
+        ]
+
+
+class Questions(NamedTuple):
+    """Questions as a network takes them.
+
+    Attributes:
+        words: int64 (questions, length), padded.
+        images: int64 (questions,), numbers of their images.
+        targets: float32 (questions, answers), 1 for each right answer.
+        credits: float32 (questions, answers), the accuracy of each answer.
+        kinds: kind → boolean (questions,).
+    """
+
+    words: Tensor
+    images: Tensor
+    targets: Tensor
+    credits: Tensor
+    kinds: dict[str, Tensor]
+
+
+def encoded(data: QuestionData, rows: Sequence[Asked]) -> Questions:
+    """Rows of a data set as tensors."""
+    words = data.vocabulary.questions([row.question for row in rows], LENGTH)
+    return Questions(words, data.image_numbers(rows), data.targets(rows), data.credits(rows), kinds(rows))
+
+
+def shown(questions: Questions, sees: Sees, seed: int) -> Questions:
+    """Questions about the image that a row sees: another one of the same part, if it is to be another.
+
+    All questions about an image are asked about the same other image.
+    """
+    if sees != "another":
+        return questions
+    own = torch.unique(questions.images)
+    if len(own) < 2:
+        raise ValueError("images can be exchanged where there are two or more, got 1")
+    order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
+    another = torch.empty_like(own)
+    another[order] = own[order.roll(1)]  # along a circle, so that none stays in its place
+    return questions._replace(images=another[torch.searchsorted(own, questions.images)])
+
+
+class Answering(nn.Module):
+    """MCAN with the questions that it is trained on, and the regions of all images.
+
+    Args:
+        net: the network.
+        regions: of all images, by their numbers.
+        questions: for training.
+        row: what is seen.
+        noise: as in `QuestionTraining`.
+        seed: of that noise.
+        encoder: goes on learning, and makes regions anew; None for the regions that are given.
+        pixels: of all images, uint8 (images, 3, height, width), for the encoder.
+    """
+
+    features: Tensor
+    real: Tensor
+    words: Tensor
+    images: Tensor
+    targets: Tensor
+    pixels: Tensor | None
+
+    def __init__(
+        self,
+        net: MCAN,
+        regions: Regions,
+        questions: Questions,
+        row: QuestionRow,
+        noise: float = 0.0,
+        seed: int = 0,
+        encoder: Encoder | None = None,
+        pixels: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.net, self.noise, self.seed, self.encoder = net, noise, seed, encoder
+        features = torch.zeros_like(regions.features) if row.sees == "nothing" else regions.features
+        tensors = {"features": features, "real": regions.real, "words": questions.words}
+        tensors |= {"images": questions.images, "targets": questions.targets}
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("pixels", None if encoder is None else pixels, persistent=False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but for the encoder, whose norms keep their statistics."""
+        super().train(mode)
+        if self.encoder is not None:
+            self.encoder.eval()
+        return self
+
+    def forward(self, numbers: Tensor, **ignored: Any) -> dict[str, Tensor]:
+        """The loss of a batch, by the numbers of its questions."""
+        del ignored
+        images = self.images[numbers]
+        inputs = self.inputs(self.words[numbers], images)
+        if self.noise:
+            inputs = self.noisy(inputs, images, self.noise, 1.0, "published", int(self.net.step))
+        return self.net(**inputs, labels=self.targets[numbers], examples=numbers)  # type: ignore[no-any-return]
+
+    def inputs(self, words: Tensor, images: Tensor) -> dict[str, Tensor]:
+        """The network's arguments, for questions about images of these numbers."""
+        words = words[:, : int((words != PADDING).sum(dim=1).max())]
+        if self.encoder is not None and self.pixels is not None:
+            regions = regions_from(self.encoder, self.pixels[images])
+        else:
+            regions = self.features[images]
+        return {
+            "words": words,
+            "word_mask": words != PADDING,
+            "regions": regions.float(),
+            "region_mask": self.real[images],
+        }
+
+    def settle(self) -> None:
+        """Make the regions of all images anew, once the encoder has learned."""
+        if self.encoder is not None and self.pixels is not None:
+            self.features = encode(self.encoder, self.pixels).to(self.features.device)
+            self.pixels = None
+
+    def noisy(
+        self,
+        inputs: dict[str, Tensor],
+        images: Tensor,
+        strength: float,
+        deviation: float,
+        way: NoiseWay,
+        step: int = 0,
+    ) -> dict[str, Tensor]:
+        """Inputs with noise on the features; the published way also shows the padding."""
+        regions, mask = inputs["regions"], inputs["region_mask"]
+        regions = feature_noise(
+            regions,
+            mask,
+            strength,
+            deviation=deviation,
+            images=images,
+            seed=self.seed,
+            step=step,
+            way=way,
+        )
+        mask = torch.ones_like(mask) if way == "published" else mask
+        return {**inputs, "regions": regions, "region_mask": mask}
+
+
+def network(data: QuestionData, width: int, row: QuestionRow, training: QuestionTraining, seed: int) -> MCAN:
+    """The untrained network of a row, for regions of this width."""
+    torch.manual_seed(seed)
+    per_epoch = Epochs(len(data.train), training.batch, 1, 0).per_epoch
+    net = MCAN(
+        len(data.vocabulary),
+        len(data.answers),
+        row.mechanisms(training.batch, per_epoch),
+        features=width,
+        reduction="mean",
+        **training.network,
+    )
+    net.word_names = ["<pad>", *data.vocabulary.words, "<unk>"]
+    net.answer_names = list(data.answers)
+    return net
+
+
+def model_of(
+    data: QuestionData, source: RegionSource, row: QuestionRow, training: QuestionTraining, seed: int
+) -> Answering:
+    """The untrained network with what it is trained on."""
+    questions, found = shown(encoded(data, data.train), row.sees, seed), source.regions(seed)
+    net = network(data, found.features.shape[-1], row, training, seed)
+    encoder = source.network(seed) if source.finetune and row.sees != "nothing" else None
+    return Answering(net, found, questions, row, training.noise, seed, encoder, data.images)
+
+
+def optimizer_of(
+    model: nn.Module, training: QuestionTraining
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """Adam and its learning rate: a rise, then drops."""
+
+    def share(update: int) -> float:
+        rise = min(1.0, (update + 1) / max(1, training.warmup))
+        return float(rise * 0.2 ** sum(update >= drop for drop in training.drops))
+
+    optimizer = torch.optim.Adam(
+        model.parameters(), training.learning_rate, betas=training.betas, eps=training.eps
+    )
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+def train(
+    folder: Path,
+    data: QuestionData,
+    source: RegionSource,
+    row: QuestionRow,
+    training: QuestionTraining,
+    seed: int,
+    device: str = "auto",
+    told: Callable[[int], object] | None = None,
+) -> tuple[Answering, dict[str, Any]]:
+    """Train one network; return it in evaluation mode, and the numbers of its training.
+
+    Args:
+        folder: of the run, for checkpoints.
+        data: questions.
+        source: of the regions of all images in `data`.
+        row: attention, and what is seen.
+        training: settings.
+        seed: of initial weights, batches, dropout and noise.
+        device: "cpu", "cuda" or "auto".
+        told: called with the number of finished updates before each of them.
+    """
+    from transformers import set_seed
+
+    model = model_of(data, source, row, training, seed).to(torch_device(device))
+    optimizer, schedule = optimizer_of(model, training)
+    set_seed(seed)
+
+    def on_step(step: int) -> None:
+        model.net.step.fill_(step)
+        if told is not None:
+            told(step)
+
+    numbers = fit(
+        model,
+        folder,
+        Numbers(Epochs(len(data.train), training.batch, training.updates, seed)),
+        training,
+        seed,
+        device,
+        on_step,
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+    model.settle()
+    return model, {**numbers, "parameters": sum(parameter.numel() for parameter in model.net.parameters())}
+
+
+def step_times(
+    data: QuestionData,
+    source: RegionSource,
+    row: QuestionRow,
+    training: QuestionTraining,
+    device: str,
+    updates: int,
+) -> list[float]:
+    """Milliseconds of updates, after one that is not timed."""
+    where = torch_device(device)
+    model = model_of(data, source, row, training, 0).to(where).train()
+    numbers = torch.arange(training.batch, device=where) % len(data.train)
+    optimizer, _ = optimizer_of(model, training)
+    return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates, half=True)
+
+
+# --- Measures ---
+
+
+class Condition(NamedTuple):
+    """How the features of test images are changed.
+
+    Attributes:
+        strength: of noise, in units of the features' standard deviation, or in their own (published).
+        way: of the noise.
+    """
+
+    strength: float = 0.0
+    way: NoiseWay = "image"
+
+
+class Answered(NamedTuple):
+    """Probabilities of answers, by one pass without dropout, and by several with it.
+
+    Attributes:
+        one: (questions, answers), with the mean of random weights.
+        samples: (samples, questions, answers).
+    """
+
+    one: Tensor
+    samples: Tensor
+
+
+@torch.no_grad()
+def answered(
+    model: Answering, questions: Questions, condition: Condition, deviation: float, samples: int = SAMPLES
+) -> Answered:
+    """The answers to questions, as float64 on the CPU."""
+    net, device = model.net.eval(), model.words.device
+    one, drawn = [], []
+    batch = max(1, TEST_ROWS // samples)
+    for start in range(0, len(questions.words), batch):
+        part = slice(start, start + batch)
+        images = questions.images[part].to(device)
+        inputs = model.inputs(questions.words[part].to(device), images)
+        if condition.strength:
+            unit = deviation if condition.way == "image" else 1.0
+            # Each batch has another number, as its noise is shared in the published way.
+            step = start if condition.way == "published" else 0
+            inputs = model.noisy(inputs, images, condition.strength, unit, condition.way, step)
+        one.append(net(**inputs)["logits"].double().sigmoid().cpu())
+        posterior = overt.posterior(
+            net,
+            inputs,
+            samples,
+            dropout=True,
+            seed=model.seed,
+            first=start,
+            rows=TEST_ROWS,
+            problem_type="sigmoid",
+        )
+        assert isinstance(posterior, overt.Posterior)
+        drawn.append(posterior.samples.double().cpu())
+    return Answered(torch.cat(one), torch.cat(drawn, dim=1))
+
+
+def measures(found: Answered, questions: Questions) -> dict[str, float]:
+    """All measures of answers, in % where they are shares.
+
+    The accuracy is that of the answer of one pass, also in PAvPU, as published; calibration is that of the
+    passes' mean.
+    """
+    accuracies = credit(found.one, questions.credits)
+    mean = found.samples.mean(dim=0)
+    sampled = credit(mean, questions.credits)
+    certainty = pavpu(
+        found.samples, None, THRESHOLDS, accuracies=accuracies, link="sigmoid", equal_variance=False
+    )
+    selective = selective_accuracy(mean, None, COVERAGE, accuracies=sampled, link="sigmoid")
+    information = predictive(found.samples, "sigmoid").mutual_information
+    return {
+        "accuracy": 100 * float(accuracies.mean()),
+        f"accuracy of {len(found.samples)} passes": 100 * float(sampled.mean()),
+        **{f"PAvPU {at:g}": 100 * value for at, value in certainty.items()},
+        "ECE": 100 * ece(mean, None, accuracies=sampled, link="sigmoid"),
+        "ECE of one pass": 100 * ece(found.one, None, accuracies=accuracies, link="sigmoid"),
+        "Brier": brier(mean, questions.targets, "sigmoid"),
+        **{f"accuracy of the surest {100 * at:.0f} %": 100 * value for at, value in selective.items()},
+        "mutual information": float(information.mean()),
+    }
+
+
+def credit(probabilities: Tensor, credits: Tensor) -> Tensor:
+    """The accuracy of each most probable answer, float64 (questions,)."""
+    return credits.gather(1, probabilities.argmax(dim=1, keepdim=True)).squeeze(1).double()
+
+
+def measure(
+    model: Answering,
+    data: QuestionData,
+    row: QuestionRow,
+    conditions: Mapping[str, Condition],
+    deviation: float,
+) -> dict[str, float]:
+    """Key → number: measures of all test questions, and accuracy and PAvPU of each kind of question.
+
+    Args:
+        model: the trained network.
+        data: questions.
+        row: what was seen in training, which is seen here.
+        conditions: name → what is done to the features.
+        deviation: of the features, the unit of noise.
+    """
+    questions = shown(encoded(data, data.test), row.sees, model.seed)
+    numbers: dict[str, float] = {}
+    for name, condition in conditions.items():
+        found = answered(model, questions, condition, deviation)
+        if not bool(found.one.isfinite().all()):
+            raise ValueError("the training diverged: the trained network gives numbers that are not finite")
+        numbers |= {key_of(name, measure): value for measure, value in measures(found, questions).items()}
+        for kind, some in questions.kinds.items():
+            words, images, targets, credits, _ = questions
+            part = Questions(words[some], images[some], targets[some], credits[some], {})
+            of_kind = measures(Answered(found.one[some], found.samples[:, some]), part)
+            wanted = ("accuracy", *(f"PAvPU {at:g}" for at in THRESHOLDS))
+            numbers |= {key_of(name, measure, kind): of_kind[measure] for measure in wanted}
+    return numbers
+
+
+def key_of(condition: str, measure: str, kind: str | None = None) -> str:
+    """The key of a number in a result file."""
+    return " | ".join([condition, measure, *([] if kind is None else [kind])])
+
+
+def deviation_of(data: QuestionData, model: Answering) -> float:
+    """Standard deviation of the features of training images, the unit of noise; 1 where all are zero."""
+    images = torch.unique(data.image_numbers(data.train)).to(model.features.device)
+    return feature_deviation(model.features[images].float(), model.real[images]) or 1.0
+
+
+def save(model: Answering, folder: Path, encoder: Encoder | None) -> None:
+    """Write the network to a folder, and the encoder that it reads, if there is one, to encoder/ in it."""
+    encoder = model.encoder if model.encoder is not None else encoder
+    if encoder is not None:
+        save_encoder(encoder.cpu(), folder / ENCODER)
+    model.net.cpu().save(folder)

@@ -1,0 +1,372 @@
+"""Visual question answering: what a training sees, its loss, its measures, the tables, and bad input."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from scipy import stats
+from torch import Tensor
+
+import overt
+from overt.data import scenes
+from overt.data.questions import QuestionData
+from overt.data.region_features import Regions
+from overt.models.image_encoder import ImageEncoder
+from overt.models.mcan import MCAN
+from overt.recipes import bam_questions, question_training, regions, reproduce
+from overt.recipes._recipe import Outcome, Request
+from overt.recipes.bam_questions import (
+    CLEAN,
+    QUESTION_ONLY,
+    ROWS,
+    SHUFFLED,
+    SOFT,
+    TABLE_2,
+    TABLE_7,
+    WC,
+    conditions_of,
+)
+from overt.recipes.question_training import (
+    Answered,
+    Answering,
+    Condition,
+    QuestionRow,
+    Questions,
+    QuestionTraining,
+    answered,
+    encoded,
+    key_of,
+    measures,
+    network,
+    optimizer_of,
+    shown,
+)
+from small_pictures import small_recipe
+
+NETWORK: dict[str, Any] = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
+TRAINING = QuestionTraining(6, 2, 8, 1e-3, (4, 5), NETWORK)
+
+
+@pytest.fixture(scope="module")
+def data() -> QuestionData:
+    return scenes.make((12, 2, 6), side=32).questions
+
+
+@pytest.fixture(scope="module")
+def given(data: QuestionData) -> Regions:
+    """Regions of which the last of each second image is padding."""
+    features = torch.randn(len(data.image_names), 4, 5, generator=torch.Generator().manual_seed(0))
+    real = torch.ones(features.shape[:2], dtype=torch.bool)
+    real[::2, -1] = False
+    features[~real] = 0.0
+    return Regions(features, real)
+
+
+def model(data: QuestionData, given: Regions, row: QuestionRow = ROWS[SOFT], **settings: Any) -> Answering:
+    questions = shown(encoded(data, data.train), row.sees, 0)
+    return Answering(network(data, 5, row, TRAINING, 0), given, questions, row, **settings)
+
+
+# --- What is seen ---
+
+
+def test_shuffled_images_are_others_of_the_same_part_and_stay_so(data: QuestionData) -> None:
+    for rows in (data.train, data.test):
+        own = encoded(data, rows)
+        other = shown(own, "another", 3)
+        assert not bool((own.images == other.images).any())
+        assert sorted(own.images.tolist()) == sorted(other.images.tolist())
+        pairs = set(zip(own.images.tolist(), other.images.tolist(), strict=True))
+        assert len(pairs) == len(own.images.unique()), "all questions about an image get the same other one"
+        assert torch.equal(shown(own, "another", 3).images, other.images)
+        assert not torch.equal(shown(own, "another", 4).images, other.images)
+        assert shown(own, "image", 3) is own
+
+
+def test_a_question_alone_has_the_same_answer_whatever_the_image(data: QuestionData, given: Regions) -> None:
+    questions = encoded(data, data.test)
+    same = questions._replace(images=questions.images.flip(0))
+    for row, moves in ((ROWS[QUESTION_ONLY], False), (ROWS[SOFT], True)):
+        net = model(data, Regions(given.features, torch.ones_like(given.real)), row)
+        first, second = (answered(net, each, Condition(), 1.0, 2).one for each in (questions, same))
+        assert bool((first != second).any()) == moves
+
+
+def test_the_rows_are_the_published_ones_with_the_kl_beside_a_sum() -> None:
+    assert list(ROWS) == [
+        "Soft", "NO KL", "LF", "LC", "WF", "WC", "WC, k=100", "WC, k=10", "WC, KL weight 0.003",
+        "question only", "shuffled images",
+    ]  # fmt: skip
+    (wc,) = ROWS[WC].mechanisms(64, 100)
+    assert (wc.k, wc.prior_beta, wc.d_mid, wc.kl_weight) == (1000, 1e-6, 20, 1 / 64)
+    (default,) = ROWS["WC, KL weight 0.003"].mechanisms(64, 100)
+    assert default.kl_weight == 0.003 == overt.Bayesian().kl_weight
+    # λ = sigmoid(ρ · epoch), with ρ = 0.1: after 7 epochs of 100 updates
+    step = torch.tensor(700)
+    assert float(wc.annealing(step)) == pytest.approx(1 / (1 + np.exp(-0.7)), rel=1e-6)
+    lc, wf = ROWS["LC"].mechanism, ROWS["WF"].mechanism
+    assert lc is not None
+    assert wf is not None
+    assert (lc.prior_sigma, lc.sigma, lc.rho, lc.d_mid) == (1e9, 1e-9, 0.2, 20)
+    assert (wf.k, wf.prior_beta, wf.prior_alpha, wf.rho) == (1000, 1e-2, 1e-3, 0.2)
+
+
+def test_the_loss_is_a_mean_over_the_batch_plus_the_kl(data: QuestionData, given: Regions) -> None:
+    net = model(data, given, QuestionRow(replace(ROWS[WC].mechanism, k=5.0))).double().train()  # type: ignore[type-var]
+    net.net.step.fill_(3)
+    numbers = torch.arange(6)
+    torch.manual_seed(1)
+    loss = net(numbers)["loss"]
+    torch.manual_seed(1)
+    chain = overt.Chain(step=3, examples=numbers)
+    inputs = net.inputs(net.words[:6], net.images[:6])
+    logits = net.net(**inputs, chain=chain)["logits"]
+    targets = net.targets[:6]
+    entropy = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()).sum() / 6
+    torch.testing.assert_close(loss, entropy + chain.penalty())
+    weight = 1 / TRAINING.batch / (1 + np.exp(-0.1 * 3 / (36 // 8)))
+    torch.testing.assert_close(chain.penalty(), weight * chain.kl())
+
+
+def test_the_learning_rate_rises_and_drops_to_a_fifth() -> None:
+    plan = QuestionTraining(13, 4, 8, 1e-4, (10, 12), NETWORK)
+    optimizer, schedule = optimizer_of(torch.nn.Linear(1, 1), plan)
+    rates = []
+    for _ in range(13):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    want = [min(2.5e-5 * epoch, 1e-4) for epoch in range(1, 11)] + [2e-5, 2e-5, 4e-6]
+    assert rates == pytest.approx(want), "the published rates, if an update is an epoch"
+
+
+# --- Noise ---
+
+
+def test_noise_is_of_an_image_not_of_a_batch_and_never_unmasks(data: QuestionData, given: Regions) -> None:
+    net = model(data, given)
+    images = torch.tensor([0, 1, 0])
+    inputs = net.inputs(net.words[:3], images)
+    noisy = net.noisy(inputs, images, 2.0, 1.0, "image")
+    assert torch.equal(noisy["region_mask"], inputs["region_mask"])
+    assert torch.equal(noisy["regions"][0], noisy["regions"][2])
+    assert bool((noisy["regions"][~inputs["region_mask"]] == 0).all())
+    shared = net.noisy(inputs, images, 2.0, 1.0, "published")
+    assert bool(shared["region_mask"].all()), "as published, padding is seen"
+    added = shared["regions"] - inputs["regions"]
+    torch.testing.assert_close(added[0], added[1])
+
+
+def test_the_published_noise_is_there_in_training_and_changes_with_the_step(
+    data: QuestionData, given: Regions
+) -> None:
+    clean, noisy = (model(data, given, noise=noise).eval() for noise in (0.0, 5**0.5))
+    numbers = torch.arange(4)
+    losses = []
+    for net in (clean, noisy):
+        for step in (0, 1):
+            net.net.step.fill_(step)
+            losses.append(net(numbers)["loss"].item())
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+
+
+# --- Measures ---
+
+
+def hand_made() -> tuple[Answered, Questions]:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.rand(5, 4, 3, generator=generator, dtype=torch.float64)
+    one = torch.tensor([[0.9, 0.1, 0.2], [0.3, 0.6, 0.1], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]).double()
+    credits = torch.tensor([[1.0, 0, 0], [0, 0.5, 0.5], [1.0, 0, 0], [0.0, 0.0, 0.0]])
+    targets = (credits > 0).float()
+    questions = Questions(torch.ones(4, 2).long(), torch.arange(4), targets, credits, {})
+    return Answered(one, samples), questions
+
+
+def test_measures_are_those_of_their_definitions() -> None:
+    found, questions = hand_made()
+    got = measures(found, questions)
+    accuracy = np.array([1.0, 0.5, 0.0, 0.0])  # of the answers of one pass; the last has no right one
+    assert got["accuracy"] == pytest.approx(100 * accuracy.mean())
+    samples = found.samples.numpy()
+    agree = []
+    for number in range(4):
+        order = samples[:, number].mean(axis=0).argsort()[::-1]
+        p = stats.ttest_ind(samples[:, number, order[0]], samples[:, number, order[1]], equal_var=False)[1]
+        agree.append(accuracy[number] if p < 0.05 else 1 - accuracy[number])
+    assert got["PAvPU 0.05"] == pytest.approx(100 * np.mean(agree))
+    mean = samples.mean(axis=0)
+    assert got["Brier"] == pytest.approx(((mean - questions.targets.numpy()) ** 2).mean())
+    top = mean.max(axis=1)
+    right = questions.credits.numpy()[np.arange(4), mean.argmax(axis=1)]
+    bins = np.minimum((top * 15).astype(int), 14)
+    gaps = [abs((right - top)[bins == each].sum()) for each in range(15)]
+    assert got["ECE"] == pytest.approx(100 * sum(gaps) / 4, rel=1e-5)
+    assert got["accuracy of the surest 50 %"] == pytest.approx(100 * right[(-top).argsort()[:2]].mean())
+
+    def entropy(p: Any) -> Any:
+        return -(p * np.log(p) + (1 - p) * np.log(1 - p))
+
+    information = (entropy(mean) - entropy(samples).mean(axis=0)).sum(axis=1).mean()
+    assert got["mutual information"] == pytest.approx(information)
+
+
+def test_soft_attention_without_dropout_is_certain_of_everything(data: QuestionData, given: Regions) -> None:
+    still = model(data, given)
+    for module in still.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for attention in (each for each in still.modules() if hasattr(each, "dropout")):
+        if isinstance(attention.dropout, float):
+            attention.dropout = 0.0
+    questions = encoded(data, data.test)
+    found = answered(still, questions, Condition(), 1.0, samples=3)
+    assert float(found.samples.std(dim=0).max()) < 1e-6, "but for the rounding of float32"
+    got = measures(found, questions)
+    assert got["PAvPU 0.05"] == pytest.approx(got["accuracy"])
+    assert got["mutual information"] < 1e-9
+
+
+# --- The recipe ---
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_recipe(monkeypatch)
+
+
+def request(out: Path, seeds: int = 1, **options: Any) -> Request:
+    values: dict[str, Any] = {name: option.default for name, option in TABLE_2.options.items()}
+    dashed = {name.replace("_", "-"): value for name, value in options.items()}
+    values |= {"encoder-epochs": 1, "epochs": 1, **dashed}
+    return Request(out, None, None, seeds, "cpu", False, values, Console(file=io.StringIO()))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_rows_are_trained_measured_and_shared_by_both_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--rows", "Soft,question only", "--epochs", "1", "--encoder-epochs", "1"]
+    result = reproduce.run("bam-table-2", None, 1, "cpu", extra=options)
+    assert list(result["per_seed"]["0"]) == [SOFT, QUESTION_ONLY]
+    numbers = result["per_seed"]["0"][SOFT]
+    for condition in conditions_of("image"):
+        assert 0 <= numbers[key_of(condition, "accuracy")] <= 100
+        kinds = [numbers[key_of(condition, "accuracy", kind)] for kind in scenes.KINDS]
+        assert np.mean(kinds) == pytest.approx(numbers[key_of(condition, "accuracy")])
+    titles = [table["title"] for table in result["tables"]]
+    assert "scenes, clean" in titles
+    assert "scenes, noise 4 sd" in titles
+    assert any(note.startswith("FAILS") and "Soft at least 85 %" in note for note in result["notes"])
+    folder = tmp_path / "runs/questions/scenes/rows/Soft/seed-0/model"
+    assert isinstance(MCAN.load(folder), MCAN)
+    assert isinstance(ImageEncoder.load(folder / "encoder"), ImageEncoder)
+    # the other table reads the same runs
+    trained: list[Any] = []
+    monkeypatch.setattr(question_training, "train", lambda *given: trained.append(given))
+    other = reproduce.run("bam-table-7", None, 1, "cpu", extra=options)
+    assert trained == []
+    assert other["per_seed"]["0"][SOFT] == numbers
+    assert "accuracy, left-of, %" in other["tables"][0]["columns"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_an_encoder_that_goes_on_learning_is_stored_as_it_has_become(tmp_path: Path) -> None:
+    asked = request(tmp_path, rows="Soft", finetune=True)
+    bam_questions.run(asked)
+    first = ImageEncoder.load(tmp_path / "scenes/encoder/seed-0/model")
+    then = ImageEncoder.load(tmp_path / "scenes/rows/Soft/seed-0/model/encoder")
+    weights = dict(then.named_parameters())
+    assert any(
+        not torch.equal(x, weights[name]) for name, x in first.named_parameters() if "words" not in name
+    )
+    for (name, x), y in zip(first.named_buffers(), then.buffers(), strict=True):
+        assert torch.equal(x, y), f"{name}: norms keep their statistics"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    data, pictures = bam_questions.data_of(asked)
+    source = regions.source_of(replace(asked, out=tmp_path), pictures, "bam-table-2")
+    training = replace(TRAINING, updates=8, network={**NETWORK, "grid": [2, 2]})
+    row = ROWS["WC, k=10"]
+
+    def weights(place: str, stop: int | None = None) -> Tensor:
+        def told(step: int) -> None:
+            if step == stop:
+                raise KeyboardInterrupt
+
+        arguments = (tmp_path / place, data, source, row, training, 0, "cpu", told)
+        net, _ = question_training.train(*arguments)
+        return torch.cat([x.flatten() for x in net.net.parameters()])
+
+    with pytest.raises(KeyboardInterrupt):
+        weights("stopped", 5)
+    torch.testing.assert_close(weights("stopped"), weights("whole"), rtol=0, atol=0)
+
+
+BAD = [
+    ({"dataset": "vqa"}, "--dataset must be one of 'scenes', 'daquar'"),
+    ({"dataset": "daquar", "split": "random"}, "--split must be one of 'image', 'published'"),
+    ({"split": "published"}, "--split is for --dataset daquar"),
+    ({"noise": "loud"}, "--noise must be one of"),
+    ({"rows": "WX"}, "--rows must be one of"),
+    ({"dataset": "daquar"}, "DAQUAR"),
+]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[message[:20] for _, message in BAD])
+def test_bad_options_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
+) -> None:
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        bam_questions.run(request(tmp_path, **options))
+
+
+def outcome(name: str, accuracies: dict[str, list[float]]) -> Outcome:
+    run = {"date": "2026-01-01", "settings": {}, "hardware": "", "command": ""}
+    per_seed: dict[int, dict[str, Any]] = {}
+    for row, found in accuracies.items():
+        for seed, value in enumerate(found):
+            per_seed.setdefault(seed, {})[row] = {key_of(CLEAN, "accuracy"): value, "run": run}
+    return Outcome({"data": {"name": name}}, per_seed)
+
+
+def test_the_table_says_whether_pictures_decide() -> None:
+    good = {SOFT: [90.0, 86.0], QUESTION_ONLY: [25.0, 24.0], SHUFFLED: [24.0, 26.0]}
+    assert [each.holds for each in bam_questions.verdicts(outcome("scenes", good))] == [True] * 3
+    for row, value, place in ((SOFT, 70.0, 0), (QUESTION_ONLY, 41.0, 1), (SHUFFLED, 30.0, 2)):
+        bad = bam_questions.verdicts(outcome("scenes", {**good, row: [value, value]}))
+        assert not bad[place].holds
+    apart = {SOFT: [30.0, 31.0, 32.0], QUESTION_ONLY: [22.0, 23.5, 24.0], SHUFFLED: [21.0, 23.0, 22.0]}
+    (note,) = bam_questions.verdict_notes(outcome("daquar", apart))
+    assert note.startswith("Pictures add to what questions tell")
+    same = {**apart, SHUFFLED: [30.5, 30.0, 33.0]}
+    (note,) = bam_questions.verdict_notes(outcome("daquar", same))
+    assert "the columns of noise mean nothing" in note
+
+
+def test_published_gains_stand_beside_measured_ones() -> None:
+    both = outcome("scenes", {SOFT: [90.0, 91.0, 92.0], WC: [91.0, 91.5, 93.0]})
+    grid = bam_questions.gains(both, "accuracy", CLEAN)
+    ((name, cells),) = grid.rows
+    assert name == "WC − Soft"
+    assert cells[1] == "0.83"
+    assert cells[-1] == "0.07"
+    assert bam_questions.published_gains("PAvPU", "noise 1 sd")["published, VQA-v2"][WC] == 66.75
+    assert TABLE_7.published["rows"][WC]["accuracy, noisy"][3] == 53.96
