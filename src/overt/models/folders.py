@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,24 +51,33 @@ def read_config(folder: str | Path, model_type: str, by: str) -> dict[str, Any]:
     return dict(settings)
 
 
-def load_network(cls: type[M], folder: str | Path, model_type: str, needed: Sequence[str]) -> M:
+def load_network(
+    cls: type[M],
+    folder: str | Path,
+    model_type: str,
+    needed: Sequence[str],
+    names: Mapping[str, Callable[[M], int]] | None = None,
+) -> M:
     """A network whose config holds the arguments of its class, in evaluation mode on the CPU.
 
     Args:
-        cls: of the network; its argument `mechanisms` is a list of mechanisms.
+        cls: of the network; its argument `mechanisms`, if it has one, is a list of mechanisms.
         folder: of the network.
         model_type: which it must be of.
         needed: settings that have no default.
+        names: attributes that hold lists of names, which may be in the config → how many there must be.
     """
-    name = cls.__name__
-    settings = read_config(folder, model_type, f"{name}.save")
-    stored = settings.pop("mechanisms", [])
-    known = {
-        argument for argument in cls.__init__.__annotations__ if argument not in ("return", "mechanisms")
-    }
-    check_settings(settings, folder, name, known, needed)
+    whose, names = cls.__name__, names or {}
+    settings = read_config(folder, model_type, f"{whose}.save")
+    arguments = set(cls.__init__.__annotations__) - {"return"}
+    check_settings(settings, folder, whose, arguments | set(names), needed)
+    listed = {name: settings.pop(name, None) for name in names}
     try:
-        model = cls(mechanisms=[from_dict(each) for each in stored], **settings)
+        if "mechanisms" in arguments:
+            settings["mechanisms"] = [from_dict(each) for each in settings.get("mechanisms", [])]
+        model = cls(**settings)
+        for name, count in names.items():
+            setattr(model, name, checked_names(name, listed[name], count(model)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{Path(folder) / CONFIG} cannot be understood: {error}") from None
     return load_weights(model, folder, CONFIG)

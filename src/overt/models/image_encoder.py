@@ -15,14 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt import _check
-from overt.models.folders import (
-    CONFIG,
-    check_settings,
-    checked_names,
-    load_weights,
-    read_config,
-    save_network,
-)
+from overt.models.folders import checked_names, load_network, save_network
 from overt.models.multi_label import multi_label_loss
 
 MODEL_TYPE = "overt-image-encoder"
@@ -127,16 +120,8 @@ class ImageEncoder(nn.Module):
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """The encoder that `save` wrote, in evaluation mode on the CPU."""
-        settings = read_config(folder, MODEL_TYPE, "ImageEncoder.save")
-        known = {*cls.__init__.__annotations__, "word_names"} - {"return"}
-        check_settings(settings, folder, "ImageEncoder", known, {"words"})
-        names = settings.pop("word_names", None)
-        try:
-            model = cls(**settings)
-            model.word_names = checked_names("word_names", names, model.words.out_features)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{Path(folder) / CONFIG} cannot be understood: {error}") from None
-        return load_weights(model, folder, CONFIG)
+        names = {"word_names": lambda model: model.words.out_features}
+        return load_network(cls, folder, MODEL_TYPE, ["words"], names)
 
 
 def words_loss(logits: Tensor, held: Tensor) -> Tensor:

@@ -29,16 +29,9 @@ from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.maps import softmax
-from overt.mechanisms.mechanism import Mechanism, as_dict, from_dict
+from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.mechanisms.site import KINDS, Kind
-from overt.models.folders import (
-    CONFIG,
-    check_settings,
-    checked_names,
-    load_weights,
-    read_config,
-    save_network,
-)
+from overt.models.folders import checked_names, load_network, save_network
 from overt.models.multi_label import REDUCTIONS, Reduction, multi_label_loss
 
 MODEL_TYPE = "overt-mcan"
@@ -369,18 +362,11 @@ class MCAN(nn.Module):
 
         A mechanism that is not Overt's own must be registered before.
         """
-        settings = read_config(folder, MODEL_TYPE, "MCAN.save")
-        known = {*cls.__init__.__annotations__, "word_names", "answer_names"} - {"return"}
-        check_settings(settings, folder, "MCAN", known, {"words", "answers", "features", "mechanisms"})
-        names = [settings.pop(name, None) for name in ("word_names", "answer_names")]
-        try:
-            settings["mechanisms"] = [from_dict(each) for each in settings["mechanisms"]]
-            model = cls(**settings)
-            model.word_names = checked_names("word_names", names[0], model.words.num_embeddings)
-            model.answer_names = checked_names("answer_names", names[1], model.answers.out_features)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{Path(folder) / CONFIG} cannot be understood: {error}") from None
-        return load_weights(model, folder, CONFIG)
+        names = {
+            "word_names": lambda model: model.words.num_embeddings,
+            "answer_names": lambda model: model.answers.out_features,
+        }
+        return load_network(cls, folder, MODEL_TYPE, ("words", "answers", "features", "mechanisms"), names)
 
 
 def feature_deviation(regions: Tensor, region_mask: Tensor) -> float:
