@@ -15,6 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 import overt
+from overt._files import write_tensors
 from overt.data import scenes
 from overt.data.questions import QuestionData
 from overt.data.region_features import Regions
@@ -48,6 +49,7 @@ from overt.recipes.question_training import (
     optimizer_of,
     shown,
 )
+from overt.recipes.regions import RegionSource
 from small_pictures import small_recipe
 
 NETWORK: dict[str, Any] = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
@@ -101,12 +103,12 @@ def test_a_question_alone_has_the_same_answer_whatever_the_image(data: QuestionD
 
 def test_the_rows_are_the_published_ones_with_the_kl_beside_a_sum() -> None:
     assert list(ROWS) == [
-        "Soft", "NO KL", "LF", "LC", "WF", "WC", "WC, k=100", "WC, k=10", "WC, KL weight 0.003",
+        "Soft", "NO KL", "LF", "LC", "WF", "WC", "WC k=100", "WC k=10", "WC weight 0.003",
         "question only", "shuffled images",
     ]  # fmt: skip
     (wc,) = ROWS[WC].mechanisms(64, 100)
     assert (wc.k, wc.prior_beta, wc.d_mid, wc.kl_weight) == (1000, 1e-6, 20, 1 / 64)
-    (default,) = ROWS["WC, KL weight 0.003"].mechanisms(64, 100)
+    (default,) = ROWS["WC weight 0.003"].mechanisms(64, 100)
     assert default.kl_weight == 0.003 == overt.Bayesian().kl_weight
     # λ = sigmoid(ρ · epoch), with ρ = 0.1: after 7 epochs of 100 updates
     step = torch.tensor(700)
@@ -280,42 +282,50 @@ def test_rows_are_trained_measured_and_shared_by_both_tables(
     assert "accuracy, left-of, %" in other["tables"][0]["columns"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_an_encoder_that_goes_on_learning_is_stored_as_it_has_become(tmp_path: Path) -> None:
-    asked = request(tmp_path, rows="Soft", finetune=True)
-    bam_questions.run(asked)
-    first = ImageEncoder.load(tmp_path / "scenes/encoder/seed-0/model")
-    then = ImageEncoder.load(tmp_path / "scenes/rows/Soft/seed-0/model/encoder")
-    weights = dict(then.named_parameters())
-    assert any(
-        not torch.equal(x, weights[name]) for name, x in first.named_parameters() if "words" not in name
-    )
-    for (name, x), y in zip(first.named_buffers(), then.buffers(), strict=True):
-        assert torch.equal(x, y), f"{name}: norms keep their statistics"
+def stored(folder: Path, given: Regions) -> RegionSource:
+    """Regions that are there already."""
+    folder.mkdir()
+    write_tensors(folder / regions.CACHE, given._asdict())
+    return RegionSource(folder, False, None, {})
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    asked = request(tmp_path)
-    data, pictures = bam_questions.data_of(asked)
-    source = regions.source_of(replace(asked, out=tmp_path), pictures, "bam-table-2")
-    training = replace(TRAINING, updates=8, network={**NETWORK, "grid": [2, 2]})
-    row = ROWS["WC, k=10"]
+def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, data: QuestionData, given: Regions
+) -> None:
+    source = stored(tmp_path / "regions", given)
+    training, row = replace(TRAINING, updates=8), ROWS["WC k=10"]
 
     def weights(place: str, stop: int | None = None) -> Tensor:
         def told(step: int) -> None:
             if step == stop:
                 raise KeyboardInterrupt
 
-        arguments = (tmp_path / place, data, source, row, training, 0, "cpu", told)
-        net, _ = question_training.train(*arguments)
+        net, _ = question_training.train(tmp_path / place, data, source, row, training, 0, "cpu", told)
         return torch.cat([x.flatten() for x in net.net.parameters()])
 
     with pytest.raises(KeyboardInterrupt):
         weights("stopped", 5)
     torch.testing.assert_close(weights("stopped"), weights("whole"), rtol=0, atol=0)
+
+
+def test_an_encoder_that_goes_on_learning_makes_the_regions_that_are_stored(
+    tmp_path: Path, data: QuestionData
+) -> None:
+    torch.manual_seed(0)
+    encoder = ImageEncoder(3, (2, 3, 4, 5), 5, 1).eval()
+    first = regions.encode(encoder, data.images)  # type: ignore[arg-type]
+    whole = Regions(first, torch.ones(first.shape[:2], dtype=torch.bool))
+    net = model(data, whole, encoder=encoder, pixels=data.images).train()
+    assert not any(module.training for module in encoder.modules()), "norms keep their statistics"
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(torch.arange(6))["loss"].backward()
+    optimizer.step()
+    net.settle()
+    question_training.save(net, tmp_path / "model", None)
+    then = ImageEncoder.load(tmp_path / "model" / "encoder")
+    assert torch.equal(regions.encode(then, data.images), net.features)  # type: ignore[arg-type]
+    assert not torch.equal(net.features, first)
 
 
 BAD = [

@@ -9,6 +9,7 @@ from overt.cli import (
     info,
     trace,
     translate,
+    ask,
     caption,
     neighbours,
     plot,
@@ -21,6 +22,7 @@ from overt.cli import (
 
 __all__ = [
     "app",
+    "ask",
     "caption",
     "demo",
     "drift",

@@ -15,6 +15,7 @@ from overt.attaching.settings import settings_in
 from overt.cli.shared import join_or
 from overt.models.att2in import MODEL_TYPE as CAPTIONS
 from overt.models.image_encoder import MODEL_TYPE as ENCODER
+from overt.models.mcan import MODEL_TYPE as QUESTIONS
 from overt.models.resnet import MODEL_TYPE as VISION
 from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
@@ -23,7 +24,10 @@ from overt.tracing.mixing.mixing import mixings
 from overt.tracing.pixels import attends_to_pixels
 
 # Networks with a command of their own: what they are, and the command.
-OWN_COMMANDS = {CAPTIONS: ("a captioning network", "overt caption photo.jpg")}
+OWN_COMMANDS = {
+    CAPTIONS: ("a captioning network", "overt caption photo.jpg"),
+    QUESTIONS: ("a network that answers questions", 'overt ask photo.jpg "QUESTION"'),
+}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 # Options that the tracing commands share.

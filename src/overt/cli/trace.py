@@ -23,6 +23,10 @@ from overt.cli.inputs import (
     read_input,
 )
 from overt.cli.shared import app, join_or
+from overt.data.pictures import opened
+from overt.models import mcan
+from overt.recipes._runs import read_model_config
+from overt.recipes.asking import Answerer, inputs_of, open_answerer, token_names
 from overt.recipes.caption_reading import SAMPLES
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
@@ -49,15 +53,17 @@ def run(
     samples: int | None = None,
     stack: str | None = None,
     out: Path | None = None,
+    image: Path | None = None,
 ) -> dict[str, overt.Trace]:
     """Trace each text through each model, print a table for each, and write a page or the trace to `out`.
 
     A network over pixels is traced once for each size of its maps, unless `stack` names one; its likeliest
-    classes and its maps are printed.
+    classes and its maps are printed. A network that answers questions reads `image`, and the texts are
+    questions about it.
     """
     from rich.console import Console
 
-    if any(own_command(name) for name in models):
+    if any(_captions(name) for name in models):
         given = {
             "--method": methods,
             "--layer": None if layer == -1 else layer,
@@ -85,15 +91,23 @@ def run(
     console = Console()
     traces: dict[str, overt.Trace] = {}
     for name in models:
-        model = open_model(name)
+        answerer = _answerer(name, image)
+        model = open_model(name) if answerer is None else answerer.net
         stacks = _stacks(model, stack)
         if len(stacks) > 1 and out is not None and not to_page:
             sizes = join_or(map(str, stacks))
             raise ValueError(f"--out {out} stores one trace: choose a size of maps with --stack: {sizes}")
         extras = _extras(model, mixing, samples, to_page)
         for text, part in product(texts, stacks):
-            source = read_input(text, model)
-            traced = overt.trace(model, source, decoder=decoder, mixing=mixing, stack=part, **extras)
+            tokens = None
+            if answerer is None or image is None:
+                source = read_input(text, model)
+            else:
+                source = inputs_of(answerer, opened(image, str(image)), text)
+                tokens = [token_names(answerer, text)]
+            traced = overt.trace(
+                model, source, decoder=decoder, tokens=tokens, mixing=mixing, stack=part, **extras
+            )
             named = (Path(name).name, models), (text, texts), (f"{part} pixels", stacks)
             label = " · ".join(each for each, many in named if len(many) > 1)
             traces[label if label not in traces else f"{label} ({len(traces) + 1})"] = traced
@@ -129,6 +143,12 @@ def run(
     return traces
 
 
+def _captions(name: str) -> bool:
+    """Whether a model is a captioning network."""
+    own = own_command(name)
+    return own is not None and own[1].startswith("overt caption")
+
+
 def _caption(
     texts: Sequence[str],
     models: Sequence[str],
@@ -138,8 +158,8 @@ def _caption(
 ) -> None:
     """Show what the words of captions draw on, as `overt caption` does: the only map of such a network."""
     for name in models:
-        own = own_command(name)
-        if own is None or not own[1].startswith("overt caption"):
+        if not _captions(name):
+            own = own_command(name)
             command = "overt caption photo.jpg --model FOLDER" if own is None else own[1]
             raise ValueError(f"--model {name} cannot be traced beside a captioning network: see {command}")
     for option, value in given.items():
@@ -149,6 +169,17 @@ def _caption(
         raise ValueError(f"--out {out} is a page of one picture, got {len(texts)}")
     for text in texts:
         caption.run(text, models, samples=samples or SAMPLES, out=out)
+
+
+def _answerer(name: str, image: Path | None) -> Answerer | None:
+    """The model of a folder, if it is one that answers questions about an image."""
+    if read_model_config(name).get("model_type") != mcan.MODEL_TYPE:
+        if image is not None:
+            raise ValueError(f"--image is for models that answer questions (overt ask), and {name} is none")
+        return None
+    if image is None:
+        raise ValueError(f"--model {name} answers questions about an image: give it with --image photo.jpg")
+    return open_answerer(Path(name), Path(name).name)
 
 
 def _stacks(model: Any, stack: str | None) -> list[str | None]:
@@ -256,6 +287,10 @@ def trace(
         Path | None,
         typer.Option(help="Also write a page of all methods (.html) or the trace (.safetensors)."),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Image, for models that answer questions about it (overt ask): the texts."),
+    ] = None,
 ) -> None:
     """Show which tokens or pixels a model's attention draws on, by raw attention, rollout and flow."""
     run(
@@ -271,4 +306,5 @@ def trace(
         samples=samples,
         stack=stack,
         out=out,
+        image=image,
     )

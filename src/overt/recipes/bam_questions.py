@@ -17,7 +17,6 @@ from overt._extras import need
 from overt.data import daquar, scenes
 from overt.data.batching import Epochs
 from overt.data.questions import QuestionData
-from overt.data.vocabulary import tokenise
 from overt.mechanisms.bayesian.config import KL_WEIGHT, Bayesian
 from overt.models.image_encoder import STRIDE
 from overt.models.mcan import NOISE_WAYS, NoiseWay
@@ -53,9 +52,9 @@ ROWS = {
     "LC": QuestionRow(Bayesian.paper("LC", d_mid=20, **_LOGNORMAL)),
     "WF": QuestionRow(Bayesian.paper("WF", k=1000.0, prior_beta=1e-2, prior_alpha=1e-3, rho=0.2)),
     WC: QuestionRow(_WC),
-    "WC, k=100": QuestionRow(replace(_WC, k=100.0)),
-    "WC, k=10": QuestionRow(replace(_WC, k=10.0)),
-    f"WC, KL weight {KL_WEIGHT:g}": QuestionRow(replace(_WC, kl_weight=KL_WEIGHT), beside="mean"),
+    "WC k=100": QuestionRow(replace(_WC, k=100.0)),
+    "WC k=10": QuestionRow(replace(_WC, k=10.0)),
+    f"WC weight {KL_WEIGHT:g}": QuestionRow(replace(_WC, kl_weight=KL_WEIGHT), beside="mean"),
     QUESTION_ONLY: QuestionRow(sees="nothing"),
     SHUFFLED: QuestionRow(sees="another"),
 }
@@ -114,6 +113,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
     daquar.NAME: {"width": 256, "heads": 8, "layers": 3, "flat": 256, "embedding": 300, "dropout": 0.1},
 }
 SIZES = scenes.SIZES  # images of the scenes, in three parts
+# What the encoder of the scenes learns to tell: the things of a picture, of which captions name but a few.
+THINGS = (
+    *(f"{colour} {shape}" for colour in scenes.COLOURS for shape in scenes.SHAPES),
+    *scenes.COLOURS,
+    *scenes.SHAPES,
+)
+ENCODER_EPOCHS = {scenes.NAME: 100, daquar.NAME: regions.EPOCHS}
 # What pictures must decide on the scenes, in %.
 LEAST_SOFT, MOST_QUESTION_ONLY, MOST_APART = 85.0, 40.0, 3.0
 OPTIONS = {
@@ -128,6 +134,9 @@ OPTIONS = {
     "rows": Option("rows to train, separated by commas; by default those of the data set", moves=False),
     "epochs": Option("epochs of a training; by default 24 of the scenes and 13 of DAQUAR", least=1),
     **regions.OPTIONS,
+    "encoder-epochs": Option(
+        "epochs of the encoder's training; by default 100 of the scenes and 40 of DAQUAR", least=1
+    ),
     "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
     "discard-models": Option(
         "keep the numbers of finished trainings, and not their models", False, moves=False
@@ -163,10 +172,11 @@ def data_of(request: Request) -> tuple[QuestionData, Pictures]:
         if split != "image":
             raise ValueError(f"--split is for --dataset {daquar.NAME}, got --dataset {dataset}")
         made = scenes.make(SIZES)
-        words = made.captions.vocabulary.words
-        texts = {row.image: " ".join(row.captions) for row in made.captions.train}
-        held = {image: tokenise(text) for image, text in texts.items()}
-        return made.questions, _pictures(made.questions, held, words)
+        held = {
+            image: [name for thing in things for name in (str(thing), thing.colour, thing.shape)]
+            for image, things in made.things.items()
+        }
+        return made.questions, _pictures(made.questions, held, THINGS)
     data = daquar.load(request.data, split, pictures=given is None)
     answers: dict[str, list[str]] = {}
     for row in data.train:
@@ -232,7 +242,10 @@ def run(request: Request) -> Outcome:
         f"{data.name}: {len(data.train):,} training questions, {len(data.test):,} for testing, "
         f"{len(data.answers)} answers"
     )
-    source = regions.source_of(replace(request, out=place, seeds=seeds), pictures, "bam-table-2")
+    given = options["encoder"] is not None or options["features"] is not None
+    epochs = options["encoder-epochs"] or (regions.EPOCHS if given else ENCODER_EPOCHS[data.name])
+    of_regions = replace(request, out=place, seeds=seeds, options={**options, "encoder-epochs": epochs})
+    source = regions.source_of(of_regions, pictures, "bam-table-2")
     training, conditions = plan(data, pictures, options, way), conditions_of(way)
     device = torch_device(request.device).type
     common = {
@@ -483,11 +496,16 @@ def notes_of(outcome: Outcome) -> list[str]:
             if "features" in config["regions"]
             else "of a given encoder."
             if "encoder" in config["regions"]
-            else "of an encoder trained without attention, then frozen."
+            else "of an encoder trained without attention, then frozen, "
+            + (
+                "to tell which things a picture holds."
+                if data["name"] == scenes.NAME
+                else "to tell which answers the questions about a picture have."
+            )
         )
         + (" The encoder goes on learning in each row." if config["regions"]["finetune"] else ""),
         "The KL is weighed as published, beside a loss that is summed over the batch, with λ by epochs, but "
-        f"for the row with KL weight {KL_WEIGHT:g}, which stands beside the mean.",
+        f"for the row of weight {KL_WEIGHT:g}, our default, which stands beside the mean.",
         f"{QUESTION_ONLY}: all regions are zero. {SHUFFLED}: every image is another one of its part, in "
         "training and in testing.",
         noise,

@@ -260,11 +260,12 @@ def _token_axis(
         mask, special, words = axis(queries, inputs.mask, inputs.tokens, inputs.special, first)
         return mask, special, words
     lowest = calls[groups.encoder[0] if groups.encoder else groups.cross[0]]
-    extra = inputs.extra
-    before = axis(source, inputs.mask, inputs.tokens, inputs.special, lowest)
-    after = axis(
-        queries, extra.get("target mask"), extra.get("target tokens"), extra.get("target special"), None
-    )
+    extra, named = inputs.extra, inputs.tokens
+    target = extra.get("target tokens")
+    if named and all(len(each) == source + queries for each in named):  # those of the target, too
+        named, target = [each[:source] for each in named], [each[source:] for each in named]
+    before = axis(source, inputs.mask, named, inputs.special, lowest)
+    after = axis(queries, extra.get("target mask"), target, extra.get("target special"), None)
     words = [left + right for left, right in zip(before[2], after[2], strict=True)]
     return torch.cat([before[0], after[0]], dim=1), torch.cat([before[1], after[1]], dim=1), words
 

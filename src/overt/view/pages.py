@@ -54,17 +54,8 @@ class Page:
     def html(self) -> str:
         """The whole page as text."""
         script, look = bundle.script("page.js"), bundle.style("page.css")
-        # Only the script and the style below may run here, whatever the tokens contain.
-        policy = (
-            f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(look)}'; "
-            "img-src data: blob:; base-uri 'none'; form-action 'none'"
-        )
         parts = [
-            "<!doctype html>\n",
-            '<html lang="en" class="overt-page"><head><meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<title>{html.escape(printable(self.title))}</title>\n<style>{look}</style></head>\n",
+            html_head(self.title, look, script),
             '<body><div id="overt"></div>\n',
             "<noscript>This page needs JavaScript; it runs only its own.</noscript>\n",
             f'<script type="application/json" id="overt-index">{_json(self.index)}</script>\n',
@@ -264,6 +255,32 @@ def _json(value: Any) -> str:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
+
+def html_head(title: str, look: str, script: str | None = None) -> str:
+    """The beginning of a page, up to its body.
+
+    Only the style, and the script if there is one, may run on the page, whatever its texts contain.
+
+    Args:
+        title: of the page.
+        look: its style sheet.
+        script: the only one that it has.
+    """
+    scripts = "" if script is None else f"script-src '{content_hash(script)}'; "
+    policy = (
+        f"default-src 'none'; {scripts}style-src '{content_hash(look)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    return "".join(
+        [
+            "<!doctype html>\n",
+            '<html lang="en" class="overt-page"><head><meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            f"<title>{html.escape(printable(title))}</title>\n<style>{look}</style></head>\n",
+        ]
+    )
 
 
 def content_hash(text: str) -> str:

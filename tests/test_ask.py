@@ -1,0 +1,199 @@
+"""`overt ask`: answers and how sure they are, what they drew on, the page, tracing, and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from typer.testing import CliRunner
+
+import overt
+from overt.cli import app, ask
+from overt.models.image_encoder import ImageEncoder
+from overt.models.mcan import MCAN
+from overt.recipes.asking import Answerer, answer, inputs_of, open_answerer
+from overt.view.answers import answers_page
+
+WORDS = ["<pad>", "how", "many", "chairs", "are", "there", "<unk>"]
+ANSWERS = ["1", "2", "<3>"]
+QUESTION = "how many chairs are there ?"
+
+
+def saved(folder: Path, seed: int = 0, width: int = 6, **settings: Any) -> Path:
+    """A model and its encoder, untrained."""
+    torch.manual_seed(seed)
+    sizes = {"features": 6, "width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "grid": (2, 2)}
+    net = MCAN(len(WORDS), len(ANSWERS), **{**sizes, **settings})  # type: ignore[arg-type]
+    net.word_names, net.answer_names = WORDS, ANSWERS
+    net.save(folder)
+    ImageEncoder(3, (2, 3, 4, 5), width, 1).save(folder / "encoder")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(tmp_path / "Soft" / "seed-0" / "model")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def asked(folder: Path, picture: Path) -> tuple[Answerer, Any, Any]:
+    answerer, image = open_answerer(folder, "a"), Image.open(picture).convert("RGB")
+    return answerer, image, answer(answerer, image, QUESTION, samples=6)
+
+
+def test_the_answer_is_that_of_the_network_and_p_is_welchs(folder: Path, picture: Path) -> None:
+    answerer, image, reply = asked(folder, picture)
+    inputs = inputs_of(answerer, image, QUESTION)
+    assert inputs["words"].tolist() == [[1, 2, 3, 4, 5]]
+    output = answerer.net(**inputs)
+    one = output["logits"][0].sigmoid().tolist()
+    assert reply.answer == ANSWERS[int(np.argmax(one))]
+    assert reply.probability == pytest.approx(max(one))
+    torch.testing.assert_close(reply.region_weights.flatten(), output["region_weights"][0])
+    samples = overt.posterior(answerer.net, inputs, 6, dropout=True, problem_type="sigmoid").samples[:, 0]  # type: ignore[union-attr]
+    first, second = samples.mean(dim=0).argsort(descending=True)[:2].tolist()
+    assert [each.name for each in reply.likely[:2]] == [ANSWERS[first], ANSWERS[second]]
+    a, b = (samples[:, place].double().numpy() for place in (first, second))
+    assert reply.p == pytest.approx(stats.ttest_ind(a, b, equal_var=False)[1], rel=1e-4)
+
+
+def test_what_is_lost_by_hiding_a_region_is_what_a_picture_without_it_loses(
+    folder: Path, picture: Path
+) -> None:
+    answerer, image, reply = asked(folder, picture)
+    inputs = inputs_of(answerer, image, QUESTION)
+    inputs["region_mask"][0, 2] = False
+    hidden = answerer.net(**inputs)["logits"][0].sigmoid()[ANSWERS.index(reply.answer)]
+    assert float(reply.lost[1, 0]) == pytest.approx(reply.probability - hidden.item(), abs=1e-6)
+
+
+class Texts(HTMLParser):
+    """Tags and texts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs)
+        for name, value in attrs:
+            assert name not in ("href", "src") or value.startswith("data:image/png;base64,")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_is_self_contained_and_texts_stay_texts(folder: Path, picture: Path) -> None:
+    _, image, reply = asked(folder, picture)
+    evil = "how many <script>alert(1)</script> chairs ?"
+    page = answers_page(image, evil, [reply, reply], "<img src=x>.png")
+    read = Texts()
+    read.feed(page)
+    assert {"script", "img", "link", "iframe"}.isdisjoint(read.tags)
+    assert evil in read.texts
+    assert "<3>" in read.texts, "an answer that looks like a tag"
+    assert read.tags.count("section") == 2
+    assert read.tags.count("rect") >= 2 * 2 * 4, "two maps of four regions for each model"
+    assert "default-src &#x27;none&#x27;; style-src &#x27;sha256-" in page
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def test_the_command_has_a_row_for_each_model_and_writes_a_page(folder: Path, picture: Path) -> None:
+    other = saved(picture.parent / "WC" / "seed-0" / "model", 1)
+    out = picture.parent / "page.html"
+    done = run(
+        "ask", picture, "how many sofas are there ?", "--model", folder, "--model", other, "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert sum(bool(re.search(r"^ *(Soft|WC) .* (un)?certain", line)) for line in lines) == 2
+    assert "Soft does not know sofas" in done.output
+    assert "<h2>WC</h2>" in out.read_text()
+
+
+def test_models_are_named_by_what_sets_them_apart() -> None:
+    runs = [Path(f"/runs/scenes/rows/{row}/seed-{seed}/model") for row, seed in (("Soft", 0), ("WC", 0))]
+    assert ask.names_of(runs) == ["Soft", "WC"]
+    assert ask.names_of(runs[:1]) == ["Soft seed-0"]
+    assert ask.names_of([runs[0], runs[0]]) == ["model 1", "model 2"]
+
+
+def test_a_trace_names_words_and_regions(folder: Path, picture: Path) -> None:
+    done = run("trace", QUESTION, "--model", folder, "--image", picture, "--method", "raw")
+    assert done.exit_code == 0, done.output
+    for name in ("chairs", "1,1", "2,2"):
+        assert f" {name} " in done.output
+
+
+def broken(folder: Path, what: str) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    if what == "kind":
+        config["model_type"] = "bert"
+    elif what == "names":
+        config["word_names"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+BAD = [
+    ("", "a question must have a word, got ''"),
+    ("?!", "a question must have a word"),
+    ("wie viele", "knows no word of 'wie viele': it knows 5, such as how, many"),
+    ("run", "is the folder of a run: give the model in it"),
+    ("nothing", "holds no config.json"),
+    ("kind", "must be 'overt-mcan', got 'bert'"),
+    ("names", "must name its words and answers"),
+    ("encoder", "must hold an encoder/ of images"),
+    ("width", "makes 4 regions of width 7, but the model takes 4 of width 6"),
+    ("picture", "cannot be read as an image"),
+    ("out", "--out must end in .html"),
+]
+
+
+@pytest.mark.parametrize(("case", "message"), BAD, ids=[case or "empty" for case, _ in BAD])
+def test_bad_input_is_named(folder: Path, picture: Path, case: str, message: str) -> None:
+    question, out = QUESTION, None
+    if case in ("", "?!", "wie viele"):
+        question = case
+    elif case in ("kind", "names"):
+        broken(folder, case)
+    elif case in ("run", "nothing"):
+        folder = folder.parent if case == "run" else folder.parent.parent
+    elif case == "encoder":
+        (folder / "encoder").rename(folder / "other")
+    elif case == "width":
+        ImageEncoder(3, (2, 3, 4, 5), 7, 1).save(folder / "encoder")
+    elif case == "picture":
+        picture.write_text("no picture")
+    else:
+        out = picture.parent / "page.txt"
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        ask.run(picture, question, [folder], out=out)
+
+
+def test_other_commands_say_which_one_opens_such_a_folder(folder: Path) -> None:
+    done = run("serve", "--model", folder)
+    assert "is not served: overt ask photo.jpg" in str(done.exception)
+    done = run("translate", QUESTION, "--model", folder)
+    assert "overt ask photo.jpg" in str(done.exception)
+    done = run("trace", QUESTION, "--model", folder)
+    assert "give it with --image" in str(done.exception)
