@@ -35,6 +35,7 @@ def saved(folder: Path, seed: int = 0, width: int = 6, **settings: Any) -> Path:
     net.word_names, net.answer_names = WORDS, ANSWERS
     net.save(folder)
     ImageEncoder(3, (2, 3, 4, 5), width, 1).save(folder / "encoder")
+    (folder / "image.json").write_text('{"size": [32, 32]}')
     return folder
 
 
@@ -163,6 +164,7 @@ BAD = [
     ("kind", "must be 'overt-mcan', got 'bert'"),
     ("names", "must name its words and answers"),
     ("encoder", "must hold an encoder/ of images"),
+    ("size", "image.json must hold"),
     ("width", "makes 4 regions of width 7, but the model takes 4 of width 6"),
     ("picture", "cannot be read as an image"),
     ("out", "--out must end in .html"),
@@ -180,6 +182,8 @@ def test_bad_input_is_named(folder: Path, picture: Path, case: str, message: str
         folder = folder.parent if case == "run" else folder.parent.parent
     elif case == "encoder":
         (folder / "encoder").rename(folder / "other")
+    elif case == "size":
+        (folder / "image.json").write_text("[]")
     elif case == "width":
         ImageEncoder(3, (2, 3, 4, 5), 7, 1).save(folder / "encoder")
     elif case == "picture":
@@ -192,8 +196,10 @@ def test_bad_input_is_named(folder: Path, picture: Path, case: str, message: str
 
 def test_other_commands_say_which_one_opens_such_a_folder(folder: Path) -> None:
     done = run("serve", "--model", folder)
-    assert "is not served: overt ask photo.jpg" in str(done.exception)
+    assert "answers questions, which is not served: overt ask photo.jpg" in str(done.exception)
     done = run("translate", QUESTION, "--model", folder)
-    assert "overt ask photo.jpg" in str(done.exception)
+    assert 'a network that answers questions, which overt ask photo.jpg "QUESTION" --model' in str(
+        done.exception
+    )
     done = run("trace", QUESTION, "--model", folder)
     assert "give it with --image" in str(done.exception)

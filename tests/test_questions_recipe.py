@@ -322,7 +322,7 @@ def test_an_encoder_that_goes_on_learning_makes_the_regions_that_are_stored(
     net(torch.arange(6))["loss"].backward()
     optimizer.step()
     net.settle()
-    question_training.save(net, tmp_path / "model", None)
+    question_training.save(net, tmp_path / "model", None, data.images)
     then = ImageEncoder.load(tmp_path / "model" / "encoder")
     assert torch.equal(regions.encode(then, data.images), net.features)  # type: ignore[arg-type]
     assert not torch.equal(net.features, first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,8 @@ from overt import _check
 from overt.data.vocabulary import Vocabulary, tokenise
 from overt.judge.uncertainty import p_values
 from overt.models.folders import CONFIG
-from overt.models.image_encoder import STRIDE
 from overt.models.mcan import MCAN
-from overt.recipes.question_training import ENCODER, LENGTH, SAMPLES
+from overt.recipes.question_training import ENCODER, IMAGE, LENGTH, SAMPLES
 from overt.recipes.regions import Encoder, encode, open_encoder
 from overt.view.answers import Likely, Reply
 
@@ -37,6 +37,7 @@ class Answerer:
         encoder: makes regions of an image.
         vocabulary: of the questions that it was trained on.
         answers: that it can give.
+        size: height and width of the images that it sees.
     """
 
     name: str
@@ -44,12 +45,7 @@ class Answerer:
     encoder: Encoder
     vocabulary: Vocabulary
     answers: list[str]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the images that it sees."""
-        assert self.net.grid is not None
-        return self.net.grid[0] * STRIDE, self.net.grid[1] * STRIDE
+    size: tuple[int, int]
 
 
 def open_answerer(folder: Path, name: str) -> Answerer:
@@ -70,7 +66,7 @@ def open_answerer(folder: Path, name: str) -> Answerer:
         )
     encoder = open_encoder(folder / ENCODER)
     words = Vocabulary(tuple(net.word_names[1:-1]))  # without padding and unknown words
-    answerer = Answerer(name, net, encoder, words, net.answer_names)
+    answerer = Answerer(name, net, encoder, words, net.answer_names, _size(folder / IMAGE))
     blank = torch.zeros(1, 3, *answerer.size, dtype=torch.uint8)
     _, regions, width = encode(encoder, blank).shape
     rows, columns = net.grid
@@ -80,6 +76,17 @@ def open_answerer(folder: Path, name: str) -> Answerer:
             f"{rows * columns} of width {net.regions.in_features}"
         )
     return answerer
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Height and width of the images that an encoder sees."""
+    try:
+        height, width = json.loads(path.read_text())["size"]
+        _check.whole("height", height, 1)
+        _check.whole("width", width, 1)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f'{path} must hold {{"size": [height, width]}}: is the model complete?') from None
+    return height, width
 
 
 def checked_question(question: str, answerer: Answerer) -> list[str]:

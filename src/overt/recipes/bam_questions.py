@@ -6,6 +6,7 @@ decides every answer; fewer rows on DAQUAR, whose questions often tell what is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
@@ -18,7 +19,6 @@ from overt.data import daquar, scenes
 from overt.data.batching import Epochs
 from overt.data.questions import QuestionData
 from overt.mechanisms.bayesian.config import KL_WEIGHT, Bayesian
-from overt.models.image_encoder import STRIDE
 from overt.models.mcan import NOISE_WAYS, NoiseWay
 from overt.recipes import question_training, regions
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted
@@ -201,17 +201,21 @@ def conditions_of(way: NoiseWay) -> dict[str, Condition]:
     return {CLEAN: Condition()} | {name: Condition(strength, way) for name, strength in strengths.items()}
 
 
-def plan(
-    data: QuestionData, pictures: Pictures, options: Mapping[str, Any], way: NoiseWay
-) -> QuestionTraining:
-    """The settings of a training."""
+def plan(data: QuestionData, count: int, options: Mapping[str, Any], way: NoiseWay) -> QuestionTraining:
+    """The settings of a training.
+
+    Args:
+        data: questions.
+        count: regions of an image; those of an encoder are the cells of a square grid.
+        options: of the request.
+        way: of noise.
+    """
     settings = PLANS[data.name]
     batch = min(settings["batch"], len(data.train))
     updates = (options["epochs"] or settings["epochs"]) * Epochs(len(data.train), batch, 1, 0).per_epoch
     network = dict(NETWORKS[data.name])
-    if options["features"] is None:  # regions are the cells of a grid
-        assert pictures.images is not None
-        network["grid"] = [side // STRIDE for side in pictures.images.shape[-2:]]
+    if options["features"] is None:
+        network["grid"] = [math.isqrt(count)] * 2
     return QuestionTraining(
         updates,
         max(1, round(WARMUP * updates)),
@@ -246,7 +250,8 @@ def run(request: Request) -> Outcome:
     epochs = options["encoder-epochs"] or (regions.EPOCHS if given else ENCODER_EPOCHS[data.name])
     of_regions = replace(request, out=place, seeds=seeds, options={**options, "encoder-epochs": epochs})
     source = regions.source_of(of_regions, pictures, "bam-table-2")
-    training, conditions = plan(data, pictures, options, way), conditions_of(way)
+    training = plan(data, source.regions(0).real.shape[1], options, way)
+    conditions = conditions_of(way)
     device = torch_device(request.device).type
     common = {
         "data": data.sha256,
@@ -300,7 +305,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
         numbers["deviation"] = deviation
         numbers |= question_training.measure(model, data, task.row, shared.conditions, deviation)
         if shared.keep_models:
-            question_training.save(model, task.folder / "model", source.network(task.seed))
+            question_training.save(model, task.folder / "model", source.network(task.seed), data.images)
         numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
         finish_run(task.folder, numbers)
     return stored_result(task.folder)

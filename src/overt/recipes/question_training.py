@@ -5,6 +5,7 @@ Questions, and the regions of all images, stay on the device; the inputs are num
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import overt
 from overt import _check
+from overt._files import write_whole
 from overt.data.batching import Epochs, Numbers
 from overt.data.questions import Asked, QuestionData, kinds
 from overt.data.region_features import Regions
@@ -29,6 +31,7 @@ from overt.recipes.vision_training import fit
 
 LENGTH = 14  # words of a question that are read
 ENCODER = "encoder"  # folder in that of a model
+IMAGE = "image.json"  # height and width of the images that the encoder sees
 SAMPLES = 20  # passes with dropout on, as published
 THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
 COVERAGE = (0.5, 0.8)
@@ -494,9 +497,17 @@ def deviation_of(data: QuestionData, model: Answering) -> float:
     return feature_deviation(model.features[images].float(), model.real[images]) or 1.0
 
 
-def save(model: Answering, folder: Path, encoder: Encoder | None) -> None:
-    """Write the network to a folder, and the encoder that it reads, if there is one, to encoder/ in it."""
+def save(model: Answering, folder: Path, encoder: Encoder | None, images: Tensor | None) -> None:
+    """Write the network to a folder, and what makes its regions of an image, if anything does.
+
+    Args:
+        model: the trained network.
+        folder: for it; the encoder is in encoder/ there, and the size of its images in image.json.
+        encoder: of the regions, unless the model's own went on learning; None for given features.
+        images: that the encoder saw, (images, 3, height, width).
+    """
     encoder = model.encoder if model.encoder is not None else encoder
-    if encoder is not None:
+    if encoder is not None and images is not None:
         save_encoder(encoder.cpu(), folder / ENCODER)
+        write_whole(folder / IMAGE, json.dumps({"size": list(images.shape[-2:])}))
     model.net.cpu().save(folder)
