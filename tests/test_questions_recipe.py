@@ -23,6 +23,7 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.mcan import MCAN
 from overt.recipes import bam_questions, question_training, regions, reproduce
 from overt.recipes._recipe import Outcome, Request
+from overt.recipes.asking import open_answerer
 from overt.recipes.bam_questions import (
     CLEAN,
     QUESTION_ONLY,
@@ -266,6 +267,10 @@ def test_rows_are_trained_measured_and_shared_by_both_tables(
         assert 0 <= numbers[key_of(condition, "accuracy")] <= 100
         kinds = [numbers[key_of(condition, "accuracy", kind)] for kind in scenes.KINDS]
         assert np.mean(kinds) == pytest.approx(numbers[key_of(condition, "accuracy")])
+    blind = result["per_seed"]["0"][QUESTION_ONLY]
+    for measure in ("Brier", "mutual information"):
+        assert blind[key_of("noise 4 sd", measure)] == blind[key_of(CLEAN, measure)], "sees no noise either"
+        assert numbers[key_of("noise 4 sd", measure)] != numbers[key_of(CLEAN, measure)]
     titles = [table["title"] for table in result["tables"]]
     assert "scenes, clean" in titles
     assert "scenes, noise 4 sd" in titles
@@ -326,6 +331,29 @@ def test_an_encoder_that_goes_on_learning_makes_the_regions_that_are_stored(
     then = ImageEncoder.load(tmp_path / "model" / "encoder")
     assert torch.equal(regions.encode(then, data.images), net.features)  # type: ignore[arg-type]
     assert not torch.equal(net.features, first)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_published_features_take_the_place_of_an_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bam_questions, "STRENGTHS", ())  # noise on 100 × 2048 features takes long
+    folder, random = tmp_path / "features", np.random.default_rng(0)
+    folder.mkdir()
+    data, _ = bam_questions.data_of(request(tmp_path))
+    for number, name in enumerate(data.image_names):
+        np.savez(folder / f"{name}.npz", feat=random.normal(size=(3 + number % 2, 2048)))
+    options = {"features": str(folder), "rows": "Soft", "encoder_epochs": None}
+    outcome = bam_questions.run(request(tmp_path / "out", **options))
+    assert outcome.config["training"]["network"].get("grid") is None, "boxes of a detector have no grid"
+    model = tmp_path / "out/scenes/rows/Soft/seed-0/model"
+    assert MCAN.load(model).regions.in_features == 2048
+    with pytest.raises(ValueError, match="trained on --features sees no image"):
+        open_answerer(model, "a")
+    np.savez(folder / "train-0.npz", feat=random.normal(size=(3, 7)))
+    with pytest.raises(ValueError, match="must have regions × 2048 features, got 3 × 7"):
+        bam_questions.run(request(tmp_path / "other", **options))
 
 
 BAD = [

@@ -188,7 +188,8 @@ class Answering(nn.Module):
         pixels: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.net, self.noise, self.seed, self.encoder = net, noise, seed, encoder
+        self.net, self.seed, self.encoder = net, seed, encoder
+        self.noise = 0.0 if row.sees == "nothing" else noise
         features = torch.zeros_like(regions.features) if row.sees == "nothing" else regions.features
         tensors = {"features": features, "real": regions.real, "words": questions.words}
         tensors |= {"images": questions.images, "targets": questions.targets}
@@ -473,6 +474,8 @@ def measure(
     questions = shown(encoded(data, data.test), row.sees, model.seed)
     numbers: dict[str, float] = {}
     for name, condition in conditions.items():
+        if row.sees == "nothing":
+            condition = Condition()  # where there is no picture, there is none to disturb
         found = answered(model, questions, condition, deviation)
         if not bool(found.one.isfinite().all()):
             raise ValueError("the training diverged: the trained network gives numbers that are not finite")
