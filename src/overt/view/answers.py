@@ -199,10 +199,10 @@ def _words(reply: Reply) -> str:
     for word, weight in zip(reply.words, reply.word_weights.tolist(), strict=True):
         wide = 8.0 * len(word) + 10.0
         shown = html.escape(printable(word))
-        fill = _colour(weight / top, SIZES)
         drawn.append(
             f'<text x="{x + wide / 2:.1f}" y="14" text-anchor="middle">{shown}</text>'
-            f'<rect x="{x + 2:.1f}" y="19" width="{wide - 4:.1f}" height="6" rx="2" fill="{fill}">'
+            f'<rect x="{x + 2:.1f}" y="19" width="{wide - 4:.1f}" height="6" rx="2" '
+            f'fill-opacity="{weight / top:.3f}">'
             f"<title>{shown}: {100 * weight:.1f} %</title></rect>"
         )
         x += wide
