@@ -136,10 +136,11 @@ def _card(reply: Reply, grey: str) -> str:
         f'<p class="soft">{100 * reply.probability:.1f} % in one pass · '
         f"p {html.escape(reply.p_text)}, {certain}</p>"
         f"{_bars(reply)}{_words(reply)}</div>\n"
+        '<div class="maps">'
         f"<figure>{weights}<figcaption>weights of the last attention over regions"
         f"{_range(reply.region_weights, signed=False)}</figcaption></figure>\n"
         f"<figure>{lost}<figcaption>probability of “{first}” lost if a region is hidden"
-        f"{_range(reply.lost, signed=True)}</figcaption></figure></div></section>\n"
+        f"{_range(reply.lost, signed=True)}</figcaption></figure></div></div></section>\n"
     )
 
 
