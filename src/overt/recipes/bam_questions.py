@@ -106,7 +106,7 @@ IN_DAQUAR = {"image": (SOFT, NO_KL, WC, QUESTION_ONLY, SHUFFLED), "published": (
 WARMUP, DROPS = 0.05, (10 / 13, 12 / 13)
 PLANS: dict[str, dict[str, Any]] = {
     scenes.NAME: {"epochs": 24, "batch": 64, "learning_rate": 3e-4},
-    daquar.NAME: {"epochs": 13, "batch": 64, "learning_rate": 1e-4},
+    daquar.NAME: {"epochs": 13, "batch": 64, "learning_rate": 5e-4},
 }
 NETWORKS: dict[str, dict[str, Any]] = {
     scenes.NAME: {"width": 256, "heads": 8, "layers": 3, "flat": 256, "embedding": 128, "dropout": 0.05},
