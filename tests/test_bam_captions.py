@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from overt._files import write_tensors
+from overt.data.batching import swapped
 from overt.data.captions import CaptionData
 from overt.judge.captions import Meteor
 from overt.mechanisms.bayesian.config import Bayesian
@@ -19,7 +20,7 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.word_by_word import IGNORED
 from overt.recipes import bam_captions, caption_training, regions
 from overt.recipes._recipe import Outcome
-from overt.recipes.caption_training import CaptionRow, CaptionTraining, by_epoch, shuffled, swapped, texts_of
+from overt.recipes.caption_training import CaptionRow, CaptionTraining, by_epoch, shuffled, texts_of
 from small_captions import NETWORK, SIZES, recipes_in, small_scenes
 
 

@@ -99,3 +99,13 @@ class Numbers(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, update: int) -> dict[str, Tensor]:
         return {"numbers": self.epochs[update]}
+
+
+def swapped(count: int, seed: int) -> Tensor:
+    """For each of `count` images the number of another, each once, (count,)."""
+    if count < 2:
+        raise ValueError(f"images can be shuffled if there are two at least, got {count}")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    other = torch.empty_like(order)
+    other[order] = order.roll(1)  # one cycle through all: none stays
+    return other

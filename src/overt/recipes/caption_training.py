@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from overt._files import write_whole
 from overt._modes import evaluating
+from overt.data.batching import swapped
 from overt.data.captions import PARTS, CaptionData, Captioned
 from overt.data.region_features import Regions
 from overt.data.vocabulary import Vocabulary, tokenise
@@ -191,16 +192,6 @@ class Batches:
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
         """A batch, by the numbers of `translation_training.Schedule`."""
         return self.texts.batch(self.parts[place[0]])
-
-
-def swapped(count: int, seed: int) -> Tensor:
-    """For each of `count` images the number of another, each once, (count,)."""
-    if count < 2:
-        raise ValueError(f"images can be shuffled if there are two at least, got {count}")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    other = torch.empty_like(order)
-    other[order] = order.roll(1)  # one cycle through all: none stays
-    return other
 
 
 def shuffled(data: CaptionData, seed: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import overt
 from overt import _check
 from overt._files import write_whole
-from overt.data.batching import Epochs, Numbers
+from overt.data.batching import Epochs, Numbers, swapped
 from overt.data.questions import Asked, QuestionData, kinds
 from overt.data.region_features import Regions
 from overt.data.vocabulary import PADDING
@@ -147,11 +147,7 @@ def shown(questions: Questions, sees: Sees, seed: int) -> Questions:
     if sees != "another":
         return questions
     own = torch.unique(questions.images)
-    if len(own) < 2:
-        raise ValueError("images can be exchanged where there are two or more, got 1")
-    order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
-    another = torch.empty_like(own)
-    another[order] = own[order.roll(1)]  # along a circle, so that none stays in its place
+    another = own[swapped(len(own), seed)]
     return questions._replace(images=another[torch.searchsorted(own, questions.images)])
 
 
