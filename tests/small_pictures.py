@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import overt
-from overt.data import scenes
 from overt.models.mcan import MCAN
-from overt.recipes import bam_questions, regions
 
 WORDS, ANSWERS, FEATURES = 11, 7, 6
 WC = overt.Bayesian.paper("WC", k=5, prior_beta=1e-2, d_mid=4)
@@ -44,15 +41,3 @@ def answers(batch: int = 3, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     soft = torch.tensor([0.0, 0.3, 0.6, 0.9, 1.0])
     return soft[torch.randint(5, (batch, ANSWERS), generator=generator)].double()
-
-
-def small_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the recipe of visual question answering tiny: scenes, encoder and network."""
-    make = scenes.make
-    monkeypatch.setattr(scenes, "make", lambda sizes: make(sizes, side=32))
-    monkeypatch.setattr(bam_questions, "SIZES", (16, 2, 4))
-    monkeypatch.setattr(regions, "SIZES", {"channels": (4, 6, 8, 10), "width": 12, "blocks": 1})
-    sizes = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
-    monkeypatch.setitem(bam_questions.NETWORKS, scenes.NAME, sizes)
-    plan = {"epochs": 1, "batch": 12, "learning_rate": 1e-3}
-    monkeypatch.setitem(bam_questions.PLANS, scenes.NAME, plan)

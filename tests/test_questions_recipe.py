@@ -51,7 +51,6 @@ from overt.recipes.question_training import (
     shown,
 )
 from overt.recipes.regions import RegionSource
-from small_pictures import small_recipe
 
 NETWORK: dict[str, Any] = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
 TRAINING = QuestionTraining(6, 2, 8, 1e-3, (4, 5), NETWORK)
@@ -243,7 +242,15 @@ def test_soft_attention_without_dropout_is_certain_of_everything(data: QuestionD
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_recipe(monkeypatch)
+    """A tiny recipe: scenes, encoder and network."""
+    make = scenes.make
+    monkeypatch.setattr(scenes, "make", lambda sizes: make(sizes, side=32))
+    monkeypatch.setattr(bam_questions, "SIZES", (16, 2, 4))
+    monkeypatch.setattr(regions, "SIZES", {"channels": (4, 6, 8, 10), "width": 12, "blocks": 1})
+    sizes = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
+    monkeypatch.setitem(bam_questions.NETWORKS, scenes.NAME, sizes)
+    plan = {"epochs": 1, "batch": 12, "learning_rate": 1e-3}
+    monkeypatch.setitem(bam_questions.PLANS, scenes.NAME, plan)
 
 
 def request(out: Path, seeds: int = 1, **options: Any) -> Request:
