@@ -156,7 +156,7 @@ def test_the_encoder_goes_on_learning_only_where_it_is_asked_to(recipe: Any, res
 
 
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, data: CaptionData) -> None:
-    source = regions.RegionSource(tmp_path / "regions", False, None, {})
+    source = regions.RegionSource(tmp_path / "regions", False, None, {}, 0)
     source.place.mkdir()
     features = torch.randn(sum(SIZES), 4, 6, generator=torch.Generator().manual_seed(0))
     write_tensors(

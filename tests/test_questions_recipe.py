@@ -298,7 +298,7 @@ def stored(folder: Path, given: Regions) -> RegionSource:
     """Regions that are there already."""
     folder.mkdir()
     write_tensors(folder / regions.CACHE, given._asdict())
-    return RegionSource(folder, False, None, {})
+    return RegionSource(folder, False, None, {}, given.real.shape[1])
 
 
 @pytest.mark.slow

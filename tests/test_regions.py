@@ -46,7 +46,10 @@ def request(out: Path, fresh: bool = False, seeds: int = 1, **options: Any) -> R
 
 
 def made(out: Path, pictures: Pictures, **options: Any) -> RegionSource:
-    return source_of(request(out, **options), pictures, "bam-table-3")
+    asked = request(out, **options)
+    source = source_of(asked, pictures, "bam-table-3")
+    regions.train_encoders(asked, pictures, source, range(asked.seeds))
+    return source
 
 
 def test_an_image_holds_the_words_of_its_captions() -> None:
@@ -80,6 +83,16 @@ def test_the_encoder_is_trained_once_for_the_same_settings_and_its_regions_are_s
     with pytest.raises(ValueError, match="updates 2, but 3 was requested: delete it with --fresh"):
         made(tmp_path, pictures, encoder_epochs=3)
     assert made(tmp_path, pictures, encoder_epochs=3, fresh=True).settings != source.settings
+
+
+def test_encoders_are_trained_of_the_seeds_that_need_them(tmp_path: Path, pictures: Pictures) -> None:
+    asked = request(tmp_path, seeds=3)
+    source = source_of(asked, pictures, "bam-table-3")
+    assert (source.per_image, source.trained) == (4, True)
+    regions.train_encoders(asked, pictures, source, ())
+    regions.train_encoders(asked, pictures, source, {1})
+    assert [path.parent.name for path in (tmp_path / "encoder").glob("*/result.json")] == ["seed-1"]
+    assert source.regions(1).real.shape[1] == source.per_image
 
 
 @pytest.mark.parametrize("name", ["resnet-34", "aa-resnet-34"])

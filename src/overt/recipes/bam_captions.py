@@ -136,17 +136,19 @@ def run_table_3(request: Request) -> Outcome:
         f"{data.name}: {len(data.train):,} training images, {len(data.validation):,} for validation, "
         f"{len(data.test):,} for testing, {len(data.vocabulary.words):,} words"
     )
-    source = regions.source_of(replace(request, out=place), caption_training.pictures_of(data), "bam-table-3")
+    here, pictures = replace(request, out=place), caption_training.pictures_of(data)
+    source = regions.source_of(here, pictures, "bam-table-3")
     rows = {name: fitted(row, data) for name, row in ROWS.items()}
     common = settings_of_runs(data, source, training)
     known = look_up(request, rows, chosen, place, common, training, device)
+    regions.train_encoders(here, pictures, source, {task.seed for task in known.tasks})
     shared = shared_of(data, source)
     known.fill(
         request,
         shared,
         perform,
         milliseconds=lambda task: min(
-            caption_training.step_times(shared, task.row, task.training, task.device)
+            caption_training.step_times(shared, task.row, task.training, task.seed, task.device)
         ),
         line=lambda numbers: f"CIDEr-D {numbers['greedy_cider_d']:.1f}",
         prepare=one_thread,

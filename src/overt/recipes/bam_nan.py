@@ -171,11 +171,13 @@ def run_nan(request: Request) -> Outcome:
         training = replace(training, patience=training.updates)
         place = request.out / data.name
         pictures = caption_training.pictures_of(data)
-        source = regions.source_of(replace(request, out=place), pictures, "bam-nan")
+        here = replace(request, out=place)
+        source = regions.source_of(here, pictures, "bam-nan")
         rows = {f"{name}, {data.name}": Named(fitted(row, data), name) for name, row in ROWS.items()}
         names = [name for name, row in rows.items() if row.label in chosen]
         common = settings_of_runs(data, source, training)
         known = look_up(request, rows, names, place / "nan", common, training, device)
+        regions.train_encoders(here, pictures, source, {task.seed for task in known.tasks})
         shared = shared_of(data, source)
         known.fill(
             request,
@@ -208,7 +210,7 @@ def register_alone() -> None:
 
 def fastest_update(shared: Shared, task: Task) -> float:
     """Milliseconds of an update, the fastest of three."""
-    return min(caption_training.step_times(shared, task.row.row, task.training, task.device))
+    return min(caption_training.step_times(shared, task.row.row, task.training, task.seed, task.device))
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:

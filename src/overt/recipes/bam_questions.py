@@ -250,7 +250,7 @@ def run(request: Request) -> Outcome:
     epochs = options["encoder-epochs"] or (regions.EPOCHS if given else ENCODER_EPOCHS[data.name])
     of_regions = replace(request, out=place, seeds=seeds, options={**options, "encoder-epochs": epochs})
     source = regions.source_of(of_regions, pictures, "bam-table-2")
-    training = plan(data, source.regions(0).real.shape[1], options, way)
+    training = plan(data, source.per_image, options, way)
     conditions = conditions_of(way)
     device = torch_device(request.device).type
     common = {
@@ -264,13 +264,14 @@ def run(request: Request) -> Outcome:
     rows_place = place / ("rows" if way == "image" else "rows-noise-published")
     count = dict.fromkeys(ROWS, seeds)
     known = look_up(request, ROWS, chosen, rows_place, common, training, device, count)
+    regions.train_encoders(of_regions, pictures, source, {task.seed for task in known.tasks})
     shared = Shared(data, source, conditions, not options["discard-models"])
     known.fill(
         request,
         shared,
         perform,
         milliseconds=lambda task: min(
-            question_training.step_times(data, source, task.row, task.training, task.device, 3)
+            question_training.step_times(data, source, task.row, task.training, task.seed, task.device, 3)
         ),
         line=lambda numbers: f"accuracy {numbers[key_of(CLEAN, 'accuracy')]:.2f} %",
         prepare=one_thread,

@@ -363,12 +363,12 @@ def loss_of(model: Captioner, texts: Texts) -> float:
 
 
 def step_times(
-    shared: Shared, row: CaptionRow, training: CaptionTraining, device: str, updates: int = 3
+    shared: Shared, row: CaptionRow, training: CaptionTraining, seed: int, device: str, updates: int = 3
 ) -> list[float]:
     """Milliseconds of updates, after one that is not timed."""
     where = torch_device(device)
-    model = model_of(row, shared, training, 0).to(where).train()
-    batches = Batches(texts_of(shared.data, "train", training.length), training.batch, 0)
+    model = model_of(row, shared, training, seed).to(where).train()
+    batches = Batches(texts_of(shared.data, "train", training.length), training.batch, seed)
     optimizer = torch.optim.Adam(model.parameters(), training.learning_rate)
     return times(model, optimizer, lambda update: batches[update % len(batches), 0], where, updates)
 

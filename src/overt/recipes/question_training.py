@@ -349,12 +349,13 @@ def step_times(
     source: RegionSource,
     row: QuestionRow,
     training: QuestionTraining,
+    seed: int,
     device: str,
     updates: int,
 ) -> list[float]:
     """Milliseconds of updates, after one that is not timed."""
     where = torch_device(device)
-    model = model_of(data, source, row, training, 0).to(where).train()
+    model = model_of(data, source, row, training, seed).to(where).train()
     numbers = torch.arange(training.batch, device=where) % len(data.train)
     optimizer, _ = optimizer_of(model, training)
     return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates, half=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -303,6 +303,7 @@ class RegionSource(NamedTuple):
         encoder: folder of a given encoder.
         settings: what the regions depend on besides data and seed, as plain JSON; part of the settings of
             all that is trained on them.
+        per_image: regions of an image, real or not.
         finetune: whether rows go on training the encoder.
     """
 
@@ -310,6 +311,7 @@ class RegionSource(NamedTuple):
     trained: bool
     encoder: Path | None
     settings: dict[str, Any]
+    per_image: int
     finetune: bool = False
 
     def folder(self, seed: int) -> Path:
@@ -330,7 +332,9 @@ class RegionSource(NamedTuple):
 
 
 def source_of(request: Request, pictures: Pictures, recipe: str) -> RegionSource:
-    """Make the regions that a request asks for, if they are not there: train encoders, or read features.
+    """Where the regions that a request asks for are; given features, and those of a given encoder, are made.
+
+    Encoders of our own are trained by `train_encoders`, once it is known which seeds need them.
 
     Args:
         request: with the options `OPTIONS`, and `workers`.
@@ -352,7 +356,7 @@ def source_of(request: Request, pictures: Pictures, recipe: str) -> RegionSource
     if given and options["encoder-epochs"] != EPOCHS:
         raise ValueError(f"--encoder-epochs is for an encoder that is trained here, not with --{given[0]}")
     if not given:
-        return _trained(request, pictures)
+        return _to_be_trained(request, pictures)
     path = Path(options[given[0]])
     if given == ["features"]:
         made = partial(_read_features, path, pictures)
@@ -368,30 +372,68 @@ def source_of(request: Request, pictures: Pictures, recipe: str) -> RegionSource
         request.console.print(f"[dim]regions of {len(pictures.names):,} images from {path}[/dim]")
         _write(folder, made())
         finish_run(folder, {"images": len(pictures.names)})
-    return RegionSource(
-        folder, False, None if given == ["features"] else path, settings, bool(options["finetune"])
-    )
+    encoder = None if given == ["features"] else path
+    source = RegionSource(folder, False, encoder, settings, 0, bool(options["finetune"]))
+    return source._replace(per_image=source.regions(0).real.shape[1])
 
 
-def _trained(request: Request, pictures: Pictures) -> RegionSource:
-    if pictures.images is None:
-        raise ValueError("the data have no images: give --features, the features of their regions")
+class _Plan(NamedTuple):
+    """How encoders are trained: which, what the settings of all share, and for how long."""
+
+    row: EncoderRow
+    common: dict[str, Any]
+    training: EncoderTraining
+
+
+def _plan_of(request: Request, pictures: Pictures) -> _Plan:
     training = plan(len(pictures.train), request.options["encoder-epochs"])
     digest = hashlib.sha256("\n".join(pictures.words).encode() + pictures.held.numpy().tobytes())
     digest.update(pictures.train.numpy().tobytes())
     row = EncoderRow(len(pictures.words), SIZES, digest.hexdigest())
-    device = torch_device(request.device).type
-    place = request.out / "encoder"
-    precision = "bfloat16" if device == "cuda" else "float32"
-    common = {"data": pictures.sha256, "training": training.settings(), "precision": precision}
+    precision = "bfloat16" if torch_device(request.device).type == "cuda" else "float32"
+    return _Plan(
+        row, {"data": pictures.sha256, "training": training.settings(), "precision": precision}, training
+    )
+
+
+def _to_be_trained(request: Request, pictures: Pictures) -> RegionSource:
+    if pictures.images is None:
+        raise ValueError("the data have no images: give --features, the features of their regions")
+    row, common, _ = _plan_of(request, pictures)
+    height, width = pictures.images.shape[-2:]
+    return RegionSource(
+        request.out / "encoder",
+        True,
+        None,
+        {"trained": {**common, "row": row.settings()}},
+        (height // STRIDE) * (width // STRIDE),
+        bool(request.options["finetune"]),
+    )
+
+
+def train_encoders(
+    request: Request, pictures: Pictures, source: RegionSource, seeds: Collection[int]
+) -> None:
+    """Train the encoders of seeds that are not there, and store their regions; nothing if they were given.
+
+    Args:
+        request: as for `source_of`.
+        pictures: the data.
+        source: from `source_of`.
+        seeds: those whose regions are needed.
+    """
+    if not source.trained:
+        return
+    row, common, training = _plan_of(request, pictures)
     # Numbers of a result file would not do, and encoders with the same settings are not trained again.
-    seeds = range(request.seeds)
     differs = any(
-        _differs(place / f"seed-{seed}", {**common, "row": row.settings(), "seed": seed}) for seed in seeds
+        _differs(source.folder(seed), {**common, "row": row.settings(), "seed": seed}) for seed in seeds
     )
     alone = replace(request, stored={}, elsewhere=(), fresh=request.fresh and differs)
+    device = torch_device(request.device).type
     # The folder of a row that is called "encoder".
     known = look_up(alone, {"encoder": row}, ["encoder"], request.out, common, training, device)
+    known.tasks = [task for task in known.tasks if task.seed in seeds]
     known.fill(
         alone,
         pictures,
@@ -401,13 +443,10 @@ def _trained(request: Request, pictures: Pictures) -> RegionSource:
         prepare=one_thread,
         together=False,
     )
-    settings = {"trained": {**common, "row": row.settings()}}
-    source = RegionSource(place, True, None, settings, bool(request.options["finetune"]))
     for seed in seeds:
         if not _cached(source.folder(seed)) and is_main_process():
             net = open_encoder(source.folder(seed) / "model").to(torch_device(request.device))
             _store(net, pictures, source.folder(seed))
-    return source
 
 
 def _differs(folder: Path, settings: Mapping[str, Any]) -> bool:
