@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,13 @@ def test_published_features_are_taken_as_they_are(tmp_path: Path, pictures: Pict
     assert found.real.sum(dim=1).tolist() == [1 + number % 3 for number in range(16)]
     first = np.load(folder / f"{pictures.names[1]}.npz")["feat"]
     np.testing.assert_allclose(found.features[1, :2].float().numpy(), first, atol=2e-3)
+    path = folder / f"{pictures.names[1]}.npz"
+    np.savez(path, feat=-first)  # as many bytes
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+    with pytest.raises(ValueError, match="other features than requested"):
+        made(tmp_path / "out", pictures, **options)
+    read = made(tmp_path / "out", pictures, fresh=True, **options).regions(0)
+    np.testing.assert_allclose(read.features[1, :2].float().numpy(), -first, atol=2e-3)
     np.savez(folder / f"{pictures.names[0]}.npz", feat=np.zeros((2, 7), np.float32))
     with pytest.raises(ValueError, match="other features than requested"):
         made(tmp_path / "out", pictures, **options)

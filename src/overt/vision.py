@@ -63,7 +63,7 @@ def resnet(
         preset: "official" is the released code's ResNet-50: its key and value channels, which make it
             smaller than the paper's, initial values, upsampling and averages of batch statistics.
         zero_init_last: start each block as the identity, as timm does; None for yes, but not with
-            preset="official". Otherwise the gradients of AA-ResNet-34 start a hundred times larger than
+            preset="official". Otherwise the gradients of AA-ResNet-34 start many times larger than
             ResNet-34's, and its training in bfloat16 diverges.
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
         blocks: of the four stages, in place of the name's.

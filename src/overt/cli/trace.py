@@ -73,6 +73,7 @@ def run(
             "--receptive-field": receptive_field or None,
             "--mixing": None if mixing == "attention" else mixing,
             "--stack": stack,
+            "--image": image,
         }
         _caption(texts, models, given, samples, out)
         return {}

@@ -7,6 +7,7 @@ beside it BAM-WC, whose weights are positive and sum to one, and whose KL is ana
 from __future__ import annotations
 
 import shutil
+import statistics
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -282,7 +283,7 @@ def report_nan(outcome: Outcome) -> Report:
                 )
             )
         columns = ["end in NaN", "at update", "largest loss", "validation loss"]
-        for when in ("at the start", "at the end"):
+        for when in ("at the start", "of the best epoch"):
             columns += [f"variance of the gradient {when}", "÷ that of BAM-WC"]
         grids.append(Grid(f"{dataset}", columns, lines))
     first = next(iter(outcome.config["datasets"].values()))["training"]
@@ -297,8 +298,9 @@ def report_nan(outcome: Outcome) -> Report:
         "log q(S) − log p(S) of the draw, with torch's densities in float32; else as BAM-WC.",
         "At update: the first whose loss is not finite. The variance of the gradient is summed over all "
         f"parameters, over {outcome.config['draws']} draws of the weights for one batch without dropout, and "
-        "divided by the squared norm of the mean gradient. At the start all rows have the same network. "
-        "Medians over seeds.",
+        "divided by the squared norm of the mean gradient. At the start all rows have the same network; "
+        "later it is that of the epoch with the lowest validation loss, which is shown too. Medians over "
+        "seeds.",
         f"Training as in bam-table-3, without an early end: {counted(first['updates'], 'update')} "
         f"({next(iter(outcome.config['datasets']))}), gradients clipped at a norm of {first['clip']:g}, in "
         "float32. The authors' code clips each number of the gradient at 0.1.",
@@ -309,14 +311,14 @@ def report_nan(outcome: Outcome) -> Report:
 
 def middle(numbers: dict[int, float], digits: int = 2) -> str:
     """The median over seeds."""
-    return cell(float(torch.tensor(list(numbers.values())).median()), digits=digits) if numbers else "–"
+    return cell(statistics.median(numbers.values()), digits=digits) if numbers else "–"
 
 
 def noise_cells(numbers: dict[int, float], outcome: Outcome, reference: str, key: str) -> list[str]:
     """A median, and that of the ratios to the reference with the same seed."""
     theirs = values(outcome, reference, key)
     ratios = {seed: number / theirs[seed] for seed, number in numbers.items() if theirs.get(seed)}
-    shown = f"{float(torch.tensor(list(numbers.values())).median()):.2g}" if numbers else "–"
+    shown = f"{statistics.median(numbers.values()):.2g}" if numbers else "–"
     return [shown, middle(ratios, 1)]
 
 

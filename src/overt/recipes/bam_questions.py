@@ -510,7 +510,7 @@ def notes_of(outcome: Outcome) -> list[str]:
             )
         )
         + (" The encoder goes on learning in each row." if config["regions"]["finetune"] else ""),
-        "The KL is weighed as published, beside a loss that is summed over the batch, with λ by epochs, but "
+        "The KL is weighted as published, beside a loss that is summed over the batch, with λ by epochs, but "
         f"for the row of weight {KL_WEIGHT:g}, our default, which stands beside the mean.",
         f"{QUESTION_ONLY}: all regions are zero. {SHUFFLED}: every image is another one of its part, in "
         "training and in testing.",

@@ -36,6 +36,7 @@ SAMPLES = 20  # passes with dropout on, as published
 THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
 COVERAGE = (0.5, 0.8)
 TEST_ROWS = 1024  # that run at once
+TEST_STEPS = 2**30  # steps of the noise in testing, above all of training
 Sees = Literal["image", "nothing", "another"]
 
 
@@ -403,7 +404,7 @@ def answered(
         if condition.strength:
             unit = deviation if condition.way == "image" else 1.0
             # Each batch has another number, as its noise is shared in the published way.
-            step = start if condition.way == "published" else 0
+            step = TEST_STEPS + start if condition.way == "published" else 0
             inputs = model.noisy(inputs, images, condition.strength, unit, condition.way, step)
         one.append(net(**inputs)["logits"].double().sigmoid().cpu())
         posterior = overt.posterior(

@@ -366,9 +366,9 @@ def source_of(request: Request, pictures: Pictures, recipe: str) -> RegionSource
         made = partial(_encode_with, net, pictures, request.device)
         digest = hashlib.sha256((path / CONFIG).read_bytes() + (path / WEIGHTS).read_bytes())
         settings = {"encoder": digest.hexdigest()}
-    folder = place / given[0]
+    folder = place / f"given-{given[0]}"  # "encoder" holds those that are trained here
     own = {"data": pictures.sha256, **settings}
-    if earlier_result(folder, own, request.fresh and _differs(folder, own)) is None or not _cached(folder):
+    if earlier_result(folder, own, request.fresh) is None or not _cached(folder):
         request.console.print(f"[dim]regions of {len(pictures.names):,} images from {path}[/dim]")
         _write(folder, made())
         finish_run(folder, {"images": len(pictures.names)})
@@ -468,15 +468,19 @@ def _encode_with(net: Encoder, pictures: Pictures, device: str) -> Regions:
 def _read_features(path: Path, pictures: Pictures) -> Regions:
     features = RegionFeatures(path)
     try:
-        return features.read(pictures.names)
+        found = features.read(pictures.names)
     finally:
         features.close()
+    if not bool(found.features.half().isfinite().all()):
+        raise ValueError(f"features of {path} must be finite in float16, and some are not")
+    return found
 
 
 def _digest_of_features(path: Path) -> str:
-    """Of the names and sizes of the files: their contents may be a hundred gigabytes."""
+    """Of the files' names, sizes and times of change: their contents may be a hundred gigabytes."""
     if not path.exists():
         raise FileNotFoundError(f"--features must be a folder of npz files, or an h5 file, got {path}")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    listed = "\n".join(f"{file.name} {file.stat().st_size}" for file in files)
+    stats = [(file.name, file.stat()) for file in files]
+    listed = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
