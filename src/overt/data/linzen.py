@@ -31,6 +31,7 @@ SEED = 0  # of the split, which is the same for every training seed
 SPLIT = "Linzen et al. 2016, the published validation and attractor test files"  # split by `_split`
 
 SPECIAL = ("[PAD]", "[CLS]", "[UNK]")
+END = "<eos>"  # ends every prefix of a corpus that is `ended`
 PAD, CLS, UNK = range(3)
 _LABELS = {"VBZ": False, "VBP": True}
 
@@ -63,6 +64,7 @@ class Corpus:
         by_attractors: number of attractors → held-out prefixes.
         how: description of the split.
         shortened: number of prefixes cut to `LONGEST` words.
+        ended: whether `END` follows the words of every prefix.
         overlap: number of test prefixes that are also in the training set; positive only in the published
             files.
     """
@@ -74,6 +76,7 @@ class Corpus:
     by_attractors: dict[int, list[Prefix]]
     how: str
     shortened: int = 0
+    ended: bool = False
     overlap: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,10 +92,22 @@ class Corpus:
     def vocabulary(self) -> tuple[str, ...]:
         """[PAD], [CLS], [UNK], then the words that occur at least `LEAST` times in the training prefixes.
 
-        Copies of a prefix count once, so that some training words are unknown and [UNK] is learnt.
+        Copies of a prefix count once, so that some training words are unknown and [UNK] is learnt. The last
+        is `END`, if prefixes are ended.
         """
         counts = Counter(word for tokens in {prefix.tokens for prefix in self.train} for word in tokens)
-        return (*SPECIAL, *sorted(word for word, count in counts.items() if count >= LEAST))
+        words = sorted(word for word, count in counts.items() if count >= LEAST)
+        return (*SPECIAL, *words, *((END,) if self.ended else ()))
+
+    @property
+    def end(self) -> int | None:
+        """Id of the token that ends every prefix; None if there is none."""
+        return len(self.vocabulary) - 1 if self.ended else None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest input."""
+        return LONGEST + 1 + self.ended
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -100,8 +115,9 @@ class Corpus:
         return {word: place for place, word in enumerate(self.vocabulary)}
 
     def encode(self, prefix: Prefix) -> list[int]:
-        """Token ids, starting with [CLS]; words outside the vocabulary become [UNK]."""
-        return [CLS, *(self.index.get(word, UNK) for word in prefix.tokens)]
+        """Token ids, from [CLS] on, and to `END` if there is one; unknown words become [UNK]."""
+        words = [self.index.get(word, UNK) for word in prefix.tokens]
+        return [CLS, *words, *([] if self.end is None else [self.end])]
 
     def collate(self, items: Sequence[tuple[int, Prefix]]) -> dict[str, Tensor]:
         """Numbered prefixes as a padded batch for `AgreementClassifier`."""

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -116,17 +116,22 @@ def _plain(value: Any) -> float | int | None:
     return None if number != number else number
 
 
-def spearman(scores: Floats, reference: Floats) -> Floats:
-    """Tie-corrected rank correlation of each row of `scores` (rows, tokens) with `reference` (tokens,).
+def spearman(scores: Floats, reference: Floats, ties: Literal["average", "dense"] = "average") -> Floats:
+    """Rank correlation of each row of `scores` (rows, tokens) with `reference` (tokens,); NaN if constant.
 
-    Pearson's correlation of average ranks; NaN where either is constant.
+    Args:
+        scores: of tokens.
+        reference: what they are compared with.
+        ties: "average": Pearson's correlation of average ranks, which is Spearman's. "dense": of ranks in
+            which equal values share one rank and the next value has the next, as in Abnar & Zuidema's code.
     """
     from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
 
+    _check.one_of("ties", ties, ("average", "dense"))
     if scores.shape[-1] < 2:
         return np.full(scores.shape[0], np.nan)
-    ranks = rankdata(scores, axis=-1) - (scores.shape[-1] + 1) / 2
-    other = rankdata(reference) - (len(reference) + 1) / 2
+    ranks, other = rankdata(scores, ties, axis=-1), rankdata(reference, ties)
+    ranks, other = ranks - ranks.mean(axis=-1, keepdims=True), other - other.mean()
     size = np.sqrt((ranks**2).sum(axis=-1) * (other**2).sum())
     rho: Floats = np.divide(ranks @ other, size, out=np.full(len(size), np.nan), where=size > 0)
     return rho

@@ -30,6 +30,8 @@ class AgreementClassifier(nn.Module):
         max_length: longest input.
         classes: number of answers.
         dropout: on embeddings, weights and block outputs.
+        attention_dropout: on weights, if it differs from `dropout`.
+        embedding_dropout: on embeddings, if it differs from `dropout`.
     """
 
     step: Tensor
@@ -45,12 +47,16 @@ class AgreementClassifier(nn.Module):
         max_length: int = 32,
         classes: int = 2,
         dropout: float = 0.1,
+        attention_dropout: float | None = None,
+        embedding_dropout: float | None = None,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(max_length, width)
-        self.dropout = nn.Dropout(dropout)
-        self.encoder = Encoder(width, heads, layers, mechanisms, dropout=dropout)
+        self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
+        self.encoder = Encoder(
+            width, heads, layers, mechanisms, dropout=dropout, attention_dropout=attention_dropout
+        )
         self.classifier = nn.Linear(width, classes)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         for embedding in (self.tokens, self.positions):

@@ -32,6 +32,7 @@ class Block(nn.Module):
         cross: bool,
         hidden: int,
         dropout: float,
+        attention_dropout: float,
         activation: Activation,
     ) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Block(nn.Module):
             return MultiheadAttention(
                 width,
                 heads,
-                dropout,
+                attention_dropout,
                 batch_first=True,
                 mechanisms=mechanisms,
                 kind=kind,
@@ -105,13 +106,15 @@ class _Stack(nn.Module):
         kind: Kind,
         cross: bool,
         activation: Activation,
+        attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         _check.whole("layers", layers, 1)
         _check.one_of("activation", activation, ACTIVATIONS)
         hidden = 4 * width if hidden is None else hidden
+        on_weights = dropout if attention_dropout is None else attention_dropout
         self.blocks = nn.ModuleList(
-            Block(width, heads, mechanisms, kind, layer, cross, hidden, dropout, activation)
+            Block(width, heads, mechanisms, kind, layer, cross, hidden, dropout, on_weights, activation)
             for layer in range(layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -129,6 +132,7 @@ class Encoder(_Stack):
         dropout: on weights and on each block's two outputs.
         activation: of the feed-forward layers: "gelu" (its tanh form, as in GPT-2), or "relu", as in
             equation 6 of Evolving Attention.
+        attention_dropout: on weights, if it differs from `dropout`.
     """
 
     def __init__(
@@ -140,8 +144,11 @@ class Encoder(_Stack):
         hidden: int | None = None,
         dropout: float = 0.1,
         activation: Activation = "gelu",
+        attention_dropout: float | None = None,
     ) -> None:
-        super().__init__(width, heads, layers, mechanisms, hidden, dropout, "encoder", False, activation)
+        super().__init__(
+            width, heads, layers, mechanisms, hidden, dropout, "encoder", False, activation, attention_dropout
+        )
 
     def forward(self, x: Tensor, padding: Tensor | None = None, chain: Chain | None = None) -> Tensor:
         """(batch, sequence, width) → the same. `padding` (batch, sequence) is True at padding."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ def correlate(
     device: torch.device | None = None,
     tokenizer: Any = None,
     bootstrap: int = 1000,
+    end: int | None = None,
 ) -> Numbers:
     """Spearman correlations of the first token's row with importance, for each reference, method and layer.
 
@@ -55,6 +57,7 @@ def correlate(
         device: device to measure on; None for that of the model.
         tokenizer: the model's tokenizer, which knows the special tokens.
         bootstrap: number of bootstrap samples.
+        end: id of a token that ends every sentence, and is no word.
     """
     from rich.progress import track
 
@@ -63,9 +66,15 @@ def correlate(
     model.eval()
     if device is not None:
         model.to(device)
+
+    def traced(inputs: dict[str, Tensor]) -> overt.Trace:
+        trace = overt.trace(model, inputs, tokenizer=tokenizer)
+        if end is None:
+            return trace
+        return replace(trace, special=trace.special | (inputs["input_ids"] == end).cpu())
+
     traces = (
-        overt.trace(model, inputs, tokenizer=tokenizer)
-        for inputs, _ in track(ready, f"{name}, tracing", console=console, transient=True)
+        traced(inputs) for inputs, _ in track(ready, f"{name}, tracing", console=console, transient=True)
     )
     correlation = judge.correlate(
         traces,

@@ -13,7 +13,7 @@ from typing import Any
 
 from overt._extras import need
 from overt.data import sst2
-from overt.recipes import fine_tuning, flow_measure
+from overt.recipes import fine_tuning, flow_definitions, flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import check_model, earlier_result, measure_once
 from overt.recipes._training import torch_device
@@ -32,8 +32,15 @@ from overt.recipes.flow_measure import (
 STEPS = 2_100  # with fine_tuning.BATCH sentences each: about one epoch of SST-2
 LEARNING_RATE = 5e-5
 FEW = 100  # dev sentences; the paper used as many of the test set, whose labels are not public
+RELEASED = 101  # sentences of the released measure, as in the authors' logs
 TRACED = 32  # sentences per batch
 
+MEASURES = (
+    "Which definition gives which number: ours ranks words by the norm of the gradient of p(right class), "
+    "against the CLS row. The script whose logs match the published numbers ranks all tokens, special ones "
+    "too, by abs(Σ_d g), where g is the gradient of the sum of both logits at the embeddings after their "
+    "LayerNorm, against the maximum over all queries, with dense ranks."
+)
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {  # mean and standard deviation over 100 sentences
     "raw": {"L1": (0.12, 0.21), "L3": (0.09, 0.21), "L5": (0.08, 0.20), "L6": (0.09, 0.21)},
     "rollout": {"L1": (0.11, 0.19), "L3": (0.12, 0.21), "L5": (0.13, 0.21), "L6": (0.13, 0.20)},
@@ -71,6 +78,9 @@ def run(request: Request) -> Outcome:
         file = folder / f"correlations-{len(rows['few'])}.json"
         measure = partial(_measure, request, folder, name, rows)
         per_seed[seed] = {**row, "spearman": measure_once(file, measure)}
+        released = [test[place] for place in order[:RELEASED]]
+        again = partial(_measure_as_released, request, folder, name, released)
+        per_seed[seed]["as_released"] = measure_once(folder / f"as-released-{len(released)}.json", again)
     kind, count = _kind(request.out / "seed-0" / "model")
     config = {
         "model": Path(request.model).name,
@@ -82,7 +92,12 @@ def run(request: Request) -> Outcome:
         "warmup": fine_tuning.WARMUP,
         "data": what,
         "trained_on": sorted({row["hardware"] for row in per_seed.values()}),
-        "sentences": {"train": len(train), "dev": len(test), "few": len(parts["few"])},
+        "sentences": {
+            "train": len(train),
+            "dev": len(test),
+            "few": len(parts["few"]),
+            "as_released": min(RELEASED, len(test)),
+        },
     }
     return Outcome(config, per_seed, stand_in=what != sst2.SST2)
 
@@ -96,10 +111,7 @@ def _kind(folder: Path) -> tuple[str, int]:
 
 def _measure(request: Request, folder: Path, name: str, parts: dict[str, sst2.Rows]) -> dict[str, Any]:
     """Correlations with input gradients on each part."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    model, tokenizer = _load(folder)
     return {
         part: correlate(
             model,
@@ -112,6 +124,22 @@ def _measure(request: Request, folder: Path, name: str, parts: dict[str, sst2.Ro
         )
         for part, rows in parts.items()
     }
+
+
+def _measure_as_released(request: Request, folder: Path, name: str, rows: sst2.Rows) -> dict[str, Any]:
+    """Correlations by the measure of the released script; empty if the model does not allow it."""
+    model, tokenizer = _load(folder)
+    model.eval().to(torch_device(request.device))
+    ready = _batches(rows, tokenizer)
+    return flow_definitions.measure_as_released(model, ready, request.console, name) or {}
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    """A fine-tuned model and its tokenizer."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    return model, AutoTokenizer.from_pretrained(folder / "model")
 
 
 def _batches(rows: sst2.Rows, tokenizer: Any) -> list[Batch]:
@@ -147,6 +175,8 @@ def report(outcome: Outcome) -> Report:
                 count_rows([numbers["spearman"][part] for numbers in outcome.per_seed.values()], "gradients"),
             )
         )
+    measures = _measures_grid(outcome)
+    grids += [] if measures is None else [measures]
     accuracy = [cell(outcome.mean["accuracy"], outcome.spread["accuracy"], digits=3)]
     sentences = config["sentences"]
     title = f"Accuracy on dev, {sentences['dev']} sentences, mean±sd over seeds"
@@ -162,7 +192,36 @@ def report(outcome: Outcome) -> Report:
         f"{INTERVALS}",
         sentences_note({"": [seed["spearman"]["all"] for seed in outcome.per_seed.values()]}, "gradients"),
     ]
+    if measures is None:
+        notes.insert(0, "This run was made before the recipe measured as the released script does, too.")
+    else:
+        notes.insert(0, MEASURES)
     return Report(grids, notes)
+
+
+def _measures_grid(outcome: Outcome) -> Grid | None:
+    """The released measure beside ours, at all layers; None if it was not measured."""
+    ours, between = outcome.mean, outcome.spread
+    if not ours.get("as_released"):
+        return None
+    columns = layer_names(len(ours["as_released"]["raw"]["mean"]))
+    rows = []
+    for method in METHODS:
+        pairs = [PUBLISHED[method].get(layer) for layer in columns]
+        rows.append((f"{method}, published", [cell(pair[0]) if pair else "–" for pair in pairs]))
+        for name, mean, spread in (
+            ("released measure", ours["as_released"], between["as_released"]),
+            (
+                "ours",
+                common_numbers(ours["spearman"]["few"])["gradients"],
+                common_numbers(between["spearman"]["few"])["gradients"],
+            ),
+        ):
+            cells = zip(mean[method]["mean"], spread[method]["mean"], strict=True)
+            rows.append((f"{method}, {name}", [cell(*pair) for pair in cells]))
+    count = outcome.config["sentences"]["as_released"]
+    title = f"The released measure on {count} sentences beside ours, Spearman correlation, mean±sd over seeds"
+    return Grid(title, columns, rows)
 
 
 TABLE_3 = Recipe(

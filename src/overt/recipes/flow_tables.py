@@ -1,12 +1,15 @@
 """Tables 1 and 2 of Abnar & Zuidema 2020: does attention rank words as blank-out and gradients do?
 
 The network of the paper's section 2 learns to predict a verb's number from the words before it, with plain,
-evolving, Bayesian and combined attention. Then raw attention, rollout and flow of the CLS row are compared
-with both importances. The two tables use the same models, so the second needs no training.
+evolving, Bayesian and combined attention, and once more with the dropout and the `<eos>` of the authors' own
+network. Then raw attention, rollout and flow of the CLS row are compared with both importances, by several
+definitions (`flow_definitions`). The two tables use the same models, so the second needs no training.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from overt.judge import holm, randomised
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.models.folders import WEIGHTS, load_weights, save_weights
-from overt.recipes import flow_measure
+from overt.recipes import flow_definitions, flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import earlier_result, finish_run, measure_once
 from overt.recipes._training import (
@@ -58,7 +61,55 @@ TRACED = 64  # examples per batch
 SHUFFLED = 128  # examples of the weight-randomisation check
 LEVEL = 0.05  # of significance
 
+
+@dataclass(frozen=True)
+class Network:
+    """A network that is trained for the tables.
+
+    Attributes:
+        mechanisms: of its attention.
+        dropout: on block outputs.
+        attention_dropout: on weights, if it differs.
+        embedding_dropout: on embeddings, if it differs.
+        ended: whether `<eos>` ends every sentence.
+    """
+
+    mechanisms: tuple[Mechanism, ...] = ()
+    dropout: float = DROPOUT
+    attention_dropout: float | None = None
+    embedding_dropout: float | None = None
+    ended: bool = False
+
+
+REGULARISED = "regularised"
+# As the authors' network, which was also distilled from an LSTM.
+NETWORKS = {form: Network(mechanisms) for form, mechanisms in FORMS.items()} | {
+    REGULARISED: Network(dropout=0.4, attention_dropout=0.6, embedding_dropout=0.2, ended=True)
+}
+DEFINED = {"plain": "ours", REGULARISED: REGULARISED}  # measured by every definition; names in its table
+
 ACCURACY = 0.96  # section 2
+DEFINITION_NOTES = {
+    "blankout": (
+        "Which definition gives which number: from left to right, one choice after another. Blank-out keeps "
+        "its sign, and words alone are ranked, as in the first table; its absolute value, so that a word "
+        "that speaks for the wrong number counts as important too; CLS is ranked as well; `<eos>` is blanked "
+        "out and ranked like a word; the importance of `<eos>` is set to 0 by hand, and equal values share a "
+        "rank without a gap after it. The last is how the published numbers came about. “Ours” is the "
+        f"network of the first table, with dropout {DROPOUT:g} and no `<eos>`. “Regularised” has their "
+        "dropout, 0.6 on weights, 0.4 on block outputs and 0.2 on embeddings, and reads [CLS] … `<eos>`; "
+        "theirs was also distilled from an LSTM, which this one is not."
+    ),
+    "gradients": (
+        "Which definition gives which number: g is the gradient of p(right answer) at a token's embedding. "
+        "Its norm is ranked in the other tables; gradient × input keeps its sign. The published numbers rank "
+        "the absolute value of the sum of g over the embedding's dimensions. Every block begins with a "
+        "LayerNorm, which ignores a shift of all dimensions by the same amount, so that this sum is zero in "
+        "exact arithmetic: what was ranked is rounding error, and one table shows how small it is beside the "
+        "norm. Rounding error is larger where numbers are larger, so it still follows the norm. “Ours” and "
+        "“regularised” are the networks of Table 1."
+    ),
+}
 Published = dict[str, list[tuple[float, float] | None]]
 PUBLISHED: dict[str, Published] = {  # mean and standard deviation over 2000 examples, L1 … L6
     "blankout": {
@@ -108,7 +159,7 @@ def run(request: Request) -> Outcome:
         }
     config = settings | {
         "data": description,
-        "forms": {form: repr(FORMS[form]) for form in forms},
+        "forms": {form: _describe(NETWORKS[form]) for form in forms},
         "examples": min(examples, len(corpus.test)),
         "part": request.options["part"],
         "shuffled": SHUFFLED,
@@ -119,11 +170,16 @@ def run(request: Request) -> Outcome:
 
 def _forms(text: str | None) -> list[str]:
     """Names of forms from a comma-separated list; all forms for None."""
-    forms = list(FORMS) if text is None else text.split(",")
+    forms = list(NETWORKS) if text is None else text.split(",")
     for form in forms:
-        if form not in FORMS:
-            raise ValueError(f"--forms must be a comma-separated list of {', '.join(FORMS)}; got {form!r}")
+        if form not in NETWORKS:
+            raise ValueError(f"--forms must be a comma-separated list of {', '.join(NETWORKS)}; got {form!r}")
     return forms
+
+
+def _describe(network: Network) -> str:
+    """A network's mechanisms, or all its settings if it differs in others."""
+    return repr(network.mechanisms if network == Network(network.mechanisms) else network)
 
 
 def _run_form(
@@ -135,36 +191,54 @@ def _run_form(
     examples: int,
 ) -> dict[str, Any]:
     """The numbers of one form and seed, from its folder if it has run before."""
-    folder, name = request.out / form / f"seed-{seed}", f"{form}, seed {seed}"
-    row = earlier_result(folder, settings | {"mechanisms": repr(FORMS[form])}, request.fresh)
+    folder, name, network = request.out / form / f"seed-{seed}", f"{form}, seed {seed}", NETWORKS[form]
+    corpus = replace(corpus, ended=network.ended)
+    settings = settings | {"mechanisms": repr(network.mechanisms)}
+    if network != Network(network.mechanisms):
+        settings["network"] = {key: value for key, value in asdict(network).items() if key != "mechanisms"}
+    row = earlier_result(folder, settings, request.fresh)
     if row is None:
-        row = _train(request, folder, name, FORMS[form], corpus, settings)
+        row = _train(request, folder, name, network, corpus, settings)
     else:
         request.console.print(f"[dim]{name}: already trained, results in {folder}[/dim]")
     part = request.options["part"]
     prefixes = (corpus.test if part == "test" else corpus.natural)[:examples]
     measure = partial(_measure, request, folder, name, corpus, prefixes)
-    return {**row, "spearman": measure_once(folder / f"correlations-{part}-{examples}.json", measure)}
+    row["spearman"] = measure_once(folder / f"correlations-{part}-{examples}.json", measure)
+    if form in DEFINED:
+        define = partial(_define, request, folder, name, corpus, prefixes)
+        row["definitions"] = measure_once(folder / f"definitions-{part}-{examples}.json", define)
+    return row
 
 
-def _network(corpus: linzen.Corpus, mechanisms: tuple[Mechanism, ...]) -> AgreementClassifier:
+def build(corpus: linzen.Corpus, network: Network) -> AgreementClassifier:
+    """An untrained network for a corpus."""
     return AgreementClassifier(
-        len(corpus.vocabulary), mechanisms, LAYERS, HEADS, WIDTH, linzen.LONGEST + 1, dropout=DROPOUT
+        len(corpus.vocabulary),
+        network.mechanisms,
+        LAYERS,
+        HEADS,
+        WIDTH,
+        corpus.longest,
+        dropout=network.dropout,
+        attention_dropout=network.attention_dropout,
+        embedding_dropout=network.embedding_dropout,
     )
 
 
 def load_trained(folder: Path, corpus: linzen.Corpus) -> AgreementClassifier:
     """Load the model that a run wrote to `form`/seed-n, in evaluation mode."""
-    if folder.parent.name not in FORMS or not (folder / WEIGHTS).exists():
+    if folder.parent.name not in NETWORKS or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(f"no model in {folder}: run `overt reproduce flow-table-1` first")
-    return load_weights(_network(corpus, FORMS[folder.parent.name]), folder)
+    network = NETWORKS[folder.parent.name]
+    return load_weights(build(replace(corpus, ended=network.ended), network), folder)
 
 
 def _train(
     request: Request,
     folder: Path,
     name: str,
-    mechanisms: tuple[Mechanism, ...],
+    network: Network,
     corpus: linzen.Corpus,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
@@ -172,7 +246,7 @@ def _train(
     from transformers import set_seed
 
     set_seed(settings["seed"])
-    model = _network(corpus, mechanisms)
+    model = build(corpus, network)
     row = train_classifier(
         model,
         folder,
@@ -213,16 +287,26 @@ def _measure(
     """Correlations with both references, and what remains of the rows when weights are shuffled."""
     model = load_trained(folder, corpus).to(torch_device(request.device))
     ready = classifier_batches(batches(prefixes, TRACED, seed=0), corpus.collate)
-    correlations = correlate(model, ready, request.console, name, unk=linzen.UNK)
+    correlations = correlate(model, ready, request.console, name, unk=linzen.UNK, end=corpus.end)
     [(inputs, _)] = classifier_batches([list(enumerate(prefixes[:SHUFFLED]))], corpus.collate)
     sanity = randomised(model, inputs, methods=METHODS)
     remaining: dict[str, Any] = {method: values.tolist() for method, values in sanity.common.items()}
     return {**correlations, "randomised": remaining | {"n": sanity.shared.tolist()}}
 
 
+def _define(
+    request: Request, folder: Path, name: str, corpus: linzen.Corpus, prefixes: list[linzen.Prefix]
+) -> dict[str, Any]:
+    """Correlations by every definition of importance."""
+    model = load_trained(folder, corpus).to(torch_device(request.device))
+    ready = classifier_batches(batches(prefixes, TRACED, seed=0), corpus.collate)
+    return flow_definitions.measure(model, ready, request.console, name, linzen.UNK, corpus.end)
+
+
 def report(outcome: Outcome, reference: str) -> Report:
     """Published and measured numbers for one reference, the other forms, and accuracies."""
-    forms = list(outcome.config["forms"])
+    every = list(outcome.config["forms"])
+    forms = [form for form in every if form != REGULARISED]
     grids = []
     if "plain" in forms:
         ours, between = (numbers["plain"]["spearman"] for numbers in (outcome.mean, outcome.spread))
@@ -238,11 +322,69 @@ def report(outcome: Outcome, reference: str) -> Report:
                 count_rows(_seeds(outcome, "plain"), reference),
             )
         )
-    measured = _seeds(outcome, forms[0])[0]  # older results lack the absolute reference
+    measured = _seeds(outcome, every[0])[0]  # older results lack the absolute reference
+    grids += _definition_grids(outcome, every, reference) if "blankout-absolute" in measured else []
     references = [reference, "blankout-absolute"] if reference == "blankout" else [reference]
-    grids += [_forms_grid(outcome, forms, name) for name in references if name in measured]
-    grids += [_randomisation_grid(outcome, forms), _accuracy_grid(outcome, forms)]
-    return Report(grids, _notes(outcome, forms, reference))
+    if forms:
+        grids += [_forms_grid(outcome, forms, name) for name in references if name in measured]
+    grids += [_randomisation_grid(outcome, every), _accuracy_grid(outcome, every)]
+    return Report(grids, _notes(outcome, every, reference))
+
+
+def _definition_grids(outcome: Outcome, every: Sequence[str], reference: str) -> list[Grid]:
+    """Which definition of importance gives which number, at the first and the last layer, and all layers."""
+    networks = {
+        name: [_definitions(rows[form]) for rows in outcome.per_seed.values()]
+        for form, name in DEFINED.items()
+        if form in every
+    }
+    if not networks:
+        return []
+    definitions, published = flow_definitions.DEFINITIONS[reference], PUBLISHED[reference]
+    title = (
+        f"Which definition of importance gives which number: {REFERENCES[reference]}, Spearman correlation, "
+        "mean±sd over seeds"
+    )
+    grids = [flow_definitions.grid(title, definitions, networks, published, (1, LAYERS))]
+    sums = flow_definitions.sums_grid(networks)
+    if reference == "gradients" and sums.rows:
+        grids.append(sums)
+    if REGULARISED in networks:
+        grids.append(_as_published_grid(outcome, reference))
+    return grids
+
+
+def _as_published_grid(outcome: Outcome, reference: str) -> Grid:
+    """All layers of the regularised network by the last definition, beside the published numbers."""
+    key, definition = list(flow_definitions.DEFINITIONS[reference].items())[-1]
+    means, spreads = (numbers[REGULARISED]["definitions"][key] for numbers in (outcome.mean, outcome.spread))
+    rows = []
+    for method, pairs in PUBLISHED[reference].items():
+        ours = zip(means[method]["mean"], spreads[method]["mean"], strict=True)
+        rows.append((f"{method}, published", [cell(*pair) if pair else "–" for pair in pairs]))
+        rows.append((f"{method}, measured", [cell(*pair) for pair in ours]))
+    title = (
+        f"The {REGULARISED} network ({REFERENCES[reference]}: {definition.heading}) beside the published "
+        "numbers; published ± over sentences, measured ± over seeds"
+    )
+    return Grid(title, layer_names(LAYERS), rows)
+
+
+def _definitions(row: dict[str, Any]) -> dict[str, Any]:
+    """A network's numbers by definition; of an older result, those that are in it by other names."""
+    if "definitions" in row:
+        found: dict[str, Any] = row["definitions"]
+        return found
+    words, with_cls = row["spearman"], row["spearman"].get("with_cls")
+    found = {
+        "signed": common_numbers(words)["blankout"],
+        "absolute": common_numbers(words)["blankout-absolute"],
+        "norm": common_numbers(words)["gradients"],
+    }
+    if with_cls:
+        found["cls"] = common_numbers(with_cls)["blankout-absolute"]
+        found["norm cls"] = common_numbers(with_cls)["gradients"]
+    return found
 
 
 def _seeds(outcome: Outcome, form: str) -> list[dict[str, Any]]:
@@ -322,11 +464,26 @@ def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
         "Each trained model is shuffled once, and all tokens are ranked, including CLS. In the other tables "
         "the CLS token is ranked only where a row says so.",
     ]
-    if seeds > 1 and "plain" in forms and len(forms) > 1:
-        notes += _forms_note(correlations, reference)
+    compared = {form: each for form, each in correlations.items() if form != REGULARISED}
+    if seeds > 1 and "plain" in compared and len(compared) > 1:
+        notes += _forms_note(compared, reference)
+    if "blankout-absolute" in correlations[forms[0]][0] and DEFINED.keys() & correlations.keys():
+        notes.insert(0, DEFINITION_NOTES[reference])
+        missing = [name for form, name in DEFINED.items() if not _is_defined(outcome, form, reference)]
+        if missing:
+            notes.insert(1, f"Not measured yet by all definitions: {' and '.join(missing)}.")
     if reference == "blankout" and "blankout-absolute" not in correlations[forms[0]][0]:
         notes.append("This run was made before the recipe measured absolute blank-out, too.")
     return notes
+
+
+def _is_defined(outcome: Outcome, form: str, reference: str) -> bool:
+    """Whether a network was measured by all definitions that it allows."""
+    definitions, ended = flow_definitions.DEFINITIONS[reference], form == REGULARISED
+    needed = {key for key, each in definitions.items() if ended or each.tokens != "end"}
+    return all(
+        form in rows and needed <= _definitions(rows[form]).keys() for rows in outcome.per_seed.values()
+    )
 
 
 def _ranked_by_all(correlations: dict[str, list[dict[str, Any]]], shuffled: int) -> str:
@@ -383,7 +540,7 @@ def _recipe(number: int, reference: str) -> Recipe:
             "examples": Option("number of test examples to correlate on", EXAMPLES, least=2),
             "steps": Option("number of training steps per model", STEPS, least=1),
             "part": Option("test, or natural: only test sentences of the natural mix", "test", names=True),
-            "forms": Option(f"comma-separated list of {','.join(FORMS)}; all by default"),
+            "forms": Option(f"comma-separated list of {','.join(NETWORKS)}; all by default"),
         },
     )
 

@@ -1,4 +1,4 @@
-"""Gradients of the target's probability at the input: their norm, times the input, or integrated."""
+"""Gradients of the target's probability at the input: norm, times the input, integrated, or their sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
 from overt.tracing.subject import Subject, with_history
 
-Gradient = Literal["norm", "input", "integrated"]
+Gradient = Literal["norm", "input", "integrated", "sum"]
 
 
 class GradientsArguments(Arguments, total=False):
@@ -37,7 +37,9 @@ class GradientsOptions(Options):
         queries: positions of the output, as for blank-out.
         target: what to explain, as for blank-out.
         kind: "norm": L2 norm over the embedding. "input": gradient × input, signed. "integrated": integrated
-            gradients from a sentence of unknown tokens, signed (extra `interpret`).
+            gradients from a sentence of unknown tokens, signed (extra `interpret`). "sum": sum over the
+            embedding, signed, whose size the code behind Abnar & Zuidema's Table 2 ranks. It is rounding
+            error, and no importance, where a LayerNorm, which subtracts the mean, reads the embeddings.
         unk: id of the unknown token, for "integrated".
         steps: steps of the integral.
     """
@@ -51,7 +53,7 @@ class GradientsOptions(Options):
 def gradients_of(subject: Subject, options: Options) -> Tensor:
     """Gradient of p(target) at the embeddings, or at an image's pixels, (batch, 1, query, token)."""
     assert isinstance(options, GradientsOptions)
-    _check.one_of("kind", options.kind, ("norm", "input", "integrated"))
+    _check.one_of("kind", options.kind, ("norm", "input", "integrated", "sum"))
     _check.whole("steps", options.steps, 1)
     kind = options.kind
     rows = []
@@ -74,6 +76,8 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
             gradients = torch.autograd.grad(score[:, number].sum(), leaves.values, retain_graph=again)
             if kind == "norm":
                 rows.append(leaves.tokens([gradient.double().square() for gradient in gradients]).sqrt())
+            elif kind == "sum":
+                rows.append(leaves.tokens([gradient.double() for gradient in gradients]))
             else:
                 pairs = zip(gradients, leaves.values, strict=True)
                 rows.append(leaves.tokens([(gradient * x.detach()).double() for gradient, x in pairs]))

@@ -1,0 +1,247 @@
+"""Flow Tables 1–3 by several definitions, against importances and correlations computed by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from scipy.stats import rankdata, spearmanr
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
+
+import overt
+from overt.data import linzen
+from overt.judge import spearman
+from overt.models.agreement import AgreementClassifier
+from overt.recipes import flow_definitions, flow_tables, reproduce
+
+QUIET = Console(quiet=True)
+UNK, END = linzen.UNK, 8
+IDS = torch.tensor([[1, 3, 4, 5, 6, END], [1, 4, 7, END, 0, 0]])
+LABELS = torch.tensor([1, 0])
+
+
+def network(seed: int = 0) -> AgreementClassifier:
+    torch.manual_seed(seed)
+    model = AgreementClassifier(9, layers=2, heads=2, width=8, max_length=6, dropout=0.0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model
+
+
+def test_dense_ranks_leave_no_gap_after_equal_values() -> None:
+    scores, other = np.array([[0.1, 0.1, 0.5, 0.9]]), np.array([2.0, 1.0, 1.0, 4.0])
+    expected = np.corrcoef(rankdata(scores[0], "dense"), rankdata(other, "dense"))[0, 1]
+    assert spearman(scores, other, "dense")[0] == pytest.approx(expected)
+    assert spearman(scores, other)[0] == pytest.approx(spearmanr(scores[0], other).statistic)
+    assert expected != pytest.approx(spearmanr(scores[0], other).statistic)
+    assert np.isnan(spearman(scores, np.ones(4), "dense")[0])
+    with pytest.raises(ValueError, match="ties must be"):
+        spearman(scores, other, "first")  # type: ignore[arg-type]
+
+
+def test_the_sum_of_a_gradient_is_rounding_error_where_blocks_begin_with_a_norm() -> None:
+    inputs = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+    trace = overt.trace(network(), inputs)
+    sums, norms = (trace.gradients(target=LABELS, kind=kind) for kind in ("sum", "norm"))
+    assert float(norms[0].min()) > 1e-5
+    assert float((sums.abs() / norms.clamp_min(1e-12)).max()) < 1e-4
+    bert = overt.trace(tiny_bert(), inputs)  # whose embeddings pass through a norm, too
+    assert float(bert.gradients(target=LABELS, kind="sum").abs().max()) < 1e-6
+
+
+def test_the_sum_of_a_gradient_is_that_of_its_dimensions() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=9,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+        pad_token_id=0,
+        num_labels=2,
+    )
+    model = LlamaForSequenceClassification(config).eval()  # its norms do not subtract a mean
+    found = overt.trace(model, {"input_ids": IDS[:1]}).gradients(target=LABELS[:1], kind="sum")
+    leaf = model.get_input_embeddings()(IDS[:1]).detach().requires_grad_()
+    torch.softmax(model(inputs_embeds=leaf).logits, dim=-1)[0, 1].backward()
+    assert leaf.grad is not None
+    assert float(found.abs().min()) > 1e-4
+    assert found.flatten().tolist() == pytest.approx(leaf.grad[0].sum(dim=-1).tolist(), abs=1e-6)
+
+
+def test_each_definition_is_the_correlation_that_its_name_says() -> None:
+    model, mask = network(seed=1), (IDS != 0).long()
+    ready = [({"input_ids": IDS, "attention_mask": mask}, LABELS)]
+    found = flow_definitions.measure(model, ready, QUIET, "test", UNK, END)
+    rollout = overt.trace(model, ready[0][0]).rollout(queries=0)[:, :, 0].numpy()
+
+    def by_hand(
+        words: bool, sign: bool, last: bool = False, zero: bool = False, dense: bool = False
+    ) -> list[list[float]]:
+        rows = []
+        for sentence in range(2):
+            length = int(mask[sentence].sum())
+            ids, right = IDS[sentence : sentence + 1, :length], int(LABELS[sentence])
+
+            def p(ids: torch.Tensor, right: int = right) -> float:
+                with torch.no_grad():
+                    logits = model(ids, torch.ones_like(ids))["logits"]
+                return float(torch.softmax(logits.double(), dim=-1)[0, right])
+
+            importance = []
+            for place in range(length):
+                blank = ids.clone()
+                blank[0, place] = UNK
+                importance.append(p(ids) - p(blank))
+            importance = importance if sign else [abs(value) for value in importance]
+            if zero:
+                importance[-1] = 0.0
+            tokens = slice(1 if words else 0, length if last else length - 1)
+            row = []
+            for layer in rollout[sentence]:
+                pair = layer[:length][tokens], np.array(importance)[tokens]
+                ranks = [rankdata(values, "dense" if dense else "average") for values in pair]
+                row.append(float(np.corrcoef(*ranks)[0, 1]))
+            rows.append(row)
+        return rows
+
+    expected = {
+        "signed": by_hand(words=True, sign=True),
+        "absolute": by_hand(words=True, sign=False),
+        "cls": by_hand(words=False, sign=False),
+        "end": by_hand(words=False, sign=False, last=True),
+        "zero": by_hand(words=False, sign=False, last=True, zero=True, dense=True),
+    }
+    for key, rows in expected.items():
+        assert found[key]["rollout"]["n"] == [2, 2], key
+        assert found[key]["rollout"]["mean"] == pytest.approx(np.mean(rows, axis=0).tolist(), abs=1e-6), key
+        assert found[key]["rollout"]["sd"] == pytest.approx(np.std(rows, axis=0, ddof=1).tolist()), key
+    assert len({tuple(found[key]["rollout"]["mean"]) for key in expected}) == 5, "they differ"
+    assert found["sum of gradients"]["largest"] < 1e-4
+    without = flow_definitions.measure(model, ready, QUIET, "test", UNK)
+    assert "end" not in without
+    assert "zero" not in without
+
+
+def tiny_bert() -> Any:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=9,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        initializer_range=0.5,
+    )
+    return BertForSequenceClassification(config).eval()
+
+
+def test_the_released_measure_of_table_3_sums_gradients_and_takes_the_largest_weight() -> None:
+    model, inputs = tiny_bert(), {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+    found = flow_definitions.measure_as_released(model, [(inputs, LABELS)], QUIET, "test")
+    assert found is not None
+    rows = []
+    for sentence, length in enumerate((6, 4)):
+        ids = IDS[sentence : sentence + 1, :length]
+        leaf = model.bert.embeddings(ids).detach().requires_grad_()
+        hidden = model.bert.encoder(leaf)[0]
+        model.classifier(model.bert.pooler(hidden)).sum().backward()
+        importance = leaf.grad[0].sum(dim=-1).abs()
+        maps = overt.trace(model, {"input_ids": ids}).raw()[0]  # (layer, query, token)
+        row = []
+        for weights in maps:
+            ranks = [rankdata(values.numpy(), "dense") for values in (weights.amax(dim=0), importance)]
+            row.append(float(np.corrcoef(*ranks)[0, 1]))
+        rows.append(row)
+    assert found["raw"]["mean"] == pytest.approx(np.mean(rows, axis=0).tolist(), abs=1e-6)
+    assert found["raw"]["n"] == [2, 2]
+
+
+def test_the_regularised_network_has_three_dropouts_and_a_token_that_ends_sentences() -> None:
+    prefix = linzen.Prefix(("the", "keys", "to"), plural=True)
+    corpus = linzen.Corpus("small", [prefix] * 2, [prefix], [prefix], {}, "by hand")
+    corpus = replace(corpus, train=[prefix, replace(prefix, tokens=("the", "keys", "of", "to"))])
+    ended = replace(corpus, ended=True)
+    assert ended.vocabulary == (*corpus.vocabulary, "<eos>")
+    assert ended.encode(prefix) == [*corpus.encode(prefix), ended.end]
+    assert corpus.end is None
+    assert ended.longest == corpus.longest + 1
+    model = flow_tables.build(ended, flow_tables.NETWORKS[flow_tables.REGULARISED])
+    block: Any = model.encoder.blocks[0]
+    assert (block.attention.dropout, block.dropout.p, model.dropout.p) == (0.6, 0.4, 0.2)
+    assert model.tokens.num_embeddings == len(corpus.vocabulary) + 1
+
+
+@pytest.fixture
+def agreement(tmp_path: Path) -> Path:
+    """Small files of the published layout."""
+    nouns = ("key", "dog", "tree", "bird", "cup", "ship", "wall", "road", "hill", "lamp")
+    for name, middle in (("val", "near the"), ("test.1", "of the"), ("test.2", "by the")):
+        lines = []
+        for first in nouns:
+            for second in nouns[:6]:
+                lines.append(f"VBZ\tthe {first} {middle} {second}s")
+                lines.append(f"VBP\tthe {first}s {middle} {second}")
+        (tmp_path / f"numpred.{name}").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_tables_show_both_networks_by_every_definition(
+    agreement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HEADS": 2, "WIDTH": 8, "BATCH": 8, "CHECKPOINTS": 3, "WARMUP": 2}.items():
+        monkeypatch.setattr(flow_tables, name, value)
+
+    def run(name: str) -> dict[str, Any]:
+        extra = ("--forms", "plain,regularised", "--steps", "6", "--examples", "12")
+        out, results = tmp_path / "run", tmp_path / "results"
+        return reproduce.run(
+            name, data=agreement, out=out, results=results, device="cpu", seeds=1, extra=extra
+        )
+
+    first = run("flow-table-1")
+    tables = {table["title"]: table for table in first["tables"]}
+    [definitions] = [table for title, table in tables.items() if title.startswith("Which definition")]
+    assert definitions["columns"][0] == "signed, words"
+    assert definitions["columns"][-2:] == ["`<eos>` := 0, dense ranks", "published"]
+    rows = dict(definitions["rows"])
+    assert rows["ours, rollout, L6"][-3:] == ["–", "–", "0.71"], "ours has no <eos>"
+    assert "–" not in rows["regularised, rollout, L6"]
+    mean = first["per_seed"]["0"]["plain"]["definitions"]["cls"]["flow"]["mean"][5]
+    assert rows["ours, flow, L6"][2] == f"{mean:.2f}".replace("-", "−")
+    [beside] = [table for title, table in tables.items() if title.startswith("The regularised network")]
+    assert dict(beside["rows"])["flow, published"][2] == "0.70±0.25"
+    assert first["notes"][0].startswith("Which definition gives which number")
+    assert not any("Not measured yet" in note for note in first["notes"])
+    # the same by the other code, where both have it
+    plain = first["per_seed"]["0"]["plain"]
+    for key, reference in (("signed", "blankout"), ("absolute", "blankout-absolute"), ("norm", "gradients")):
+        for method in flow_tables.METHODS:
+            known = plain["spearman"]["common"][reference][method]["mean"]
+            assert plain["definitions"][key][method]["mean"] == pytest.approx(known, abs=1e-6)
+    ended = first["per_seed"]["0"]["regularised"]
+    known = ended["spearman"]["common"]["blankout"]["flow"]["mean"]
+    assert ended["definitions"]["signed"]["flow"]["mean"] == pytest.approx(known, abs=1e-6), (
+        "<eos> is no word"
+    )
+
+    second = run("flow-table-2")
+    titles = [table["title"] for table in second["tables"]]
+    assert any(title.startswith("abs(Σ_d g) / ‖g‖") for title in titles)
+    settings = json.loads((tmp_path / "run" / "regularised" / "seed-0" / "settings.json").read_text())
+    assert settings["network"]["attention_dropout"] == 0.6
