@@ -23,7 +23,7 @@ import overt
 from overt.data import linzen
 from overt.judge import spearman
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import flow_definitions, flow_tables, reproduce
+from overt.recipes import flow_definitions, flow_figures, flow_tables, reproduce
 
 QUIET = Console(quiet=True)
 UNK, END = linzen.UNK, 8
@@ -200,12 +200,16 @@ def agreement(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEADS": 2, "WIDTH": 8, "BATCH": 8, "CHECKPOINTS": 3, "WARMUP": 2}.items():
+        monkeypatch.setattr(flow_tables, name, value)
+
+
 @pytest.mark.slow
 def test_tables_show_both_networks_by_every_definition(
     agreement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"HEADS": 2, "WIDTH": 8, "BATCH": 8, "CHECKPOINTS": 3, "WARMUP": 2}.items():
-        monkeypatch.setattr(flow_tables, name, value)
+    make_small(monkeypatch)
 
     def run(name: str) -> dict[str, Any]:
         extra = ("--forms", "plain,regularised", "--steps", "6", "--examples", "12")
@@ -245,3 +249,55 @@ def test_tables_show_both_networks_by_every_definition(
     assert any(title.startswith("abs(Σ_d g) / ‖g‖") for title in titles)
     settings = json.loads((tmp_path / "run" / "regularised" / "seed-0" / "settings.json").read_text())
     assert settings["network"]["attention_dropout"] == 0.6
+
+
+def test_one_word_of_each_sentence_is_changed() -> None:
+    for sentence in flow_figures.SENTENCES:
+        pairs = zip(sentence.words, sentence.changed, strict=True)
+        differing = [pair for pair in pairs if pair[0] != pair[1]]
+        assert differing == [(sentence.old, sentence.new)]
+
+
+@pytest.mark.slow
+def test_figures_say_what_the_network_answers_and_are_drawn_again_from_the_result(
+    agreement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(monkeypatch)
+    out, results = tmp_path / "run", tmp_path / "results"
+
+    def run(name: str) -> dict[str, Any]:
+        extra = ("--steps", "3")
+        return reproduce.run(
+            name, data=agreement, out=out, results=results, device="cpu", seeds=1, extra=extra
+        )
+
+    result = run("flow-figure-2")
+    corpus = linzen.load(agreement)
+    model = flow_tables.load_trained(out / "plain" / "seed-0", corpus)
+    rows = dict(result["tables"][0]["rows"])
+    for sentence in flow_figures.SENTENCES:
+        answers = []
+        for words in (sentence.words, sentence.changed):
+            ids = torch.tensor([corpus.encode(linzen.Prefix(words, plural=False))])
+            with torch.no_grad():
+                answers.append(float(torch.softmax(model(ids, torch.ones_like(ids))["logits"][0], dim=-1)[1]))
+        found = result["per_seed"]["0"]["sentences"][sentence.text]
+        assert [found["plural"], found["changed"]] == pytest.approx(answers, abs=1e-5)
+        flips = (answers[0] < 0.5) != (answers[1] < 0.5)
+        assert rows[sentence.text][1] == f"{int(answers[0] < 0.5)} of 1"
+        assert rows[sentence.text][4] == f"{int(flips)} of 1"
+        trace = flow_figures.trace_of(model, corpus, sentence.words)
+        again = flow_figures.restored(result["config"]["maps"][sentence.text])
+        for method in ("raw", "rollout", "flow"):
+            expected, read = (each.read(method, 0) for each in (trace, again))
+            assert torch.allclose(read, expected, atol=1e-4)
+    assert "systems" in " ".join(result["notes"]), "a word that these data lack"
+    figure, page = results / "flow-figure-2.svg", results / "flow-figure-2.html"
+    before = figure.read_bytes()
+    assert "the articles on NNP large systems" in page.read_text()
+    figure.unlink()
+    reproduce.retell("flow-figure-2", results)
+    assert figure.read_bytes() == before
+    monkeypatch.setattr(flow_tables, "train_classifier", None)  # the others take the same model
+    assert [name for name, _ in run("flow-figure-1")["tables"][0]["rows"]] == ["the key to the cabinets"]
+    assert (results / "flow-figure-1.png").exists()

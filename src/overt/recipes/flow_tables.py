@@ -142,16 +142,7 @@ def run(request: Request) -> Outcome:
         f"{corpus.name}: {len(corpus.train):,} prefixes for training, {len(corpus.test):,} for testing, "
         f"{len(corpus.vocabulary):,} words"
     )
-    settings = {
-        "version": overt.__version__,
-        "steps": steps,
-        "batch": BATCH,
-        "learning_rate": LEARNING_RATE,
-        "warmup": WARMUP,
-        "dropout": DROPOUT,
-        "shape": [LAYERS, HEADS, WIDTH],
-        "data": description["sha256"],
-    }
+    settings = settings_of(steps, description)
     for seed in range(request.seeds):
         per_seed[seed] = {
             form: _run_form(request, form, seed, corpus, settings | {"seed": seed}, examples)
@@ -166,6 +157,25 @@ def run(request: Request) -> Outcome:
         "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
     }
     return Outcome(config, per_seed, stand_in=description["name"].startswith("no data"))
+
+
+def settings_of(steps: int, description: dict[str, Any]) -> dict[str, Any]:
+    """What all trainings have in common.
+
+    Args:
+        steps: of training.
+        description: of the data, from `Corpus.describe`.
+    """
+    return {
+        "version": overt.__version__,
+        "steps": steps,
+        "batch": BATCH,
+        "learning_rate": LEARNING_RATE,
+        "warmup": WARMUP,
+        "dropout": DROPOUT,
+        "shape": [LAYERS, HEADS, WIDTH],
+        "data": description["sha256"],
+    }
 
 
 def _forms(text: str | None) -> list[str]:
@@ -191,16 +201,9 @@ def _run_form(
     examples: int,
 ) -> dict[str, Any]:
     """The numbers of one form and seed, from its folder if it has run before."""
-    folder, name, network = request.out / form / f"seed-{seed}", f"{form}, seed {seed}", NETWORKS[form]
-    corpus = replace(corpus, ended=network.ended)
-    settings = settings | {"mechanisms": repr(network.mechanisms)}
-    if network != Network(network.mechanisms):
-        settings["network"] = {key: value for key, value in asdict(network).items() if key != "mechanisms"}
-    row = earlier_result(folder, settings, request.fresh)
-    if row is None:
-        row = _train(request, folder, name, network, corpus, settings)
-    else:
-        request.console.print(f"[dim]{name}: already trained, results in {folder}[/dim]")
+    corpus = replace(corpus, ended=NETWORKS[form].ended)
+    name = f"{form}, seed {seed}"
+    folder, row = train_once(request, form, corpus, settings)
     part = request.options["part"]
     prefixes = (corpus.test if part == "test" else corpus.natural)[:examples]
     measure = partial(_measure, request, folder, name, corpus, prefixes)
@@ -209,6 +212,30 @@ def _run_form(
         define = partial(_define, request, folder, name, corpus, prefixes)
         row["definitions"] = measure_once(folder / f"definitions-{part}-{examples}.json", define)
     return row
+
+
+def train_once(
+    request: Request, form: str, corpus: linzen.Corpus, settings: dict[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """Train one network, unless it has been trained before; its folder and its accuracies.
+
+    Args:
+        request: of the run.
+        form: one of `NETWORKS`.
+        corpus: ended if the network's sentences are.
+        settings: from `settings_of`, and the seed.
+    """
+    seed, network = settings["seed"], NETWORKS[form]
+    folder, name = request.out / form / f"seed-{seed}", f"{form}, seed {seed}"
+    settings = settings | {"mechanisms": repr(network.mechanisms)}
+    if network != Network(network.mechanisms):
+        settings["network"] = {key: value for key, value in asdict(network).items() if key != "mechanisms"}
+    row = earlier_result(folder, settings, request.fresh)
+    if row is None:
+        row = _train(request, folder, name, network, corpus, settings)
+    else:
+        request.console.print(f"[dim]{name}: already trained, results in {folder}[/dim]")
+    return folder, row
 
 
 def build(corpus: linzen.Corpus, network: Network) -> AgreementClassifier:
