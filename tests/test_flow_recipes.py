@@ -12,18 +12,22 @@ import pytest
 import torch
 from rich.console import Console
 from scipy.stats import rankdata, spearmanr
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
 )
 
 import overt
 from overt.data import linzen
+from overt.data.gap import Case
 from overt.judge import spearman
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import flow_definitions, flow_figures, flow_tables, reproduce
+from overt.recipes import flow_definitions, flow_figures, flow_pronouns, flow_tables, reproduce
 
 QUIET = Console(quiet=True)
 UNK, END = linzen.UNK, 8
@@ -301,3 +305,119 @@ def test_figures_say_what_the_network_answers_and_are_drawn_again_from_the_resul
     monkeypatch.setattr(flow_tables, "train_classifier", None)  # the others take the same model
     assert [name for name, _ in run("flow-figure-1")["tables"][0]["rows"]] == ["the key to the cabinets"]
     assert (results / "flow-figure-1.png").exists()
+
+
+def case_of(text: str, pronoun: str, first: str, second: str, right: int) -> Case:
+    spans = [(text.index(word), text.index(word) + len(word)) for word in (pronoun, first, second)]
+    return Case(text, spans[0], (spans[1], spans[2]), right)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random causal language model with a tokenizer of whole words."""
+    place = tmp_path_factory.mktemp("causal")
+    texts = [case.text for case in flow_pronouns.SENTENCES.values()]
+    words = sorted(
+        {
+            *" ".join(texts).replace(".", " .").split(),
+            *["he", "him", "his", "she", "hers", "Ann", "Bob", "met", "so"],
+        }
+    )
+    vocabulary = {word: code for code, word in enumerate(["[UNK]", *words])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]").save_pretrained(place)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.7,
+    )
+    LlamaForCausalLM(config).save_pretrained(place)
+    return place
+
+
+def test_a_causal_model_reads_the_text_before_the_pronoun(causal: Path) -> None:
+    model, tokenizer = flow_pronouns.load_model(str(causal))
+    reader = flow_pronouns.reader_of(model, tokenizer)
+    assert reader.kind == "causal"
+    reading = reader.read(case_of("Laura met Bob so she saw David .", "she", "Laura", "Bob", 0))
+    assert not isinstance(reading, str)
+    ids = torch.tensor([tokenizer("Laura met Bob so")["input_ids"]])
+    assert ids.shape == (1, 4)
+    model.set_attn_implementation("eager")
+
+    def his(hidden: int | None = None) -> float:
+        mask = torch.ones(1, 4, dtype=torch.long)
+        if hidden is not None:
+            mask[0, hidden] = 0
+        with torch.no_grad():
+            likely = model(ids, attention_mask=mask).logits[0, -1].double().softmax(dim=-1)
+        one, other = (
+            sum(likely[tokenizer.convert_tokens_to_ids(word)] for word in words)
+            for words in (("he", "him", "his"), ("she", "her", "hers"))
+        )
+        return float(one / (one + other))
+
+    assert reading["his"] == pytest.approx(his(), abs=1e-6)
+    falls = [his(place) - his() for place in (0, 2)]  # of p(she …)
+    assert reading["blanked"] == int(falls[1] > falls[0])
+    with torch.no_grad():
+        maps = model(ids, output_attentions=True).attentions
+    for layer, cells in enumerate(maps):
+        row = cells[0].mean(dim=0)[-1]
+        assert reading["first"]["raw"][layer] == pytest.approx(float(row[0] / (row[0] + row[2])), abs=1e-5)
+        assert reading["sink"]["raw"][layer] == pytest.approx(float(row[0]), abs=1e-5)
+    assert reading["first"]["rollout, receptive field"] != reading["first"]["rollout"]
+    assert "raw, receptive field" not in reading["first"], "it would change nothing"
+
+
+@pytest.mark.slow
+def test_a_name_after_the_pronoun_is_left_out_and_counted(causal: Path, tmp_path: Path) -> None:
+    head = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
+    rows = [
+        "1\tLaura met Bob so she\tshe\t17\tLaura\t0\tTRUE\tBob\t10\tFALSE\tu",
+        "2\tLaura met so she Bob\tshe\t13\tLaura\t0\tTRUE\tBob\t17\tFALSE\tu",
+    ]
+    (tmp_path / "gap-validation.tsv").write_text("\n".join([head, *rows]) + "\n")
+    result = reproduce.run(
+        "flow-figure-4",
+        data=tmp_path,
+        out=tmp_path / "run",
+        results=tmp_path / "results",
+        device="cpu",
+        model=str(causal),
+    )
+    row = result["per_seed"]["0"]
+    assert row["left_out"] == {"long": 0, "after": 1, "lost": 0}
+    assert row["gap"]["texts"] == 1
+    assert row["gap"]["rules"]["right"] == {"first name": 1.0, "nearest name": 0.0}
+    assert any("1 in which a name follows the pronoun" in note for note in result["notes"])
+    for kind in ("svg", "png"):
+        assert (tmp_path / "results" / f"flow-figure-4.{kind}").stat().st_size > 5_000
+
+
+def test_swapping_two_names_moves_the_rules_and_not_the_score() -> None:
+    def reading(share: float) -> dict[str, Any]:
+        by_layer = {name: [share] for name in flow_pronouns.READ}
+        sink = {name: [0.0] for name in flow_tables.METHODS}
+        return {"his": 0.2, "first": by_layer, "sink": sink, "blanked": int(share < 0.5)}
+
+    straight, swapped = [], []
+    for woman, man in (("Ann", "Bob"), ("Laura", "David")):
+        text = f"{woman} met {man} so she"
+        straight.append((case_of(text, "she", woman, man, right=0), reading(0.9)))
+        text = f"{man} met {woman} so she"
+        swapped.append((case_of(text, "she", woman, man, right=0), reading(0.9)))
+    before, after = flow_pronouns.statistics_of(straight), flow_pronouns.statistics_of(swapped)
+    assert before["right"] == after["right"] == {name: [1.0] for name in flow_pronouns.READ}
+    assert before["rules"]["right"] == {"first name": 1.0, "nearest name": 0.0}
+    assert after["rules"]["right"] == {"first name": 0.0, "nearest name": 1.0}
+    assert before["pronoun"] == before["feminine"] == before["model_is_right"] == 1.0
+    # where both names have the same, nothing is preferred
+    tied = flow_pronouns.statistics_of([(straight[0][0], reading(0.5))])
+    assert tied["right"]["flow"] == [0.5]

@@ -293,7 +293,7 @@ def test_means_and_spreads_over_seeds_are_of_equal_places() -> None:
         (["flow-table-3", "--model", "./nowhere"], "./nowhere must be a folder with config.json"),
         (
             ["flow-figure-4"],
-            "flow-figure-4 needs --model: give an English masked language model",
+            "flow-figure-4 needs --model: give an English masked or causal language model",
         ),
         (
             ["flow-figure-4", "--model", "x", "--seeds", "2"],
@@ -366,9 +366,9 @@ def test_figure_4_reads_masked_pronouns(
     assert [case.feminine for case in cases] == [True, False]
 
     model, tokenizer = flow_pronouns.load_model(str(masked))
-    reader = flow_pronouns.Reader(model, tokenizer)
+    reader = flow_pronouns.reader_of(model, tokenizer)
     reading = reader.read(cases[1])
-    assert reading is not None
+    assert not isinstance(reading, str)
     # by hand: [CLS] [MASK] dav ##id saw bob . [SEP]
     inputs = tokenizer("[MASK] David saw Bob .", return_tensors="pt")
     assert tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:6] == [
@@ -394,11 +394,12 @@ def test_figure_4_reads_masked_pronouns(
     result = run("flow-figure-4", tmp_path, model=str(masked), data=tmp_path)
     gap = result["per_seed"]["0"]["gap"]
     assert gap["texts"] == 2
-    assert gap["first_name_is_right"] == 0.5
+    assert gap["rules"]["right"]["first name"] == 0.5
     kept = [reader.read(case) for case in cases]
-    last = [found["first"]["flow"][-1] < 0.5 for found in kept if found is not None]
+    last = [found["first"]["flow"][-1] < 0.5 for found in kept if not isinstance(found, str)]
     assert gap["right"]["flow"][-1] == sum(a == b for a, b in zip(last, [False, True], strict=True)) / 2
-    assert len(result["tables"]) == 2 + 3
+    assert len(result["tables"]) == 2 + 5
+    assert (tmp_path / "results" / "flow-figure-4.svg").exists()
     monkeypatch.setattr(flow_pronouns, "_measure", None)
     assert run("flow-figure-4", tmp_path, model=str(masked), data=tmp_path)["per_seed"] == result["per_seed"]
 
@@ -407,7 +408,7 @@ def test_figure_4_refuses_a_model_without_a_head_of_its_own(masked: Path, tmp_pa
     headless = tmp_path / "headless"
     transformers.AutoTokenizer.from_pretrained(masked).save_pretrained(headless)
     transformers.AutoModel.from_pretrained(masked).save_pretrained(headless)
-    with pytest.raises(ValueError, match="must be a masked language model with its own head"):
+    with pytest.raises(ValueError, match="must be a masked or causal language model with its own head"):
         run("flow-figure-4", tmp_path, model=str(headless))
 
 

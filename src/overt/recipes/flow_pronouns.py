@@ -1,33 +1,49 @@
-"""Figure 4 of Abnar & Zuidema 2020: which name does a masked pronoun look back to?
+"""Figure 4 of Abnar & Zuidema 2020: which of two names does a pronoun's place look back to?
 
-A pronoun is masked, a masked language model gives the probabilities of "he" and "she" in its place, and raw
-attention, rollout and flow of the masked position show which of two names it reads. The paper shows two
-sentences; here are two written for this package, and the GAP sentences, whose names are annotated (Webster et
-al. 2018).
+A masked language model reads a text whose pronoun is masked, a causal one the text before the pronoun. It
+gives the probabilities of "he" and "she", and raw attention, rollout and flow of that place show which name
+it reads. The paper shows two sentences; here are two written for this package, and the GAP texts, whose names
+are annotated (Webster et al. 2018), with rules that know only where the names stand.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import overt
+from overt._extras import need
 from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
-from overt.recipes._runs import check_model, earlier_result, finish_run, finite
+from overt.recipes._runs import check_model, earlier_result, finish_run, finite, read_model_config
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS, layer_names
 from overt.recipes.text_maps import tokens_in
 
-EXAMPLES = 500  # GAP sentences
 LONGEST = 256  # tokens; longer texts are left out and counted
+LONG, AFTER, LOST = "long", "after", "lost"  # why texts are left out
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # how names of classes end
+FIELD = ", receptive field"
+READ = {  # name → method, and whether it is divided by the receptive field; raw rows would stay as they are
+    "raw": ("raw", False),
+    "rollout": ("rollout", False),
+    f"rollout{FIELD}": ("rollout", True),
+    "flow": ("flow", False),
+    f"flow{FIELD}": ("flow", True),
+}
+TIE = 1e-9  # shares that differ by less are equal
+GOALS = {"right": "the right name", "model": "the name that the model needs"}
+Reading = dict[str, Any]
 
 
 def _case(text: str, pronoun: str, his: str, her: str) -> Case:
@@ -52,9 +68,9 @@ SENTENCES = {
 
 
 def run(request: Request) -> Outcome:
-    """Trace every masked pronoun. Nothing is trained, so there is one seed."""
+    """Trace every pronoun. Nothing is trained, so there is one seed."""
     if request.model is None:
-        raise ValueError("flow-figure-4 needs --model: give an English masked language model")
+        raise ValueError("flow-figure-4 needs --model: give an English masked or causal language model")
     if request.seeds != 1:
         raise ValueError(f"--seeds must be 1 for flow-figure-4, which trains nothing; got {request.seeds}")
     check_model(request.model)
@@ -67,6 +83,7 @@ def run(request: Request) -> Outcome:
         "model": request.model,
         "gap": len(cases),
         "longest": LONGEST,
+        "methods": list(READ),
         "cases": hashlib.sha256(repr([cases, SENTENCES]).encode()).hexdigest(),
     }
     row = earlier_result(request.out, settings, request.fresh)
@@ -79,38 +96,55 @@ def run(request: Request) -> Outcome:
 
 def report(outcome: Outcome) -> Report:
     """Our own sentences, and GAP if its data were given."""
-    cases = outcome.config["gap"]
+    row = outcome.per_seed[0]
+    causal = row["kind"] == "causal"
+    place = "the last position before the pronoun" if causal else "the masked position"
+    blanked = "hiding (attention_mask = 0)" if causal else "masking"
     notes = [
-        "Our own sentences: of the attention that the masked position pays to both names, the share of the "
-        'name that "his" would refer to, and the model\'s share of "he", "him" and "his".',
-        "The attention to a name of several tokens is their mean. On GAP, the right name is the annotators' "
-        "choice; the model's is the name whose masking lowers the probability of the true pronoun's gender "
-        "more.",
+        f"{outcome.config['model']} is a {row['kind']} language model. Our own sentences: of the attention "
+        f'that {place} pays to both names, the share of the name that "his" would refer to, and the model\'s '
+        'share of "he", "him" and "his".',
+        "The attention to a name of several tokens is their mean; where both names have the same, a text "
+        "counts half. On GAP, the right name is the annotators' choice; the model's is the name whose "
+        f"{blanked} lowers the probability of the true pronoun's gender more. “Receptive field” divides "
+        "by the values of uniform maps, in which a causal model's first tokens have more paths. The "
+        "rules know no attention: always the name that stands first in the text, or the one nearest to "
+        "the pronoun.",
     ]
-    left_out, longest = outcome.per_seed[0]["left_out"], outcome.config["longest"]
+    if not outcome.config["gap"]:
+        notes.append("No GAP data were given with --data: only our own sentences were measured.")
+        return Report(_grids(row), notes)
+    left = row["left_out"]
     notes.append(
-        f"GAP: {cases} texts drawn from its development and validation sets, of which {left_out} were left "
-        f"out, because they are longer than {longest} tokens or a name has no tokens."
-        if cases
-        else "No GAP data were given with --data: only our own sentences were measured."
+        f"GAP: {outcome.config['gap']} texts of its development and validation sets in which one name is "
+        f"right. Left out: {left[LONG]} with more than {outcome.config['longest']} tokens, {left[AFTER]} in "
+        "which a name follows the pronoun, which a causal model has not read, "
+        f"{left[LOST]} in which a name has no tokens."
     )
-    return Report(_grids(outcome.mean), notes)
+    if "gap" in row:
+        margin = 1.96 * 0.5 / row["gap"]["texts"] ** 0.5
+        notes.append(
+            f"With {row['gap']['texts']} texts, the 95 % interval of a share is at most ±{margin:.2f}."
+        )
+    return Report(_grids(row), notes)
 
 
 def load_model(path: str) -> tuple[Any, Any]:
-    """A masked language model with its own head, and its tokenizer."""
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    """A masked or causal language model with its own head, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-    refusal = f"--model {path} must be a masked language model with its own head and a fast tokenizer"
+    refusal = (
+        f"--model {path} must be a masked or causal language model with its own head and a fast tokenizer"
+    )
+    causal = str((read_model_config(path).get("architectures") or [""])[0]).endswith(CAUSAL)
+    auto: Any = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            path, output_loading_info=True, dtype=torch.float32
-        )
+        model, info = auto.from_pretrained(path, output_loading_info=True, dtype=torch.float32)
     except (ValueError, KeyError):
         raise ValueError(refusal) from None
     # A head that is missing from the weights has random weights now, and would give answers all the same.
-    if info["missing_keys"] or tokenizer.mask_token is None or not tokenizer.is_fast:
+    if info["missing_keys"] or not tokenizer.is_fast or not (causal or tokenizer.mask_token):
         raise ValueError(refusal)
     return model.eval(), tokenizer
 
@@ -120,47 +154,90 @@ def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
     from rich.progress import track
 
     model, tokenizer = load_model(request.model or "")
-    reader = Reader(model.to(torch_device(request.device)), tokenizer)
-    sentence_readings = {sentence: reader.read(case) for sentence, case in SENTENCES.items()}
-    for sentence, reading in sentence_readings.items():
-        if reading is None:
+    reader = reader_of(model.to(torch_device(request.device)), tokenizer)
+    own = {sentence: reader.read(case) for sentence, case in SENTENCES.items()}
+    for sentence, reading in own.items():
+        if isinstance(reading, str):
             raise ValueError(
                 f"--model {request.model} must read English, but its tokenizer loses words of {sentence!r}"
             )
-    row: dict[str, Any] = {"own": sentence_readings, "left_out": 0}
-    if not cases:
-        return row
-    readings = [(case, reader.read(case)) for case in track(cases, "tracing GAP", console=request.console)]
-    known = [(case, reading) for case, reading in readings if reading is not None]
-    row["left_out"] = len(readings) - len(known)
-    if not known:
-        return row
+    row: dict[str, Any] = {"kind": reader.kind, "own": own, "left_out": dict.fromkeys((LONG, AFTER, LOST), 0)}
+    known = []
+    for case in track(cases, "tracing GAP", console=request.console):
+        reading = reader.read(case)
+        if isinstance(reading, str):
+            row["left_out"][reading] += 1
+        else:
+            known.append((case, reading))
+    return row | ({"gap": statistics_of(known)} if known else {})
 
-    def agreement(method: str, other: list[int]) -> list[float]:
-        """How often a method prefers the same name as `other`, by layer."""
-        shares = torch.tensor([reading["first"][method] for _, reading in known])  # (texts, layer)
-        return ((shares < 0.5).int() == torch.tensor(other)[:, None]).double().mean(dim=0).tolist()
 
-    right = [case.right or 0 for case, _ in known]
-    blanked = [reading["blanked"] for _, reading in known]
-    row["gap"] = {
+def statistics_of(known: Sequence[tuple[Case, Reading]]) -> dict[str, Any]:
+    """How often methods and rules prefer the right name, and the one that the model needs."""
+
+    def agreement(chosen: Sequence[float], other: Sequence[int]) -> float:
+        return sum(1 - abs(a - b) for a, b in zip(chosen, other, strict=True)) / len(known)
+
+    def preferred(method: str, layer: int) -> list[float]:
+        return [_preferred(reading["first"][method][layer]) for _, reading in known]
+
+    right, blanked = [case.right or 0 for case, _ in known], [reading["blanked"] for _, reading in known]
+    first = [first_name(case) for case, _ in known]
+    nearest = [nearest_name(case) for case, _ in known]
+    methods = known[0][1]["first"]
+    layers = range(len(methods["raw"]))
+    goals = {"right": right, "model": blanked}
+    sinks = torch.tensor([[reading["sink"][method] for method in METHODS] for _, reading in known])
+    return {
         "texts": len(known),
+        "feminine": sum(case.feminine for case, _ in known) / len(known),
         "pronoun": sum((reading["his"] < 0.5) == case.feminine for case, reading in known) / len(known),
-        "first_name_is_right": right.count(0) / len(known),
-        "model_is_right": sum(a == b for a, b in zip(right, blanked, strict=True)) / len(known),
-        "right": {method: agreement(method, right) for method in METHODS},
-        "model": {method: agreement(method, blanked) for method in METHODS},
+        "model_is_right": agreement(right, blanked),
+        **{
+            goal: {
+                method: [agreement(preferred(method, layer), names) for layer in layers] for method in methods
+            }
+            for goal, names in goals.items()
+        },
+        "rules": {
+            goal: {"first name": agreement(first, names), "nearest name": agreement(nearest, names)}
+            for goal, names in goals.items()
+        },
+        "sink": dict(zip(METHODS, sinks.double().mean(dim=0).tolist(), strict=True)),
     }
-    return row
 
 
-class Reader:
-    """Reads masked pronouns with a model."""
+def _preferred(share: float) -> float:
+    """Index of the name with the greater share, given that of the first; one half if both have the same."""
+    return 0.0 if share > 0.5 + TIE else 1.0 if share < 0.5 - TIE else 0.5
+
+
+def first_name(case: Case) -> int:
+    """The rule that takes the name that stands first in the text."""
+    return int(case.names[1][0] < case.names[0][0])
+
+
+def nearest_name(case: Case) -> int:
+    """The rule that takes the name nearest to the pronoun, in letters; the first of two equally near."""
+    start, end = case.pronoun
+    gaps = [start - last if last <= start else first - end for first, last in case.names]
+    return int(gaps[1] < gaps[0])
+
+
+class Reader(ABC):
+    """Reads pronouns with a model.
+
+    Attributes:
+        kind: of the language model: "masked" or "causal".
+    """
+
+    kind = ""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
         vocabulary = tokenizer.get_vocab()
-        lead = "" if "his" in vocabulary else "Ġ"  # byte-level tokenizers keep the space before a word
+        # byte-level tokenizers keep the space before a word
+        lead = next((lead for lead in ("Ġ", "▁", "") if f"{lead}his" in vocabulary), "")
 
         def codes(words: tuple[str, ...]) -> list[int]:
             return [vocabulary[lead + word] for word in words if lead + word in vocabulary]
@@ -169,43 +246,37 @@ class Reader:
         if not self.his or not self.her:
             raise ValueError("--model must have he, him or his, and she, her or hers, as single tokens")
 
-    def read(self, case: Case) -> dict[str, Any] | None:
-        """p(his) given his or her, each method's share of the first name, and the model's name for one case.
+    def read(self, case: Case) -> Reading | str:
+        """What the model makes of one case; why it is left out, if it is.
 
-        None if the text is too long or a name has no tokens.
+        "his" is p(his) given his or her, "first" each method's share of the first of the two names by layer,
+        "blanked" the index of the name without which p(true gender) falls more, and "sink" the share of the
+        first position in a method's row, by layer.
         """
-        start, end = case.pronoun
-        mask = self.tokenizer.mask_token
-        text = case.text[:start] + mask + case.text[end:]
+        if not self._sees(case):
+            return AFTER
+        text, moved = self._text(case)
         coded = self.tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
         offsets = coded.pop("offset_mapping")[0].tolist()
         inputs = {name: value.to(self.model.device) for name, value in coded.items()}
-        ids = inputs["input_ids"][0]
-        if len(ids) > LONGEST:
-            return None
-        masked = (ids == self.tokenizer.mask_token_id).nonzero().flatten().tolist()
-        shift = len(mask) - (end - start)
-        names = []
-        for first, last in case.names:
-            moved = shift if first >= end else 0
-            names.append(tokens_in(offsets, first + moved, last + moved))
-        if len(masked) != 1 or not all(names):
-            return None
+        if inputs["input_ids"].shape[1] > LONGEST:
+            return LONG
+        names = [tokens_in(offsets, *span) for span in moved]
+        place = self._place(inputs["input_ids"][0])
+        if place is None or not all(names):
+            return LOST
         trace = overt.trace(self.model, inputs, tokenizer=self.tokenizer)
-        first_share = {}
-        for method in METHODS:
-            weights = getattr(trace, method)(queries=masked[0])[0, :, 0]  # (layer, token)
-            to_first, to_second = (weights[:, places].mean(dim=-1) for places in names)
-            first_share[method] = (to_first / (to_first + to_second)).tolist()
-        his = self._his(inputs, masked[0])
-        # which name's masking lowers the probability of the true gender more
-        drops = []
-        for places in names:
-            blank = inputs["input_ids"].clone()
-            blank[0, places] = self.tokenizer.mask_token_id
-            fall = his - self._his(inputs | {"input_ids": blank}, masked[0])
-            drops.append(-fall if case.feminine else fall)
-        return {"his": his, "first": first_share, "blanked": int(drops[1] > drops[0])}
+        first, sink = {}, {}
+        for name, (method, field) in READ.items():
+            row = trace.read(method, place, receptive_field=field)[0, :, 0]  # (layer, token)
+            to_first, to_second = (row[:, places].mean(dim=-1) for places in names)
+            first[name] = (to_first / (to_first + to_second)).tolist()
+            if not field:
+                sink[method] = (row[:, 0] / row.sum(dim=-1)).tolist()
+        his = self._his(inputs, place)
+        falls = [his - self._his(self._blank(inputs, places), place) for places in names]
+        drops = [-fall if case.feminine else fall for fall in falls]
+        return {"his": his, "first": first, "sink": sink, "blanked": int(drops[1] > drops[0])}
 
     @torch.no_grad()
     def _his(self, inputs: dict[str, Any], place: int) -> float:
@@ -214,39 +285,169 @@ class Reader:
         his, her = likely[self.his].sum(), likely[self.her].sum()
         return float(his / (his + her))
 
+    @abstractmethod
+    def _sees(self, case: Case) -> bool:
+        """Whether the model reads both names."""
 
-def _grids(numbers: dict[str, Any]) -> list[Grid]:
+    @abstractmethod
+    def _text(self, case: Case) -> tuple[str, list[tuple[int, int]]]:
+        """The text that the model reads, and where the names are in it."""
+
+    @abstractmethod
+    def _place(self, ids: Tensor) -> int | None:
+        """The position that predicts the pronoun; None if it is lost."""
+
+    @abstractmethod
+    def _blank(self, inputs: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        """Inputs in which a name cannot be read."""
+
+
+class MaskedReader(Reader):
+    """The pronoun is masked; so is a name, to blank it out."""
+
+    kind = "masked"
+
+    def _sees(self, case: Case) -> bool:
+        del case
+        return True
+
+    def _text(self, case: Case) -> tuple[str, list[tuple[int, int]]]:
+        (start, end), mask = case.pronoun, self.tokenizer.mask_token
+        shift = len(mask) - (end - start)
+        names = [
+            (first + shift, last + shift) if first >= end else (first, last) for first, last in case.names
+        ]
+        return case.text[:start] + mask + case.text[end:], names
+
+    def _place(self, ids: Tensor) -> int | None:
+        masked: list[int] = (ids == self.tokenizer.mask_token_id).nonzero().flatten().tolist()
+        return masked[0] if len(masked) == 1 else None
+
+    def _blank(self, inputs: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        blank = inputs["input_ids"].clone()
+        blank[0, places] = self.tokenizer.mask_token_id
+        return inputs | {"input_ids": blank}
+
+
+class CausalReader(Reader):
+    """The text before the pronoun is read; a name is blanked out by a zero in the attention mask."""
+
+    kind = "causal"
+
+    def _sees(self, case: Case) -> bool:
+        return all(last <= case.pronoun[0] for _, last in case.names)
+
+    def _text(self, case: Case) -> tuple[str, list[tuple[int, int]]]:
+        return case.text[: case.pronoun[0]].rstrip(), list(case.names)  # the pronoun's token has the space
+
+    def _place(self, ids: Tensor) -> int | None:
+        return len(ids) - 1
+
+    def _blank(self, inputs: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        mask = torch.ones_like(inputs["input_ids"])
+        mask[0, places] = 0
+        return inputs | {"attention_mask": mask}
+
+
+def reader_of(model: Any, tokenizer: Any) -> Reader:
+    """The reader for a model."""
+    causal = type(model).__name__.endswith(CAUSAL)
+    return (CausalReader if causal else MaskedReader)(model, tokenizer)
+
+
+def _grids(row: dict[str, Any]) -> list[Grid]:
     grids = []
-    for sentence, reading in numbers["own"].items():
+    for sentence, reading in row["own"].items():
         columns = layer_names(len(reading["first"]["raw"]))
-        rows = [(method, [cell(value) for value in reading["first"][method]]) for method in METHODS]
+        rows = [(method, [cell(value) for value in shares]) for method, shares in reading["first"].items()]
         rows.append(("model: his", [cell(reading["his"])] + [""] * (len(columns) - 1)))
         grids.append(Grid(f"{sentence} Share of the name that goes with “his”", columns, rows))
-    if "gap" not in numbers:
+    if "gap" not in row:
         return grids
-    gap = numbers["gap"]
+    gap = row["gap"]
     columns = layer_names(len(gap["right"]["raw"]))
-    for key, title in (("right", "the right name"), ("model", "the name that the model needs")):
-        rows = [(method, [cell(value) for value in gap[key][method]]) for method in METHODS]
-        grids.append(
-            Grid(f"GAP, {int(gap['texts'])} texts: how often attention prefers {title}", columns, rows)
-        )
-    rules = [
-        ("pronoun's gender predicted", [cell(gap["pronoun"])]),
-        ("the model's name is right", [cell(gap["model_is_right"])]),
-        ("the first name is right", [cell(gap["first_name_is_right"])]),
+    for goal, title in GOALS.items():
+        rows = [(method, [cell(value) for value in shares]) for method, shares in gap[goal].items()]
+        grids.append(Grid(f"GAP, {gap['texts']} texts: how often attention prefers {title}", columns, rows))
+    shares = [(method, [cell(value) for value in values]) for method, values in gap["sink"].items()]
+    grids.append(
+        Grid("GAP: share of the first position in the place's row, mean over texts", columns, shares)
+    )
+    compared = [
+        (f"{method}, {columns[-1]}", [cell(gap[goal][method][-1]) for goal in GOALS]) for method in READ
     ]
-    return [*grids, Grid("GAP, for comparison", ["share"], rules)]
+    rules = gap["rules"]
+    compared += [(f"rule: {rule}", [cell(rules[goal][rule]) for goal in GOALS]) for rule in rules["right"]]
+    compared.append((GOALS["model"], [cell(gap["model_is_right"]), "–"]))
+    title = f"GAP, {gap['texts']} texts: methods at the last layer beside rules, how often they choose"
+    grids.append(Grid(title, list(GOALS.values()), compared))
+    model = [
+        ("pronoun's gender predicted", [cell(gap["pronoun"])]),
+        ("always the commoner gender", [cell(max(gap["feminine"], 1 - gap["feminine"]))]),
+    ]
+    return [*grids, Grid("GAP, the model", ["share"], model)]
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """Shares by layer, for our sentences and GAP, as SVG and PNG."""
+    need("matplotlib", "view")
+    from matplotlib.figure import Figure
+
+    from overt.view.plots import save
+
+    row = outcome.per_seed[0]
+    panels = list(row["own"].items())
+    goals = list(GOALS.items()) if "gap" in row else []
+    figure = Figure(figsize=(3.4 * 2, 2.8 * (1 + bool(goals))), layout="constrained")
+    grid = figure.subplots(1 + bool(goals), 2, squeeze=False, sharey=True)
+    for axes, (sentence, reading) in zip(grid[0], panels, strict=True):
+        _draw_methods(axes, reading["first"])
+        axes.axhline(reading["his"], color="black", linestyle=":", label="model: his")
+        axes.set_title(sentence, fontsize="small")
+    grid[0, 0].set_ylabel("share of the name of “his”", fontsize="small")
+    for axes, (goal, title) in zip(grid[-1], goals, strict=False):
+        _draw_methods(axes, row["gap"][goal])
+        for (rule, share), style in zip(row["gap"]["rules"][goal].items(), ("--", "-."), strict=True):
+            axes.axhline(share, color="grey", linestyle=style, label=f"rule: {rule}")
+        if goal == "right":
+            share = row["gap"]["model_is_right"]
+            axes.axhline(share, color="black", linestyle=":", label="the name that the model needs")
+        axes.set_title(f"GAP: {title}", fontsize="small")
+        axes.set_ylabel("preferred by, of all texts", fontsize="small")
+    for axes in grid.flat:
+        axes.set_ylim(0, 1)
+        axes.tick_params(labelsize="x-small")
+    for axes in grid[-1]:
+        axes.set_xlabel("layer", fontsize="small")
+    named: dict[str, Any] = {}
+    for axes in grid.flat:
+        named |= {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize="x-small", frameon=False
+    )
+    save(figure, path)
+    save(figure, path.with_suffix(".png"))
+
+
+def _draw_methods(axes: Any, by_method: Mapping[str, Sequence[float]]) -> None:
+    """A line per method, dashed with the receptive field."""
+    for method, values in by_method.items():
+        colour = f"C{METHODS.index(method.removesuffix(FIELD))}"
+        layers = range(1, len(values) + 1)
+        axes.plot(
+            layers, values, color=colour, linestyle="--" if FIELD in method else "-", label=method, lw=1
+        )
 
 
 FIGURE_4 = Recipe(
     name="flow-figure-4",
-    title="Which name a masked pronoun looks back to",
+    title="Which name a pronoun looks back to",
     paper=f"{flow_measure.PAPER}, Figure 4",
     published={"figure": "bars and maps of two sentences, without numbers"},
     run=run,
     report=report,
     seeds=1,
     folder="flow-pronouns",
-    options={"examples": Option("number of GAP texts, if --data has them", EXAMPLES, least=1)},
+    options={"examples": Option("number of GAP texts, if --data has them; all by default", least=1)},
+    draw=draw,
 )
