@@ -402,20 +402,22 @@ def draw(outcome: Outcome, path: Path) -> None:
     grid = figure.subplots(1 + bool(goals), 2, squeeze=False, sharey=True)
     for axes, (sentence, reading) in zip(grid[0], panels, strict=True):
         _draw_methods(axes, reading["first"])
-        axes.axhline(reading["his"], color="black", linestyle=":", label="model: his")
+        axes.axhline(reading["his"], color="black", linestyle=":", lw=1, label="model: his")
         axes.set_title(sentence, fontsize="small")
     grid[0, 0].set_ylabel("share of the name of “his”", fontsize="small")
+    if goals:
+        grid[-1, 0].set_ylabel("share of texts that prefer it", fontsize="small")
     for axes, (goal, title) in zip(grid[-1], goals, strict=False):
         _draw_methods(axes, row["gap"][goal])
         for (rule, share), style in zip(row["gap"]["rules"][goal].items(), ("--", "-."), strict=True):
-            axes.axhline(share, color="grey", linestyle=style, label=f"rule: {rule}")
+            axes.axhline(share, color="grey", linestyle=style, lw=1, label=f"rule: {rule}")
         if goal == "right":
             share = row["gap"]["model_is_right"]
-            axes.axhline(share, color="black", linestyle=":", label="the name that the model needs")
+            axes.axhline(share, color="C3", linestyle=":", lw=1, label=GOALS["model"])
         axes.set_title(f"GAP: {title}", fontsize="small")
-        axes.set_ylabel("preferred by, of all texts", fontsize="small")
     for axes in grid.flat:
         axes.set_ylim(0, 1)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(labelsize="x-small")
     for axes in grid[-1]:
         axes.set_xlabel("layer", fontsize="small")
