@@ -43,6 +43,7 @@ def traces_of_run(folder: Path, data: Path | None, count: int) -> Iterator[overt
     """Traces of test sentences through a model that `overt reproduce flow-table-1` trained."""
     corpus = linzen.load(data)
     model = flow_tables.load_trained(folder, corpus)
+    corpus = flow_tables.corpus_for(folder.parent.name, corpus)
     print(f"{folder.parent.name}, {folder.name}, {min(count, len(corpus.test))} test sentences")
     numbered = batches(corpus.test[:count], flow_tables.TRACED, seed=0)
     for inputs, _ in classifier_batches(numbered, corpus.collate):

@@ -60,7 +60,7 @@ SENTENCES = (
     Sentence(("here", "the", "NNS", "differ", "in", "that", "the", "female"), "NNS", "NNP", "wrong, flips"),
 )
 SHOWN = {1: SENTENCES[:1], 2: SENTENCES, 3: SENTENCES}
-SHOWN_METHODS = {1: METHODS, 2: ("raw",), 3: ("rollout", "flow")}
+STRIPS = {2: ("raw",), 3: ("rollout", "flow")}  # methods of the figures that show CLS alone
 
 
 def run(request: Request, number: int) -> Outcome:
@@ -208,7 +208,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         for part, method in zip(parts, METHODS, strict=True):
             plot(trace, "graph", method=method, special=True, figure=part)
     else:
-        methods = SHOWN_METHODS[number]
+        methods = STRIPS[number]
         letters = dict(zip("abc", shown.values(), strict=True))  # the words are below each panel
         figure = plot_compare(letters, methods=methods, columns=len(methods))
     save(figure, path)

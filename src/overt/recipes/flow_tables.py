@@ -201,7 +201,7 @@ def _run_form(
     examples: int,
 ) -> dict[str, Any]:
     """The numbers of one form and seed, from its folder if it has run before."""
-    corpus = replace(corpus, ended=NETWORKS[form].ended)
+    corpus = corpus_for(form, corpus)
     name = f"{form}, seed {seed}"
     folder, row = train_once(request, form, corpus, settings)
     part = request.options["part"]
@@ -238,6 +238,11 @@ def train_once(
     return folder, row
 
 
+def corpus_for(form: str, corpus: linzen.Corpus) -> linzen.Corpus:
+    """The corpus as a network reads it: with or without a token that ends every sentence."""
+    return replace(corpus, ended=NETWORKS[form].ended)
+
+
 def build(corpus: linzen.Corpus, network: Network) -> AgreementClassifier:
     """An untrained network for a corpus."""
     return AgreementClassifier(
@@ -257,8 +262,8 @@ def load_trained(folder: Path, corpus: linzen.Corpus) -> AgreementClassifier:
     """Load the model that a run wrote to `form`/seed-n, in evaluation mode."""
     if folder.parent.name not in NETWORKS or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(f"no model in {folder}: run `overt reproduce flow-table-1` first")
-    network = NETWORKS[folder.parent.name]
-    return load_weights(build(replace(corpus, ended=network.ended), network), folder)
+    form = folder.parent.name
+    return load_weights(build(corpus_for(form, corpus), NETWORKS[form]), folder)
 
 
 def _train(
