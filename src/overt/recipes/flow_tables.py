@@ -98,7 +98,8 @@ DEFINITION_NOTES = {
         "rank without a gap after it. The last is how the published numbers came about. “Ours” is the "
         f"network of the first table, with dropout {DROPOUT:g} and no `<eos>`. “Regularised” has their "
         "dropout, 0.6 on weights, 0.4 on block outputs and 0.2 on embeddings, and reads [CLS] … `<eos>`; "
-        "theirs was also distilled from an LSTM, which this one is not."
+        "theirs was also distilled from an LSTM, which this one is not. A dash stands where a network has no "
+        "`<eos>`, or was not measured so."
     ),
     "gradients": (
         "Which definition gives which number: g is the gradient of p(right answer) at a token's embedding. "
@@ -107,7 +108,8 @@ DEFINITION_NOTES = {
         "LayerNorm, which ignores a shift of all dimensions by the same amount, so that this sum is zero in "
         "exact arithmetic: what was ranked is rounding error, and one table shows how small it is beside the "
         "norm. Rounding error is larger where numbers are larger, so it still follows the norm. “Ours” and "
-        "“regularised” are the networks of Table 1."
+        "“regularised” are the networks of Table 1; a dash stands where one has no `<eos>`, or was not "
+        "measured so."
     ),
 }
 Published = dict[str, list[tuple[float, float] | None]]
