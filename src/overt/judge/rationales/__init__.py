@@ -1,0 +1,41 @@
+"""Rationales: do the words that a method names agree with people's, and do they matter to the classifier?
+
+Measures of the ERASER benchmark (DeYoung et al. 2020) on plain arrays.
+"""
+
+from overt.judge.rationales.deleting import (
+    SHARES,
+    Attainable,
+    Curves,
+    Normalised,
+    aopc,
+    attainable,
+    chosen,
+    curves,
+    log_odds,
+    normalised_aopc,
+    ranked,
+    without_and_only,
+)
+from overt.judge.rationales.measures import Agreement, auprc, iou_f1, spans_of, token_f1, words_in
+
+__all__ = [
+    "SHARES",
+    "Agreement",
+    "Attainable",
+    "Curves",
+    "Normalised",
+    "aopc",
+    "attainable",
+    "auprc",
+    "chosen",
+    "curves",
+    "iou_f1",
+    "log_odds",
+    "normalised_aopc",
+    "ranked",
+    "spans_of",
+    "token_f1",
+    "without_and_only",
+    "words_in",
+]

@@ -1,0 +1,278 @@
+"""Do the words that a method names matter to the classifier? Measures of what deleting words does.
+
+Comprehensiveness and sufficiency (DeYoung et al. 2020, section 4.2) compare the probability of the class that
+is predicted from the whole text with that from a part of it. The functions below that ask a classifier take a
+function of sets of kept words, boolean (sets, words), which returns that probability of each set, (sets,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from overt import _check
+from overt.judge.rationales.measures import checked_scores
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+    Kept: TypeAlias = NDArray[np.bool_]
+
+Predict: TypeAlias = "Callable[[Kept], Floats]"
+Ties = Literal["random", "last"]
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the words, as ERASER has them
+EXACT, SEARCHED = 12, 30  # words up to which the best order is found exactly, and by a beam
+BEAM = 5
+LEAST = 1e-12  # probability in a logarithm
+
+
+def count_of(share: float, words: int) -> int:
+    """⌈share · words⌉ words; a product that rounding has pushed above a whole number is that number."""
+    return min(words, math.ceil(share * words - 1e-9))
+
+
+def ranked(scores: ArrayLike, ties: Ties = "random", seed: int = 0, document: str = "0") -> NDArray[np.int64]:
+    """Words in the order of their scores, the highest first.
+
+    Args:
+        scores: a number for each word.
+        ties: order of equal scores: "random", or "last", the last word first, as ERASER's own code has it.
+            LIME leaves most words of a long text at 0, so this matters.
+        seed: of random ties.
+        document: for errors.
+    """
+    _check.one_of("ties", ties, ("random", "last"))
+    values = checked_scores(scores, np.size(scores), document)
+    before = np.arange(len(values))[::-1]
+    if ties == "random":
+        before = np.random.default_rng(seed).permutation(len(values))
+    return before[np.argsort(-values[before], kind="stable")]
+
+
+def chosen(scores: ArrayLike, share: float, ties: Ties = "random", seed: int = 0) -> Kept:
+    """Which words are among the share of them that scores highest."""
+    _check.fraction("share", share)
+    order = ranked(scores, ties, seed)
+    marked = np.zeros(len(order), dtype=bool)
+    marked[order[: count_of(share, len(order))]] = True
+    return marked
+
+
+def without_and_only(
+    scores: ArrayLike, shares: Sequence[float] = SHARES, ties: Ties = "random", seed: int = 0
+) -> tuple[Kept, Kept]:
+    """Sets of kept words, (shares, words): all but the highest scores, and these alone."""
+    top = np.stack([chosen(scores, share, ties, seed) for share in shares])
+    return ~top, top
+
+
+# --- From probabilities ---
+
+
+def aopc(full: ArrayLike, changed: ArrayLike, plus_one: bool = False) -> Floats:
+    """Mean fall of a probability over shares of the words, (documents,).
+
+    Of texts without their highest words it is comprehensiveness (more is better); of these words alone,
+    sufficiency (less is better).
+
+    Args:
+        full: probability from the whole text, (documents,).
+        changed: probability from parts of it, (documents, shares).
+        plus_one: divide by the number of shares plus one, as equation 3 of the ERASER paper does. Its code
+            divides by their number.
+    """
+    whole, parts = _probabilities("full", full, 1), _probabilities("changed", changed, 2)
+    if len(whole) != len(parts):
+        raise ValueError(f"changed must have {len(whole)} documents, as full has, got {len(parts)}")
+    fall: Floats = (whole[:, None] - parts).sum(axis=1) / (parts.shape[1] + plus_one)
+    return fall
+
+
+def log_odds(full: ArrayLike, changed: ArrayLike) -> Floats:
+    """log p(changed) − log p(full), mean over shares, (documents,); p below 1e-12 counts as that.
+
+    Without the highest words, less is better.
+    """
+    whole, parts = _probabilities("full", full, 1), _probabilities("changed", changed, 2)
+    if len(whole) != len(parts):
+        raise ValueError(f"changed must have {len(whole)} documents, as full has, got {len(parts)}")
+    logs: Floats = np.log(np.maximum(parts, LEAST)) - np.log(np.maximum(whole, LEAST))[:, None]
+    return np.asarray(logs.mean(axis=1))
+
+
+def _probabilities(name: str, values: ArrayLike, dims: int) -> Floats:
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim != dims or given.size == 0:
+        raise ValueError(f"{name} must have {dims} axes and at least one number, got shape {given.shape}")
+    outside = ~((given >= 0.0) & (given <= 1.0))  # also NaN
+    if outside.any():
+        place = int(np.argwhere(outside)[0][0])
+        raise ValueError(f"{name} must hold probabilities, got {given[outside][0]} for document {place}")
+    return given
+
+
+# --- From a classifier ---
+
+
+class Curves(NamedTuple):
+    """Probabilities as words are deleted.
+
+    Attributes:
+        shares: of the words that are deleted, (points,).
+        morf: most relevant words first (points,); a steep fall is good.
+        lerf: least relevant words first (points,); a late fall is good.
+    """
+
+    shares: Floats
+    morf: Floats
+    lerf: Floats
+
+    @property
+    def between(self) -> float:
+        """Mean distance of the two curves: 0 for random scores, on average."""
+        return float((self.lerf - self.morf).mean())
+
+
+def curves(
+    scores: ArrayLike, predict: Predict, points: int = 11, ties: Ties = "random", seed: int = 0
+) -> Curves:
+    """Probabilities as the most, and as the least relevant words are deleted, from none to all.
+
+    Args:
+        scores: a number for each word.
+        predict: sets of kept words → probabilities.
+        points: of each curve.
+        ties: as for `ranked`.
+        seed: of random ties.
+    """
+    _check.whole("points", points, 2)
+    order = ranked(scores, ties, seed)
+    shares = np.linspace(0.0, 1.0, points)
+    both = [
+        _deleted(each, [count_of(share, len(order)) for share in shares]) for each in (order, order[::-1])
+    ]
+    found = asked(predict, np.concatenate(both))
+    return Curves(shares, found[:points], found[points:])
+
+
+def _deleted(order: NDArray[np.int64], counts: Sequence[int]) -> Kept:
+    kept = np.ones((len(counts), len(order)), dtype=bool)
+    for row, count in enumerate(counts):
+        kept[row, order[:count]] = False
+    return kept
+
+
+def asked(predict: Predict, kept: Kept) -> Floats:
+    """What the classifier says, checked."""
+    found = np.asarray(predict(kept), dtype=np.float64)
+    if found.shape != (len(kept),) or not np.isfinite(found).all():
+        raise ValueError(
+            f"predict must return a finite probability for each of {len(kept)} sets, got shape {found.shape}"
+        )
+    return found
+
+
+class Attainable(NamedTuple):
+    """The least and the greatest mean fall that any order of deleting words one by one gives.
+
+    Attributes:
+        least: of all orders, or of those that a beam found.
+        greatest: of the same.
+        exact: whether it is of all orders.
+    """
+
+    least: float
+    greatest: float
+    exact: bool
+
+
+def attainable(words: int, predict: Predict) -> Attainable | None:
+    """The range of AOPC over all orders of deletion (Edin et al. 2024); None for more than 30 words.
+
+    Up to 12 words by dynamic programming over the 2ⁿ sets of deleted words, which is exact; up to 30 by a
+    beam of 5, whose range may be too narrow.
+    """
+    _check.whole("words", words, 1)
+    if words > SEARCHED:
+        return None
+    full = float(asked(predict, np.ones((1, words), dtype=bool))[0])
+    if words > EXACT:
+        return Attainable(full - _beam(words, predict, -1.0), full - _beam(words, predict, 1.0), False)
+    deleted = (np.arange(2**words)[:, None] >> np.arange(words)) & 1 == 1
+    p = asked(predict, ~deleted)
+    lowest, highest = np.full(2**words, np.inf), np.full(2**words, -np.inf)
+    lowest[0] = highest[0] = 0.0
+    for state in range(1, 2**words):  # sums of probabilities along the best way to it
+        before = [state ^ (1 << word) for word in range(words) if state >> word & 1]
+        lowest[state] = p[state] + lowest[before].min()
+        highest[state] = p[state] + highest[before].max()
+    return Attainable(full - highest[-1] / words, full - lowest[-1] / words, True)
+
+
+def _beam(words: int, predict: Predict, sign: float) -> float:
+    """Mean probability along the order that a beam finds best: the lowest for sign 1, the highest for −1."""
+    beam: dict[bytes, tuple[float, Any]] = {b"": (0.0, np.ones(words, dtype=bool))}
+    for _ in range(words):
+        nexts: dict[bytes, tuple[float, Any]] = {}
+        for total, kept in beam.values():
+            for word in np.flatnonzero(kept):
+                after = kept.copy()
+                after[word] = False
+                key = after.tobytes()
+                if key not in nexts or sign * total < sign * nexts[key][0]:
+                    nexts[key] = total, after
+        found = asked(predict, np.stack([kept for _, kept in nexts.values()]))
+        rows = zip(nexts.items(), found, strict=True)
+        sums = {key: (total + p, kept) for (key, (total, kept)), p in rows}
+        beam = dict(sorted(sums.items(), key=lambda item: sign * item[1][0])[:BEAM])
+    return float(next(iter(beam.values()))[0] / words)
+
+
+class Normalised(NamedTuple):
+    """Comprehensiveness and sufficiency on a scale from the worst (0) to the best order (1).
+
+    Words are deleted one by one until none is left. A good method has a high comprehensiveness and a low
+    sufficiency.
+
+    Attributes:
+        comprehensiveness: with the highest scores deleted first; NaN where all orders are equal.
+        sufficiency: with the highest scores kept longest.
+        exact: whether the scale is exact.
+    """
+
+    comprehensiveness: float
+    sufficiency: float
+    exact: bool
+
+
+def normalised_aopc(
+    scores: ArrayLike, predict: Predict, scale: Attainable | None = None, ties: Ties = "random", seed: int = 0
+) -> Normalised | None:
+    """AOPC on the scale of what any order attains for this model and text; None for more than 30 words.
+
+    Each model has its own range, so that plain AOPC does not compare models (Edin et al. 2024).
+
+    Args:
+        scores: a number for each word.
+        predict: sets of kept words → probabilities.
+        scale: what `attainable` returned for this text, if it is known already.
+        ties: as for `ranked`.
+        seed: of random ties.
+    """
+    order = ranked(scores, ties, seed)
+    words = len(order)
+    scale = attainable(words, predict) if scale is None else scale
+    if scale is None:
+        return None
+    counts = list(range(1, words + 1))
+    kept = _deleted(order, [0, *counts]), _deleted(order[::-1], counts)
+    found = asked(predict, np.concatenate(kept))
+    falls = found[0] - found[1 : words + 1].mean(), found[0] - found[words + 1 :].mean()
+    low, high = min(scale.least, *falls), max(scale.greatest, *falls)  # beyond what a beam found
+    if high - low < 1e-12:
+        return Normalised(math.nan, math.nan, scale.exact)
+    return Normalised((falls[0] - low) / (high - low), (falls[1] - low) / (high - low), scale.exact)
