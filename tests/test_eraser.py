@@ -1,4 +1,4 @@
-"""The reader of ERASER's movie reviews: small files in its layout, and the real ones if they are here."""
+"""The readers of ERASER's data sets: small files in their layouts, and the real ones if they are here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from overt.data.eraser import Review, load_movies
+from overt.data.eraser import DATA_SETS, Example, Prediction, load, load_movies, write_predictions
 
 REAL = os.environ.get("OVERT_DATA")
 TEXTS = {"a.txt": "a dull film .\nreally dull", "b.txt": 'so " good " \n.'}
@@ -61,11 +62,11 @@ def test_reviews_have_their_words_their_class_and_the_words_that_show_it(
     write(tmp_path / "data" / inside, together=together) if inside != "." else write(tmp_path / "data")
     found = load_movies(tmp_path / "data")
     dull = ("a", "dull", "film", ".", "really", "dull")
-    good = Review("b.txt", ("so", '"', "good", '"', "."), 1, ())
+    good = Example("b.txt", ("so", '"', "good", '"', "."), 1, ())
     assert found == {
-        "train": [Review("a.txt", dull, 0, ((1, 3),))],
+        "train": [Example("a.txt", dull, 0, ((1, 3),))],
         "val": [good],
-        "test": [good, Review("a.txt", dull, 0, ((1, 2), (4, 6))), good],
+        "test": [good, Example("a.txt", dull, 0, ((1, 2), (4, 6))), good],
     }
     assert good.text == 'so " good " .'
 
@@ -109,7 +110,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match=r"docs\.json\.gz must be a JSON object of texts by name"):
         load_movies(tmp_path)
     (folder / "docs.json.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no docs/ and no docs\.json: put docs/"):
+    with pytest.raises(FileNotFoundError, match=r"has no docs/, docs\.jsonl or docs\.json: put docs/"):
         load_movies(tmp_path)
 
 
@@ -124,3 +125,147 @@ def test_no_review_of_the_real_files_is_lost() -> None:
     reviews = [review for part in found.values() for review in part]
     assert [sum(review.label == label for review in reviews) for label in (0, 1)] == [1000, 999]
     assert sum(len(review.evidence) for review in reviews) == 17_442  # of 17,462, 20 without words
+
+
+@pytest.mark.skipif(
+    not REAL or not (Path(REAL) / "eraser" / "multirc").is_dir(), reason="OVERT_DATA has no eraser/multirc"
+)
+def test_the_real_multirc_has_its_questions_and_no_training_split() -> None:
+    with pytest.raises(FileNotFoundError, match=r"multirc has no train\.jsonl: put docs/"):
+        load("multirc")
+    found = load("multirc", splits=("val", "test"))
+    assert {split: len(examples) for split, examples in found.items()} == {"val": 3214, "test": 4848}
+    assert all(" || " in example.query for example in found["val"])
+    assert all(example.rationale.any() for example in found["val"])
+
+
+# --- The other layouts ---
+
+
+def row(name: str, label: str, query: str, docids: list[str] | None, *passages: dict[str, Any]) -> str:
+    values = {"annotation_id": name, "classification": label, "query": query, "evidences": [list(passages)]}
+    return json.dumps({**values, "docids": docids, "query_type": None})
+
+
+def layout(folder: Path, name: str, line: str, texts: dict[str, str], kind: str) -> Path:
+    place = folder / "eraser" / name
+    place.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        (place / f"{split}.jsonl").write_text(line + "\n")
+    if kind == "docs.jsonl":
+        lines = [json.dumps({"docid": document, "document": text}) for document, text in texts.items()]
+        (place / "docs.jsonl").write_text("\n".join(lines) + "\n")
+    elif kind == "docs.json":
+        (place / "docs.json").write_text(json.dumps(texts))
+    else:
+        (place / "docs").mkdir()
+        for document, text in texts.items():
+            (place / "docs" / document).write_text(text)
+    return folder
+
+
+LAYOUTS = {
+    "multirc": (
+        row("d.txt:0:1", "True", "Who sat ? || Allan", None, passage("d.txt", 0, 2, "Allan sat")),
+        {"d.txt": "Allan sat .\nIt rained ."},
+        "docs.json",
+        Example("d.txt:0:1", ("Allan", "sat", ".", "It", "rained", "."), 1, ((0, 2),), "Who sat ? || Allan"),
+    ),
+    "fever": (
+        row("91", "REFUTES", "Rome burns .", ["Rome"], passage("Rome", 1, 3, "is old")),
+        {"Rome": "Rome is old ."},
+        "docs",
+        Example("91", ("Rome", "is", "old", "."), 0, ((1, 3),), "Rome burns ."),
+    ),
+    "cose": (
+        row("q1", "C", "a [sep] b [sep] c [sep] d [sep] e", ["q1"], passage("q1", 2, 3, "read")),
+        {"q1": "where to read ?"},
+        "docs.jsonl",
+        Example("q1", ("where", "to", "read", "?"), 2, ((2, 3),), "a [sep] b [sep] c [sep] d [sep] e"),
+    ),
+    "esnli": (
+        row("s", "neutral", "", ["s_p", "s_h"], passage("s_h", 0, 1, "he"), passage("s_p", 1, 2, "man")),
+        {"s_p": "a man sits", "s_h": "he waits"},
+        "docs.jsonl",
+        Example("s", ("a", "man", "sits", "he", "waits"), 2, ((3, 4), (1, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_data_set_is_read_in_its_own_layout(tmp_path: Path, name: str) -> None:
+    text, texts, kind, expected = LAYOUTS[name]
+    found = load(name, layout(tmp_path, name, text, texts, kind))
+    assert found == {split: [expected] for split in ("train", "val", "test")}
+    assert sum(length for _, length in found["val"][0].documents) == len(expected.words)
+
+
+def test_marked_words_are_those_of_the_passages_in_any_of_the_documents() -> None:
+    assert LAYOUTS["esnli"][3].rationale.tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row("s", "maybe", "", ["s_p"]), "classification must be contradiction or entailment or neutral"),
+        (row("s", "neutral", "", ["s_x"]), "document 's_x' is not in"),
+        (
+            row("s", "neutral", "", ["s_p"], passage("s_h", 0, 1, "he")),
+            "evidence must be in 's_p', got 's_h'",
+        ),
+        (
+            row("s", "neutral", "", ["s_p", "s_h"], passage("s_h", 1, 3, "waits")),
+            "words 1 to 3 of s_h are not",
+        ),
+    ],
+)
+def test_a_bad_line_of_several_documents_is_named(tmp_path: Path, bad: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"train\.jsonl, line 1: .*{message}"):
+        load("esnli", layout(tmp_path, "esnli", bad, LAYOUTS["esnli"][1], "docs.jsonl"))
+
+
+def test_bad_documents_and_names_are_named(tmp_path: Path) -> None:
+    folder = layout(tmp_path, "cose", *LAYOUTS["cose"][:3])
+    path = folder / "eraser" / "cose" / "docs.jsonl"
+    path.write_text('{"docid": "q1"}\n')
+    with pytest.raises(
+        ValueError, match=r"docs\.jsonl, line 1: must be JSON with docid and document: KeyError"
+    ):
+        load("cose", folder)
+    path.write_text('{"docid": "q1", "document": 3}\n')
+    with pytest.raises(ValueError, match="docid and document must be text"):
+        load("cose", folder)
+    with pytest.raises(ValueError, match=r"name must be one of 'movies', .*; got 'boolq'"):
+        load("boolq", folder)
+    with pytest.raises(ValueError, match="splits must be one of 'train', 'val', 'test'; got 'dev'"):
+        load("cose", folder, splits=("dev",))
+
+
+# --- Predictions ---
+
+
+def test_predictions_are_written_for_each_document_as_the_benchmark_reads_them(tmp_path: Path) -> None:
+    name = "esnli"
+    (example,) = load(name, layout(tmp_path, name, *LAYOUTS[name][:3]), splits=("test",))["test"]
+    thirds = np.full((2, 3), 1 / 3)
+    prediction = Prediction(np.arange(5.0), [(2, 4)], [0.2, 0.7, 0.1], (0.1, 0.5), thirds, thirds)
+    write_predictions(tmp_path / "out.jsonl", name, [example], [prediction])
+    (found,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert found["annotation_id"] == "s"
+    assert found["classification"] == "entailment"
+    assert found["classification_scores"] == dict(zip(DATA_SETS[name].labels, (0.2, 0.7, 0.1), strict=True))
+    premise, hypothesis = found["rationales"]
+    assert (premise["docid"], hypothesis["docid"]) == ("s_p", "s_h")
+    assert premise["soft_rationale_predictions"] == [0, 1, 2]
+    assert hypothesis["soft_rationale_predictions"] == [3, 4]
+    assert premise["hard_rationale_predictions"] == [{"start_token": 2, "end_token": 3}]
+    assert hypothesis["hard_rationale_predictions"] == [{"start_token": 0, "end_token": 1}]
+    assert [entry["threshold"] for entry in found["thresholded_scores"]] == [0.1, 0.5]
+    for scores, message in (([0.0] * 4, "5 finite numbers"), ([np.nan] * 5, "5 finite numbers")):
+        with pytest.raises(ValueError, match=f"s: scores must be {message}"):
+            write_predictions(tmp_path / "out.jsonl", name, [example], [prediction._replace(scores=scores)])
+    bad = prediction._replace(probabilities=[0.5, 0.5])
+    with pytest.raises(ValueError, match="s: probabilities must be 3"):
+        write_predictions(tmp_path / "out.jsonl", name, [example], [bad])
+    with pytest.raises(ValueError, match="predictions must be 1, one for each example, got 0"):
+        write_predictions(tmp_path / "out.jsonl", name, [example], [])

@@ -1,81 +1,150 @@
-"""Movie reviews with a sentiment and the words that show it: ERASER's movies (DeYoung et al. 2020)."""
+"""Texts with a class and the words that show it: the data sets of ERASER (DeYoung et al. 2020).
+
+Movie reviews, MultiRC, FEVER, CoS-E and e-SNLI, in the benchmark's own files: a line for each annotation in
+train.jsonl, val.jsonl and test.jsonl, and documents in docs/, docs.jsonl or docs.json. Predictions are
+written as the benchmark's own script reads them.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from overt import _check
+from overt._files import write_whole
 from overt.data.files import data_folder, find_file, read_text
 
-CLASSES = ("negative", "positive")  # in SST-2's order
-LABELS = {"NEG": 0, "POS": 1}
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CLASSES = ("negative", "positive")  # of movies, in SST-2's order
 SPLITS = ("train", "val", "test")
-ADVICE = "put docs/ (or docs.json), train.jsonl, val.jsonl and test.jsonl into DIR/eraser/movies"
+
+
+class DataSet(NamedTuple):
+    """One of the benchmark's data sets.
+
+    Attributes:
+        title: in tables.
+        labels: as in its files; a class is an index into them.
+        own: whether an annotation's only document has its name.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    own: bool = False
+
+
+DATA_SETS = {
+    "movies": DataSet("movie reviews", ("NEG", "POS"), own=True),
+    "multirc": DataSet("MultiRC", ("False", "True")),
+    "fever": DataSet("FEVER", ("REFUTES", "SUPPORTS")),
+    "cose": DataSet("CoS-E", ("A", "B", "C", "D", "E")),
+    "esnli": DataSet("e-SNLI", ("contradiction", "entailment", "neutral")),
+}
 
 
 @dataclass(frozen=True)
-class Review:
-    """A review, its sentiment, and where annotators found it.
+class Example:
+    """A text, its class, and where annotators found it.
 
     Attributes:
-        name: of the document.
-        words: of the review, with punctuation marks as words.
-        label: index of its class in `CLASSES`.
-        evidence: first word of each passage that shows the sentiment, and the word after its last. A few
-            passages of the published files have no words, and are left out.
+        name: of the annotation.
+        words: of its document, with punctuation marks as words; of several documents, one after the other.
+        label: index of its class in the labels of its data set.
+        evidence: first word of each passage that shows the class, and the word after its last. A few passages
+            of the published movies have no words, and are left out.
+        query: what is asked of the text, such as a claim; empty for none.
+        documents: names of its documents, and how many of the words each has.
     """
 
     name: str
     words: tuple[str, ...]
     label: int
     evidence: tuple[tuple[int, int], ...]
+    query: str = ""
+    documents: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def text(self) -> str:
         """The words, with spaces between them."""
         return " ".join(self.words)
 
+    @property
+    def rationale(self) -> NDArray[np.bool_]:
+        """Which words are in a passage."""
+        marked = np.zeros(len(self.words), dtype=bool)
+        for start, end in self.evidence:
+            marked[start:end] = True
+        return marked
 
-def load_movies(data: Path | None = None) -> dict[str, list[Review]]:
-    """The reviews of "train", "val" and "test".
+
+def load_movies(data: Path | None = None) -> dict[str, list[Example]]:
+    """The reviews of "train", "val" and "test"; as `load`."""
+    return load("movies", data)
+
+
+def load(name: str, data: Path | None = None, splits: Sequence[str] = SPLITS) -> dict[str, list[Example]]:
+    """A data set's examples by split.
 
     Args:
-        data: folder with the files, or with movies/ or eraser/movies/ inside (by default OVERT_DATA). Its
-            documents are files in docs/, or all in docs.json.
+        name: "movies", "multirc", "fever", "cose" or "esnli".
+        data: folder with the files, or with NAME/ or eraser/NAME/ inside (by default OVERT_DATA).
+        splits: those to read.
 
     Raises:
         FileNotFoundError: they are not there.
         ValueError: a file is not as published; the error names it and the line.
     """
+    _check.one_of("name", name, tuple(DATA_SETS))
+    for split in splits:
+        _check.one_of("splits", split, SPLITS)
+    files = ", ".join(f"{split}.jsonl" for split in splits)
+    advice = f"put docs/ (or docs.jsonl, or docs.json) and {files} into DIR/eraser/{name}"
     data = data_folder(data)
     if data is None:
-        raise FileNotFoundError(f"no --data was given; {ADVICE} and give --data DIR")
-    places = [data / "eraser" / "movies", data / "movies", data]
-    folder = next((place for place in places if find_file(place, "train.jsonl")), None)
+        raise FileNotFoundError(f"no --data was given; {advice} and give --data DIR")
+    places = [data / "eraser" / name, data / name, data]
+    folder = next((place for place in places if _has_annotations(place)), None)
     if folder is None:
-        raise FileNotFoundError(f"{data} has no movies of ERASER: {ADVICE}")
-    files = {split: find_file(folder, f"{split}.jsonl") for split in SPLITS}
-    documents = _Documents(folder)
+        raise FileNotFoundError(f"{data} has no {name} of ERASER: {advice}")
+    documents = _Documents(folder, advice)
+    paths = {split: find_file(folder, f"{split}.jsonl") for split in splits}
+    missing = [split for split, path in paths.items() if path is None]
+    if missing:
+        raise FileNotFoundError(f"{folder} has no {missing[0]}.jsonl: {advice}")
     found = {}
-    for split, path in files.items():
-        if path is None:
-            raise FileNotFoundError(f"{folder} has no {split}.jsonl: {ADVICE}")
+    for split, path in paths.items():
+        assert path is not None
         lines = enumerate(read_text(path).split("\n"), start=1)
         found[split] = [
-            _review(line, documents, f"{path}, line {number}") for number, line in lines if line.strip()
+            _example(line, DATA_SETS[name], documents, f"{path}, line {number}")
+            for number, line in lines
+            if line.strip()
         ]
     return found
+
+
+def _has_annotations(folder: Path) -> bool:
+    return any(find_file(folder, f"{split}.jsonl") for split in SPLITS)
 
 
 class _Documents:
     """The texts of a folder by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.together = folder / "docs", find_file(folder, "docs.json")
+    def __init__(self, folder: Path, advice: str) -> None:
+        self.folder = folder / "docs"
+        names = ("docs.jsonl", "docs.json")
+        self.together = next(filter(None, (find_file(folder, name) for name in names)), None)
         self.texts: dict[str, str] = {}
-        if self.together is not None:
+        if self.together is not None and ".jsonl" in self.together.suffixes:
+            self.texts = self._lines(self.together)
+        elif self.together is not None:
             try:
                 self.texts = json.loads(read_text(self.together))
             except json.JSONDecodeError as error:
@@ -83,7 +152,25 @@ class _Documents:
             if not isinstance(self.texts, dict) or not all(isinstance(x, str) for x in self.texts.values()):
                 raise ValueError(f"{self.together} must be a JSON object of texts by name")
         elif not self.folder.is_dir():
-            raise FileNotFoundError(f"{folder} has no docs/ and no docs.json: {ADVICE}")
+            raise FileNotFoundError(f"{folder} has no docs/, docs.jsonl or docs.json: {advice}")
+
+    def _lines(self, path: Path) -> dict[str, str]:
+        """The texts of docs.jsonl, a document in each line."""
+        texts = {}
+        for number, line in enumerate(read_text(path).split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                texts[row["docid"]] = row["document"]
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: must be JSON with docid and document: "
+                    f"{type(error).__name__} {error}"
+                ) from None
+            if not isinstance(row["docid"], str) or not isinstance(row["document"], str):
+                raise ValueError(f"{path}, line {number}: docid and document must be text")
+        return texts
 
     def words(self, name: str, where: str) -> tuple[str, ...]:
         """The words of a document."""
@@ -96,7 +183,7 @@ class _Documents:
         return tuple(self.texts[name].split())
 
 
-def _review(line: str, documents: _Documents, where: str) -> Review:
+def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Example:
     try:
         row: dict[str, Any] = json.loads(line)
         name, label = row["annotation_id"], row["classification"]
@@ -105,21 +192,129 @@ def _review(line: str, documents: _Documents, where: str) -> Review:
             for group in row["evidences"]
             for each in group
         ]
+        listed = row.get("docids") or list(dict.fromkeys(passage[0] for passage in passages)) or [name]
+        listed = [name] if kind.own else [str(document) for document in listed]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where}: must be JSON with annotation_id, classification and evidences, lists of docid, "
             f"start_token, end_token and text: {type(error).__name__} {error}"
         ) from None
-    if label not in LABELS:
-        raise ValueError(f"{where}: classification must be {' or '.join(LABELS)}, got {str(label)[:40]!r}")
-    words = documents.words(str(name), where)
+    if label not in kind.labels:
+        known = " or ".join(kind.labels)
+        raise ValueError(f"{where}: classification must be {known}, got {str(label)[:40]!r}")
+    words: tuple[str, ...] = ()
+    starts, parts = dict[str, int](), []
+    for document in map(str, listed):
+        own = documents.words(document, where)
+        starts[document] = len(words)
+        parts.append((document, len(own)))
+        words += own
+    lengths = dict(parts)
+    evidence = []
     for document, start, end, text in passages:
-        if document != name:
-            raise ValueError(f"{where}: evidence must be in {name!r}, got {str(document)[:40]!r}")
-        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= len(words)
-        if not inside or " ".join(words[start:end]) != text:
+        if document not in starts:
+            those = " or ".join(repr(each) for each in starts)
+            raise ValueError(f"{where}: evidence must be in {those}, got {str(document)[:40]!r}")
+        length, first = lengths[document], starts[document]
+        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
+        if not inside or "".join(words[first + start : first + end]) != "".join(str(text).split()):
             raise ValueError(
-                f"{where}: words {start} to {end} of {name} are not its evidence, {str(text)[:60]!r}"
+                f"{where}: words {start} to {end} of {document} are not its evidence, {str(text)[:60]!r}"
             )
-    evidence = tuple((start, end) for _, start, end, _ in passages if start < end)
-    return Review(str(name), words, LABELS[label], evidence)
+        if start < end:
+            evidence.append((first + start, first + end))
+    query = str(row.get("query") or "")
+    return Example(str(name), words, kind.labels.index(label), tuple(evidence), query, tuple(parts))
+
+
+# --- Predictions ---
+
+
+class Prediction(NamedTuple):
+    """What a method says of an example, and what the classifier makes of parts of it.
+
+    Attributes:
+        scores: of the words, (words,).
+        spans: the passages that are chosen.
+        probabilities: of the classes from the whole text, (classes,).
+        shares: of the words that are deleted or kept, (shares,).
+        without: probabilities without the highest scores, (shares, classes).
+        only: probabilities from these alone, (shares, classes).
+    """
+
+    scores: Any
+    spans: Sequence[tuple[int, int]]
+    probabilities: Any
+    shares: Sequence[float] = ()
+    without: Any = ()
+    only: Any = ()
+
+
+def write_predictions(
+    path: str | Path, name: str, examples: Sequence[Example], predictions: Sequence[Prediction]
+) -> None:
+    """Write predictions as ERASER's own script reads them, a line of JSON for each example.
+
+    Args:
+        path: of the file.
+        name: of the data set.
+        examples: of a split, all of them.
+        predictions: one for each.
+    """
+    _check.one_of("name", name, tuple(DATA_SETS))
+    if len(examples) != len(predictions):
+        raise ValueError(f"predictions must be {len(examples)}, one for each example, got {len(predictions)}")
+    labels = DATA_SETS[name].labels
+    lines = [
+        json.dumps(_line(example, prediction, labels), allow_nan=False)
+        for example, prediction in zip(examples, predictions, strict=True)
+    ]
+    write_whole(path, "\n".join(lines) + "\n")
+
+
+def _line(example: Example, prediction: Prediction, labels: tuple[str, ...]) -> dict[str, Any]:
+    scores = np.asarray(prediction.scores, dtype=np.float64)
+    if scores.shape != (len(example.words),) or not np.isfinite(scores).all():
+        raise ValueError(
+            f"{example.name}: scores must be {len(example.words)} finite numbers, got shape {scores.shape}"
+        )
+    rationales, first = [], 0
+    for document, length in example.documents or ((example.name, len(example.words)),):
+        inside = [(max(start, first), min(end, first + length)) for start, end in prediction.spans]
+        rationales.append(
+            {
+                "docid": document,
+                "hard_rationale_predictions": [
+                    {"start_token": start - first, "end_token": end - first}
+                    for start, end in inside
+                    if start < end
+                ],
+                "soft_rationale_predictions": scores[first : first + length].tolist(),
+            }
+        )
+        first += length
+
+    def named(values: Any) -> dict[str, float]:
+        numbers = np.asarray(values, dtype=np.float64)
+        if numbers.shape != (len(labels),):
+            raise ValueError(
+                f"{example.name}: probabilities must be {len(labels)}, one for each of {', '.join(labels)}, "
+                f"got shape {numbers.shape}"
+            )
+        return dict(zip(labels, numbers.tolist(), strict=True))
+
+    parts = zip(prediction.shares, prediction.without, prediction.only, strict=True)
+    return {
+        "annotation_id": example.name,
+        "rationales": rationales,
+        "classification": labels[int(np.argmax(prediction.probabilities))],
+        "classification_scores": named(prediction.probabilities),
+        "thresholded_scores": [
+            {
+                "threshold": share,
+                "comprehensiveness_classification_scores": named(without),
+                "sufficiency_classification_scores": named(only),
+            }
+            for share, without, only in parts
+        ],
+    }
