@@ -99,10 +99,10 @@ def _integrated(
     unknown = subject.inputs.unknown if options.unk is None else options.unk
     if unknown is None and leaves.modules:
         raise ValueError("integrated gradients start from unknown tokens: give unk=…")
-    batch = subject.mask.shape[0]
+    batch, rows = subject.mask.shape[0], len(leaves.values[0])  # a long text may have several rows
 
     def score(*values: Tensor) -> Tensor:
-        times = values[0].shape[0] // batch
+        times = values[0].shape[0] // rows
         arguments = subject.rows(leaves.arguments, torch.arange(batch).repeat(times))
         with leaves.replaced(values, arguments):
             logits = subject.logits(arguments)
@@ -113,7 +113,7 @@ def _integrated(
         tuple(leaves.values),
         tuple(leaves.blank(unknown)),
         n_steps=options.steps,
-        internal_batch_size=max(batch, 64),
+        internal_batch_size=max(rows, 64),
     )
     return attributions
 
@@ -203,7 +203,7 @@ class _Leaves:
                 end = subject.first if subject.kind == "encoder–decoder" else out.shape[1]
                 start = end - summed.shape[1]
             else:
-                summed = part.sum(dim=-1)
+                summed = part.sum(dim=-1).reshape(len(out), -1)
             out[:, start : start + summed.shape[1]] = summed.detach().cpu()
         return out
 

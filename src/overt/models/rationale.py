@@ -1,0 +1,212 @@
+"""The classifier of the ERASER benchmark: an encoder over windows, a biLSTM, and attention that pools.
+
+DeYoung et al. 2020, section 5, "BERT-LSTM", which Wang et al. 2021 use with evolving attention. Texts may be
+longer than the encoder takes: it sees them in windows, and the LSTM joins what it makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from overt import _check
+
+
+class RationaleConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+    """Settings of a `RationaleClassifier`.
+
+    Args:
+        encoder: config of the encoder, such as a `BertConfig`.
+        window: tokens of a window, with those at its ends.
+        hidden: width of the LSTM in each direction, of the pooling and of the layer before the last.
+        dropout: before and after the LSTM.
+        kwargs: as for any config, such as `num_labels`.
+    """
+
+    model_type = "overt-rationale"
+    sub_configs = {"encoder": AutoConfig}  # noqa: RUF012
+
+    def __init__(
+        self,
+        encoder: PreTrainedConfig | dict[str, Any] | None = None,
+        window: int = 512,
+        hidden: int = 128,
+        dropout: float = 0.2,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(encoder, dict):
+            encoder = CONFIG_MAPPING[encoder.get("model_type", "bert")](**encoder)
+        self.encoder: Any = CONFIG_MAPPING["bert"]() if encoder is None else encoder
+        self.window, self.hidden, self.dropout = window, hidden, dropout
+        super().__init__(**kwargs)
+        _check.whole("window", window, 3)
+        _check.whole("hidden", hidden, 1)
+        _check.fraction("dropout", dropout)
+        most = getattr(self.encoder, "max_position_embeddings", window)
+        if window > most:
+            raise ValueError(f"window must be at most the encoder's {most} positions, got {window}")
+
+
+@dataclass
+class RationaleOutput(ModelOutput):
+    """What a `RationaleClassifier` returns.
+
+    Attributes:
+        loss: mean cross-entropy, where labels are given.
+        logits: (batch, classes).
+        pooling: attention that pools, (batch, words); 0 beyond a text's last word.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    pooling: Tensor | None = None
+
+
+class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
+    """Predicts a class from a text of any length, and says how much it attends to each word."""
+
+    config: RationaleConfig
+    config_class = RationaleConfig
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: RationaleConfig) -> None:
+        super().__init__(config)
+        self.encoder: Any = AutoModel.from_config(config.encoder)  # type: ignore[no-untyped-call]
+        width, hidden = config.encoder.hidden_size, config.hidden
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.key = nn.Linear(2 * hidden, hidden)  # additive attention, v · tanh(W h + q)
+        self.query = nn.Parameter(torch.zeros(hidden))
+        self.value = nn.Linear(hidden, 1, bias=False)
+        self.feed_forward = nn.Linear(2 * hidden, hidden)
+        self.classifier = nn.Linear(hidden, config.num_labels or 1)
+        nn.init.normal_(self.query, std=hidden**-0.5)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_encoder(cls, path: str, **settings: Any) -> RationaleClassifier:
+        """A classifier on a pretrained encoder, with a head drawn at random.
+
+        Args:
+            path: of the encoder, a folder or a name on the hub.
+            settings: of `RationaleConfig`.
+        """
+        model = cls(RationaleConfig(AutoConfig.from_pretrained(path), **settings))
+        model.encoder = AutoModel.from_pretrained(path, dtype=torch.float32)
+        model.config.encoder = model.encoder.config
+        return model
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights of the head that a file lacks keep those that they were made with."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        words: Tensor,
+        labels: Tensor | None = None,
+    ) -> RationaleOutput:
+        """Logits, the attention that pools, and the loss where labels are given.
+
+        Args:
+            input_ids: (batch, tokens), windows one after the other: one of any length up to `window`, or
+                several of exactly that length, the last ones padded.
+            attention_mask: (batch, tokens), 0 at padding.
+            words: (batch, tokens), 1 at the first token of each word; the encoder's states of these alone
+                are read.
+            labels: (batch,).
+        """
+        batch, tokens = input_ids.shape
+        length = min(tokens, self.config.window)
+        if tokens % length:
+            raise ValueError(f"input_ids must hold windows of {length} tokens, got {tokens} tokens")
+        ids, mask = input_ids.view(-1, length), attention_mask.view(-1, length)  # (batch · windows, length)
+        real = mask.any(dim=1)  # a shorter text has fewer windows
+        if bool(real.all()):
+            states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        else:
+            found = self.encoder(input_ids=ids[real], attention_mask=mask[real]).last_hidden_state
+            states = found.new_zeros(len(ids), *found.shape[1:])
+            states[real] = found
+        states = states.reshape(batch, tokens, -1)
+
+        sizes = words.sum(dim=1)
+        first = words.eq(0).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]  # (batch, words)
+        seen = torch.arange(first.shape[1], device=words.device) < sizes.unsqueeze(1)
+        x = self.dropout(states.gather(1, first.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
+        packed = pack_padded_sequence(x, sizes.cpu(), batch_first=True, enforce_sorted=False)
+        h, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)  # (batch, words, 2 · hidden)
+        h = self.dropout(h)
+
+        scores = self.value(torch.tanh(self.key(h) + self.query)).squeeze(-1)
+        pooling = scores.masked_fill(~seen, float("-inf")).softmax(dim=1)
+        pooled = torch.einsum("bw,bwd->bd", pooling, h)
+        logits = self.classifier(F.relu(self.feed_forward(pooled)))
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return RationaleOutput(loss=loss, logits=logits, pooling=pooling)
+
+
+class Windows(NamedTuple):
+    """A text as a `RationaleClassifier` takes it.
+
+    Attributes:
+        input_ids: of the windows, one after the other.
+        attention_mask: 0 at padding.
+        words: 1 at the first token of each word.
+        places: number of the document's word that a token belongs to; −1 for all others.
+    """
+
+    input_ids: list[int]
+    attention_mask: list[int]
+    words: list[int]
+    places: list[int]
+
+
+def windows_of(
+    document: Sequence[Sequence[int]],
+    query: Sequence[Sequence[int]],
+    *,
+    start: int,
+    end: int,
+    pad: int,
+    window: int,
+) -> Windows:
+    """Document, separator, query, separator, cut into windows with a token at either end.
+
+    Args:
+        document: ids of the pieces of each of its words.
+        query: the same; if it is empty, so is the part after the first separator.
+        start: id of the token at the start of a window, such as [CLS].
+        end: id of the token at its end, such as [SEP], which also separates.
+        pad: id of padding.
+        window: tokens of a window. A single window is not padded.
+    """
+    ids, first, places = list[int](), list[int](), list[int]()
+    separator: Sequence[Sequence[int]] = [[end]]
+    after = [*separator, *query, *separator] if query else separator
+    for number, pieces in enumerate([*document, *after]):
+        place = number if number < len(document) else -1
+        ids += pieces
+        first += [1, *[0] * (len(pieces) - 1)][: len(pieces)]
+        places += [place] * len(pieces)
+    inner = window - 2
+    found = Windows([], [], [], [])
+    for begin in range(0, len(ids), inner):
+        part = slice(begin, begin + inner)
+        gap = 0 if len(ids) <= inner else inner - len(ids[part])
+        found.input_ids.extend([start, *ids[part], end, *[pad] * gap])
+        found.attention_mask.extend([1] * (len(ids[part]) + 2) + [0] * gap)
+        found.words.extend([0, *first[part], 0, *[0] * gap])
+        found.places.extend([-1, *places[part], -1, *[-1] * gap])
+    return found
