@@ -18,6 +18,7 @@ EXTRAS = {
     "view": ("matplotlib", "PIL", "starlette", "uvicorn"),
     "notebook": ("anywidget",),
     "interpret": ("captum",),
+    "rationales": ("accelerate", "captum", "lime", "sklearn"),
     "bench": ("ortools", "igraph"),
 }
 

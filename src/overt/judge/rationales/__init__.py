@@ -1,6 +1,6 @@
 """Rationales: do the words that a method names agree with people's, and do they matter to the classifier?
 
-Measures of the ERASER benchmark (DeYoung et al. 2020) on plain arrays.
+Measures of the ERASER benchmark (DeYoung et al. 2020) on plain arrays, and `evaluate` for a classifier.
 """
 
 from overt.judge.rationales.deleting import (
@@ -17,19 +17,25 @@ from overt.judge.rationales.deleting import (
     ranked,
     without_and_only,
 )
+from overt.judge.rationales.evaluation import Evaluation, Rationales, evaluate
 from overt.judge.rationales.measures import Agreement, auprc, iou_f1, spans_of, token_f1, words_in
+from overt.judge.rationales.methods import METHODS
 
 __all__ = [
+    "METHODS",
     "SHARES",
     "Agreement",
     "Attainable",
     "Curves",
+    "Evaluation",
     "Normalised",
+    "Rationales",
     "aopc",
     "attainable",
     "auprc",
     "chosen",
     "curves",
+    "evaluate",
     "iou_f1",
     "log_odds",
     "normalised_aopc",

@@ -1,0 +1,456 @@
+"""Judge the rationales of a classifier, method by method."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from overt import _check
+from overt._extras import need
+from overt.data.eraser import Example, Prediction, write_predictions
+from overt.judge.rationales.deleting import (
+    SHARES,
+    Attainable,
+    Ties,
+    aopc,
+    attainable,
+    chosen,
+    curves,
+    log_odds,
+    normalised_aopc,
+    without_and_only,
+)
+from overt.judge.rationales.measures import (
+    auprc,
+    by_id,
+    checked_scores,
+    checked_truth,
+    iou_f1,
+    spans_of,
+    token_f1,
+    words_in,
+)
+from overt.judge.rationales.methods import EXTRA, LIME, METHODS, SAMPLES, Scorer, known_methods, title_of
+from overt.judge.rationales.words import Text, WordClassifier
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+WITHOUT = 0.2  # share of words that are chosen where there are no rationales to go by
+POINTS = 11
+# Key of a measure → its heading; more is better, or less.
+HUMAN = {"auprc": "AUPRC ↑", "average_precision": "AP ↑", "token_f1": "token F1 ↑", "iou_f1": "IOU F1 ↑"}
+FAITHFUL = {
+    "comprehensiveness": "comp. ↑",
+    "sufficiency": "suff. ↓",
+    "log_odds": "log-odds ↓",
+    "between": "LeRF − MoRF ↑",
+    "normalised_comprehensiveness": "norm. comp. ↑",
+    "normalised_sufficiency": "norm. suff. ↓",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Rationales:
+    """What a method says of texts, and how well that agrees and how much it matters.
+
+    Attributes:
+        method: its name.
+        texts: numbers of the texts that it was judged on.
+        scores: of the words of each of these texts.
+        measures: name → mean over the texts that have it; None where none has.
+        predictions: what ERASER's files hold of each of these texts.
+        morf: mean probability as the most relevant words are deleted, (points,).
+        lerf: the same with the least relevant words first.
+    """
+
+    method: str
+    texts: list[int]
+    scores: list[NDArray[np.float64]]
+    measures: dict[str, float | None]
+    predictions: list[Prediction]
+    morf: NDArray[np.float64]
+    lerf: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `evaluate` returns; prints as a table.
+
+    Attributes:
+        methods: name → what was measured.
+        refused: name of a method that does not apply to the model → why.
+        performance: accuracy and macro F1, where labels are given.
+        cut: how many texts were longer than the model takes; words beyond are neither scored nor judged.
+        unmarked: how many texts have no human rationale, and count for faithfulness alone.
+        share: of the words that are chosen for F1.
+        texts: how many there are.
+        points: shares of deleted words at which curves are given.
+    """
+
+    methods: dict[str, Rationales]
+    refused: dict[str, str]
+    performance: dict[str, float]
+    cut: int
+    unmarked: int
+    share: float
+    texts: int
+    points: NDArray[np.float64] = field(default_factory=lambda: np.linspace(0, 1, POINTS))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the scores of words and the predictions, for JSON."""
+        return {
+            "performance": self.performance,
+            "cut": self.cut,
+            "unmarked": self.unmarked,
+            "share": self.share,
+            "texts": self.texts,
+            "refused": self.refused,
+            "methods": {
+                name: {
+                    "texts": len(found.texts),
+                    **found.measures,
+                    "morf": found.morf.tolist(),
+                    "lerf": found.lerf.tolist(),
+                }
+                for name, found in self.methods.items()
+            },
+        }
+
+    def write(self, path: str | Path, method: str, name: str, examples: Sequence[Example]) -> None:
+        """Write a method's rationales as ERASER's own script reads them.
+
+        Args:
+            path: of the file.
+            method: one of `methods`.
+            name: of the data set, such as "movies".
+            examples: the texts that were judged, in the same order. The script wants all of a split.
+        """
+        _check.one_of("method", method, tuple(self.methods))
+        found = self.methods[method]
+        if len(examples) != self.texts:
+            raise ValueError(f"examples must be the {self.texts} texts that were judged, got {len(examples)}")
+        write_predictions(path, name, [examples[number] for number in found.texts], found.predictions)
+
+    def __str__(self) -> str:
+        shown = {
+            key: heading
+            for key, heading in {**HUMAN, **FAITHFUL}.items()
+            if any(found.measures.get(key) is not None for found in self.methods.values())
+        }
+        lines = ["".ljust(22) + "texts".rjust(7) + "".join(head.rjust(15) for head in shown.values())]
+        for name, found in self.methods.items():
+            cells = "".join(_cell(found.measures.get(key)).rjust(15) for key in shown)
+            lines.append(title_of(name).ljust(22) + str(len(found.texts)).rjust(7) + cells)
+        for name, reason in self.refused.items():
+            lines.append(title_of(name).ljust(22) + "–".rjust(7) + f"  {reason}")
+        if self.performance:
+            told = ", ".join(f"{name} {value:.3f}" for name, value in self.performance.items())
+            lines.append(f"performance: {told}")
+        if self.cut:
+            lines.append(f"{self.cut} of {self.texts} texts are longer than the model takes, and are cut")
+        return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def evaluate(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str | Sequence[str]],
+    rationales: Sequence[Any] | Mapping[str, Any] | None = None,
+    methods: Sequence[str] | None = None,
+    *,
+    queries: Sequence[str] | None = None,
+    labels: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    scores: Mapping[str, Any] | None = None,
+    share: float | None = None,
+    at_most: Mapping[str, int] | None = None,
+    shares: Sequence[float] = SHARES,
+    points: int = POINTS,
+    samples: int = SAMPLES,
+    ties: Ties = "random",
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Evaluation:
+    """Which words does a classifier go by, according to each method, and is that so?
+
+    Faithfulness: words are deleted, the text is tokenized again, and the probability of the class that is
+    predicted from the whole text is compared (DeYoung et al. 2020). With human rationales also agreement.
+
+    Args:
+        model: a Hugging Face classifier of sequences, plain or attached, or a `RationaleClassifier`.
+        tokenizer: its tokenizer, a fast one.
+        texts: as text, which is split at white space, or as words.
+        rationales: for each text, 1 for the words that people marked and 0 for the others, or passages as
+            (first word, word after the last). None for faithfulness alone.
+        methods: of `METHODS`, or any registered tracing method; all of `METHODS` by default. LIME needs the
+            package `lime` and integrated gradients captum, both of the extra `rationales`. A method that does
+            not apply to the model is listed with its reason.
+        queries: what is asked of each text, which is its second part and never deleted.
+        labels: the right classes, for performance.
+        names: of the texts, for errors; by default their numbers.
+        scores: name → further scores to judge, for each text a number per word.
+        share: of the words that are chosen for F1 (and, twice, that LIME is asked for); by default the mean
+            share of the rationales, or 0.2 without them.
+        at_most: method → number of texts, spread evenly, for those that take long.
+        shares: of the words that are deleted or kept.
+        points: of the curves.
+        samples: of LIME.
+        ties: order of words with equal scores, as for `ranked`.
+        seed: of ties, LIME and random scores.
+        progress: tell on standard error how far it is; by default on a terminal.
+    """
+    classifier = WordClassifier(model, tokenizer)
+    if not len(texts):
+        raise ValueError("texts must have at least one text, got none")
+    for name, column in (("queries", queries), ("labels", labels), ("names", names)):
+        if column is not None and len(column) != len(texts):
+            raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
+    known = list(names) if names is not None else [str(number) for number in range(len(texts))]
+    asked = [""] * len(texts) if queries is None else queries
+    read = [classifier.read(text, query, name) for text, query, name in zip(texts, asked, known, strict=True)]
+    truth = None if rationales is None else _truths(rationales, read)
+    if share is None:
+        marked = [each.mean() for each in truth or [] if each.any()]
+        share = float(np.mean(marked)) if marked else WITHOUT
+    _check.fraction("share", share)
+    chosen_methods = list(METHODS if methods is None else methods)
+    for method in chosen_methods:
+        _check.one_of("methods", method, known_methods())
+    for method in at_most or {}:
+        _check.whole(f"at_most[{method!r}]", (at_most or {})[method], 1)
+    if LIME in chosen_methods:
+        need("lime.lime_text", EXTRA)
+    if "integrated" in chosen_methods:
+        need("captum.attr", EXTRA)
+    judge = _Judge(classifier, read, truth, share, tuple(shares), points, ties, seed)
+    scorer = Scorer(classifier, share, seed, samples)
+    given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
+    found, refused = dict[str, Rationales](), dict[str, str]()
+    with _Telling(progress) as tell:
+        for method in [*chosen_methods, *given]:
+            numbers = _spread_evenly(len(read), (at_most or {}).get(method))
+            values: list[NDArray[np.float64]] = []
+            try:
+                for place, number in enumerate(numbers):
+                    own = given.get(method)
+                    values.append(scorer.scores(method, read[number]) if own is None else own[number])
+                    tell(title_of(method), place + 1, len(numbers))
+            except ValueError as error:
+                if values:
+                    raise
+                refused[method] = str(error).split("\n", 1)[0]
+                continue
+            found[method] = judge.judged(method, numbers, values, tell)
+    cut = sum(text.cut > 0 for text in read)
+    unmarked = 0 if truth is None else sum(not each.any() for each in truth)
+    performance = {} if labels is None else _performance(judge.full, labels)
+    return Evaluation(found, refused, performance, cut, unmarked, share, len(read), np.linspace(0, 1, points))
+
+
+def _truths(rationales: Any, read: Sequence[Text]) -> list[NDArray[np.bool_]]:
+    """Which of the words that a model sees are marked."""
+    given = by_id(rationales)
+    if isinstance(rationales, Mapping):
+        names = [text.name for text in read]
+        for unknown in given.keys() - set(names):
+            raise ValueError(f"rationales has a document {unknown!r}, which is none of the texts")
+    else:
+        names = [str(number) for number in range(len(read))]
+        if len(given) != len(read):
+            raise ValueError(f"rationales must be {len(read)}, one for each text, got {len(given)}")
+    found = []
+    for text, name in zip(read, names, strict=True):
+        if name not in given:
+            raise ValueError(f"rationales has no document {name!r}")
+        words, value = len(text.words) + text.cut, given[name]
+        if len(value) == 0 or np.ndim(value) == 2 or isinstance(value[0], tuple):
+            marked = words_in(value, words, text.name)
+        else:
+            marked = checked_truth(value, text.name)
+            if len(marked) != words:
+                raise ValueError(
+                    f"document {text.name}: its rationale must have {words} words, got {len(marked)}"
+                )
+        found.append(marked[: len(text.words)])
+    return found
+
+
+def _given(values: Any, read: Sequence[Text], name: str) -> list[NDArray[np.float64]]:
+    """Scores that a caller brings, of the words that a model sees."""
+    if len(values) != len(read):
+        raise ValueError(f"scores[{name!r}] must be {len(read)}, one list for each text, got {len(values)}")
+    return [
+        checked_scores(each, len(text.words) + text.cut, text.name)[: len(text.words)]
+        for each, text in zip(values, read, strict=True)
+    ]
+
+
+def _spread_evenly(count: int, most: int | None) -> list[int]:
+    if most is None or most >= count:
+        return list(range(count))
+    return [int(place) for place in np.linspace(0, count - 1, most).round()]
+
+
+def _performance(full: NDArray[np.float64], labels: Sequence[int]) -> dict[str, float]:
+    """Accuracy, and the mean of the classes' F1, over the classes that are there or are predicted."""
+    right, guess = np.asarray(labels), full.argmax(axis=1)
+    if right.shape != guess.shape or right.dtype.kind not in "iu" or right.min() < 0:
+        raise ValueError(f"labels must be whole numbers from 0 to {full.shape[1] - 1}, got {labels!r}"[:120])
+    if right.max() >= full.shape[1]:
+        raise ValueError(f"labels must be at most {full.shape[1] - 1}, got {right.max()}")
+    each = []
+    for label in np.union1d(right, guess):
+        hits, total = (
+            ((right == label) & (guess == label)).sum(),
+            (right == label).sum() + (guess == label).sum(),
+        )
+        each.append(2 * hits / total)
+    return {"accuracy": float((right == guess).mean()), "macro F1": float(np.mean(each))}
+
+
+class _Judge:
+    """Measures scores against rationales, and against what the classifier makes of parts of texts."""
+
+    def __init__(
+        self,
+        classifier: WordClassifier,
+        read: Sequence[Text],
+        truth: list[NDArray[np.bool_]] | None,
+        share: float,
+        shares: tuple[float, ...],
+        points: int,
+        ties: Ties,
+        seed: int,
+    ) -> None:
+        self.classifier, self.read, self.truth, self.share = classifier, read, truth, share
+        self.shares, self.points, self.ties, self.seed = shares, points, ties, seed
+        whole = [
+            classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0] for text in read
+        ]
+        self.full = np.stack(whole)
+        self.scales: dict[int, Attainable | None] = {}
+
+    def judged(
+        self,
+        method: str,
+        numbers: list[int],
+        values: list[NDArray[np.float64]],
+        tell: Callable[[str, int, int], None],
+    ) -> Rationales:
+        """All measures of a method's scores."""
+        without, only, curved, scaled = [], [], [], []
+        for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
+            text, label = self.read[number], int(self.full[number].argmax())
+            predict = self._predict(text, label)
+            seed = self.seed + number
+            sets = without_and_only(scores, self.shares, self.ties, seed)
+            both = self.classifier.probabilities(text, np.concatenate(sets))
+            without.append(both[: len(self.shares)])
+            only.append(both[len(self.shares) :])
+            curved.append(curves(scores, predict, self.points, self.ties, seed))
+            if number not in self.scales:
+                self.scales[number] = attainable(len(text.words), predict)
+            scale = self.scales[number]
+            if scale is not None:
+                scaled.append(normalised_aopc(scores, predict, scale, self.ties, seed))
+            tell(f"{title_of(method)}, deleting words", place + 1, len(numbers))
+        labels = self.full[numbers].argmax(axis=1)
+        rows = np.arange(len(numbers))
+        full = self.full[numbers][rows, labels]
+        without_label = np.stack(without)[rows, :, labels]
+        only_label = np.stack(only)[rows, :, labels]
+        measures = self._agreement(numbers, values)
+        measures |= {
+            "comprehensiveness": _mean(aopc(full, without_label)),
+            "sufficiency": _mean(aopc(full, only_label)),
+            "log_odds": _mean(log_odds(full, without_label)),
+            "between": _mean([each.between for each in curved]),
+            "normalised_comprehensiveness": _mean([each.comprehensiveness for each in scaled if each]),
+            "normalised_sufficiency": _mean([each.sufficiency for each in scaled if each]),
+        }
+        predictions = [
+            Prediction(
+                np.concatenate([scores, np.full(self.read[number].cut, min(0.0, float(scores.min())))]),
+                spans_of(chosen(scores, self.share, self.ties, self.seed + number)),
+                self.full[number],
+                self.shares,
+                without[place],
+                only[place],
+            )
+            for place, (number, scores) in enumerate(zip(numbers, values, strict=True))
+        ]
+        morf, lerf = (np.mean([getattr(each, name) for each in curved], axis=0) for name in ("morf", "lerf"))
+        return Rationales(method, numbers, values, measures, predictions, morf, lerf)
+
+    def _predict(self, text: Text, label: int) -> Callable[[Any], NDArray[np.float64]]:
+        return lambda kept: self.classifier.probabilities(text, kept)[:, label]
+
+    def _agreement(
+        self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]
+    ) -> dict[str, float | None]:
+        """Agreement with the rationales of the texts that have any."""
+        if self.truth is None:
+            return dict.fromkeys(HUMAN)
+        places = [place for place, number in enumerate(numbers) if self.truth[number].any()]
+        if not places:
+            return dict.fromkeys(HUMAN)
+        truth = [self.truth[numbers[place]] for place in places]
+        scores = [values[place] for place in places]
+        picked = [
+            chosen(values[place], self.share, self.ties, self.seed + numbers[place]) for place in places
+        ]
+        spans = [spans_of(each) for each in truth], [spans_of(each) for each in picked]
+        return {
+            "auprc": _mean(auprc(truth, scores)),
+            "average_precision": _mean(auprc(truth, scores, area="average precision")),
+            "token_f1": token_f1(truth, picked).f1,
+            "iou_f1": iou_f1(*spans).f1,
+        }
+
+
+def _mean(values: Any) -> float | None:
+    """The mean of those that are defined; None if none is."""
+    defined = [float(value) for value in values if not math.isnan(value)]
+    return float(np.mean(defined)) if defined else None
+
+
+class _Telling:
+    """A line on standard error that says how far it is."""
+
+    def __init__(self, progress: bool | None) -> None:
+        self.shown = sys.stderr.isatty() if progress is None else progress
+        self.begun, self.words, self.told, self.width = 0.0, "", 0.0, 0
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        return self._tell
+
+    def __exit__(self, *details: object) -> None:
+        if self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+
+    def _tell(self, words: str, done: int, total: int) -> None:
+        if not self.shown:
+            return
+        now = time.monotonic()
+        if words != self.words:
+            self.words, self.begun = words, now
+        if done < total and now - self.told < 0.5:
+            return
+        left = (now - self.begun) / done * (total - done)
+        line = f"rationales: {words}, {done} of {total} texts, {left:.0f} s left"
+        sys.stderr.write("\r" + line.ljust(self.width))
+        sys.stderr.flush()
+        self.told, self.width = now, max(self.width, len(line))

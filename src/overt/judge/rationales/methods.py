@@ -1,0 +1,204 @@
+"""Scores of a text's words, by any tracing method, by the attention that pools, by LIME, and at random."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt._extras import need
+from overt._modes import evaluating
+from overt.judge.rationales.words import Coded, Text, WordClassifier
+from overt.tracing.inputs import prepare
+from overt.tracing.methods.method import Method, read_subject
+from overt.tracing.methods.method import methods as traced
+from overt.tracing.subject import Subject
+from overt.tracing.tracer import trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+EXTRA = "rationales"
+POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
+METHODS = (
+    POOLING,
+    "raw",
+    "rollout",
+    "flow",
+    ZEROING,
+    "gradients",
+    "gradient-input",
+    "integrated",
+    "blankout",
+    LIME,
+    RANDOM,
+)
+TITLES = {
+    POOLING: "pooling attention",
+    ZEROING: "value zeroing",
+    "gradients": "gradient norm",
+    "gradient-input": "gradient × input",
+    "integrated": "integrated gradients",
+    "blankout": "blank-out",
+    LIME: "LIME",
+}
+SAMPLES = 1000  # of LIME
+
+
+class Scorer:
+    """Scores of words by method; higher scores speak for the predicted class, or say that a word is used.
+
+    Args:
+        classifier: the classifier.
+        share: of the words that LIME is asked for, twice.
+        seed: of LIME and of random scores.
+        samples: texts with words deleted that LIME learns from.
+    """
+
+    def __init__(
+        self, classifier: WordClassifier, share: float, seed: int = 0, samples: int = SAMPLES
+    ) -> None:
+        self.classifier, self.share, self.seed, self.samples = classifier, share, seed, samples
+
+    def scores(self, method: str, text: Text) -> NDArray[np.float64]:
+        """A number for each word; ValueError where a method does not apply to the model."""
+        found = self._function(method)(text)
+        if not np.isfinite(found).all():
+            raise ValueError(f"{title_of(method)} gives scores that are not finite, for text {text.name}")
+        return found
+
+    def _function(self, method: str) -> Callable[[Text], NDArray[np.float64]]:
+        own: dict[str, Callable[[Text], NDArray[np.float64]]] = {
+            POOLING: self._pooling,
+            LIME: self._lime,
+            RANDOM: self._random,
+            ZEROING: lambda text: self._map(text, "rollout", mixing=ZEROING),
+        }
+        if method in own:
+            return own[method]
+        if method in traced("maps"):
+            return lambda text: self._map(text, method)
+        _check.one_of("methods", method, known_methods())
+        known, options = _running()[method]
+        return lambda text: self._run(text, known, options)
+
+    def _pooling(self, text: Text) -> NDArray[np.float64]:
+        """The attention that pools the words' states."""
+        classifier = self.classifier
+        if not classifier.windowed:
+            name = type(classifier.model).__name__
+            raise ValueError(f"{name} has no attention that pools; a RationaleClassifier has")
+        coded = classifier.code(text)
+        with torch.no_grad(), evaluating(classifier.model):
+            weights = classifier.model(**classifier.batch([coded.arguments])).pooling[0].double().cpu()
+        first = [place for place, flag in zip(coded.places, coded.arguments["words"], strict=True) if flag]
+        found = np.zeros(len(text.words))
+        for place, weight in zip(first, weights.tolist(), strict=True):
+            if place >= 0:
+                found[place] = weight
+        return found
+
+    def _map(self, text: Text, method: str, mixing: str = "attention") -> NDArray[np.float64]:
+        """What the token that the class is read from draws on, in the last layer.
+
+        It is the first token of an encoder (CLS), the last one of a causal model. Where a text has several
+        windows, each has its own CLS; a window's weights are scaled by the number of its words.
+        """
+        classifier = self.classifier
+        coded = classifier.code(text)
+        model: Any = classifier.model
+        arguments = classifier.batch([coded.arguments])
+        if classifier.windowed:
+            length = min(len(coded.places), model.config.window)
+            arguments = {name: value.view(-1, length) for name, value in arguments.items() if name != "words"}
+            model = model.encoder
+        found = trace(model, arguments, tokenizer=classifier.tokenizer, mixing=mixing)
+        query = 0 if found.kind == "encoder" else arguments["input_ids"].shape[1] - 1
+        options: dict[str, Any] = {"progress": False} if method == "flow" else {}
+        rows = found.read(method, [query], layers=[-1], **options)[:, 0, 0]
+        if classifier.windowed:
+            places = torch.tensor(coded.places).view(rows.shape)
+            words = torch.tensor([len(row[row >= 0].unique()) for row in places], dtype=rows.dtype)
+            rows = rows * words.unsqueeze(1)
+        return _by_word(rows.flatten(), coded, text)
+
+    def _run(self, text: Text, method: Method, options: Mapping[str, Any]) -> NDArray[np.float64]:
+        """A method that runs the model."""
+        classifier = self.classifier
+        coded = classifier.code(text)
+        arguments = classifier.batch([coded.arguments])
+        inputs = prepare(classifier.model, arguments, tokenizer=classifier.tokenizer)
+        mask = arguments["attention_mask"].bool().cpu()
+        subject = Subject(classifier.model, inputs, mask, 0, "encoder", None)
+        values = read_subject(method, subject, None, dict(options))
+        return _by_word(values.flatten(), coded, text)
+
+    def _lime(self, text: Text) -> NDArray[np.float64]:
+        """LIME (Ribeiro et al. 2016) over positions, by its authors' package; negative weights become 0."""
+        from overt.judge.rationales.deleting import count_of
+
+        explainer = need("lime.lime_text", EXTRA).LimeTextExplainer
+        count, classifier = len(text.words), self.classifier
+
+        def predict(texts: list[str]) -> NDArray[np.float64]:
+            kept = np.zeros((len(texts), count), dtype=bool)
+            for row, each in enumerate(texts):
+                kept[row, [int(word) for word in each.split() if word.isdecimal()]] = True
+            return classifier.probabilities(text, kept)
+
+        full = classifier.probabilities(text, np.ones((1, count), dtype=bool))[0]
+        label = int(full.argmax())
+        seed = np.random.RandomState(seed_of(self.seed, text))  # lime takes this kind alone
+        explained = explainer(
+            class_names=list(range(len(full))), split_expression=" ", bow=False, random_state=seed
+        ).explain_instance(
+            " ".join(map(str, range(count))),
+            predict,
+            labels=(label,),
+            num_features=2 * count_of(self.share, count),
+            num_samples=self.samples,
+        )
+        found = np.zeros(count)
+        for place, weight in explained.as_map()[label]:
+            found[place] = max(0.0, float(weight))
+        return found
+
+    def _random(self, text: Text) -> NDArray[np.float64]:
+        return np.random.default_rng(seed_of(self.seed, text)).random(len(text.words))
+
+
+def seed_of(seed: int, text: Text) -> int:
+    """A seed that differs between texts, and does not depend on their order."""
+    return (seed * 1_000_003 + zlib.crc32(" ".join(text.words).encode())) % 2**32
+
+
+def _by_word(values: Tensor, coded: Coded, text: Text) -> NDArray[np.float64]:
+    """The sum over each word's tokens."""
+    places = np.array(coded.places)
+    found = np.zeros(len(text.words))
+    np.add.at(found, places[places >= 0], values.double().cpu().numpy()[places >= 0])
+    return found
+
+
+def _running() -> dict[str, tuple[Method, Mapping[str, Any]]]:
+    """Methods that run the model and their variants, by name."""
+    found: dict[str, tuple[Method, Mapping[str, Any]]] = {}
+    for name, method in traced("model").items():
+        found[name] = method, {}
+        found |= {variant: (method, options) for variant, options in method.variants.items()}
+    return found
+
+
+def known_methods() -> tuple[str, ...]:
+    """Names of all methods that score words."""
+    return tuple(dict.fromkeys([*METHODS, *traced("maps"), *_running()]))
+
+
+def title_of(method: str) -> str:
+    """A method's name in tables."""
+    return TITLES.get(method, method)
