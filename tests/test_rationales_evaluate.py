@@ -1,0 +1,297 @@
+"""Rationales of classifiers: planted words are found, what does not apply says so, bad input is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import overt
+from overt.data.eraser import Example
+from overt.judge.rationales import METHODS, evaluate
+from overt.judge.rationales.words import WordClassifier
+from small_rationales import small_rationale
+from small_text import WORDS, small_bert
+
+pytest.importorskip("lime", reason="needs the extra rationales")
+pytest.importorskip("captum", reason="needs the extra rationales")
+
+
+class Planted(nn.Module):
+    """Two words decide: the log-odds of class 1 are the sum of the words' weights."""
+
+    def __init__(self, tokenizer: Any, weights: dict[str, float]) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_labels=2, max_position_embeddings=64)
+        self.embedding = nn.Embedding(len(tokenizer), 1)
+        nn.init.zeros_(self.embedding.weight)
+        with torch.no_grad():
+            for word, weight in weights.items():
+                self.embedding.weight[tokenizer.convert_tokens_to_ids(word)] = weight
+
+    def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+        del token_type_ids
+        total = (self.embedding(input_ids).squeeze(-1) * attention_mask).sum(dim=1)
+        return SimpleNamespace(logits=torch.stack([torch.zeros_like(total), total], dim=1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert")
+    small_bert(path, max_position_embeddings=48)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def planted(tokenizer: Any) -> Planted:
+    return Planted(tokenizer, {"good": 2.0, "nice": 1.5, "dull": -0.3}).eval()
+
+
+TEXT = "plot good film dull scene nice actor plot"
+MARKED = [[0, 1, 0, 0, 0, 1, 0, 0]]
+
+
+def test_methods_that_ask_the_classifier_find_the_planted_words(planted: Any, tokenizer: Any) -> None:
+    found = evaluate(
+        planted,
+        tokenizer,
+        [TEXT],
+        MARKED,
+        ["blankout", "gradient-input", "integrated", "lime", "random", "raw", "value-zeroing", "pooling"],
+        labels=[1],
+        scores={"the other way round": [[-1.0, -9.0, -1.0, 0.0, -1.0, -8.0, -1.0, -1.0]]},
+    )
+    for method in ("blankout", "gradient-input", "integrated", "lime"):
+        measures, (scores,) = found.methods[method].measures, found.methods[method].scores
+        assert np.argsort(-scores)[:2].tolist() == [1, 5], method
+        assert measures["auprc"] == measures["average_precision"] == measures["token_f1"] == 1, method
+        slack = 0.1 if method == "lime" else 1e-6  # its negative weights are cut to 0
+        assert measures["normalised_comprehensiveness"] == pytest.approx(1, abs=slack), method
+        assert measures["normalised_sufficiency"] == pytest.approx(0, abs=slack), method
+    worst = found.methods["the other way round"].measures
+    assert worst["normalised_comprehensiveness"] == pytest.approx(0)
+    assert worst["comprehensiveness"] < found.methods["random"].measures["comprehensiveness"]  # type: ignore[operator]
+    assert set(found.refused) == {"raw", "value-zeroing", "pooling"}
+    assert "Planted has no attention that pools" in found.refused["pooling"]
+    assert found.performance == {"accuracy": 1, "macro F1": 1}
+    assert found.share == 0.25
+    table = str(found)
+    assert "pooling attention" in table
+    assert "–" in table
+    assert json.loads(json.dumps(found.to_dict()))["methods"]["lime"]["texts"] == 1
+
+
+def test_deleted_words_are_deleted_and_not_masked(planted: Any, tokenizer: Any) -> None:
+    found = evaluate(
+        planted, tokenizer, [TEXT], methods=[], scores={"true": [[0, 9, 0, -1, 0, 8, 0, 0]]}, shares=(0.25,)
+    )
+    logit = 2.0 + 1.5 - 0.3
+
+    def p(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    measures = found.methods["true"].measures
+    assert measures["comprehensiveness"] == pytest.approx(p(logit) - p(-0.3))
+    assert measures["sufficiency"] == pytest.approx(p(logit) - p(3.5))
+    assert measures["log_odds"] == pytest.approx(math.log(p(-0.3) / p(logit)))
+    assert measures["auprc"] is None, "without rationales the faithful half"
+    assert found.share == 0.2
+
+
+@pytest.mark.parametrize("query", ["", "film good"])
+def test_a_text_without_some_words_is_tokenized_as_if_written_so(
+    tokenizer: Any, folder: Path, query: str
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    classifier = WordClassifier(model, tokenizer)
+    text = classifier.read(TEXT, query)
+    kept = np.array([1, 0, 1, 1, 0, 0, 1, 0], dtype=bool)
+    written = " ".join(word for word, keep in zip(TEXT.split(), kept, strict=True) if keep)
+    expected = tokenizer(written, query) if query else tokenizer(written)
+    coded = classifier.code(text, kept)
+    assert coded.arguments == dict(expected)
+    assert [place for place in coded.places if place >= 0] == np.flatnonzero(kept).tolist()
+    with torch.no_grad():
+        logits = model.eval()(**expected.convert_to_tensors("pt", prepend_batch_axis=True)).logits
+    both = np.stack([np.ones(8, dtype=bool), kept])
+    np.testing.assert_allclose(classifier.probabilities(text, both)[1], logits.softmax(-1)[0], atol=1e-6)
+
+
+def few(mechanisms: list[Any], folder: Path) -> Any:
+    model = small_rationale(folder, window=16)
+    return overt.attach(model, *mechanisms) if mechanisms else model
+
+
+LONG = " ".join(WORDS[number % 7] for number in range(33))
+
+
+@pytest.mark.parametrize("mechanisms", [[], [overt.Evolving()]], ids=["plain", "Evolving"])
+def test_every_method_scores_every_word_of_texts_longer_than_the_encoder(
+    tmp_path: Path, tokenizer: Any, mechanisms: list[Any]
+) -> None:
+    model = few(mechanisms, tmp_path)
+    found = evaluate(model, tokenizer, [LONG], [[(0, 3)]], samples=20, queries=["film"], points=3)
+    refused = {"value-zeroing"} if mechanisms else set()
+    assert set(found.refused) == refused
+    assert list(found.methods) == [method for method in METHODS if method not in refused]
+    for method, rationales in found.methods.items():
+        (scores,) = rationales.scores
+        assert scores.shape == (33,)
+        assert method == "lime" or (scores != 0).all(), f"{method} reaches all windows"
+    assert found.cut == 0
+    if mechanisms:
+        assert "Evolving reads the layer below it" in found.refused["value-zeroing"]
+
+
+def test_gradients_through_windows_are_those_of_small_steps(tmp_path: Path, tokenizer: Any) -> None:
+    from overt.judge.rationales.methods import Scorer
+
+    model = few([], tmp_path).double()
+    classifier = WordClassifier(model, tokenizer)
+    text = classifier.read(LONG)
+    scores = Scorer(classifier, 0.2).scores("gradient-input", text)
+    coded = classifier.batch([classifier.code(text).arguments])
+    places = np.array(classifier.code(text).places)
+    embeddings = model.encoder.embeddings.word_embeddings
+    with torch.no_grad():
+        label = int(model(**coded).logits.argmax())
+        for word in (0, 20):
+            change: list[float] = []
+            for step in (1e-4, -1e-4):
+                place = int(np.flatnonzero(places == word)[0])
+
+                def nudged(_: Any, args: Any, output: Any, step: float = step, place: int = place) -> Any:
+                    moved = output.clone().view(-1, output.shape[-1])
+                    moved[place] *= 1 + step
+                    return moved.view_as(output) if args[0].numel() == len(places) else None
+
+                handle = embeddings.register_forward_hook(nudged)
+                change.append(float(model(**coded).logits.softmax(-1)[0, label]))
+                handle.remove()
+            assert scores[word] == pytest.approx((change[0] - change[1]) / 2e-4, rel=1e-3, abs=1e-9)
+
+
+def test_texts_that_are_too_long_are_cut_and_counted(tokenizer: Any, folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    texts = [f"{LONG} {LONG}", "plot good"]
+    marked = [[0] * 65 + [1], [0, 1]]
+    found = evaluate(model, tokenizer, texts, marked, ["gradients"], points=2, at_most={"gradients": 5})
+    assert found.cut == 1
+    assert found.unmarked == 1, "its only marked word is beyond the cut"
+    assert [len(scores) for scores in found.methods["gradients"].scores] == [46, 2]
+    examples = [Example(str(n), tuple(text.split()), 0, ()) for n, text in enumerate(texts)]
+    found.write(tmp_path / "out.jsonl", "gradients", "movies", examples)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [len(row["rationales"][0]["soft_rationale_predictions"]) for row in rows] == [66, 2]
+    with pytest.raises(ValueError, match="examples must be the 2 texts that were judged, got 1"):
+        found.write(tmp_path / "out.jsonl", "gradients", "movies", examples[:1])
+
+
+def test_slow_methods_may_see_some_of_the_texts_and_progress_is_told(
+    planted: Any, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["good plot", "nice film", "dull scene", "good actor", "bad plot"]
+    found = evaluate(planted, tokenizer, texts, methods=["blankout"], at_most={"blankout": 3}, progress=True)
+    assert found.methods["blankout"].texts == [0, 2, 4]
+    assert "rationales: blank-out, 3 of 3 texts" in capsys.readouterr().err
+    evaluate(planted, tokenizer, texts, methods=["random"])
+    assert capsys.readouterr().err == "", "not on a terminal"
+
+
+def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer: Any) -> None:
+    both = evaluate(
+        planted, tokenizer, ["good plot film", TEXT], methods=["random", "lime"], samples=30, seed=3
+    )
+    alone = evaluate(planted, tokenizer, [TEXT], methods=["random", "lime"], samples=30, seed=3)
+    for method in ("random", "lime"):
+        np.testing.assert_array_equal(both.methods[method].scores[1], alone.methods[method].scores[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"texts": []}, "texts must have at least one text"),
+        ({"texts": [""]}, "text 0: must have words, got ''"),
+        ({"texts": ["good", " "], "names": ["a", "b"]}, "text b: must have words"),
+        ({"rationales": [[0, 1]]}, "document 0: its rationale must have 8 words, got 2"),
+        ({"rationales": [[0, 1, 0, 2, 0, 0, 0, 0]]}, "document 0: truth must hold 0 and 1 alone, got 2"),
+        ({"rationales": [[(3, 9)]]}, "document 0 of 8 words: a span must lie within it, got 3 to 9"),
+        ({"rationales": {"x": [(3, 4)]}}, "rationales has a document 'x', which is none of the texts"),
+        ({"rationales": [[(0, 1)], [(0, 1)]]}, "rationales must be 1, one for each text, got 2"),
+        ({"methods": ["shap"]}, "methods must be one of 'pooling', "),
+        ({"scores": {"own": [[0.0, math.nan] + [0.0] * 6]}}, "document 0: scores must be finite, got nan"),
+        ({"scores": {"own": [[0.0]]}}, "document 0: scores must have one number for each of its 8 words"),
+        ({"scores": {"own": []}}, r"scores\['own'\] must be 1, one list for each text, got 0"),
+        ({"labels": [3]}, "labels must be at most 1, got 3"),
+        ({"labels": [0, 1]}, "labels must be 1, one for each text, got 2"),
+        ({"share": 2.0}, r"share must lie in \[0, 1\], got 2"),
+        ({"at_most": {"random": 0}}, r"at_most\['random'\] must be .*at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_named(planted: Any, tokenizer: Any, arguments: dict[str, Any], message: str) -> None:
+    given = {"texts": [TEXT], "methods": ["random"], **arguments}
+    with pytest.raises(ValueError, match=message):
+        evaluate(planted, tokenizer, **given)
+
+
+def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) -> None:
+    one = Planted(tokenizer, {})
+    one.config.num_labels = 1
+    with pytest.raises(ValueError, match="at least two classes, got Planted with 1"):
+        evaluate(one, tokenizer, [TEXT])
+    pair = Planted(tokenizer, {})
+    pair.config.is_encoder_decoder = True
+    with pytest.raises(ValueError, match="Planted is an encoder–decoder"):
+        evaluate(pair, tokenizer, [TEXT])
+    with pytest.raises(ValueError, match="tokenizer must be a fast one"):
+        evaluate(planted, SimpleNamespace(is_fast=False), [TEXT])
+
+
+@pytest.mark.parametrize(("method", "module"), [("lime", "lime.lime_text"), ("integrated", "captum.attr")])
+def test_a_missing_package_is_named_with_its_extra(
+    planted: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, method: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{module} is required .*overt\[rationales\]"):
+        evaluate(planted, tokenizer, [TEXT], methods=[method])
+
+
+def test_faithfulness_is_that_of_ferret(folder: Path, tokenizer: Any) -> None:
+    """ferret deletes tokens, which are whole words here; it rounds shares down and we round up."""
+    reason = "needs ferret-xai, which asks for transformers below 5"
+    measures = pytest.importorskip("ferret.evaluators.faithfulness_measures", reason=reason)
+    explanation = pytest.importorskip("ferret.explainers.explanation", reason=reason)
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    scores, shares = [0.3, 0.9, 0.1, 0.2, 0.5, 0.8, 0.4, 0.6], (0.25, 0.5)
+    with torch.no_grad():
+        target = int(model(**tokenizer(TEXT, return_tensors="pt")).logits.argmax())
+    theirs = explanation.Explanation(TEXT, TEXT.split(), np.array(scores), "own", target)
+    options = {"removal_args": {"based_on": "perc", "thresholds": shares}, "only_pos": False}
+    ours = evaluate(model, tokenizer, [TEXT], methods=[], scores={"own": [scores]}, shares=shares)
+    for name, kind in (
+        ("comprehensiveness", measures.AOPC_Comprehensiveness_Evaluation),
+        ("sufficiency", measures.AOPC_Sufficiency_Evaluation),
+    ):
+        expected = kind(model, tokenizer).compute_evaluation(theirs, target=target, **options).score
+        assert ours.methods["own"].measures[name] == pytest.approx(expected, abs=1e-6), name
