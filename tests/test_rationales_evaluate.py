@@ -287,7 +287,7 @@ def test_faithfulness_is_that_of_ferret(folder: Path, tokenizer: Any) -> None:
     with torch.no_grad():
         target = int(model(**tokenizer(TEXT, return_tensors="pt")).logits.argmax())
     theirs = explanation.Explanation(TEXT, TEXT.split(), np.array(scores), "own", target)
-    options = {"removal_args": {"based_on": "perc", "thresholds": shares}, "only_pos": False}
+    options = {"removal_args": {"based_on": "perc", "thresholds": shares}}
     ours = evaluate(model, tokenizer, [TEXT], methods=[], scores={"own": [scores]}, shares=shares)
     for name, kind in (
         ("comprehensiveness", measures.AOPC_Comprehensiveness_Evaluation),
