@@ -383,6 +383,7 @@ def make_epochs_callback(
     keep: int | None,
     validate: Callable[[nn.Module], float],
     told: Callable[[int], object] | None = None,
+    halves: bool = True,
 ) -> Any:
     """The Trainer's callback that validates after each epoch, keeps weights and stops early.
 
@@ -394,6 +395,7 @@ def make_epochs_callback(
             halves the learning rate after epochs without a lower loss.
         validate: model → validation loss.
         told: called with the number of finished updates after each of them.
+        halves: whether the learning rate is halved at all.
     """
     from safetensors.torch import save_file
     from transformers import TrainerCallback
@@ -421,7 +423,7 @@ def make_epochs_callback(
             if out_of_patience(self.records, patience):
                 control.should_training_stop = True
             is_best = best["epoch"] == epoch
-            if keep is None and not is_best:
+            if keep is None and not is_best and halves:
                 halve(kwargs["optimizer"], kwargs["lr_scheduler"])
             if state.is_world_process_zero and (is_best or keep is not None):
                 weights = folder / WEIGHTS
@@ -521,6 +523,7 @@ def fit(
     seed: int,
     device: str,
     told: Callable[[int], object] | None,
+    halves: bool = True,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train a model on ready-made batches, give it the kept weights, and return the numbers of the training.
@@ -535,13 +538,14 @@ def fit(
         seed: of the order of batches, and of dropout.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
+        halves: as for `make_epochs_callback`.
         arguments: further arguments of `Run`.
     """
     from rich.console import Console
 
     folder.mkdir(parents=True, exist_ok=True)
     updates, per_epoch = training.updates, min(len(batches), MOST_PER_EPOCH)
-    epochs = make_epochs_callback(folder, per_epoch, training.patience, keep, validate, told)
+    epochs = make_epochs_callback(folder, per_epoch, training.patience, keep, validate, told, halves)
     run = Run(
         model,
         folder,
