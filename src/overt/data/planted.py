@@ -19,7 +19,7 @@ OTHERS = (
     "city", "house", "train", "river", "about", "from", "two", "three", "people", "who", "they", "then",
 )  # fmt: skip
 QUERY = "what is it like"
-SIZES = {"train": 320, "val": 64, "test": 40}
+SIZES = {"train": 320, "val": 64, "test": 24}
 SHORTEST, LONGEST = 34, 48  # words
 PASSAGE = 3
 

@@ -7,9 +7,12 @@ they go by; people have marked words, too (ERASER). Do they agree, and does dele
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+
+import torch
 
 from overt._extras import need
 from overt.data import eraser, planted
@@ -188,16 +191,17 @@ def run_table_8(request: Request) -> Outcome:
     known = look_up(request, rows, chosen, place, common, training, device, seeds)
     tokenizer = AutoTokenizer.from_pretrained(path)
     shared = Shared(reviews, tokenizer, path, samples, not request.options["discard-models"])
-    known.fill(
-        request,
-        shared,
-        perform,
-        milliseconds=lambda task: step_ms(task, shared),
-        line=lambda numbers: f"macro F1 {numbers['macro F1']:.3f}",
-        prepare=prepare_process,
-        together=False,
-        rest=lambda task: passes(task.row, shared) / (3 * (32 if device == "cuda" else training.batch)),
-    )
+    with threads(1 if own else None):
+        known.fill(
+            request,
+            shared,
+            perform,
+            milliseconds=lambda task: step_ms(task, shared),
+            line=lambda numbers: f"macro F1 {numbers['macro F1']:.3f}",
+            prepare=prepare_process,
+            together=False,
+            rest=lambda task: passes(task.row, shared) / (3 * (32 if device == "cuda" else training.batch)),
+        )
     config = {
         "data": reviews.describe(),
         "model": common["model"],
@@ -209,6 +213,17 @@ def run_table_8(request: Request) -> Outcome:
         "rows": {name: row.settings() for name, row in rows.items()},
     }
     return known.outcome(config, rows, reviews.stand_in)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Use so many threads: a very small network is slower on several. None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def prepare_process() -> None:

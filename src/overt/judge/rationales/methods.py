@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
+from overt.judge.rationales.deleting import count_of
 from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
@@ -140,8 +142,6 @@ class Scorer:
 
     def _lime(self, text: Text) -> NDArray[np.float64]:
         """LIME (Ribeiro et al. 2016) over positions, by its authors' package; negative weights become 0."""
-        from overt.judge.rationales.deleting import count_of
-
         explainer = need("lime.lime_text", EXTRA).LimeTextExplainer
         count, classifier = len(text.words), self.classifier
 
@@ -154,15 +154,19 @@ class Scorer:
         full = classifier.probabilities(text, np.ones((1, count), dtype=bool))[0]
         label = int(full.argmax())
         seed = np.random.RandomState(seed_of(self.seed, text))  # lime takes this kind alone
-        explained = explainer(
+        asked = explainer(
             class_names=list(range(len(full))), split_expression=" ", bow=False, random_state=seed
-        ).explain_instance(
-            " ".join(map(str, range(count))),
-            predict,
-            labels=(label,),
-            num_features=2 * count_of(self.share, count),
-            num_samples=self.samples,
         )
+        with warnings.catch_warnings():
+            # A text with more words than samples: its regression is held up by the ridge alone.
+            warnings.filterwarnings("ignore", message=".*ill-conditioned")
+            explained = asked.explain_instance(
+                " ".join(map(str, range(count))),
+                predict,
+                labels=(label,),
+                num_features=2 * count_of(self.share, count),
+                num_samples=self.samples,
+            )
         found = np.zeros(count)
         for place, weight in explained.as_map()[label]:
             found[place] = max(0.0, float(weight))

@@ -1,0 +1,194 @@
+"""`overt reproduce ea-table-8` on generated reviews, and its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from overt.data import planted
+from overt.data.eraser import Example
+from overt.recipes import ea_rationales, rationale_training, reproduce
+from overt.recipes._recipe import Outcome
+from overt.recipes.ea_rationales import MOVIES, PUBLISHED, by_method, plan, report_table_8, row_of, rows_of
+from overt.recipes.rationale_training import RationaleTraining, Reviews
+
+pytest.importorskip("lime", reason="needs the extra rationales")
+pytest.importorskip("captum", reason="needs the extra rationales")
+pytest.importorskip("accelerate", reason="needs the extra rationales")
+
+
+def test_the_passage_decides_generated_reviews_and_is_their_rationale() -> None:
+    splits = planted.planted_reviews({"train": 40, "test": 10})
+    assert splits == planted.planted_reviews({"train": 40, "test": 10})
+    for example in splits["train"]:
+        (start, end) = example.evidence[0]
+        assert set(example.words[start:end]) <= set(planted.SENTIMENT[example.label])
+        counts = [sum(word in side for word in example.words) for side in planted.SENTIMENT]
+        assert counts[example.label] == 3
+        assert counts[1 - example.label] == 1
+        assert len(example.words) > 30
+    assert {*splits["train"][0].words} <= {*planted.vocabulary()}
+    assert [example.label for example in splits["test"]] == [0, 1] * 5
+
+
+def test_settings_are_those_of_the_benchmark_and_the_top_layers_train(tmp_path: Path) -> None:
+    splits = {split: [Example("a", ("good",), 1, ((0, 1),))] * 1600 for split in ("train", "val", "test")}
+    training = plan(Reviews("movie reviews", splits, ("negative", "positive"), False), False, None)
+    assert (training.updates, training.batch, training.learning_rate) == (8000, 4, 2e-5)
+    assert (training.clip, training.patience, training.window, training.hidden) == (10, 5, 512, 128)
+    path = rationale_training.small_encoder(tmp_path, planted.vocabulary())
+    one = RationaleTraining(1, layers=1, window=32, hidden=4)
+    model = rationale_training.network(path, 2, rows_of()["Evolving"].mechanisms, one, 0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not any("embeddings" in name or ".layer.0.output" in name for name in trained)
+    assert any("encoder.encoder.layer.1.output" in name for name in trained)
+    assert any(".overt." in name for name in trained)
+    assert {"lstm.weight_ih_l0", "query"} <= trained
+    with pytest.raises(ValueError, match="the encoder must have at least 3 layers to train, got 2"):
+        rationale_training.network(path, 2, (), RationaleTraining(1, layers=3, window=32), 0)
+
+
+def test_models_with_the_same_seed_start_alike_and_see_the_same_batches(tmp_path: Path) -> None:
+    path = rationale_training.small_encoder(tmp_path, planted.vocabulary())
+    training = RationaleTraining(1, layers=0, window=32, hidden=4)
+    plain, evolving = (
+        rationale_training.network(path, 2, rows_of()[form].mechanisms, training, 3).state_dict()
+        for form in ("plain", "Evolving")
+    )
+    for name, value in plain.items():
+        torch.testing.assert_close(evolving[name], value, msg=name)
+
+
+def numbers(auprc: float, refused: bool = False) -> dict[str, Any]:
+    measures = {
+        "auprc": auprc,
+        "comprehensiveness": auprc / 2,
+        "sufficiency": 0.1,
+        "morf": [1.0],
+        "lerf": [1.0],
+    }
+    methods = {method: {"texts": 199, **measures} for method in ("pooling", "lime", "value-zeroing")}
+    if refused:
+        del methods["value-zeroing"]
+    return {
+        "accuracy": 0.9,
+        "macro F1": 0.9,
+        "valid_accuracy": 0.9,
+        "parameters": 10,
+        "added": 1,
+        "methods": methods,
+        "refused": {"value-zeroing": "it runs layers alone"} if refused else {},
+        "run": {"date": "2026-01-01"},
+    }
+
+
+def outcome() -> Outcome:
+    config = {
+        "data": {
+            "name": "movie reviews",
+            "sizes": {"train": 1600, "val": 200, "test": 199},
+            "shares": {"train": 0.0935, "val": 0.072, "test": 0.314},
+        },
+        "model": "encoder",
+        "training": RationaleTraining(8000).settings(),
+        "epochs": 20,
+        "lime_samples": 1000,
+        "some": 60,
+        "rows": {name: row.settings() for name, row in rows_of().items()},
+    }
+    per_seed = {
+        seed: {
+            "plain": numbers(0.30 + seed / 100),
+            "Evolving": numbers(0.32 + seed / 100 + seed / 1000, True),
+        }
+        for seed in range(5)
+    }
+    return Outcome(config, per_seed)
+
+
+def test_the_report_has_paired_differences_published_numbers_and_reasons() -> None:
+    report = report_table_8(outcome())
+    measured = dict(report.grids[1].rows)
+    assert measured["plain, LIME, published"][2] == "0.280"
+    assert measured["plain, attention, published"][2] == "0.417"
+    assert measured["plain, EA-attention, published"][2] == "0.435"
+    assert measured["Evolving, LIME, published"][2] == "0.313"
+    assert measured["Evolving, value zeroing"][:3] == ["–", "–", "–"]
+    assert measured["plain, LIME"][:3] == ["5", "199", "0.320±0.016"]
+    gains = next(grid for grid in report.grids if grid.title.startswith("AUPRC"))
+    rows = dict(gains.rows)
+    assert set(rows) == {
+        "Evolving, LIME − plain, LIME",
+        "Evolving, pooling attention − plain, pooling attention",
+    }
+    lime = dict(zip(gains.columns, rows["Evolving, LIME − plain, LIME"], strict=True))
+    assert lime["× 100"] == "2.20"
+    assert lime["published, LIME"] == "3.30"
+    told = " ".join(report.notes)
+    assert "Evolving, value zeroing: it runs layers alone" in told
+    assert "a constant scorer gets 0.66 here" in told
+    assert "31.4 %" in told
+
+
+def test_published_rows_are_those_of_both_tables() -> None:
+    assert len(PUBLISHED) == 5
+    assert all(len(rows) == 4 for rows in PUBLISHED.values())
+    assert MOVIES["Evolving, LIME"] == (0.975, 0.313, 0.194, 0.089)
+    assert PUBLISHED["e-SNLI"]["plain, LIME"] == (0.960, 0.513, 0.437, 0.389), "not Table 8's misprint"
+
+
+def test_bayesian_attention_goes_without_lime() -> None:
+    assert [name for name, row in rows_of().items() if "lime" in row.methods] == ["plain", "Evolving"]
+
+
+OPTIONS = ["--epochs", "1", "--lime-samples", "10", "--forms", "plain,Evolving"]
+
+
+@pytest.mark.slow
+def test_it_runs_without_data_resumes_and_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    monkeypatch.setattr(planted, "SIZES", {"train": 32, "val": 8, "test": 1})
+    few = ("pooling", "value-zeroing", "lime")
+    monkeypatch.setattr(ea_rationales, "METHODS", few)
+    monkeypatch.chdir(tmp_path)
+    arguments = {"seeds": 1, "device": "cpu", "extra": OPTIONS}
+    result = reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
+    rows = result["per_seed"]["0"]
+    assert set(rows) == {"plain", "Evolving"}
+    assert set(rows["plain"]["methods"]) == set(few)
+    assert "value-zeroing" in rows["Evolving"]["refused"]
+    run = tmp_path / "runs" / "rationales" / "planted-reviews"
+    assert (run / "plain" / "seed-0" / "model" / "config.json").is_file()
+    assert not (run / "plain" / "seed-0" / "weights").exists()
+    # A run that was interrupted while it measured keeps what it had, and is not trained again.
+    folder = run / "plain" / "seed-0"
+    (folder / "result.json").unlink()
+    kept = json.loads((folder / "pooling.json").read_text())
+    kept["methods"]["pooling"]["auprc"] = 0.5
+    (folder / "pooling.json").write_text(json.dumps(kept))
+    again = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"]  # type: ignore[arg-type]
+    assert again["plain"]["methods"]["pooling"]["auprc"] == 0.5
+    assert again["Evolving"] == rows["Evolving"]
+    long = by_method(Outcome({}, {0: again}))
+    assert np.isfinite(long.per_seed[0][row_of("plain", "pooling")]["comprehensiveness"])
+
+
+def test_movies_need_a_pretrained_encoder(tmp_path: Path) -> None:
+    folder = tmp_path / "eraser" / "movies"
+    folder.mkdir(parents=True)
+    (folder / "docs.json").write_text(json.dumps({"a": "good film"}))
+    line = {"annotation_id": "a", "classification": "POS", "evidences": []}
+    for split in ("train", "val", "test"):
+        (folder / f"{split}.jsonl").write_text(json.dumps(line))
+    with pytest.raises(ValueError, match="fine-tunes a pretrained model: give --model"):
+        reproduce.run("ea-table-8", data=tmp_path, out=tmp_path / "out", device="cpu")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="has no movies of ERASER"):
+        reproduce.run("ea-table-8", data=tmp_path / "empty", out=tmp_path / "out", device="cpu")
