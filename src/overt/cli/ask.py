@@ -43,7 +43,10 @@ def run(
     replies = [answer(answerer, picture, question, samples, seed) for answerer in answerers]
     table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1))
     for heading in ("", "answer", "probability", f"mean of {samples} passes", "next", "p", ""):
-        table.add_column(heading, justify="left" if heading in ("", "answer", "next") else "right")
+        left = heading in ("", "answer", "next")
+        table.add_column(
+            heading, justify="left" if left else "right", overflow="fold" if left else "ellipsis"
+        )
     for reply in replies:
         likely = {each.name: each for each in reply.likely}
         own = likely.get(reply.answer)

@@ -97,7 +97,7 @@ def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[
         for name in {**earlier, **settings}:
             before, value = earlier.get(name), settings.get(name)
             if before != value:
-                if isinstance(value, dict) and isinstance(before, dict):  # the first that differs
+                while isinstance(value, dict) and isinstance(before, dict):  # the first that differs
                     name = next(key for key in {**before, **value} if before.get(key) != value.get(key))
                     before, value = before.get(name), value.get(name)
                 differ = f"{name} {str(before)[:60]}, but {str(value)[:60]} was requested"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SIDE = 240  # of a picture on the page, in its own units
 BAR = 150  # of a probability of 1
 LINE = 24  # height of an answer
+LETTER = 7.6  # width of a letter, about
 # As in viewer/colour.js: from pale to strong; and from orange, below zero, to blue.
 SIZES = [(247, 249, 252), (198, 217, 240), (120, 170, 219), (45, 112, 181), (12, 58, 120), (6, 27, 66)]
 SIGNS = [
@@ -177,19 +178,22 @@ def _map(cells: Tensor, grey: str, signed: bool) -> str:
 def _bars(reply: Reply) -> str:
     """The likeliest answers."""
     height = LINE * len(reply.likely)
+    longest = max((len(printable(likely.name)) for likely in reply.likely), default=0)
+    start = max(104.0, LETTER * longest + 8)  # of the bars, after the names
     lines = []
     for number, likely in enumerate(reply.likely):
-        y, middle = number * LINE, number * LINE + LINE / 2
+        middle = number * LINE + LINE / 2
+        bar = f'x="{start:g}" y="{number * LINE + 5}" height="{LINE - 10}"'
         low, high = (BAR * min(max(likely.mean + sign * likely.spread, 0.0), 1.0) for sign in (-1.0, 1.0))
         name = html.escape(printable(likely.name))
         lines.append(
-            f'<text x="96" y="{middle + 4.5}" text-anchor="end">{name}</text>'
-            f'<rect class="track" x="104" y="{y + 5}" width="{BAR}" height="{LINE - 10}"/>'
-            f'<rect class="bar" x="104" y="{y + 5}" width="{BAR * likely.mean:.2f}" height="{LINE - 10}"/>'
-            f'<line x1="{104 + low:.2f}" x2="{104 + high:.2f}" y1="{middle}" y2="{middle}"/>'
-            f'<text x="{104 + BAR + 8}" y="{middle + 4.5}">{100 * likely.mean:.1f} %</text>'
+            f'<text x="{start - 8:g}" y="{middle + 4.5}" text-anchor="end">{name}</text>'
+            f'<rect class="track" {bar} width="{BAR}"/>'
+            f'<rect class="bar" {bar} width="{BAR * likely.mean:.2f}"/>'
+            f'<line x1="{start + low:.2f}" x2="{start + high:.2f}" y1="{middle}" y2="{middle}"/>'
+            f'<text x="{start + BAR + 8:g}" y="{middle + 4.5}">{100 * likely.mean:.1f} %</text>'
         )
-    size = f'viewBox="0 0 {104 + BAR + 64} {height}"'
+    size = f'viewBox="0 0 {start + BAR + 64:g} {height}"'
     return f'<svg class="bars" {size} role="img" aria-label="likeliest answers">{"".join(lines)}</svg>'
 
 
