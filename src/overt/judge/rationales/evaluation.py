@@ -194,7 +194,8 @@ def evaluate(
         tokenizer: its tokenizer, a fast one.
         texts: as text, which is split at white space, or as words.
         rationales: for each text, 1 for the words that people marked and 0 for the others, or passages as
-            (first word, word after the last). None for faithfulness alone.
+            (first word, word after the last), of which those that touch count as one. None for faithfulness
+            alone.
         methods: of `METHODS`, or any registered tracing method; all of `METHODS` by default. LIME needs the
             package `lime` and integrated gradients captum, both of the extra `rationales`. A method that does
             not apply to the model is listed with its reason.

@@ -15,7 +15,7 @@ from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
 from overt.judge.rationales.deleting import count_of
-from overt.judge.rationales.words import Coded, Text, WordClassifier
+from overt.judge.rationales.words import TOKENS, Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
 from overt.tracing.methods.method import methods as traced
@@ -137,7 +137,8 @@ class Scorer:
         inputs = prepare(classifier.model, arguments, tokenizer=classifier.tokenizer)
         mask = arguments["attention_mask"].bool().cpu()
         subject = Subject(classifier.model, inputs, mask, 0, "encoder", None)
-        values = read_subject(method, subject, None, dict(options))
+        more = {"rows": max(1, TOKENS // mask.shape[1])} if "rows" in method.takes else {}
+        values = read_subject(method, subject, None, {**options, **more})
         return _by_word(values.flatten(), coded, text)
 
     def _lime(self, text: Text) -> NDArray[np.float64]:

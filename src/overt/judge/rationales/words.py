@@ -124,7 +124,9 @@ class WordClassifier:
             return []
         found: list[list[int]] = [[] for _ in words]
         try:
-            coded = self.tokenizer(list(words), is_split_into_words=True, add_special_tokens=False)
+            coded = self.tokenizer(
+                list(words), is_split_into_words=True, add_special_tokens=False, verbose=False
+            )  # no warning of long texts, which are cut or read in windows
         except (AssertionError, ValueError):  # a byte-level tokenizer without add_prefix_space
             rows = self.tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
             return [list(row) for row in rows]
