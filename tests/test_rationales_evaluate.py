@@ -295,3 +295,13 @@ def test_faithfulness_is_that_of_ferret(folder: Path, tokenizer: Any) -> None:
     ):
         expected = kind(model, tokenizer).compute_evaluation(theirs, target=target, **options).score
         assert ours.methods["own"].measures[name] == pytest.approx(expected, abs=1e-6), name
+
+
+def test_passages_that_touch_are_one_if_marked_and_several_if_given_so(planted: Any, tokenizer: Any) -> None:
+    own = {"own": [[0, 9, 8, 0, 0, 0, 0, 0]]}
+    marked, given = (
+        evaluate(planted, tokenizer, [TEXT], [truth], [], scores=own, share=0.25).methods["own"].measures
+        for truth in ([0, 1, 1, 0, 0, 0, 0, 0], [(1, 2), (2, 3)])
+    )
+    assert marked["token_f1"] == given["token_f1"] == marked["iou_f1"] == 1
+    assert given["iou_f1"] == pytest.approx(2 / 3), "one passage of two words matches one of the two"

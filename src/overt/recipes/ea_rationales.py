@@ -298,7 +298,7 @@ def judged(model: Any, shared: Shared, task: Task, method: str) -> dict[str, Any
         model,
         shared.tokenizer,
         [example.words for example in examples],
-        [example.rationale for example in examples],
+        [example.evidence for example in examples],
         [method],
         queries=[example.query for example in examples],
         labels=[example.label for example in examples],

@@ -29,6 +29,7 @@ from overt.judge.rationales.deleting import (
     without_and_only,
 )
 from overt.judge.rationales.measures import (
+    Span,
     auprc,
     by_id,
     checked_scores,
@@ -194,8 +195,8 @@ def evaluate(
         tokenizer: its tokenizer, a fast one.
         texts: as text, which is split at white space, or as words.
         rationales: for each text, 1 for the words that people marked and 0 for the others, or passages as
-            (first word, word after the last), of which those that touch count as one. None for faithfulness
-            alone.
+            (first word, word after the last). None for faithfulness alone. Marked words that touch are one
+            passage; passages that are given as such are taken as they are.
         methods: of `METHODS`, or any registered tracing method; all of `METHODS` by default. LIME needs the
             package `lime` and integrated gradients captum, both of the extra `rationales`. A method that does
             not apply to the model is listed with its reason.
@@ -222,7 +223,7 @@ def evaluate(
     known = list(names) if names is not None else [str(number) for number in range(len(texts))]
     asked = [""] * len(texts) if queries is None else queries
     read = [classifier.read(text, query, name) for text, query, name in zip(texts, asked, known, strict=True)]
-    truth = None if rationales is None else _truths(rationales, read)
+    truth, passages = (None, None) if rationales is None else _truths(rationales, read)
     if share is None:
         marked = [each.mean() for each in truth or [] if each.any()]
         share = float(np.mean(marked)) if marked else WITHOUT
@@ -236,7 +237,7 @@ def evaluate(
         need("lime.lime_text", EXTRA)
     if "integrated" in chosen_methods:
         need("captum.attr", EXTRA)
-    judge = _Judge(classifier, read, truth, share, tuple(shares), points, ties, seed)
+    judge = _Judge(classifier, read, truth, passages, share, tuple(shares), points, ties, seed)
     scorer = Scorer(classifier, share, seed, samples)
     given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
     found, refused = dict[str, Rationales](), dict[str, str]()
@@ -261,8 +262,8 @@ def evaluate(
     return Evaluation(found, refused, performance, cut, unmarked, share, len(read), np.linspace(0, 1, points))
 
 
-def _truths(rationales: Any, read: Sequence[Text]) -> list[NDArray[np.bool_]]:
-    """Which of the words that a model sees are marked."""
+def _truths(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool_]], list[list[Span]]]:
+    """Which of the words that a model sees are marked, and the passages."""
     given = by_id(rationales)
     if isinstance(rationales, Mapping):
         names = [text.name for text in read]
@@ -272,21 +273,24 @@ def _truths(rationales: Any, read: Sequence[Text]) -> list[NDArray[np.bool_]]:
         names = [str(number) for number in range(len(read))]
         if len(given) != len(read):
             raise ValueError(f"rationales must be {len(read)}, one for each text, got {len(given)}")
-    found = []
+    found, passages = [], []
     for text, name in zip(read, names, strict=True):
         if name not in given:
             raise ValueError(f"rationales has no document {name!r}")
         words, value = len(text.words) + text.cut, given[name]
         if len(value) == 0 or np.ndim(value) == 2 or isinstance(value[0], tuple):
             marked = words_in(value, words, text.name)
+            seen = [(start, min(end, len(text.words))) for start, end in value]
+            passages.append([(int(start), int(end)) for start, end in seen if start < end])
         else:
             marked = checked_truth(value, text.name)
             if len(marked) != words:
                 raise ValueError(
                     f"document {text.name}: its rationale must have {words} words, got {len(marked)}"
                 )
+            passages.append(spans_of(marked[: len(text.words)]))
         found.append(marked[: len(text.words)])
-    return found
+    return found, passages
 
 
 def _given(values: Any, read: Sequence[Text], name: str) -> list[NDArray[np.float64]]:
@@ -330,6 +334,7 @@ class _Judge:
         classifier: WordClassifier,
         read: Sequence[Text],
         truth: list[NDArray[np.bool_]] | None,
+        passages: list[list[Span]] | None,
         share: float,
         shares: tuple[float, ...],
         points: int,
@@ -337,6 +342,7 @@ class _Judge:
         seed: int,
     ) -> None:
         self.classifier, self.read, self.truth, self.share = classifier, read, truth, share
+        self.passages = passages
         self.shares, self.points, self.ties, self.seed = shares, points, ties, seed
         whole = [
             classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0] for text in read
@@ -403,7 +409,7 @@ class _Judge:
         self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]
     ) -> dict[str, float | None]:
         """Agreement with the rationales of the texts that have any."""
-        if self.truth is None:
+        if self.truth is None or self.passages is None:
             return dict.fromkeys(HUMAN)
         places = [place for place, number in enumerate(numbers) if self.truth[number].any()]
         if not places:
@@ -413,7 +419,7 @@ class _Judge:
         picked = [
             chosen(values[place], self.share, self.ties, self.seed + numbers[place]) for place in places
         ]
-        spans = [spans_of(each) for each in truth], [spans_of(each) for each in picked]
+        spans = [self.passages[numbers[place]] for place in places], [spans_of(each) for each in picked]
         return {
             "auprc": _mean(auprc(truth, scores)),
             "average_precision": _mean(auprc(truth, scores, area="average precision")),
