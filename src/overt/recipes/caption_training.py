@@ -319,7 +319,7 @@ def train(
         shared: captions and regions.
         row: attention and mechanisms.
         training: settings.
-        seed: of initial weights, batches, dropout and noise.
+        seed: of initial weights, batches and dropout; the noise differs through the batches.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
         make: makes the network, as `model_of`.

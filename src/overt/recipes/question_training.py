@@ -315,7 +315,7 @@ def train(
         source: of the regions of all images in `data`.
         row: attention, and what is seen.
         training: settings.
-        seed: of initial weights, batches, dropout and noise.
+        seed: of initial weights, batches and dropout; the noise differs through the batches.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates before each of them.
     """
