@@ -19,7 +19,7 @@ from overt.models.mcan import MODEL_TYPE as QUESTIONS
 from overt.models.resnet import MODEL_TYPE as VISION
 from overt.models.seq2seq import MODEL_TYPE
 from overt.recipes import lstm_training
-from overt.recipes._runs import read_model_config
+from overt.recipes._runs import check_model, read_model_config
 from overt.tracing.mixing.mixing import mixings
 from overt.tracing.pixels import attends_to_pixels
 
@@ -53,9 +53,18 @@ StackOption = Annotated[
 ]
 
 
+def kind_of_folder(name: str) -> str | None:
+    """The type of the model in a folder; None for a name on the hub."""
+    check_model(name)
+    return read_model_config(name).get("model_type") if Path(name).is_dir() else None
+
+
 def own_command(name: str) -> tuple[str, str] | None:
-    """What a network with a command of its own is, and the command that opens it; None for other models."""
-    kind = read_model_config(name).get("model_type")
+    """What a network with a command of its own is, and the command that opens it; None for other models.
+
+    Such networks are in folders: the hub is not asked.
+    """
+    kind = kind_of_folder(name)
     if kind == ENCODER:
         raise ValueError(f"--model {name} is an image encoder, which has no attention")
     if kind not in OWN_COMMANDS:

@@ -17,6 +17,7 @@ from overt.cli.inputs import (
     MixingOption,
     QueryOption,
     StackOption,
+    kind_of_folder,
     names_picture,
     open_model,
     own_command,
@@ -25,7 +26,6 @@ from overt.cli.inputs import (
 from overt.cli.shared import app, join_or
 from overt.data.pictures import opened
 from overt.models import mcan
-from overt.recipes._runs import read_model_config
 from overt.recipes.asking import Answerer, inputs_of, open_answerer, token_names
 from overt.recipes.caption_reading import SAMPLES
 from overt.tracing.methods.method import method_of
@@ -174,7 +174,7 @@ def _caption(
 
 def _answerer(name: str, image: Path | None) -> Answerer | None:
     """The model of a folder, if it is one that answers questions about an image."""
-    if read_model_config(name).get("model_type") != mcan.MODEL_TYPE:
+    if kind_of_folder(name) != mcan.MODEL_TYPE:
         if image is not None:
             raise ValueError(f"--image is for models that answer questions (overt ask), and {name} is none")
         return None
