@@ -149,6 +149,8 @@ def broken(folder: Path, what: str) -> Path:
     config = json.loads((folder / "config.json").read_text())
     if what == "kind":
         config["model_type"] = "bert"
+    elif what == "captions":
+        config["model_type"] = "overt-att2in"
     elif what == "names":
         config["word_names"] = None
     (folder / "config.json").write_text(json.dumps(config))
@@ -159,9 +161,10 @@ BAD = [
     ("", "a question must have a word, got ''"),
     ("?!", "a question must have a word"),
     ("wie viele", "knows no word of 'wie viele': it knows 5, such as how, many"),
-    ("run", "is the folder of a run: give the model in it"),
-    ("nothing", "holds no config.json"),
-    ("kind", "must be 'overt-mcan', got 'bert'"),
+    ("run", "/model is one"),
+    ("nothing", "must be the folder of a network that answers questions, with config.json"),
+    ("kind", "must be the folder of a network that answers questions, but it holds another model"),
+    ("captions", "but it holds a captioning network: overt caption photo.jpg --model"),
     ("names", "must name its words and answers"),
     ("encoder", "must hold an encoder/ of images"),
     ("size", "image.json must hold"),
@@ -176,7 +179,7 @@ def test_bad_input_is_named(folder: Path, picture: Path, case: str, message: str
     question, out = QUESTION, None
     if case in ("", "?!", "wie viele"):
         question = case
-    elif case in ("kind", "names"):
+    elif case in ("kind", "captions", "names"):
         broken(folder, case)
     elif case in ("run", "nothing"):
         folder = folder.parent if case == "run" else folder.parent.parent

@@ -188,8 +188,11 @@ def test_other_commands_say_which_one_opens_the_folder(tmp_path: Path, picture: 
         (["nowhere.png", "--model", "M"], "picture nowhere.png does not exist"),
         (["PICTURE", "--model", "M", "--beam", "9"], "beam must be at most the number of words"),
         (["PICTURE", "--model", "M", "--out", "page.png"], "--out must end in .html"),
-        (["PICTURE", "--model", "M/encoder"], "must be 'overt-att2in', got 'overt-image-encoder'"),
-        (["PICTURE", "--model", "nothing"], "holds no config.json"),
+        (["PICTURE", "--model", "M/encoder"], "is an image encoder, which has no attention"),
+        (
+            ["PICTURE", "--model", "nothing"],
+            "nothing must be the folder of a captioning network, with config.json",
+        ),
         (["M/config.json", "--model", "M"], "cannot be read as an image"),
     ],
 )

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from overt._files import check_folder, write_whole
+from overt.cli.inputs import check_kind
 from overt.cli.shared import app
 from overt.data.pictures import opened
 from overt.data.vocabulary import tokenise
+from overt.models.mcan import MODEL_TYPE
 from overt.recipes.asking import answer, checked_question, open_answerer
 from overt.recipes.question_training import LENGTH, SAMPLES
 from overt.view.answers import Reply, answers_page
@@ -36,6 +38,8 @@ def run(
             raise ValueError(f"--out must end in .html, got {out}")
         check_folder("--out", out)
     picture = opened(image, str(image))
+    for folder in models:
+        check_kind(folder, MODEL_TYPE)
     names = names_of(models)
     answerers = [open_answerer(folder, name) for folder, name in zip(models, names, strict=True)]
     for answerer in answerers:

@@ -11,8 +11,10 @@ import typer
 
 from overt import _check
 from overt._files import check_folder
+from overt.cli.inputs import check_kind
 from overt.cli.shared import app
 from overt.data.named_images import square
+from overt.models.att2in import MODEL_TYPE
 from overt.recipes import caption_training
 from overt.recipes._training import torch_device
 from overt.recipes.caption_reading import SAMPLES, read_caption
@@ -47,13 +49,14 @@ def run(
         if out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--out must end in .html, got {out}")
         check_folder("--out", out)
-    if not Path(image).is_file():
+    if not Path(image).is_file():  # before models are read
         raise FileNotFoundError(f"picture {image} does not exist")
     if not models:
         raise ValueError("--model must be given at least once")
     console = Console(highlight=False, soft_wrap=True)
     found = []
     for folder in models:
+        check_kind(folder, MODEL_TYPE)
         model = caption_training.load(folder)
         model.net.to(where)
         model.encoder.to(where)

@@ -14,6 +14,7 @@ from overt._extras import need
 from overt.attaching.settings import settings_in
 from overt.cli.shared import join_or
 from overt.models.att2in import MODEL_TYPE as CAPTIONS
+from overt.models.folders import CONFIG
 from overt.models.image_encoder import MODEL_TYPE as ENCODER
 from overt.models.mcan import MODEL_TYPE as QUESTIONS
 from overt.models.resnet import MODEL_TYPE as VISION
@@ -71,6 +72,24 @@ def own_command(name: str) -> tuple[str, str] | None:
         return None
     what, command = OWN_COMMANDS[kind]
     return what, f"{command} --model {name}"
+
+
+def check_kind(name: str | Path, kind: str) -> None:
+    """Refuse a folder that does not hold a network of this kind, and say what would open it.
+
+    Args:
+        name: of the folder.
+        kind: of the networks that the command opens, one of `OWN_COMMANDS`.
+    """
+    what, _ = OWN_COMMANDS[kind]
+    if not (Path(name) / CONFIG).is_file():
+        inside = Path(name) / "model"  # of the folder of a run
+        hint = f": {inside} is one" if (inside / CONFIG).is_file() else ""
+        raise FileNotFoundError(f"--model {name} must be the folder of {what}, with {CONFIG}{hint}")
+    if kind_of_folder(str(name)) != kind:
+        own = own_command(str(name))
+        found = f"it holds {own[0]}: {own[1]}" if own else "it holds another model"
+        raise ValueError(f"--model {name} must be the folder of {what}, but {found}")
 
 
 def open_model(name: str) -> Any:

@@ -38,7 +38,9 @@ def opened(source: Image | str | Path | bytes, name: str) -> Image:
                     f"{name} has more than 8 bits per channel (mode {image.mode}): convert it to RGB"
                 )
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (FileNotFoundError, IsADirectoryError, UnreadableImageError):
+    except FileNotFoundError:
+        raise FileNotFoundError(f"picture {name} does not exist") from None
+    except (IsADirectoryError, UnreadableImageError):
         raise
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         why = "" if isinstance(error, UnidentifiedImageError) else f": {' '.join(str(error).split())[:100]}"
