@@ -53,7 +53,7 @@ def run_figure_1(request: Request) -> Outcome:
         if values(outcome, name, "top1"):
             net = vision_training.network(ea_vision.fitted(rows[name], data), data, 0)
             costs[name] = {"parameters": sum(p.numel() for p in net.parameters()), "flops": net.flops()}
-    return replace(outcome, config=outcome.config | {"costs": costs})
+    return replace(outcome, config=outcome.config | {"costs": costs, "drawn_by": request.command})
 
 
 def report_figure_1(outcome: Outcome) -> Report:
@@ -147,6 +147,7 @@ def run_figure_4(request: Request) -> Outcome:
         "maps": maps,
         "pictures": [as_png(data.test[picture]) for picture in shown],
         "labels": [data.classes[int(data.test_labels[picture])] for picture in shown],
+        "drawn_by": request.command,
     }
     return replace(outcome, config=config, per_seed=per_seed)
 

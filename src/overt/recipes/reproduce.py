@@ -227,12 +227,12 @@ def _with_commands(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commands(outcome: Outcome) -> list[str]:
-    """The commands that made the runs, in the order of rows, and the times; empty if not recorded."""
+    """The commands that made the runs, in the order of rows, then times or figure; empty if not recorded."""
     entries = [rows for rows in outcome.per_seed.values() if isinstance(rows, dict)]
     runs = [row.get("run", {}) for rows in entries for row in rows.values() if isinstance(row, dict)]
-    timed_by = outcome.config.get("timed_by")
     made_by = [run["command"] for run in runs if "command" in run]
-    return list(dict.fromkeys([*made_by, timed_by] if timed_by else made_by))
+    last = [outcome.config[name] for name in ("timed_by", "drawn_by") if outcome.config.get(name)]
+    return list(dict.fromkeys([*made_by, *last]))
 
 
 def _earlier(path: Path, recipe: Recipe) -> dict[str, Any]:
