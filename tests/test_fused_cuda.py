@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -124,6 +125,7 @@ def test_bayesian_memory_is_linear_in_the_length() -> None:
         q, k, v = (torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         q, k, v = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
         for _ in range(2):
+            gc.collect()  # what other tests left must not be freed meanwhile
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
             chain = overt.Chain(step=torch.tensor(0, device="cuda"))

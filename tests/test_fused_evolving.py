@@ -15,6 +15,7 @@ from overt.mechanisms.evolving import naive
 from overt.mechanisms.maps import HIDDEN
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Kind
+from poisoned import poison
 from selection import covering
 
 fused = pytest.importorskip("overt.mechanisms.evolving.kernels", reason="triton is made for Linux alone")
@@ -28,14 +29,7 @@ ALPHA, BETA = 0.3, 0.4
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should have written and did not shows as NaN."""
-    empty = torch.empty
-
-    def poisoned(*size: int, **options: object) -> Tensor:
-        made: Tensor = empty(*size, **options)  # type: ignore[call-overload]
-        return made.fill_(float("nan") if made.is_floating_point() else 0xA5)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison(monkeypatch)
 
 
 def convolve_backward(

@@ -11,6 +11,7 @@ from overt.mechanisms import AttentionMap, Site
 from overt.mechanisms import backend as switch
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.seen import Seen
+from poisoned import poison
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,6 +26,7 @@ MECHANISMS = {
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "KERNEL_DEVICES", {"cuda", "cpu"})
+    poison(monkeypatch)  # among others the columns that maps are padded with
 
 
 def random(seed: int, *shape: int) -> Tensor:
@@ -87,6 +89,19 @@ def test_kernels_are_the_definition(name: str, width: int, value_width: int, apa
     for a, b in zip(got, want, strict=True):
         assert a.shape == b.shape
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4)
+
+
+def test_values_of_an_evolving_map_are_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *_: pytest.fail("values were filled up"))
+    layers = maps_of(MECHANISMS["both"], PRIOR)
+    query, key, value, other = (random(n, 1, HEADS, LENGTH, w) for n, w in enumerate((24, 24, 3, PRIOR)))
+    chain = overt.Chain(step=1)
+    for each in layers:
+        assert each.any_width
+        out = each.attend(AttentionCall(each.site, query, key, value, 0.3, prior_key=other), chain)
+        assert out is not None
+        assert out.shape == value.shape
+    assert not maps_of(MECHANISMS["bayesian"], PRIOR)[0].any_width
 
 
 def test_samples_of_narrow_values_are_those_of_single_draws() -> None:

@@ -117,6 +117,12 @@ class Layers(nn.Module):
         return len(self._order) > 0
 
     @property
+    def any_width(self) -> bool:
+        """Whether fused kernels take values of another width than keys as they are."""
+        form = fused.form_of(self.names)
+        return form is not None and form.any_width
+
+    @property
     def random(self) -> bool:
         """Whether weights are drawn."""
         return any(layer.random for layer in self.layers)
@@ -199,7 +205,9 @@ class AttentionMap(Layers):
         if hindrance is not None or form is None:
             return None
         chain.claim(call.site, self)
-        width, call = call.value.shape[-1], fused.of_equal_widths(call)
+        width = call.value.shape[-1]
+        if by_row or not form.any_width or call.left_alone is not None:
+            call = fused.of_equal_widths(call)
         if by_row and form.attend_row is not None:
             out = form.attend_row(by_name, call, chain)
         else:

@@ -73,6 +73,8 @@ class FusedForm:
         limits: call → why it does not take it, None if it does; `MechanismLayer.unfit` is checked as well.
         attends_padding: whether it already gives padded queries plain attention's output where the call
             requires it, and zeros to those that see no key. Otherwise all of them get zeros.
+        any_width: whether `attend` takes values of another width than keys, where `call.left_alone` is None.
+            Otherwise the narrower are filled up first.
         attend_row: `attend` for a single query row of a decoder, which may be fed after others
             (`Chain(keep=True)`), without gradients. It gives every row that mechanisms leave alone what
             `call.left_alone` says, and adds `call.bias`. None where there is no such form.
@@ -86,6 +88,7 @@ class FusedForm:
     runs_on: backend.Backend = backend.KERNELS
     limits: Callable[[AttentionCall], str | None] = attend_limits
     attends_padding: bool = False
+    any_width: bool = False
     attend_row: Callable[[Layers, AttentionCall, Chain], Tensor] | None = None
     row_limits: Callable[[Layers, AttentionCall, Chain], str | None] | None = None
 

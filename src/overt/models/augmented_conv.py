@@ -212,8 +212,8 @@ class AugmentedConv2d(nn.Module):
         before, after = (1.0, scale) if self.scale_positions else (scale, 1.0)
         if fits(pixels, heads, v.shape[-1], size, chain):
             given = Pixels(pixels, position.vertical, position.horizontal)
-            plain = not self.map.has_mechanism  # for torch's kernels, see `_mix`
-            query, key, value = widened(given, size, heads, v.shape[-1], before, equal=plain)
+            equal = not self.map.any_width  # as torch's kernels need, see `_mix`
+            query, key, value = widened(given, size, heads, v.shape[-1], before, equal)
         else:
             (query, key), value = self._widen(q, k, before, size, chain), v
         return AttentionCall(site, query, key, value, after, prior_key=k, seen=seen)

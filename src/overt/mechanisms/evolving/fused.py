@@ -26,7 +26,6 @@ from overt.mechanisms.flat import (
     Masks,
     Noise,
     empty_gradients,
-    empty_heads_last,
     empty_rows,
     flat_of,
 )
@@ -114,6 +113,8 @@ def _backward(groups: Groups, results: Tensors, gradients: Maybe, needed: Mappin
     inputs, (_, weight, shift, numbers, add) = _rows_whole(inputs), evolution
     to_kl = divergence.to_total(to_kl, rows)
     to_out = torch.zeros_like(out) if to_out is None else to_out
+    evolved = kernels.as_padded(evolved)
+    to_evolved = None if to_evolved is None else kernels.as_padded(to_evolved)
     batch, heads, queries, keys = evolved.shape
     gradient = kernels.padded(batch, heads, queries, keys, evolved.dtype, evolved.device)
     to_value, to_parameter = attend_map_backward.map_backward(
@@ -154,7 +155,9 @@ def _shapes(
     shape = (*evolved.shape[:3], evolved.stride(2) // 4) if evolution.weight is not None else (0,)
     kl, rows, keyed = empty_rows(inputs, masks, divergence)
     bits = inputs.query.new_empty(shape, dtype=torch.uint8)
-    return empty_heads_last(inputs.query), evolved, kl, bits, rows, keyed
+    batch, heads, queries, _ = evolved.shape
+    out = inputs.query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(1, 2)
+    return out, evolved, kl, bits, rows, keyed
 
 
 def _to_shapes(groups: Groups, needed: Mapping[str, bool]) -> Gradients:
@@ -305,6 +308,13 @@ def attend_row(layers: Layers, call: AttentionCall, chain: Chain) -> Tensor:
 
 
 FORMS = tuple(
-    FusedForm(frozenset(covers), attend, attends_padding=True, attend_row=attend_row, row_limits=row_limits)
+    FusedForm(
+        frozenset(covers),
+        attend,
+        attends_padding=True,
+        any_width=True,
+        attend_row=attend_row,
+        row_limits=row_limits,
+    )
     for covers in ({"Evolving"}, {"Evolving", "Bayesian"})
 )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.flat import NO_NOISE, ZEROS, Divergence, Masks, Noise, signed
-from overt.mechanisms.kernels.launch import INTERPRETED, power_of_two
+from overt.mechanisms.kernels.launch import INTERPRETED, blocks, power_of_two
 
+ALIGNED = 16  # a map's rows start at multiples of this many cells
 Shape = tuple[int, ...]
 NO_MASKS, NO_DIVERGENCE = Masks(), Divergence()
 
@@ -52,6 +53,11 @@ def heads_last_strides(shape: Shape) -> Shape:
     one = heads * length * width
     strides = one, width, heads * width, 1
     return strides if len(shape) == 4 else (shape[1] * one, *strides)
+
+
+def row_length(keys: int) -> int:
+    """Columns of a map's rows in memory, those of padding included."""
+    return blocks(keys, ALIGNED) * ALIGNED
 
 
 def given_or(tensor: Tensor | None, spare: Tensor) -> Tensor:
@@ -112,6 +118,7 @@ _SMALL = {
     "map": Tiles(128, 128, 8, 2),
     "map, drawn": Tiles(64, 64, 4, 2),
 }
+_NARROW = {**_SMALL, "map": Tiles(64, 64, 4, 3)}  # up to 16 columns, as values of pixels have
 _LARGE = {
     "forward": Tiles(64, 64, 4, 2),
     "forward, map": Tiles(64, 64, 4, 2),
@@ -222,4 +229,6 @@ class Form(NamedTuple):
 
     def tiles(self, name: str, width: int) -> Tiles:
         """The tiles of a pass."""
-        return (_LARGE if width > 64 or self.dtype == torch.float32 else _SMALL)[name]
+        if width > 64 or self.dtype == torch.float32:
+            return _LARGE[name]
+        return (_SMALL if width > 16 else _NARROW)[name]

@@ -29,6 +29,7 @@ from overt.mechanisms.kernels.attend import (
     heads_last,
     heads_last_strides,
     read_by_both,
+    row_length,
     rows_whole,
 )
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks
@@ -67,7 +68,7 @@ def attend_forward(
     value_batch_stride, value_head_stride, value_row_stride,
     map_batch_stride, map_head_stride, map_row_stride,
     out_batch_stride, out_head_stride, out_row_stride, out_sample_stride,
-    heads, group, queries, keys,
+    heads, group, queries, keys, row_length,
     seed_low, seed_high, step_number, sample_number, layer, kind, first_example,
     STEP: tl.constexpr, SAMPLE: tl.constexpr, EXAMPLES: tl.constexpr, SAMPLES: tl.constexpr,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, DROPOUT: tl.constexpr,
@@ -91,6 +92,7 @@ def attend_forward(
         per_cell: factor of the KL.
         drop_below: words below it drop their weight.
         group: heads that share a key head.
+        row_length: columns of a map's rows in memory, those of padding included.
         STEP, SAMPLE, EXAMPLES: where the numbers of the noise's address come from.
         SAMPLES: number of draws of each row; rows of a tile are row × sample, the sample varying fastest.
         NOISE: family of the draw, NO_NOISE for the mean.
@@ -165,8 +167,10 @@ def attend_forward(
         column = start + order  # (block_k,)
         seen = column < keys  # (block_k,)
         if MAP:
-            cells = tl.load(map_at + start, mask=row_inside[:, None] & seen[None, :], other=HIDDEN)
-            scores = cells.to(tl.float32)  # (block_q, block_k)
+            # Padding is loaded, too: only then are several columns loaded at once.
+            inside = row_inside[:, None] & (column < row_length)[None, :]  # (block_q, block_k)
+            cells = tl.load(map_at + start, mask=inside, other=HIDDEN).to(tl.float32)
+            scores = tl.where(seen[None, :], cells, HIDDEN)  # (block_q, block_k)
             visible = scores != HIDDEN  # (block_q, block_k)
             raw = tl.where(visible, scores, 0.0)  # (block_q, block_k)
         else:
@@ -298,7 +302,7 @@ def _ready(
         (blocks(queries * samples, tiles.rows), heads, batch),
         (
             *form.integers(), *query[:3], *key[:3], *value[:3], *maps[:3],
-            *out[-4:-1], out[0], heads, heads // key_heads, queries, keys,
+            *out[-4:-1], out[0], heads, heads // key_heads, queries, keys, row_length(keys),
         ),
         {
             **form.address(),
@@ -326,18 +330,18 @@ def forward(
     """Attend. `maps`, an evolved map with −inf in hidden cells, replaces the scores unless it is None.
 
     Args:
-        inputs: the tensors; with `maps`, key and scale are unused, and only the query's shape and dtype are
-            used.
+        inputs: the tensors; with `maps`, key and scale are unused, only the query's shape and dtype are
+            used, and values may have another width.
         masks: which cells are visible; with `maps` only `query_real` and `causal` are used.
         noise: what is drawn.
         divergence: the KL.
         keyed: what `prior.forward` computed from the keys for it.
-        maps: (batch, heads, query, key) or None.
+        maps: (batch, heads, query, key) or None; each row has `row_length` columns in memory.
         samples: number of draws of each row, numbered from 0; with more than one, each tile of keys and
             values is read once for all.
     """
     query, key, value = rows_whole(inputs.query), rows_whole(inputs.key), rows_whole(inputs.value)
-    source, shape = given_or(maps, query), query.shape
+    source, shape = given_or(maps, query), (*query.shape[:3], value.shape[-1])
     padding = flat.PLAINLY if masks.left and maps is None else flat.ZEROS
     ready = _ready(
         Form.of(query.dtype, noise, divergence, masks, padding), samples, maps is not None,

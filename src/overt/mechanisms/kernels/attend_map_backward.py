@@ -22,6 +22,7 @@ from overt.mechanisms.kernels.attend import (
     given_or,
     heads_last,
     heads_last_strides,
+    row_length,
     rows_whole,
 )
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, power_of_two
@@ -83,7 +84,7 @@ def attend_to_map(
     value_batch_stride, value_head_stride, value_row_stride,
     to_out_batch_stride, to_out_head_stride, to_out_row_stride,
     to_value_batch_stride, to_value_head_stride, to_value_row_stride,
-    heads, group, queries, keys,
+    heads, group, queries, keys, row_length,
     seed_low, seed_high, step_number, sample_number, layer, kind, first_example,
     STEP: tl.constexpr, SAMPLE: tl.constexpr, EXAMPLES: tl.constexpr, NEXT: tl.constexpr,
     NOISE: tl.constexpr, KL: tl.constexpr, SCORES: tl.constexpr, DROPOUT: tl.constexpr,
@@ -100,6 +101,7 @@ def attend_to_map(
         to_next: gradient of the map from the layer above, where NEXT; added in visible cells.
         to_maps: where the map's gradient is written, zero in hidden cells.
         delta: from `row_products`.
+        row_length: columns of a map's rows in memory, those of padding included; gradients of padding are 0.
         NEXT: whether there is `to_next`.
     """
     block = tl.program_id(0)
@@ -150,7 +152,8 @@ def attend_to_map(
         for start in range(0, queries, BLOCK_Q):
             row = start + down  # (block_q,)
             row_inside = row < queries  # (block_q,)
-            inside = row_inside[:, None] & seen[None, :]  # (block_q, block_k)
+            # Padding is loaded and stored, too: only then are several columns at once.
+            inside = row_inside[:, None] & (column < row_length)[None, :]  # (block_q, block_k)
             far_row = row[:, None].to(tl.int64)  # (block_q, 1)
             cells = tl.load(map_at + far_row * map_row_stride + column[None, :], mask=inside, other=HIDDEN)
             g = tl.load(
@@ -162,7 +165,7 @@ def attend_to_map(
                 rows, head_start, row, row_inside, each, kl_gradient, KL
             )  # (block_q,) each
             row_delta = tl.load(delta + head_start + row, mask=row_inside, other=0.0)  # (block_q,)
-            scores = cells.to(tl.float32)  # (block_q, block_k)
+            scores = tl.where(seen[None, :], cells.to(tl.float32), HIDDEN)  # (block_q, block_k)
             visible = scores != HIDDEN  # (block_q, block_k)
             raw = tl.where(visible, scores, 0.0)  # (block_q, block_k)
             if DRAWS:
@@ -231,6 +234,7 @@ def _ready(
         (
             *form.integers(), *maps[:3], *to_next[:3], *to_maps[:3], *value[:3],
             *to_out[:3], *heads_last_strides(valued)[:3], heads, heads // key_heads, queries, keys,
+            row_length(keys),
         ),
         {**form.address(), "NEXT": has_next, **form.law(), **form.sizes(width, tiles)},
         tiles.warps,
@@ -265,10 +269,10 @@ def map_backward(
         to_out: gradient of `out`.
         to_kl: gradient of the KL, float32 (batch,).
         to_next: the map's gradient from the layer above, added in visible cells.
-        to_maps: where the map's gradient is written.
+        to_maps: where the map's gradient is written, in memory like `maps`, as is `to_next`.
     """
     value, to_out = rows_whole(value), rows_whole(to_out)
-    later = maps if to_next is None else rows_whole(to_next)
+    later = maps if to_next is None else to_next
     products, to_map = _ready(
         Form.of(value.dtype, noise, divergence), to_next is not None, maps.shape, value.shape,
         maps.stride(), later.stride(), to_maps.stride(), value.stride(), out.stride(), to_out.stride(),

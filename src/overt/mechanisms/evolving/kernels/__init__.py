@@ -6,10 +6,11 @@ gradients. Importing this package imports triton.
 """
 
 from overt.mechanisms.evolving.kernels.convolving import convolvable, convolve, convolve_to_mixed
-from overt.mechanisms.evolving.kernels.maps import ALIGNED, as_padded, is_padded, padded, row_length, whole
+from overt.mechanisms.evolving.kernels.maps import as_padded, is_padded, padded, whole
 from overt.mechanisms.evolving.kernels.mixing import mix, mix_backward
 from overt.mechanisms.evolving.kernels.row import evolve_one
 from overt.mechanisms.evolving.kernels.weights import convolve_to_weight
+from overt.mechanisms.kernels.attend import ALIGNED, row_length
 
 __all__ = [
     "ALIGNED",

@@ -16,14 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.mechanisms.evolving.kernels.maps import (
-    ALIGNED,
     TYPES,
     WARPS_AT_ONCE,
     Reach,
     mask_bytes,
     mask_constants,
     padded,
-    row_length,
     strips_of,
     which_masks,
 )
@@ -38,7 +36,7 @@ from overt.mechanisms.evolving.kernels.words import (
     windows_of,
 )
 from overt.mechanisms.flat import Visibility
-from overt.mechanisms.kernels.attend import Shape, precision_of
+from overt.mechanisms.kernels.attend import ALIGNED, Shape, precision_of, row_length
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 
 _PAIRS = 4  # of a run

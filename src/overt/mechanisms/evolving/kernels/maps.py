@@ -12,18 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.mechanisms.flat import Visibility
-from overt.mechanisms.kernels.attend import bytes_of
+from overt.mechanisms.kernels.attend import bytes_of, row_length
 from overt.mechanisms.kernels.launch import blocks
 
-ALIGNED = 16  # a map's rows start at multiples of this many cells
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 WARPS_AT_ONCE = 8 * 132  # programs of one warp that a large GPU runs at once
 Reach = tuple[int, int, int, int]  # of windows: columns to the left and right, rows above and below
-
-
-def row_length(keys: int) -> int:
-    """Columns of a padded map's rows."""
-    return blocks(keys, ALIGNED) * ALIGNED
 
 
 def padded(

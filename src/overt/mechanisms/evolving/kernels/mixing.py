@@ -16,11 +16,10 @@ from overt.mechanisms.evolving.kernels.maps import (
     mask_bytes,
     mask_constants,
     padded,
-    row_length,
     which_masks,
 )
 from overt.mechanisms.flat import Visibility
-from overt.mechanisms.kernels.attend import Shape, heads_last, heads_last_strides, precision_of
+from overt.mechanisms.kernels.attend import Shape, heads_last, heads_last_strides, precision_of, row_length
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 
 

@@ -13,17 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.mechanisms.evolving.kernels.maps import (
-    ALIGNED,
     TYPES,
     WARPS_AT_ONCE,
     Reach,
-    row_length,
     strips_of,
 )
 from overt.mechanisms.evolving.kernels.runs_weights import weights_by_runs
 from overt.mechanisms.evolving.kernels.words import windows_of
 from overt.mechanisms.flat import Visibility
-from overt.mechanisms.kernels.attend import Shape, precision_of
+from overt.mechanisms.kernels.attend import ALIGNED, Shape, precision_of, row_length
 from overt.mechanisms.kernels.launch import MOST, Ready, blocks, helper, power_of_two
 
 _COLUMNS = 64  # of a strip
