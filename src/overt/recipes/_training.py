@@ -140,6 +140,11 @@ def hardware(device: str) -> str:
     return f"{torch.cuda.get_device_name()}; {cpu}" if torch_device(device).type == "cuda" else cpu
 
 
+def multiplies_in_tf32(device: str) -> bool:
+    """Whether a device can multiply float32 in TF32, several times faster; results differ from digit 4 on."""
+    return torch_device(device).type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+
+
 def versions() -> dict[str, str]:
     """Versions of the installed packages that can affect a number."""
     packages = (

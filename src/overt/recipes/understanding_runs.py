@@ -34,6 +34,7 @@ from overt.recipes._training import (
     be_quiet,
     hardware,
     is_main_process,
+    multiplies_in_tf32,
     one_thread,
     processes,
     torch_device,
@@ -54,6 +55,7 @@ BATCH, LONGEST, WARMUP = 32, 128, 0.06
 EPOCHS = {"SST-2": 1, "SQuAD 1.1": 2, "SQuAD 2.0": 3}
 SQUAD = "SQuAD"  # stands for both versions in --tasks
 PREDICTIONS = "predictions.safetensors"
+TF32 = "float32 with products in TF32"
 ANSWERS = "answers.json"  # question → answer, as SQuAD's own scripts take them
 BAM_SCORE = "bam_score"  # in the metrics that Fan et al. 2020 are taken to have used
 BAM_METRICS = {"MRPC": "accuracy", "QQP": "accuracy"}  # GLUE's first metric is F1
@@ -330,7 +332,8 @@ def run_forms(
     if needed is not None:
         runs = [place / folder_name(row_name(form, task)) for form in every for task in cases]
         count = processes_of(run / f"seed-{seed}" for run in runs for seed in range(request.seeds))
-    common: dict[str, Any] = {"precision": "float32", **({"processes": count} if count > 1 else {})}
+    precision = TF32 if multiplies_in_tf32(request.device) else "float32"
+    common: dict[str, Any] = {"precision": precision, **({"processes": count} if count > 1 else {})}
     fill = partial(fill_rows, shared=shared, passes=passes)
     rates, chosen_by = choose_rates(
         request, cases, loaded.asked, shared, partial(fill, place=place, common=common)
