@@ -91,15 +91,16 @@ def peak(run: Callable[[], None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def kernels(run: Callable[[], None], most: int) -> list[list[str]]:
-    """The kernels that take the most time of a run."""
+def kernels(run: Callable[[], None], most: int) -> tuple[str, list[list[str]]]:
+    """Time and number of all kernels of a run, and those that take the most."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         run()
     events = sorted(trace.key_averages(), key=lambda event: -event.device_time_total)[:most]
     whole = sum(event.device_time_total for event in trace.key_averages())
-    return [
+    calls = sum(event.count for event in trace.key_averages() if event.device_time_total > 0)
+    return f"{whole / 1000:.1f} ms of {calls:,} kernels", [
         [
             event.key[:80].replace("|", "/"),
             f"{event.device_time_total / 1000:.2f}",
@@ -178,8 +179,8 @@ def main() -> None:
             report.table(title, *without_changes(steps, baseline, options.rounds))
         if options.profile and options.device == "cuda" and way == "eager":
             for name, step in steps.items():
-                rows = kernels(step, options.profile)
-                report.table(f"Kernels of {name}", ["ms", "share", "calls"], rows)
+                total, rows = kernels(step, options.profile)
+                report.table(f"Kernels of {name}: {total}", ["ms", "share", "calls"], rows)
         if options.report is not None:  # after each way: compiling takes long
             options.report.write_text("\n".join(report.lines) + "\n", encoding="utf-8")
 

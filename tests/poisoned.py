@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,10 +11,13 @@ from torch import Tensor
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Show memory that a kernel should have written and did not, or should not have read and did, as NaN."""
-    empty = torch.empty
+    for owner, name in ((torch, "empty"), (torch, "empty_strided"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
 
-    def poisoned(*size: int, **options: object) -> Tensor:
-        made: Tensor = empty(*size, **options)  # type: ignore[call-overload]
-        return made.fill_(float("nan") if made.is_floating_point() else 0xA5)
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+def _poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*arguments: object, **options: object) -> Tensor:
+        empty = make(*arguments, **options)
+        return empty.fill_(float("nan") if empty.is_floating_point() else 0xA5)
+
+    return made

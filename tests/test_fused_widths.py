@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -88,6 +90,38 @@ def test_kernels_are_the_definition(name: str, width: int, value_width: int, apa
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
         assert a.shape == b.shape
+        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("stored", ["as they are", "on the CPU", "contiguous"])
+def test_gradients_of_maps_themselves_are_the_definitions(stored: str) -> None:
+    """Such gradients, and maps that were stored elsewhere meanwhile, are not laid out as kernels lay them."""
+    layers = maps_of(MECHANISMS["evolving"], 8)
+    tensors = [random(n, BATCH, HEADS, LENGTH, 8) for n in range(3)]
+    hooks = {
+        "as they are": nullcontext(),
+        "on the CPU": torch.autograd.graph.save_on_cpu(),
+        "contiguous": torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.contiguous),
+    }
+
+    def run(dtype: torch.dtype, fused: bool) -> tuple[Tensor, ...]:
+        query, key, value = (x.to(dtype).requires_grad_() for x in tensors)
+        chain = overt.Chain()
+        with hooks[stored]:
+            for each in layers:
+                each.to(dtype)
+                call = AttentionCall(each.site, query, key, value, 0.3)
+                out = each.attend(call, chain)
+                assert (out is not None) is fused
+                out = each(call, chain) @ value if out is None else out
+            evolved = chain.previous(Site(HEADS, 8, "encoder", 2), "Evolving")
+        assert evolved is not None
+        return torch.autograd.grad(evolved.sum() + out.sum(), [query, key])  # of the sum: stride 0
+
+    got = run(torch.float32, True)
+    with overt.naive():
+        want = run(torch.float64, False)
+    for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4)
 
 

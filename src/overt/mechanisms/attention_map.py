@@ -206,7 +206,7 @@ class AttentionMap(Layers):
             return None
         chain.claim(call.site, self)
         width = call.value.shape[-1]
-        if by_row or not form.any_width or call.left_alone is not None:
+        if by_row or not self.any_width or call.left_alone is not None:
             call = fused.of_equal_widths(call)
         if by_row and form.attend_row is not None:
             out = form.attend_row(by_name, call, chain)

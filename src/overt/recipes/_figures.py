@@ -10,5 +10,7 @@ from overt._files import written_whole
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure, completely or not at all; the same figure gives the same file."""
-    with written_whole(path) as part:
+    from matplotlib import rc_context
+
+    with written_whole(path) as part, rc_context({"svg.hashsalt": "overt"}):  # else ids are random
         figure.savefig(part, metadata={"Date": None}, format=path.suffix.removeprefix("."))
