@@ -669,3 +669,27 @@ def test_bad_input_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             model.caption(REGIONS, **settings)  # type: ignore[arg-type]
+
+
+# --- What saves time ---
+
+
+@mechanisms_too
+def test_no_mask_is_a_mask_that_hides_nothing_and_unchecked_inputs_give_the_same(mechanisms: Any) -> None:
+    model = made(mechanisms=mechanisms)
+    model.step.fill_(2)
+    want = model(REGIONS, torch.ones_like(SHOWN), LABELS)["loss"]
+    for given in ((REGIONS, None), (REGIONS, torch.ones_like(SHOWN))):
+        loss = model(*given, LABELS, check=False)["loss"]
+        torch.testing.assert_close(loss, want)
+        torch.testing.assert_close(slopes(loss, model), slopes(want, model))
+    with pytest.raises(ValueError, match="labels must have shape"):
+        model(REGIONS, None, LABELS[:2], check=False)
+
+
+def test_a_region_is_drawn_as_torch_draws_it() -> None:
+    model, probabilities = made("hard"), torch.rand(50, 6, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(3)
+    ours = model._choose(probabilities)
+    torch.manual_seed(3)
+    assert torch.equal(ours, torch.multinomial(probabilities, 1).squeeze(1))

@@ -562,3 +562,44 @@ def test_names_that_do_not_fit_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="answer_names must be 7 strings, got 2"):
         model.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+# --- What saves time ---
+
+
+def test_the_norm_of_float32_is_that_of_the_definition_to_rounding() -> None:
+    torch.manual_seed(0)
+    norm, x = LayerNorm(64), 3.0 + 2.0 * torch.randn(5, 64)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x[4] = 7.0  # a row of equal values, whose gradient is finite, too
+    found: list[list[Tensor]] = []
+    for dtype in (torch.float32, torch.float64):
+        of_type, wide = norm.to(dtype), x.clone().to(dtype).requires_grad_()
+        of_type.zero_grad()
+        out = of_type(wide)
+        out.sin().sum().backward()
+        assert wide.grad is not None
+        assert bool(wide.grad.isfinite().all())
+        found.append([out.double(), wide.grad[:4].double()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanisms", [[], [WC], [overt.Evolving()]], ids=["soft", "bayesian", "evolving"])
+def test_no_mask_is_a_mask_that_hides_nothing_and_unchecked_inputs_give_the_same(
+    mechanisms: list[overt.Mechanism],
+) -> None:
+    model, inputs = mcan(*mechanisms).train(), questions()
+    inputs["region_mask"][:] = True
+
+    def run(**changed: Any) -> list[Tensor]:
+        model.zero_grad()
+        output = model(**{**inputs, **changed}, labels=answers(), chain=overt.Chain(step=1))
+        output["loss"].backward()
+        return [output["region_weights"], output["loss"], *(p.grad.clone() for p in model.parameters())]  # type: ignore[union-attr]
+
+    want = run()
+    torch.testing.assert_close(run(region_mask=None), want)
+    torch.testing.assert_close(run(check=False), want, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="must have shape"):
+        run(check=False, word_mask=inputs["word_mask"][:, 1:])

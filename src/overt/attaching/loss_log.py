@@ -92,9 +92,17 @@ class LossLog(TrainerCallback):
         self._seen = seen
         device = next(model.parameters()).device
         exact = torch.float32 if device.type == "mps" else torch.float64
-        number = torch.as_tensor(1 if seen.items is None else seen.items, device=device, dtype=exact)
+
+        def on_device(part: Tensor | float) -> Tensor:
+            if isinstance(part, Tensor):
+                return part.to(device=device, dtype=exact)
+            return torch.full(
+                (), part, device=device, dtype=exact
+            )  # a copy from the CPU would wait for the GPU
+
+        number = on_device(1 if seen.items is None else seen.items)
         parts = (0.0 if part is None else part for part in (seen.task, seen.kl, seen.weight))
-        sums = torch.stack([torch.as_tensor(part, device=device, dtype=exact) for part in parts]) * number
+        sums = torch.stack([on_device(part) for part in parts]) * number
         sums = sums.where(number > 0, torch.zeros_like(sums))  # a batch without labels has no mean
         self._batches.append(torch.cat([sums, number.view(1)]))
 

@@ -41,7 +41,6 @@ from overt.models.word_by_word import (
     Words,
     beam_search,
     check_words,
-    choose,
     log_softmax,
     loss_of_words,
     reinforce,
@@ -58,7 +57,7 @@ class Image(NamedTuple):
 
     regions: Tensor  # (batch, regions, hidden), I
     keys: Tensor  # (batch, regions, score), W_I I + b
-    shown: Tensor  # boolean (batch, regions), False where there is no region
+    shown: Tensor | None  # boolean (batch, regions), False where there is no region; None where all are there
 
 
 class State(NamedTuple):
@@ -185,19 +184,27 @@ class Att2in(nn.Module):
 
     # --- The recurrence ---
 
-    def _project(self, regions: Tensor, shown: Tensor) -> Image | None:
+    def _project(self, regions: Tensor, shown: Tensor | None) -> Image | None:
         if self.attention == "none":
             return None
-        # What stands where there is no region must not matter, and might not be a number.
-        regions = regions.to(self.region.weight.dtype).masked_fill(~shown.unsqueeze(-1), 0.0)
+        regions = regions.to(self.region.weight.dtype)
+        if shown is not None:  # what stands where there is no region might not be a number
+            regions = regions.masked_fill(~shown.unsqueeze(-1), 0.0)
         projected = self._dropped(F.relu(self.region(regions)))
         return Image(projected, self.key(projected), shown)
 
     def _word_parts(self, words: Tensor) -> Tensor:
-        """What each word adds to gates and input, for all words at once: (words, batch, 5·hidden)."""
+        """What does not depend on the state, for all words at once: (words, batch, 5·hidden [+ score]).
+
+        What each word adds to gates and input; with an attention, with all biases, that of the query, too.
+        """
         embedded = self._dropped(F.relu(self.words(words)))  # (batch, words, embedding)
         bias = self.from_word.bias + self.from_hidden.bias
-        return F.linear(embedded, self.from_word.weight, bias).transpose(0, 1)
+        if self.attention == "none":
+            return F.linear(embedded, self.from_word.weight, bias).transpose(0, 1)
+        bias = bias + F.pad(self.from_region.bias, (3 * self.generator.in_features, 0))
+        parts = F.linear(embedded, self.from_word.weight, bias).transpose(0, 1)
+        return torch.cat([parts, self.query.bias.to(parts.dtype).expand(*parts.shape[:2], -1)], dim=-1)
 
     def _start(self, word_parts: Tensor) -> State:
         weight = self.generator.weight  # the state has its precision, whatever autocast makes of the gates
@@ -230,21 +237,28 @@ class Att2in(nn.Module):
         hidden, cell = state
         width = hidden.shape[1]
         hiddens, all_scores, all_weights = [], [], []
+        # As few operations for a word as can be: on a GPU each takes longer to start than to compute. Gates,
+        # input and query are one product.
+        weight, sizes = self.from_hidden.weight, [3 * width, 2 * width]
+        if image is not None:
+            weight, sizes = torch.cat([weight, self.query.weight]), [*sizes, self.query.out_features]
+            from_region = self.from_region.weight.t()
+        weight = weight.t()
         for word_part in word_parts.unbind():
-            sums = word_part + F.linear(hidden, self.from_hidden.weight)
-            gates, new = torch.split(sums, [3 * width, 2 * width], dim=1)
+            gates, new, *queries = torch.split(torch.addmm(word_part, hidden, weight), sizes, dim=1)
             if image is not None and rows is not None:
-                query = self.query(hidden).unsqueeze(1)  # (batch, 1, score)
+                query = queries[0].unsqueeze(1)  # (batch, 1, score)
                 scores = self.score(torch.tanh(image.keys + query)).squeeze(-1)  # (batch, regions)
                 batch, regions = scores.shape
                 weights = rows.weights(scores.view(batch, 1, 1, regions)).view(batch, regions)
                 used = (weights if pick is None else pick(weights)).to(image.regions.dtype)
                 context = torch.bmm(used.unsqueeze(1), image.regions).squeeze(1)  # (batch, hidden)
-                new = new + self.from_region(context)
+                new = torch.addmm(new, context, from_region)
                 all_scores.append(scores)
                 all_weights.append(weights)
             into, forget, out = torch.sigmoid(gates).chunk(3, dim=1)
-            cell = forget * cell + into * torch.maximum(*new.chunk(2, dim=1))
+            largest = new.view(-1, 2, width).max(dim=1).values  # whose gradient is simpler than maximum's
+            cell = forget * cell + into * largest
             hidden = out * torch.tanh(cell)
             hiddens.append(hidden)
         maps = [torch.stack(x, dim=1) if x else None for x in (all_scores, all_weights)]
@@ -286,7 +300,7 @@ class Att2in(nn.Module):
         def one_region(weights: Tensor) -> Tensor:
             place = self._choose(weights.detach())
             places.append(place)
-            one = F.one_hot(place, weights.shape[-1]).to(weights.dtype)
+            one = torch.zeros_like(weights).scatter_(1, place.unsqueeze(1), 1.0)
             return torch.where(softly, weights, one)
 
         def run(pick: Callable[[Tensor], Tensor] | None) -> Decoded:
@@ -305,8 +319,11 @@ class Att2in(nn.Module):
         return decoded, torch.where(softly, value, estimate).masked_fill(~real, 0.0)
 
     def _choose(self, probabilities: Tensor) -> Tensor:
-        """One region per caption: (batch, regions) → (batch,)."""
-        return choose(probabilities)
+        """One region per caption, from torch's global generator: (batch, regions) → (batch,).
+
+        As torch.multinomial does it, which looks at the probabilities first, and waits for a GPU.
+        """
+        return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
 
     def _choose_soft(self, captions: int, device: torch.device) -> Tensor:
         """Which captions are trained with soft attention, boolean (batch,)."""
@@ -324,18 +341,21 @@ class Att2in(nn.Module):
         chain: Chain | None = None,
         num_items_in_batch: int | Tensor | None = None,
         output_attentions: bool = False,
+        check: bool = True,
     ) -> dict[str, Tensor]:
         """Loss and log-probabilities of the labels; without labels, log-probabilities of all words.
 
         Args:
             regions: (batch, regions, features), those of each caption's image.
-            region_mask: (batch, regions), 0 where there is no region.
+            region_mask: (batch, regions), 0 where there is no region; None where all are there.
             labels: (batch, words), `eos_id` at the end, then −100, the label of padding.
             decoder_input_ids: (batch, words): `bos_id`, and the labels moved by one, which is the default.
             examples: (batch,), each caption's number in the data set, which addresses its noise.
             chain: to request posterior samples, or to read the KL.
             num_items_in_batch: number of labels that the loss is divided by; those of this batch by default.
             output_attentions: whether to return the map and its entropy.
+            check: whether to check what the inputs hold, for which a GPU must be waited for. Shapes are
+                always checked.
 
         Returns:
             loss: with labels. Each caption's KL weighs as much as its labels.
@@ -349,7 +369,7 @@ class Att2in(nn.Module):
             raise ValueError("give labels, or decoder_input_ids: bos_id and the caption's words; got neither")
         if output_attentions and self.attention == "none":
             raise ValueError('output_attentions needs an attention, got attention="none"')
-        shown = self._checked(regions, region_mask, decoder_input_ids, labels)
+        shown = self._checked(regions, region_mask, decoder_input_ids, labels, check)
         if decoder_input_ids is None:
             assert labels is not None
             decoder_input_ids = self._words.inputs(labels)
@@ -383,9 +403,17 @@ class Att2in(nn.Module):
         return output
 
     def _checked(
-        self, regions: Tensor, mask: Tensor | None, words: Tensor | None, labels: Tensor | None
-    ) -> Tensor:
-        """Refuse bad input; which regions there are, boolean (batch, regions)."""
+        self,
+        regions: Tensor,
+        mask: Tensor | None,
+        words: Tensor | None,
+        labels: Tensor | None,
+        values: bool = True,
+    ) -> Tensor | None:
+        """Refuse bad input; which regions there are, boolean (batch, regions), or None for all.
+
+        Without `values`, of wrong shapes alone.
+        """
         reads = self.attention != "none"
         features = int(self.settings["features"])
         if regions.dim() != 3 or len(regions) == 0 or (reads and 0 in regions.shape):
@@ -411,17 +439,16 @@ class Att2in(nn.Module):
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
             if length == 0:
                 raise ValueError(f"{name} must hold a word at least, got {tuple(tensor.shape)}")
-        if mask is None:
-            shown = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
-        else:
-            shown = mask != 0
+        shown = None if mask is None else mask != 0
+        if not values:
+            return shown
         ids, padded = {}, {}
         if words is not None:
             ids["decoder_input_ids"] = words, self._words.size
         if labels is not None:
             padded["labels"] = labels != IGNORED
             ids["labels"] = labels.masked_fill(~padded["labels"], 0), self._words.size
-        scattered = {"region_mask": shown} if reads and mask is not None else {}
+        scattered = {"region_mask": shown} if reads and shown is not None else {}
         if ids or scattered:
             counts = check_words(ids, padded, scattered).get("region_mask")
             if counts is not None and int(counts.min()) == 0:
@@ -484,7 +511,8 @@ class Att2in(nn.Module):
         with evaluating(self):
             image = self._project(regions, shown)
             if image is not None:
-                image = Image(*(x.repeat_interleave(beam, dim=0) for x in image))  # (batch·beam, …)
+                # (batch·beam, …)
+                image = Image(*(None if x is None else x.repeat_interleave(beam, dim=0) for x in image))  # type: ignore[arg-type]
             numbers = examples.repeat_interleave(beam)
             chain = Chain(step=self.step, keep=True, sample=sample, examples=numbers)
             state: State | None = None
@@ -519,10 +547,10 @@ class Att2in(nn.Module):
         return load_network(cls, folder, MODEL_TYPE, ("vocabulary", "features"))
 
 
-def entropy_of(scores: Tensor, shown: Tensor) -> Tensor:
+def entropy_of(scores: Tensor, shown: Tensor | None) -> Tensor:
     """The entropy of the softmax of scores over shown regions, in nats, (batch, words).
 
-    `scores` is (batch, words, regions), `shown` boolean (batch, regions).
+    `scores` is (batch, words, regions), `shown` boolean (batch, regions), or None for all.
     """
     log_p = log_softmax(scores, shown)
     return -(log_p.exp() * log_p).sum(dim=-1)

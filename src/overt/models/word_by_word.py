@@ -95,12 +95,14 @@ def loss_of_words(
     return total / (here if items is None else items), parts
 
 
-def log_softmax(scores: Tensor, shown: Tensor) -> Tensor:
+def log_softmax(scores: Tensor, shown: Tensor | None) -> Tensor:
     """Log-probabilities over shown positions, at least float32, the lowest number at hidden ones.
 
-    `scores` is (batch, target, source), `shown` boolean (batch, source).
+    `scores` is (batch, target, source), `shown` boolean (batch, source), or None for all.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if shown is None:
+        return scores.log_softmax(dim=-1)
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~shown.unsqueeze(1), lowest).log_softmax(dim=-1)
 

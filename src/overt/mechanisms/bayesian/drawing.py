@@ -31,7 +31,11 @@ def noise_keys(site: Site, chain: Chain) -> Tensor:
         raise ValueError("random weights need an address for their noise: pass chain=Chain(step=t)")
     sample = chain.step.new_zeros(()) if chain.sample is None else chain.sample
     step = chain.step.to(sample.device)
-    seed, kind = chain.seed.to(sample.device), KINDS.index(site.kind)
+    seed, kind = chain.seed, KINDS.index(site.kind)
+    if seed.device != sample.device:
+        # A copy from the CPU would wait for all that the GPU has to do; compilers must not see the number.
+        copied = torch.compiler.is_compiling()
+        seed = seed.to(sample.device) if copied else sample.new_full((), chain.seed_number)
     return noise.stream(seed, step, site.layer, sample, kind, chain.switched_off)
 
 
