@@ -44,6 +44,28 @@ def test_a_batch_has_all_captions_of_its_images_and_no_needless_padding(data: Ca
     assert int((batch["labels"] == IGNORED).sum()) == sum(longest - len(text.split()) for text in said)
 
 
+def test_batches_are_made_once_and_cannot_be_spoilt(data: CaptionData) -> None:
+    texts = texts_of(data, "train", 20)
+    batches = caption_training.Batches(texts, 10, seed=1)
+    first = batches[0, 0]
+    assert first["labels"] is batches[0, 0]["labels"]
+    first.pop("labels")
+    assert set(batches[0, 0]) == {"images", "labels", "examples"}
+    numbers = [int(number) for place in range(len(batches)) for number in batches[place, 0]["examples"]]
+    assert sorted(numbers) == list(range(5 * SIZES[0])), "every caption once in an epoch"
+
+
+def test_the_seed_of_a_training_is_that_of_its_noise(data: CaptionData) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(sum(SIZES), 4, 6)
+    regions_of = regions.Regions(features, torch.ones(features.shape[:2], dtype=torch.bool))
+    net = Att2in(len(data.vocabulary), 6, mechanisms=[bam_captions.WC], dropout=0.0, **NETWORK)
+    batch = texts_of(data, "train", 20).batch([0, 3])
+    models = [caption_training.Captioner(net, regions_of, seed=seed) for seed in (0, 1, 1)]
+    losses = [model(**batch)["loss"].item() for model in models]
+    assert losses[0] != losses[1] == losses[2]
+
+
 def test_the_kl_is_annealed_by_epochs() -> None:
     (mechanism,) = by_epoch([Bayesian.paper("WC", rho=2.0)], per_epoch=120)
     assert isinstance(mechanism, Bayesian)

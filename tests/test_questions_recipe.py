@@ -137,6 +137,17 @@ def test_the_loss_is_a_mean_over_the_batch_plus_the_kl(data: QuestionData, given
     torch.testing.assert_close(chain.penalty(), weight * chain.kl())
 
 
+def test_the_seed_of_a_training_is_that_of_its_noise(data: QuestionData, given: Regions) -> None:
+    row = QuestionRow(replace(ROWS[WC].mechanism, k=2.0))  # type: ignore[type-var]
+
+    def loss(seed: int) -> float:
+        net = model(data, given, row, seed=seed).train()
+        torch.manual_seed(7)  # the same dropout
+        return float(net(torch.arange(6))["loss"].detach())
+
+    assert loss(0) != loss(1) == loss(1)
+
+
 def test_the_learning_rate_rises_and_drops_to_a_fifth() -> None:
     plan = QuestionTraining(13, 4, 8, 1e-4, (10, 12), NETWORK)
     optimizer, schedule = optimizer_of(torch.nn.Linear(1, 1), plan)

@@ -54,12 +54,21 @@ def pad_batch(items: Sequence[tuple[int, E]], encode: Callable[[E], list[int]]) 
 class Epochs(Dataset[Tensor]):
     """Batches of numbers of examples, in another order for each epoch; the last, smaller one is left out.
 
-    With several processes, which take turns, each batch comes in as many parts as there are processes.
+    With several processes, which take turns, each batch comes in as many parts as there are processes. The
+    numbers are on `device`: those of an epoch go there together.
     """
 
-    def __init__(self, count: int, batch: int, updates: int, seed: int, processes: int = 1) -> None:
+    def __init__(
+        self,
+        count: int,
+        batch: int,
+        updates: int,
+        seed: int,
+        processes: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
         self.count, self.batch, self.updates, self.seed = count, min(batch, count), updates, seed
-        self.processes = processes
+        self.processes, self.device = processes, device
         self.latest: tuple[int, Tensor] | None = None  # an epoch and its order
         if self.batch % processes:
             raise ValueError(
@@ -84,7 +93,7 @@ class Epochs(Dataset[Tensor]):
         """The order of an epoch; it takes a millisecond to make for 60,000 examples."""
         if self.latest is None or self.latest[0] != epoch:
             generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-            self.latest = epoch, torch.randperm(self.count, generator=generator)
+            self.latest = epoch, torch.randperm(self.count, generator=generator).to(self.device)
         return self.latest[1]
 
 

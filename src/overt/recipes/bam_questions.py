@@ -263,7 +263,7 @@ def run(request: Request) -> Outcome:
         "training": training.settings(),
         "conditions": {name: list(condition) for name, condition in conditions.items()},
         "samples": SAMPLES,
-        "precision": "bfloat16" if device == "cuda" else "float32",
+        "precision": "tf32" if device == "cuda" else "float32",
     }
     rows_place = place / ("rows" if way == "image" else "rows-noise-published")
     count = dict.fromkeys(ROWS, seeds)

@@ -23,6 +23,7 @@ from overt.data.batching import swapped
 from overt.data.captions import PARTS, CaptionData, Captioned
 from overt.data.region_features import Regions
 from overt.data.vocabulary import Vocabulary, tokenise
+from overt.mechanisms.chain import Chain
 from overt.mechanisms.losses import Losses
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.att2in import Att2in
@@ -155,12 +156,13 @@ class Texts:
     images: Tensor
     rows: list[list[int]]
 
-    def batch(self, images: Sequence[int]) -> dict[str, Tensor]:
+    def batch(self, images: Sequence[int], device: torch.device | None = None) -> dict[str, Tensor]:
         """All captions of some images of the part, by their numbers in it, without needless padding."""
         numbers = torch.tensor([number for image in images for number in self.rows[image]])
         labels = self.labels[numbers]
         longest = int((labels != IGNORED).sum(dim=1).max())
-        return {"images": self.images[numbers], "labels": labels[:, :longest], "examples": numbers}
+        made = {"images": self.images[numbers], "labels": labels[:, :longest], "examples": numbers}
+        return {name: value.to(device) for name, value in made.items()}
 
 
 def texts_of(data: CaptionData, part: str, length: int) -> Texts:
@@ -176,22 +178,29 @@ def texts_of(data: CaptionData, part: str, length: int) -> Texts:
 
 
 class Batches:
-    """Batches of images with all their captions, for `translation_training.fit`."""
+    """Batches of images with all their captions, for `translation_training.fit`.
+
+    The same in each epoch, they are made once, and kept on `device`.
+    """
 
     processes = 1
 
-    def __init__(self, texts: Texts, size: int, seed: int) -> None:
+    def __init__(self, texts: Texts, size: int, seed: int, device: torch.device | None = None) -> None:
         order = list(range(len(texts.rows)))
         Random(seed).shuffle(order)
-        self.texts = texts
+        self.texts, self.device = texts, device
         self.parts = [order[start : start + size] for start in range(0, len(order), size)]
+        self.made: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
         """A batch, by the numbers of `translation_training.Schedule`."""
-        return self.texts.batch(self.parts[place[0]])
+        number = place[0]
+        if number not in self.made:
+            self.made[number] = self.texts.batch(self.parts[number], self.device)
+        return dict(self.made[number])
 
 
 def shuffled(data: CaptionData, seed: int) -> Tensor:
@@ -217,6 +226,7 @@ class Captioner(nn.Module):
             keep the statistics that they have.
         pixels: uint8 (images, 3, height, width), with an encoder.
         other: (images,), whose regions each image has; None for its own.
+        seed: of the noise in training.
     """
 
     features: Tensor
@@ -231,9 +241,11 @@ class Captioner(nn.Module):
         encoder: Encoder | None = None,
         pixels: Tensor | None = None,
         other: Tensor | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.net, self.encoder = net, encoder
+        self.net, self.encoder, self.seed = net, encoder, seed
+        self.whole = bool(regions.real.all())  # so that masks, which take time, are not needed
         kept = {"features": regions.features if encoder is None else None, "real": regions.real}
         for name, tensor in {**kept, "pixels": pixels, "other": other}.items():
             self.register_buffer(name, tensor, persistent=False)
@@ -243,16 +255,17 @@ class Captioner(nn.Module):
         """Of the last batch, for the log."""
         return self.net.overt_losses
 
-    def regions(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Regions (batch, regions, features) of images by their numbers, and which are real."""
+    def regions(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Regions (batch, regions, features) of images by their numbers, and which are real; None for all."""
         images = images if self.other is None else self.other[images]
+        real = None if self.whole else self.real[images]
         if self.encoder is None:
-            return self.features[images].float(), self.real[images]
+            return self.features[images].float(), real
         assert self.pixels is not None
         each, place = torch.unique(images, return_inverse=True)  # an image has several captions
         with evaluating(self.encoder):
             made = regions_from(self.encoder, self.pixels[each])
-        return made[place], self.real[images]
+        return made[place], real
 
     def forward(self, images: Tensor, labels: Tensor, examples: Tensor, **ignored: Any) -> dict[str, Tensor]:
         """Loss and log-probabilities of captions, as `Att2in.forward` gives them.
@@ -265,7 +278,9 @@ class Captioner(nn.Module):
         """
         del ignored
         regions, real = self.regions(images)
-        return self.net(regions, real, labels, examples=examples)  # type: ignore[no-any-return]
+        chain = Chain(step=self.net.step, examples=examples, seed=self.seed)
+        # The texts were made for this network, and are not looked at again.
+        return self.net(regions, real, labels, chain=chain, check=False)  # type: ignore[no-any-return]
 
 
 def by_epoch(mechanisms: Sequence[Mechanism], per_epoch: int) -> list[Mechanism]:
@@ -298,8 +313,8 @@ def model_of(
     )
     other = shuffled(data, seed) if row.shuffled else None
     if not source.finetune or row.attention == "none":
-        return kind(net, regions, other=other)
-    return kind(net, regions, source.network(seed), data.images, other)
+        return kind(net, regions, other=other, seed=seed)
+    return kind(net, regions, source.network(seed), data.images, other, seed)
 
 
 def train(
@@ -319,21 +334,22 @@ def train(
         shared: captions and regions.
         row: attention and mechanisms.
         training: settings.
-        seed: of initial weights, batches and dropout; the noise differs through the batches.
+        seed: of initial weights, batches, dropout and noise.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
         make: makes the network, as `model_of`.
     """
     from transformers import set_seed
 
-    model = make(row, shared, training, seed).to(torch_device(device))
+    where = torch_device(device)
+    model = make(row, shared, training, seed).to(where)
     texts = texts_of(shared.data, "train", training.length)
     held_out = texts_of(shared.data, "validation", training.length)
     set_seed(seed)
     numbers = fit(
         model,
         folder,
-        Batches(texts, training.batch, seed),
+        Batches(texts, training.batch, seed, where),
         lambda _: loss_of(model, held_out),
         training,
         None,
@@ -352,14 +368,15 @@ def train(
 @torch.no_grad()
 def loss_of(model: Captioner, texts: Texts) -> float:
     """Mean negative log-likelihood of a word, with the mean of random weights."""
-    device, total, count = model.net.step.device, 0.0, 0
+    device, count = model.net.step.device, 0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     with evaluating(model):
         for start in range(0, len(texts.rows), TEST_BATCH):
             batch = texts.batch(range(len(texts.rows))[start : start + TEST_BATCH])
-            output = model(**{name: value.to(device) for name, value in batch.items()})
-            total -= float(output["log_probs"].double().sum())
             count += int((batch["labels"] != IGNORED).sum())
-    return total / count
+            output = model(**{name: value.to(device) for name, value in batch.items()})
+            total = total - output["log_probs"].double().sum()
+    return float(total) / count
 
 
 def step_times(

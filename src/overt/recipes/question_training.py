@@ -23,6 +23,7 @@ from overt.data.region_features import Regions
 from overt.data.vocabulary import PADDING
 from overt.judge.uncertainty import brier, ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
+from overt.mechanisms.chain import Chain
 from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
 from overt.recipes._rows import settings_of
 from overt.recipes._training import times, torch_device
@@ -140,6 +141,11 @@ def encoded(data: QuestionData, rows: Sequence[Asked]) -> Questions:
     return Questions(words, data.image_numbers(rows), data.targets(rows), data.credits(rows), kinds(rows))
 
 
+def without_needless_padding(words: Tensor) -> Tensor:
+    """Padded questions, (questions, length), as wide as the longest of them."""
+    return words[:, : int((words != PADDING).sum(dim=1).max())]
+
+
 def shown(questions: Questions, sees: Sees, seed: int) -> Questions:
     """Questions about the image that a row sees: another one of the same part, if it is to be another.
 
@@ -155,13 +161,15 @@ def shown(questions: Questions, sees: Sees, seed: int) -> Questions:
 class Answering(nn.Module):
     """MCAN with the questions that it is trained on, and the regions of all images.
 
+    All of these are checked here, so that no update waits for a GPU to check its batch.
+
     Args:
         net: the network.
         regions: of all images, by their numbers.
         questions: for training.
         row: what is seen.
         noise: as in `QuestionTraining`.
-        seed: of that noise.
+        seed: of that noise, and of the attention's.
         encoder: goes on learning, and makes regions anew; None for the regions that are given.
         pixels: of all images, uint8 (images, 3, height, width), for the encoder.
     """
@@ -188,7 +196,11 @@ class Answering(nn.Module):
         self.net, self.seed, self.encoder = net, seed, encoder
         self.noise = 0.0 if row.sees == "nothing" else noise
         features = torch.zeros_like(regions.features) if row.sees == "nothing" else regions.features
-        tensors = {"features": features, "real": regions.real, "words": questions.words}
+        words = without_needless_padding(questions.words)
+        net.check_values(words, words != PADDING, regions.real, questions.targets)
+        # Where no image has padding, there is no need for masks, which take time.
+        self.whole = bool(regions.real.all()) and not self.noise
+        tensors = {"features": features, "real": regions.real, "words": words}
         tensors |= {"images": questions.images, "targets": questions.targets}
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
@@ -205,14 +217,16 @@ class Answering(nn.Module):
         """The loss of a batch, by the numbers of its questions."""
         del ignored
         images = self.images[numbers]
-        inputs = self.inputs(self.words[numbers], images)
+        inputs: dict[str, Any] = self.inputs(self.words[numbers], images)
         if self.noise:
             inputs = self.noisy(inputs, images, self.noise, 1.0, "published", int(self.net.step))
-        return self.net(**inputs, labels=self.targets[numbers], examples=numbers)  # type: ignore[no-any-return]
+        if self.whole:
+            inputs["region_mask"] = None
+        chain = Chain(step=self.net.step, examples=numbers, seed=self.seed)
+        return self.net(**inputs, labels=self.targets[numbers], chain=chain, check=False)  # type: ignore[no-any-return]
 
     def inputs(self, words: Tensor, images: Tensor) -> dict[str, Tensor]:
         """The network's arguments, for questions about images of these numbers."""
-        words = words[:, : int((words != PADDING).sum(dim=1).max())]
         if self.encoder is not None and self.pixels is not None:
             regions = regions_from(self.encoder, self.pixels[images])
         else:
@@ -291,8 +305,10 @@ def optimizer_of(
         rise = min(1.0, (update + 1) / max(1, training.warmup))
         return float(rise * 0.2 ** sum(update >= drop for drop in training.drops))
 
+    parameters = list(model.parameters())
+    fused = all(parameter.is_cuda for parameter in parameters)
     optimizer = torch.optim.Adam(
-        model.parameters(), training.learning_rate, betas=training.betas, eps=training.eps
+        parameters, training.learning_rate, betas=training.betas, eps=training.eps, fused=fused
     )
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
@@ -315,13 +331,14 @@ def train(
         source: of the regions of all images in `data`.
         row: attention, and what is seen.
         training: settings.
-        seed: of initial weights, batches and dropout; the noise differs through the batches.
+        seed: of initial weights, batches, dropout and noise.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates before each of them.
     """
     from transformers import set_seed
 
-    model = model_of(data, source, row, training, seed).to(torch_device(device))
+    where = torch_device(device)
+    model = model_of(data, source, row, training, seed).to(where)
     optimizer, schedule = optimizer_of(model, training)
     set_seed(seed)
 
@@ -333,13 +350,16 @@ def train(
     numbers = fit(
         model,
         folder,
-        Numbers(Epochs(len(data.train), training.batch, training.updates, seed)),
+        Numbers(Epochs(len(data.train), training.batch, training.updates, seed, device=where)),
         training,
         seed,
         device,
         on_step,
         optimizer=optimizer,
         schedule=schedule,
+        # Half precision would add to each product of such small matrices the conversion of both.
+        bf16=False,
+        tf32=True if where.type == "cuda" else None,
     )
     model.settle()
     return model, {**numbers, "parameters": sum(parameter.numel() for parameter in model.net.parameters())}
@@ -359,7 +379,7 @@ def step_times(
     model = model_of(data, source, row, training, seed).to(where).train()
     numbers = torch.arange(training.batch, device=where) % len(data.train)
     optimizer, _ = optimizer_of(model, training)
-    return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates, half=True)
+    return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates)
 
 
 # --- Measures ---
@@ -395,6 +415,7 @@ def answered(
 ) -> Answered:
     """The answers to questions, as float64 on the CPU."""
     net, device = model.net.eval(), model.words.device
+    questions = questions._replace(words=without_needless_padding(questions.words))
     one, drawn = [], []
     batch = max(1, TEST_ROWS // samples)
     for start in range(0, len(questions.words), batch):

@@ -371,9 +371,13 @@ def fit(
         in_order=True,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup,
-        bf16=torch_device(device).type == "cuda",
         logging_steps=max(1, training.updates // LOGS),
-        **{"lr_scheduler_type": "cosine", "max_grad_norm": 0.0, **arguments},
+        **{
+            "lr_scheduler_type": "cosine",
+            "max_grad_norm": 0.0,
+            "bf16": torch_device(device).type == "cuda",
+            **arguments,
+        },
     )
     if process_number():
         torch.manual_seed(1_000_003 * process_number() + seed)  # other crops than the first process
