@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 
 def data_folder(data: Path | None) -> Path | None:
@@ -29,3 +31,21 @@ def read_text(path: Path) -> str:
         return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be text in UTF-8, gzipped if it ends in .gz: {error}") from None
+
+
+def entries_of(text: str, key: str, path: Path) -> list[dict[str, Any]]:
+    """The objects that a JSON file lists under a key; at least one.
+
+    Args:
+        text: of the file.
+        key: of the list.
+        path: of the file, for errors.
+    """
+    try:
+        read = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from None
+    entries = read.get(key) if isinstance(read, dict) else None
+    if not isinstance(entries, list) or not entries or not all(isinstance(each, dict) for each in entries):
+        raise ValueError(f'{path} must hold {{"{key}": [{{…}}, …]}}, with one entry or more')
+    return entries

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from overt.data.captions import PARTS
-from overt.data.vocabulary import Vocabulary
+from overt.data.vocabulary import Vocabulary, vocabulary_of
+
+OUTSIDE = "answers_outside_in_test"  # a key of `QuestionData.counts`
 
 
 class Asked(NamedTuple):
@@ -21,12 +25,14 @@ class Asked(NamedTuple):
         question: at least one word.
         answers: all that are right, without repetition; at least one.
         kind: of question, such as "number".
+        scores: how right each answer is, from 0 to 1; empty where all are, and one of n counts 1/n.
     """
 
     image: str
     question: str
     answers: tuple[str, ...]
     kind: str
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,22 +73,60 @@ class QuestionData:
         return torch.tensor([numbers[row.image] for row in rows], dtype=torch.int64)
 
     def targets(self, rows: Sequence[Asked]) -> Tensor:
-        """1 for each right answer that can be given, else 0: float32 (rows, answers)."""
-        targets = torch.zeros(len(rows), len(self.answers))
-        numbers = {answer: number for number, answer in enumerate(self.answers)}
-        for number, row in enumerate(rows):
-            for answer in row.answers:
-                if answer in numbers:
-                    targets[number, numbers[answer]] = 1.0
-        return targets
+        """How right each answer that can be given is, from 0 to 1: float32 (rows, answers)."""
+        return self._marked(rows, lambda row: row.scores or (1.0,) * len(row.answers))
 
     def credits(self, rows: Sequence[Asked]) -> Tensor:
-        """The accuracy of each answer, float32 (rows, answers): 1 of n for one of n right answers, else 0.
+        """The accuracy of each answer, float32 (rows, answers): its score, or 1/n for one of n right answers.
 
         An answer that cannot be given counts among the n, so that no question is left out of an accuracy.
         """
-        counts = torch.tensor([len(row.answers) for row in rows]).unsqueeze(1)
-        return self.targets(rows) / counts
+        return self._marked(rows, lambda row: row.scores or (1.0 / len(row.answers),) * len(row.answers))
+
+    def _marked(self, rows: Sequence[Asked], marks: Callable[[Asked], Sequence[float]]) -> Tensor:
+        """The marks of each row's answers at their places, float32 (rows, answers), and 0 elsewhere."""
+        numbers = {answer: number for number, answer in enumerate(self.answers)}
+        found = [
+            (place, numbers[answer], mark)
+            for place, row in enumerate(rows)
+            for answer, mark in zip(row.answers, marks(row), strict=True)
+            if answer in numbers
+        ]
+        marked = torch.zeros(len(rows), len(self.answers))
+        if found:
+            places, columns, values = zip(*found, strict=True)
+            marked[torch.tensor(places), torch.tensor(columns)] = torch.tensor(values)
+        return marked
+
+    def for_validation(self, share: float) -> QuestionData:
+        """Without the test set: the validation part takes its place.
+
+        Where there is none, that is done by all questions about a share of the training images, which leave
+        the training.
+        """
+        train, test, remark = self.train, self.validation, "tested on the validation part"
+        if not test:
+            names = sorted(
+                {row.image for row in train}, key=lambda name: hashlib.sha256(name.encode()).digest()
+            )
+            held = set(names[: math.ceil(share * len(names))])
+            if len(held) == len(names):
+                raise ValueError(f"{self.name} has too few training images to set some apart: {len(names)}")
+            train = [row for row in self.train if row.image not in held]
+            test = [row for row in self.train if row.image in held]
+            remark = f"tested on questions about {share:.0%} of the training images, set apart"
+        digest = hashlib.sha256(f"{self.sha256} {remark}".encode())
+        counts = {**self.counts, OUTSIDE: outside(test, self.answers)}
+        return replace(
+            self,
+            train=train,
+            validation=[],
+            test=test,
+            vocabulary=vocabulary_of(row.question for row in train),
+            sha256=digest.hexdigest(),
+            counts={name: value for name, value in counts.items() if name in self.counts},
+            remarks=(*self.remarks, remark),
+        )
 
     def describe(self) -> dict[str, Any]:
         """For a result file."""

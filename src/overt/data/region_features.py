@@ -31,7 +31,7 @@ class Regions(NamedTuple):
     """Features of some images.
 
     Attributes:
-        features: float32 (images, regions, width); 0 where there is no region.
+        features: (images, regions, width); 0 where there is no region.
         real: boolean (images, regions), True where there is one.
     """
 
@@ -43,6 +43,7 @@ class RegionFeatures:
     """The features in a folder of npz files, or in an h5 file, which may be in a folder of its own.
 
     A file or key is found by the image's name, with or without .jpg and the like; COCO's also by the number.
+    Where the folder has no npz files itself, they may be in its folders, such as train2014/ and val2014/.
 
     Args:
         folder: or the h5 file.
@@ -58,7 +59,7 @@ class RegionFeatures:
         elif not folder.is_dir():
             raise FileNotFoundError(f"features must be a folder of npz files, or an h5 file, got {folder}")
         else:
-            files = sorted(folder.glob("*.npz"))
+            files = sorted(folder.glob("*.npz")) or sorted(folder.glob("*/*.npz"))
             whole = sorted(path for path in folder.iterdir() if path.suffix in H5)
             if bool(files) == bool(whole) or len(whole) > 1:
                 raise ValueError(
@@ -68,7 +69,8 @@ class RegionFeatures:
             if whole:
                 self._open(whole[0])
             else:
-                self.keys = _keys([path.name.removesuffix(".npz") for path in files], folder)
+                names = [path.relative_to(folder).as_posix().removesuffix(".npz") for path in files]
+                self.keys = _keys(names, folder)
 
     def _open(self, path: Path) -> None:
         h5py: Any = need("h5py", "features")
@@ -125,11 +127,13 @@ class RegionFeatures:
             raise ValueError(f"{path} must be an npz file of numbers: {error}") from None
         raise ValueError(f"{path} must have feat (regions × width) or x (width × regions), got {has}")
 
-    def read(self, images: Sequence[str], regions: int = REGIONS) -> Regions:
+    def read(
+        self, images: Sequence[str], regions: int = REGIONS, dtype: torch.dtype = torch.float32
+    ) -> Regions:
         """The first `regions` of each image, with zeros where it has fewer."""
         _check.whole("regions", regions, 1)
         self.check(images)
-        features = torch.zeros(len(images), regions, self.width)
+        features = torch.zeros(len(images), regions, self.width, dtype=dtype)
         real = torch.zeros(len(images), regions, dtype=torch.bool)
         for row, image in enumerate(images):
             found = self.one(image)[:regions]
@@ -155,7 +159,7 @@ def _keys(names: list[str], source: Path) -> dict[str, str]:
     """Key → name of a file or an array."""
     keys: dict[str, str] = {}
     for name in names:
-        if (key := _key(name)) in keys:
+        if (key := _key(name.rpartition("/")[2])) in keys:
             raise ValueError(f"{source} must have features of each image once, got {keys[key]} and {name}")
         keys[key] = name
     return keys

@@ -468,19 +468,20 @@ def _encode_with(net: Encoder, pictures: Pictures, device: str) -> Regions:
 def _read_features(path: Path, pictures: Pictures) -> Regions:
     features = RegionFeatures(path)
     try:
-        found = features.read(pictures.names)
+        found = features.read(pictures.names, dtype=torch.float16)
     finally:
         features.close()
-    if not bool(found.features.half().isfinite().all()):
+    if not all(bool(part.isfinite().all()) for part in torch.split(found.features, BATCH_OF_IMAGES)):
         raise ValueError(f"features of {path} must be finite in float16, and some are not")
-    return found
+    most = int(found.real.sum(dim=1).max())  # no more padding than is needed
+    return Regions(found.features[:, :most].contiguous(), found.real[:, :most].contiguous())
 
 
 def _digest_of_features(path: Path) -> str:
     """Of the files' names, sizes and times of change: their contents may be a hundred gigabytes."""
     if not path.exists():
         raise FileNotFoundError(f"--features must be a folder of npz files, or an h5 file, got {path}")
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files]
     listed = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
