@@ -206,3 +206,14 @@ def test_other_commands_say_which_one_opens_such_a_folder(folder: Path) -> None:
     )
     done = run("trace", QUESTION, "--model", folder)
     assert "give it with --image" in str(done.exception)
+
+
+def test_the_device_can_be_chosen_and_one_that_is_not_there_is_named(folder: Path, picture: Path) -> None:
+    given = ["ask", picture, QUESTION, "--model", folder]
+    auto, cpu = (run(*given, *more) for more in ([], ["--device", "cpu"]))
+    assert cpu.exit_code == 0
+    if not torch.cuda.is_available():
+        assert cpu.output == auto.output
+    bad = run(*given, "--device", "tpu")
+    assert bad.exit_code != 0
+    assert "--device must be cpu, cuda or auto, got tpu" in str(bad.exception)

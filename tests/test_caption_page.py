@@ -22,7 +22,7 @@ from overt.models.att2in import Att2in
 from overt.models.image_encoder import ImageEncoder
 from overt.recipes import caption_training
 from overt.recipes.caption_reading import prior_weights, read_caption
-from overt.view.captions import END, caption_entry
+from overt.view.captions import END, RARE, caption_entry
 from overt.view.pages import caption_page
 from traces import caption
 
@@ -204,3 +204,20 @@ def test_bad_input_is_refused_by_name(tmp_path: Path, picture: Path, words: list
         for word in words
     ]
     assert message in invoked("caption", *given)
+
+
+def test_a_word_outside_the_vocabulary_is_never_written_and_called_what_it_is(
+    tmp_path: Path, picture: Path
+) -> None:
+    model = caption_training.load(written(tmp_path / "model", WC))
+    unknown = len(WORDS) + 1
+    model.net.generator.bias.data[unknown] = 40.0  # by far the likeliest
+    for beam in (1, 3):
+        maps = read_caption(model, pixels_of(picture), beam, samples=3)
+        assert RARE not in maps.words
+        assert not any("<unk>" in text or RARE in text for text, _ in maps.draws)
+        for likely, own in zip(maps.others, maps.probabilities, strict=True):
+            assert likely[0][0] == RARE
+            assert likely[0][1] > 0.99
+            assert float(own) < 0.01, "the others keep the probabilities that they have"
+            assert "<unk>" not in [word for word, *_ in likely]

@@ -14,6 +14,7 @@ from overt.cli.shared import app
 from overt.data.pictures import opened
 from overt.data.vocabulary import tokenise
 from overt.models.mcan import MODEL_TYPE
+from overt.recipes._training import torch_device
 from overt.recipes.asking import answer, checked_question, open_answerer
 from overt.recipes.question_training import LENGTH, SAMPLES
 from overt.view.answers import Reply, answers_page
@@ -25,6 +26,7 @@ def run(
     models: Sequence[Path],
     samples: int = SAMPLES,
     seed: int = 0,
+    device: str = "auto",
     out: Path | None = None,
 ) -> list[Reply]:
     """Ask each model, print a table of their answers, and write a page to `out`."""
@@ -37,11 +39,12 @@ def run(
         if out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--out must end in .html, got {out}")
         check_folder("--out", out)
+    torch_device(device)  # refuses one that is not there
     picture = opened(image, str(image))
     for folder in models:
         check_kind(folder, MODEL_TYPE)
     names = names_of(models)
-    answerers = [open_answerer(folder, name) for folder, name in zip(models, names, strict=True)]
+    answerers = [open_answerer(folder, name, device) for folder, name in zip(models, names, strict=True)]
     for answerer in answerers:
         checked_question(question, answerer)
     replies = [answer(answerer, picture, question, samples, seed) for answerer in answerers]
@@ -104,9 +107,10 @@ def ask(
     ],
     samples: Annotated[int, typer.Option(help="Passes with dropout on.", min=2)] = SAMPLES,
     seed: Annotated[int, typer.Option(help="Random seed of these passes.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Also write a page (.html) with what the answers drew on.")
     ] = None,
 ) -> None:
     """Ask models about an image: their answers, how sure they are, and what the answers drew on."""
-    run(image, question, model, samples, seed, out)
+    run(image, question, model, samples, seed, device, out)

@@ -17,6 +17,7 @@ from overt.data.vocabulary import Vocabulary, tokenise
 from overt.judge.uncertainty import p_values
 from overt.models.folders import CONFIG
 from overt.models.mcan import MCAN
+from overt.recipes._training import torch_device
 from overt.recipes.question_training import ENCODER, IMAGE, LENGTH, SAMPLES
 from overt.recipes.regions import Encoder, encode, open_encoder
 from overt.view.answers import Likely, Reply
@@ -48,13 +49,15 @@ class Answerer:
     size: tuple[int, int]
 
 
-def open_answerer(folder: Path, name: str) -> Answerer:
+def open_answerer(folder: Path, name: str, device: str = "cpu") -> Answerer:
     """The model in a folder that a run of bam-table-2 wrote.
 
     Args:
         folder: of the model.
         name: that it is called by.
+        device: "cpu", "cuda" or "auto".
     """
+    where = torch_device(device)
     if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} is the folder of a run: give the model in it, {folder / 'model'}")
     net = MCAN.load(folder)
@@ -65,6 +68,8 @@ def open_answerer(folder: Path, name: str) -> Answerer:
             f"{folder} must hold an {ENCODER}/ of images: a model trained on --features sees no image"
         )
     encoder = open_encoder(folder / ENCODER)
+    for module in (net, encoder):
+        module.to(where)
     words = Vocabulary(tuple(net.word_names[1:-1]))  # without padding and unknown words
     answerer = Answerer(name, net, encoder, words, net.answer_names, _size(folder / IMAGE))
     blank = torch.zeros(1, 3, *answerer.size, dtype=torch.uint8)
@@ -102,7 +107,7 @@ def checked_question(question: str, answerer: Answerer) -> list[str]:
 
 
 def inputs_of(answerer: Answerer, picture: Image, question: str) -> dict[str, Tensor]:
-    """The network's arguments for a question about a picture.
+    """The network's arguments for a question about a picture, where the network is.
 
     Args:
         answerer: the model.
@@ -115,12 +120,13 @@ def inputs_of(answerer: Answerer, picture: Image, question: str) -> dict[str, Te
     pixels = np.array(picture.resize((width, height), Resampling.BILINEAR))
     regions = encode(answerer.encoder, torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)).float()
     numbers = answerer.vocabulary.questions([question], len(words))
-    return {
+    inputs = {
         "words": numbers,
         "word_mask": torch.ones_like(numbers, dtype=torch.bool),
         "regions": regions,
         "region_mask": torch.ones(regions.shape[:2], dtype=torch.bool),
     }
+    return {name: x.to(answerer.net.step.device) for name, x in inputs.items()}
 
 
 def token_names(answerer: Answerer, question: str) -> list[str]:
@@ -149,7 +155,7 @@ def answer(answerer: Answerer, picture: Image, question: str, samples: int = SAM
     first = int(one.argmax())
     drawn = overt.posterior(net, inputs, samples, dropout=True, seed=seed, problem_type="sigmoid")
     assert isinstance(drawn, overt.Posterior)
-    mean, spread = drawn.mean[0], drawn.spread[0]
+    mean, spread = drawn.mean[0].cpu(), drawn.spread[0].cpu()
     order = mean.argsort(descending=True)[:LIKELY].tolist()
     assert net.grid is not None
     return Reply(
@@ -160,9 +166,9 @@ def answer(answerer: Answerer, picture: Image, question: str, samples: int = SAM
         samples,
         float(p_values(drawn.samples, link="sigmoid", equal_variance=False)[0]),
         checked_question(question, answerer),
-        output["word_weights"][0],
-        output["region_weights"][0].view(net.grid),
-        lost_by_hiding(net, inputs, first).view(net.grid),
+        output["word_weights"][0].cpu(),
+        output["region_weights"][0].view(net.grid).cpu(),
+        lost_by_hiding(net, inputs, first).view(net.grid).cpu(),
     )
 
 
@@ -173,6 +179,7 @@ def lost_by_hiding(net: MCAN, inputs: dict[str, Tensor], answer: int) -> Tensor:
     if count == 1:
         return torch.zeros(1)  # an image without regions cannot be asked about
     several = {name: x.expand(count, *x.shape[1:]) for name, x in inputs.items()}
-    several["region_mask"] = ~torch.eye(count, dtype=torch.bool) & inputs["region_mask"]
+    shown = inputs["region_mask"]
+    several["region_mask"] = ~torch.eye(count, dtype=torch.bool, device=shown.device) & shown
     lost: Tensor = whole - net(**several)["logits"][:, answer].sigmoid()
     return lost

@@ -15,7 +15,7 @@ from overt.mechanisms.bayesian.naive import prior_of
 from overt.mechanisms.chain import Chain
 from overt.models.att2in import Att2in
 from overt.recipes.caption_training import CaptionModel
-from overt.view.captions import END, CaptionMaps
+from overt.view.captions import END, RARE, CaptionMaps
 
 OTHERS = 5  # likeliest words that are told at each place
 SAMPLES = 20
@@ -25,7 +25,9 @@ SAMPLES = 20
 def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: int = SAMPLES) -> CaptionMaps:
     """The caption of a picture by beam search with the mean of random weights, and how draws vary it.
 
-    Weights and probabilities of draws are those of the same words; each draw also writes a caption itself.
+    Weights and probabilities of draws are those of the same words; each draw also writes a caption itself. A
+    word outside the vocabulary is never written, but is among the likeliest, as `RARE`, where the network
+    expects one: without it, the probabilities of the others would not tell how likely they are.
 
     Args:
         model: of `caption_training.load`, wherever it is.
@@ -68,14 +70,19 @@ def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: in
         drawn = many["logits"].exp().std(dim=0, correction=0).cpu()
         texts = Counter(vocabulary.decode(written(number)) for number in range(samples))
         draws = texts.most_common()
-    words = [END if number == net.eos_id else vocabulary.decode([number]) for number in ids]
+
+    def name_of(number: int) -> str:
+        special = {net.eos_id: END, vocabulary.unknown: RARE}
+        return special.get(number) or vocabulary.decode([number])
+
+    words = [name_of(number) for number in ids]
     others = []
     for place in range(len(ids)):
         best = probabilities[place].topk(min(OTHERS, probabilities.shape[1])).indices.tolist()
         others.append(
             [
                 (
-                    END if number == net.eos_id else vocabulary.decode([number]),
+                    name_of(number),
                     float(probabilities[place, number]),
                     None if drawn is None else float(drawn[place, number]),
                 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from overt.view.index import picture_link, printable, short
 
 END = "(end)"
+RARE = "(rare word)"  # any that is not in the vocabulary; it has a probability, and is never written
 
 
 @dataclass(frozen=True, eq=False)
