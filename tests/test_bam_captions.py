@@ -216,6 +216,13 @@ def test_the_report_says_whether_the_pictures_matter() -> None:
     assert matter.endswith("the pictures matter.")
     not_clear = bam_captions.note_on_pictures(outcome([30.0, 31.0, 32.0], [20.0, 40.0, 30.0]))
     assert "this table measures language alone" in not_clear
+    worse = bam_captions.note_on_pictures(outcome([1.0, 2.0, 3.0], [5.0, 6.5, 7.0]))
+    assert "−4.17 points, 3 seeds" in worse
+    assert "this table measures language alone" in worse
+    for few in (outcome([30.0], [5.0]), outcome([30.0, 31.0], [5.0, 6.0]), outcome([1.0], [5.0])):
+        note = bam_captions.note_on_pictures(few)
+        assert note.endswith("Whether the pictures matter takes 3 seeds at least.")
+        assert "alone" not in note
     assert "not known" in bam_captions.note_on_pictures(Outcome({}, {0: {"soft": {"greedy_cider_d": 1.0}}}))
 
 
@@ -243,5 +250,7 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
     path.write_text('{"words": ["a", "b", "c"], "length": 3, "side": null, "name": "x"}')
     with pytest.raises(ValueError, match="trained on given features: it cannot read image files"):
         caption_training.load(tmp_path)
-    with pytest.raises(ValueError, match="--dataset must be one of 'flickr8k', 'scenes'; got 'coco'"):
-        recipe("bam-table-3", "--dataset", "coco")
+    with pytest.raises(
+        ValueError, match="--dataset must be one of 'flickr8k', 'coco', 'scenes'; got 'imagenet'"
+    ):
+        recipe("bam-table-3", "--dataset", "imagenet")

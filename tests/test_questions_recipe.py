@@ -260,7 +260,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "SIZES", {"channels": (4, 6, 8, 10), "width": 12, "blocks": 1})
     sizes = {"width": 8, "heads": 2, "layers": 1, "flat": 4, "embedding": 4, "dropout": 0.1}
     monkeypatch.setitem(bam_questions.NETWORKS, scenes.NAME, sizes)
-    plan = {"epochs": 1, "batch": 12, "learning_rate": 1e-3}
+    plan = {"epochs": 1, "batch": 12, "learning_rate": 1e-3, "warmup": 0.05}
     monkeypatch.setitem(bam_questions.PLANS, scenes.NAME, plan)
 
 
@@ -303,6 +303,44 @@ def test_rows_are_trained_measured_and_shared_by_both_tables(
     assert trained == []
     assert other["per_seed"]["0"][SOFT] == numbers
     assert "accuracy, left-of, %" in other["tables"][0]["columns"]
+    notes = " ".join(other["notes"])
+    assert "its numbers under noise are those without" in notes
+    assert "Other than in the paper: 1 + 1 layers of width 8 rather than 6 + 6 layers of width 512" in notes
+    assert "3e-4" not in notes
+    assert "learning rate 0.001 rather than 1e-4" in notes
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_validation_tests_on_the_validation_part_with_the_same_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(question_training, "step_times", lambda *_: [1.0])
+    out, trained = tmp_path / "out", []
+    encode = regions.train_encoder
+
+    def noted(task: Any, *rest: Any) -> dict[str, Any]:
+        trained.append(task.seed)
+        return encode(task, *rest)
+
+    monkeypatch.setattr(regions, "train_encoder", noted)
+    measured: list[list[str]] = []
+    measure = question_training.measure
+
+    def seen(net: Any, data: QuestionData, *rest: Any) -> dict[str, float]:
+        measured.append(sorted({row.image for row in data.test}))
+        return measure(net, data, *rest)
+
+    monkeypatch.setattr(question_training, "measure", seen)
+    plain = bam_questions.run(request(out, rows=SOFT))
+    held = bam_questions.run(request(out, rows=SOFT, validation=True))
+    assert measured == [[f"test-{n}" for n in range(4)], ["validation-0", "validation-1"]]
+    assert trained == [0], "it sees the same training images"
+    assert (out / "scenes/rows/Soft/seed-0/result.json").is_file(), "numbers of the test set are kept"
+    assert (out / "scenes/rows-validation/Soft/seed-0/result.json").is_file()
+    runs = [each.per_seed[0][SOFT]["run"]["settings"]["data"] for each in (plain, held)]
+    assert runs[0] != runs[1], "so that neither is taken for the other"
+    assert "6 for validation" in " ".join(TABLE_2.report(held).notes)
 
 
 def stored(folder: Path, given: Regions) -> RegionSource:
@@ -345,7 +383,7 @@ def test_an_encoder_that_goes_on_learning_makes_the_regions_that_are_stored(
     net(torch.arange(6))["loss"].backward()
     optimizer.step()
     net.settle()
-    question_training.save(net, tmp_path / "model", None, data.images)
+    question_training.save(net, tmp_path / "model", None, (32, 32))
     then = ImageEncoder.load(tmp_path / "model" / "encoder")
     assert torch.equal(regions.encode(then, data.images), net.features)  # type: ignore[arg-type]
     assert not torch.equal(net.features, first)

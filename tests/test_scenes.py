@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from overt.data import scenes
+from overt.data.batching import swapped
 from overt.data.questions import Asked
 from overt.data.scenes import COLOURS, GRID, SHAPES, Scenes, Thing, plural
 from overt.data.vocabulary import tokenise
@@ -103,6 +104,23 @@ def test_naive_bayes_on_the_words_guesses_few(made: Scenes) -> None:
     test = made.questions.test
     guesses = [max(prior, key=lambda guess: likelihood(row, guess)) for row in test]
     assert accuracy(test, guesses) <= 0.4
+
+
+def test_another_picture_tells_no_more_than_the_question(made: Scenes) -> None:
+    test = made.questions.test
+    images = list(dict.fromkeys(row.image for row in test))
+    other = {
+        image: images[number] for image, number in zip(images, swapped(len(images), 0).tolist(), strict=True)
+    }
+
+    def guess(row: Asked) -> str:
+        try:
+            return answer(row.question, made.things[other[row.image]])
+        except ValueError:  # it does not show what is asked for
+            return "1"
+
+    assert accuracy(test, [guess(row) for row in test]) <= 0.4
+    assert accuracy(test, [answer(row.question, made.things[row.image]) for row in test]) == 1.0
 
 
 def test_answers_are_even_within_each_question() -> None:

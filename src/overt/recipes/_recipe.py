@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,6 +207,19 @@ def cell(value: float | None, deviation: float | None = None, digits: int = 2) -
         return "–"
     text = f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0 turns −0.0 into 0.0
     return text if deviation is None else f"{text}±{deviation:.{digits}f}"
+
+
+def rate_of(text: str | None) -> float | None:
+    """The value of `--learning-rate`."""
+    if text is None:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise ValueError(f"--learning-rate must be a positive number, such as 0.8, got {text}")
+    return rate
 
 
 def counted(number: int, word: str) -> str:

@@ -127,12 +127,15 @@ def shared_of(data: CaptionData, source: RegionSource) -> Shared:
 def pictures_of(data: CaptionData) -> Pictures:
     """The images of captions, for `regions.source_of`; the encoder learns the words of training captions."""
     rows = [row for part in PARTS for row in getattr(data, part)]
+    names, train = [row.image for row in rows], torch.arange(len(data.train))
+    if data.images is None:  # there is nothing that an encoder could learn from
+        return Pictures(names, None, train, torch.zeros(len(train), 0), (), data.sha256)
     own = [[word for text in row.captions for word in tokenise(text)] for row in data.train]
     words = data.vocabulary.words
     return Pictures(
-        names=[row.image for row in rows],
+        names=names,
         images=data.images,
-        train=torch.arange(len(data.train)),
+        train=train,
         held=words_held(own, words),
         words=words,
         sha256=data.sha256,

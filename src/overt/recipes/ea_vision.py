@@ -8,7 +8,6 @@ networks are those of CIFAR-100 (3×3 stem, images of 32 pixels), whose chains o
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.evolving.config import Evolving
 from overt.models.resnet import DEPTHS
 from overt.recipes import vision_training
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, rate_of
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, processes_of, run_record
@@ -203,19 +202,6 @@ def plan(data: AnyImages, options: Mapping[str, Any]) -> ImageTraining:
     drops = tuple(round(share * updates) for share in PAPER_DROPS) if files else ()
     rate = rate_of(options.get("learning-rate")) or base.learning_rate
     return replace(base, updates=updates, warmup=warmup, drops=drops, learning_rate=rate)
-
-
-def rate_of(text: str | None) -> float | None:
-    """The value of `--learning-rate`."""
-    if text is None:
-        return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise ValueError(f"--learning-rate must be a positive number, such as 0.8, got {text}")
-    return rate
 
 
 def data_of(request: Request) -> AnyImages:

@@ -6,12 +6,14 @@ Questions, and the regions of all images, stay on the device; the inputs are num
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import overt
@@ -21,7 +23,7 @@ from overt.data.batching import Epochs, Numbers, swapped
 from overt.data.questions import Asked, QuestionData, kinds
 from overt.data.region_features import Regions
 from overt.data.vocabulary import PADDING
-from overt.judge.uncertainty import brier, ece, pavpu, predictive, selective_accuracy
+from overt.judge.uncertainty import ece, p_values, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
@@ -36,7 +38,7 @@ IMAGE = "image.json"  # height and width of the images that the encoder sees
 SAMPLES = 20  # passes with dropout on, as published
 THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
 COVERAGE = (0.5, 0.8)
-TEST_ROWS = 1024  # that run at once
+TEST_ROWS = {"cpu": 1024, "cuda": 4096}  # that run at once
 TEST_STEPS = 2**30  # steps of the noise in testing, above all of training
 Sees = Literal["image", "nothing", "another"]
 
@@ -123,7 +125,7 @@ class Questions(NamedTuple):
     Attributes:
         words: int64 (questions, length), padded.
         images: int64 (questions,), numbers of their images.
-        targets: float32 (questions, answers), 1 for each right answer.
+        targets: float32 (questions, answers), how right each answer is.
         credits: float32 (questions, answers), the accuracy of each answer.
         kinds: kind → boolean (questions,).
     """
@@ -133,6 +135,11 @@ class Questions(NamedTuple):
     targets: Tensor
     credits: Tensor
     kinds: dict[str, Tensor]
+
+    def some(self, part: slice) -> Questions:
+        """A part of them, without their kinds."""
+        words, images, targets, credits, _ = self
+        return Questions(words[part], images[part], targets[part], credits[part], {})
 
 
 def encoded(data: QuestionData, rows: Sequence[Asked]) -> Questions:
@@ -409,64 +416,112 @@ class Answered(NamedTuple):
     samples: Tensor
 
 
-@torch.no_grad()
 def answered(
     model: Answering, questions: Questions, condition: Condition, deviation: float, samples: int = SAMPLES
 ) -> Answered:
     """The answers to questions, as float64 on the CPU."""
+    found = [part for part, _ in in_batches(model, questions, condition, deviation, samples)]
+    one, drawn = zip(*found, strict=True)
+    return Answered(torch.cat(one), torch.cat(drawn, dim=1))
+
+
+def in_batches(
+    model: Answering, questions: Questions, condition: Condition, deviation: float, samples: int = SAMPLES
+) -> Iterator[tuple[Answered, Questions]]:
+    """The answers to questions, some at a time, as float64 on the CPU, with these questions."""
     net, device = model.net.eval(), model.words.device
-    questions = questions._replace(words=without_needless_padding(questions.words))
-    one, drawn = [], []
-    batch = max(1, TEST_ROWS // samples)
-    for start in range(0, len(questions.words), batch):
+    words = without_needless_padding(questions.words)
+    rows = TEST_ROWS.get(device.type, TEST_ROWS["cpu"])
+    batch = max(1, rows // samples)
+    for start in range(0, len(words), batch):
         part = slice(start, start + batch)
         images = questions.images[part].to(device)
-        inputs = model.inputs(questions.words[part].to(device), images)
+        inputs = model.inputs(words[part].to(device), images)
         if condition.strength:
             unit = deviation if condition.way == "image" else 1.0
             # Each batch has another number, as its noise is shared in the published way.
             step = TEST_STEPS + start if condition.way == "published" else 0
             inputs = model.noisy(inputs, images, condition.strength, unit, condition.way, step)
-        one.append(net(**inputs)["logits"].double().sigmoid().cpu())
-        posterior = overt.posterior(
-            net,
-            inputs,
-            samples,
-            dropout=True,
-            seed=model.seed,
-            first=start,
-            rows=TEST_ROWS,
-            problem_type="sigmoid",
-        )
+        with torch.no_grad():
+            one = net(**inputs)["logits"].double().sigmoid().cpu()
+            posterior = overt.posterior(
+                net,
+                inputs,
+                samples,
+                dropout=True,
+                seed=model.seed,
+                first=start,
+                rows=rows,
+                problem_type="sigmoid",
+            )
         assert isinstance(posterior, overt.Posterior)
-        drawn.append(posterior.samples.double().cpu())
-    return Answered(torch.cat(one), torch.cat(drawn, dim=1))
+        yield Answered(one, posterior.samples.double().cpu()), questions.some(part)
 
 
-def measures(found: Answered, questions: Questions) -> dict[str, float]:
-    """All measures of answers, in % where they are shares.
+Floats = NDArray[np.float64]
+
+
+class Judged(NamedTuple):
+    """What is to be known of each answer; all (questions,), from which all measures follow.
+
+    Attributes:
+        accuracy: of the answer of one pass.
+        confidence: its probability.
+        sampled_accuracy: of the answer of the passes' mean.
+        sampled_confidence: its probability.
+        p: between the two likeliest answers, by Welch's test.
+        brier: mean over the answers.
+        information: mutual information, summed over the answers.
+    """
+
+    accuracy: Floats
+    confidence: Floats
+    sampled_accuracy: Floats
+    sampled_confidence: Floats
+    p: Floats
+    brier: Floats
+    information: Floats
+
+
+def judged(found: Answered, questions: Questions) -> Judged:
+    """Each answer's accuracy and certainty."""
+    mean = found.samples.mean(dim=0)
+    return Judged(
+        credit(found.one, questions.credits).numpy(),
+        found.one.amax(dim=1).numpy(),
+        credit(mean, questions.credits).numpy(),
+        mean.amax(dim=1).numpy(),
+        p_values(found.samples, link="sigmoid", equal_variance=False),
+        (mean - questions.targets).square().mean(dim=1).numpy(),
+        predictive(found.samples, "sigmoid").mutual_information,
+    )
+
+
+def measures_of(found: Judged) -> dict[str, float]:
+    """All measures of judged answers, in % where they are shares.
 
     The accuracy is that of the answer of one pass, also in PAvPU, as published; calibration is that of the
     passes' mean.
     """
-    accuracies = credit(found.one, questions.credits)
-    mean = found.samples.mean(dim=0)
-    sampled = credit(mean, questions.credits)
-    certainty = pavpu(
-        found.samples, None, THRESHOLDS, accuracies=accuracies, link="sigmoid", equal_variance=False
-    )
+    one, mean = (x.reshape(-1, 1) for x in (found.confidence, found.sampled_confidence))
+    certain = {at: np.where(found.p < at, found.accuracy, 1.0 - found.accuracy) for at in THRESHOLDS}
+    sampled = found.sampled_accuracy
     selective = selective_accuracy(mean, None, COVERAGE, accuracies=sampled, link="sigmoid")
-    information = predictive(found.samples, "sigmoid").mutual_information
     return {
-        "accuracy": 100 * float(accuracies.mean()),
-        f"accuracy of {len(found.samples)} passes": 100 * float(sampled.mean()),
-        **{f"PAvPU {at:g}": 100 * value for at, value in certainty.items()},
+        "accuracy": 100 * float(found.accuracy.mean()),
+        f"accuracy of {SAMPLES} passes": 100 * float(sampled.mean()),
+        **{f"PAvPU {at:g}": 100 * float(agreeing.mean()) for at, agreeing in certain.items()},
         "ECE": 100 * ece(mean, None, accuracies=sampled, link="sigmoid"),
-        "ECE of one pass": 100 * ece(found.one, None, accuracies=accuracies, link="sigmoid"),
-        "Brier": brier(mean, questions.targets, "sigmoid"),
+        "ECE of one pass": 100 * ece(one, None, accuracies=found.accuracy, link="sigmoid"),
+        "Brier": float(found.brier.mean()),
         **{f"accuracy of the surest {100 * at:.0f} %": 100 * value for at, value in selective.items()},
-        "mutual information": float(information.mean()),
+        "mutual information": float(found.information.mean()),
     }
+
+
+def measures(found: Answered, questions: Questions) -> dict[str, float]:
+    """All measures of answers, as `measures_of` has them."""
+    return measures_of(judged(found, questions))
 
 
 def credit(probabilities: Tensor, credits: Tensor) -> Tensor:
@@ -483,6 +538,8 @@ def measure(
 ) -> dict[str, float]:
     """Key → number: measures of all test questions, and accuracy and PAvPU of each kind of question.
 
+    A row that sees no picture has the same numbers under all conditions: there is none to disturb.
+
     Args:
         model: the trained network.
         data: questions.
@@ -492,17 +549,23 @@ def measure(
     """
     questions = shown(encoded(data, data.test), row.sees, model.seed)
     numbers: dict[str, float] = {}
+    done: dict[Condition, Judged] = {}
     for name, condition in conditions.items():
         if row.sees == "nothing":
-            condition = Condition()  # where there is no picture, there is none to disturb
-        found = answered(model, questions, condition, deviation)
-        if not bool(found.one.isfinite().all()):
-            raise ValueError("the training diverged: the trained network gives numbers that are not finite")
-        numbers |= {key_of(name, measure): value for measure, value in measures(found, questions).items()}
-        for kind, some in questions.kinds.items():
-            words, images, targets, credits, _ = questions
-            part = Questions(words[some], images[some], targets[some], credits[some], {})
-            of_kind = measures(Answered(found.one[some], found.samples[:, some]), part)
+            condition = Condition()
+        if condition not in done:
+            parts = []
+            for found, some in in_batches(model, questions, condition, deviation):
+                if not bool(found.one.isfinite().all()):
+                    raise ValueError(
+                        "the training diverged: the trained network gives numbers that are not finite"
+                    )
+                parts.append(judged(found, some))
+            done[condition] = Judged(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        whole = done[condition]
+        numbers |= {key_of(name, measure): value for measure, value in measures_of(whole).items()}
+        for kind, theirs in questions.kinds.items():
+            of_kind = measures_of(Judged(*(each[theirs.numpy()] for each in whole)))
             wanted = ("accuracy", *(f"PAvPU {at:g}" for at in THRESHOLDS))
             numbers |= {key_of(name, measure, kind): of_kind[measure] for measure in wanted}
     return numbers
@@ -519,17 +582,17 @@ def deviation_of(data: QuestionData, model: Answering) -> float:
     return feature_deviation(model.features[images].float(), model.real[images]) or 1.0
 
 
-def save(model: Answering, folder: Path, encoder: Encoder | None, images: Tensor | None) -> None:
+def save(model: Answering, folder: Path, encoder: Encoder | None, size: Sequence[int] | None) -> None:
     """Write the network to a folder, and what makes its regions of an image, if anything does.
 
     Args:
         model: the trained network.
         folder: for it; the encoder is in encoder/ there, and the size of its images in image.json.
         encoder: of the regions, unless the model's own went on learning; None for given features.
-        images: that the encoder saw, (images, 3, height, width).
+        size: height and width of the images that the encoder saw; None where there were none.
     """
     encoder = model.encoder if model.encoder is not None else encoder
-    if encoder is not None and images is not None:
+    if encoder is not None and size is not None:
         save_encoder(encoder.cpu(), folder / ENCODER)
-        write_whole(folder / IMAGE, json.dumps({"size": list(images.shape[-2:])}))
+        write_whole(folder / IMAGE, json.dumps({"size": list(size)}))
     model.net.cpu().save(folder)
