@@ -24,7 +24,7 @@ class Task:
 
     Attributes:
         name: of the row.
-        seed: of initial weights, batches, dropout and noise.
+        seed: of initial weights, batches and dropout; of the noise where the training says so.
         row: network and mechanisms.
         training: settings of the training.
         folder: for model and numbers.

@@ -221,7 +221,8 @@ def train(
         data: the corpus.
         row: attention and mechanisms.
         training: settings.
-        seed: of initial weights, batches, dropout and noise.
+        seed: of initial weights, batches and dropout. The noise of random weights goes by update and by the
+            place in a batch, with the same key for all seeds.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
     """

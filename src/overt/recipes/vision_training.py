@@ -281,7 +281,8 @@ def train(
         data: the images.
         row: network and mechanisms.
         training: settings.
-        seed: of initial weights, batches, crops and noise.
+        seed: of initial weights, batches and crops. The noise of random weights goes by update and image, so
+            that it differs through the batches alone.
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
     """
