@@ -55,6 +55,23 @@ def test_batches_are_made_once_and_cannot_be_spoilt(data: CaptionData) -> None:
     assert sorted(numbers) == list(range(5 * SIZES[0])), "every caption once in an epoch"
 
 
+def test_all_rows_of_a_seed_start_from_the_same_weights(tmp_path: Path, data: CaptionData) -> None:
+    features = torch.zeros(sum(SIZES), 4, 6)
+    write_tensors(
+        tmp_path / regions.CACHE,
+        {"features": features.half(), "real": torch.ones(features.shape[:2], dtype=torch.bool)},
+    )
+    shared = caption_training.shared_of(data, regions.RegionSource(tmp_path, False, None, {}, 4))
+    states = {}
+    for name, row in bam_captions.ROWS.items():
+        small = CaptionRow(row.attention, row.mechanisms, row.shuffled, {**row.arguments, **NETWORK})
+        states[name] = caption_training.model_of(small, shared, CaptionTraining(1), 2).net.state_dict()
+    for name, state in states.items():
+        both = state.keys() & states["soft"].keys()
+        assert len(both) >= len(states["language only"])
+        assert all(torch.equal(state[key], states["soft"][key]) for key in both), name
+
+
 def test_the_seed_of_a_training_is_that_of_its_noise(data: CaptionData) -> None:
     torch.manual_seed(0)
     features = torch.randn(sum(SIZES), 4, 6)

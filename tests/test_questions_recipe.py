@@ -137,6 +137,19 @@ def test_the_loss_is_a_mean_over_the_batch_plus_the_kl(data: QuestionData, given
     torch.testing.assert_close(chain.penalty(), weight * chain.kl())
 
 
+def test_all_rows_of_a_seed_start_from_the_same_weights(data: QuestionData) -> None:
+    soft = network(data, 5, ROWS[SOFT], TRAINING, 3).state_dict()
+    for name, row in ROWS.items():
+        own = network(data, 5, row, TRAINING, 3).state_dict()
+        assert soft.keys() <= own.keys(), name
+        assert all(torch.equal(own[key], value) for key, value in soft.items()), name
+    assert len(own) == len(soft)
+    contextual = network(data, 5, ROWS[WC], TRAINING, 3).state_dict()
+    assert any("prior" in key for key in contextual.keys() - soft.keys())
+    other = network(data, 5, ROWS[SOFT], TRAINING, 4).state_dict()
+    assert not torch.equal(other["answers.weight"], soft["answers.weight"])
+
+
 def test_the_seed_of_a_training_is_that_of_its_noise(data: QuestionData, given: Regions) -> None:
     row = QuestionRow(replace(ROWS[WC].mechanism, k=2.0))  # type: ignore[type-var]
 

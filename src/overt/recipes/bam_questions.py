@@ -600,7 +600,7 @@ def notes_of(outcome: Outcome) -> list[str]:
         ),
         f"Training: {counted(config['epochs'], 'epoch')}, {training['updates']:,} updates of "
         f"{training['batch']} questions, Adam, learning rate {training['learning_rate']:g} after "
-        f"{training['warmup']:,} updates of warm-up, a fifth from updates "
+        f"{counted(training['warmup'], 'update')} of warm-up, a fifth from updates "
         f"{' and '.join(f'{drop:,}' for drop in training['drops'])} on. MCAN of {network['layers']} + "
         f"{network['layers']} layers, width {network['width']}, dropout {network['dropout']:g}.",
         "Regions: the same for all rows of a seed; "

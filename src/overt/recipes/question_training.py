@@ -277,17 +277,21 @@ class Answering(nn.Module):
 
 
 def network(data: QuestionData, width: int, row: QuestionRow, training: QuestionTraining, seed: int) -> MCAN:
-    """The untrained network of a row, for regions of this width."""
-    torch.manual_seed(seed)
+    """The untrained network of a row, for regions of this width.
+
+    All rows of a seed start from the same weights. Those of a prior are drawn between the others', so that
+    these are taken from a network without one.
+    """
     per_epoch = Epochs(len(data.train), training.batch, 1, 0).per_epoch
-    net = MCAN(
-        len(data.vocabulary),
-        len(data.answers),
-        row.mechanisms(training.batch, per_epoch),
-        features=width,
-        reduction="mean",
-        **training.network,
-    )
+
+    def made(mechanisms: Sequence[Bayesian]) -> MCAN:
+        torch.manual_seed(seed)
+        sizes = {"features": width, **training.network}
+        return MCAN(len(data.vocabulary), len(data.answers), mechanisms, reduction="mean", **sizes)
+
+    net = made(row.mechanisms(training.batch, per_epoch))
+    if net.mechanisms:
+        net.load_state_dict(made(()).state_dict(), strict=False)
     net.word_names = ["<pad>", *data.vocabulary.words, "<unk>"]
     net.answer_names = list(data.answers)
     return net
