@@ -38,7 +38,7 @@ IMAGE = "image.json"  # height and width of the images that the encoder sees
 SAMPLES = 20  # passes with dropout on, as published
 THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
 COVERAGE = (0.5, 0.8)
-TEST_ROWS = {"cpu": 1024, "cuda": 4096}  # that run at once
+TEST_REGIONS = {"cpu": 2**14, "cuda": 2**17}  # of all passes that run at once
 TEST_STEPS = 2**30  # steps of the noise in testing, above all of training
 Sees = Literal["image", "nothing", "another"]
 
@@ -435,7 +435,7 @@ def in_batches(
     """The answers to questions, some at a time, as float64 on the CPU, with these questions."""
     net, device = model.net.eval(), model.words.device
     words = without_needless_padding(questions.words)
-    rows = TEST_ROWS.get(device.type, TEST_ROWS["cpu"])
+    rows = max(1, TEST_REGIONS.get(device.type, TEST_REGIONS["cpu"]) // model.real.shape[1])
     batch = max(1, rows // samples)
     for start in range(0, len(words), batch):
         part = slice(start, start + batch)
