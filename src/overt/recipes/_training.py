@@ -81,6 +81,18 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def precision_of_products(device: str) -> str:
+    """Of products of matrices in float32, where a training allows less: "tf32" on GPUs that have it."""
+    if torch_device(device).type != "cuda" or torch.cuda.get_device_capability()[0] < 8:
+        return "float32"
+    return "tf32"
+
+
+def in_tf32(device: str) -> dict[str, bool]:
+    """Arguments of `Run` for products in TF32, where there is such a thing."""
+    return {"tf32": True} if precision_of_products(device) == "tf32" else {}
+
+
 def is_main_process() -> bool:
     """Whether this is a training's only process, or the first of those that `accelerate launch` started."""
     return process_number() == 0

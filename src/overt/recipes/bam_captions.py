@@ -27,7 +27,14 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Known, Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
-from overt.recipes._training import be_quiet, hardware, one_thread, torch_device, versions
+from overt.recipes._training import (
+    be_quiet,
+    hardware,
+    one_thread,
+    precision_of_products,
+    torch_device,
+    versions,
+)
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.caption_training import BEAM, SEARCHES, CaptionRow, CaptionTraining, Shared, shared_of
 from overt.recipes.paired import mean_interval
@@ -126,14 +133,16 @@ def fitted(row: CaptionRow, data: CaptionData) -> CaptionRow:
     return replace(row, arguments={**row.arguments, **STAND_IN}) if data.stand_in else row
 
 
-def settings_of_runs(data: CaptionData, source: RegionSource, training: CaptionTraining) -> dict[str, Any]:
+def settings_of_runs(
+    data: CaptionData, source: RegionSource, training: CaptionTraining, device: str
+) -> dict[str, Any]:
     """What all rows share."""
     return {
         "data": data.sha256,
         "regions": source.settings,
         "finetune": source.finetune,
         "training": training.settings(),
-        "precision": "float32",
+        "precision": precision_of_products(device),
     }
 
 
@@ -154,7 +163,7 @@ def run_table_3(request: Request) -> Outcome:
     here, pictures = replace(request, out=place), caption_training.pictures_of(data)
     source = regions.source_of(here, pictures, "bam-table-3")
     rows = {name: fitted(row, data) for name, row in ROWS.items()}
-    common = settings_of_runs(data, source, training)
+    common = settings_of_runs(data, source, training, device)
     known = look_up(request, rows, chosen, place, common, training, device)
     regions.train_encoders(here, pictures, source, {task.seed for task in known.tasks})
     shared = shared_of(data, source)

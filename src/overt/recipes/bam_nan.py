@@ -176,7 +176,7 @@ def run_nan(request: Request) -> Outcome:
         source = regions.source_of(here, pictures, "bam-nan")
         rows = {f"{name}, {data.name}": Named(fitted(row, data), name) for name, row in ROWS.items()}
         names = [name for name, row in rows.items() if row.label in chosen]
-        common = settings_of_runs(data, source, training)
+        common = settings_of_runs(data, source, training, device)
         known = look_up(request, rows, names, place / "nan", common, training, device)
         regions.train_encoders(here, pictures, source, {task.seed for task in known.tasks})
         shared = shared_of(data, source)
@@ -303,7 +303,8 @@ def report_nan(outcome: Outcome) -> Report:
         "seeds.",
         f"Training as in bam-table-3, without an early end: {counted(first['updates'], 'update')} "
         f"({next(iter(outcome.config['datasets']))}), gradients clipped at a norm of {first['clip']:g}, in "
-        "float32. The authors' code clips each number of the gradient at 0.1.",
+        "float32 (on a GPU with products in TF32, which has the same range). The authors' code clips each "
+        "number of the gradient at 0.1.",
         notes_on_runs(outcome)[-1],
     ]
     return Report([grid for grid in grids if grid.rows], notes)

@@ -28,7 +28,14 @@ from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request
 from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, run_record
-from overt.recipes._training import hardware, is_main_process, one_thread, torch_device, versions
+from overt.recipes._training import (
+    hardware,
+    is_main_process,
+    one_thread,
+    precision_of_products,
+    torch_device,
+    versions,
+)
 from overt.recipes._workers import Tell, Throttled
 from overt.recipes.paired import mean_interval
 from overt.recipes.question_training import (
@@ -307,7 +314,7 @@ def run(request: Request) -> Outcome:
         "training": training.settings(),
         "conditions": {name: list(condition) for name, condition in conditions.items()},
         "samples": SAMPLES,
-        "precision": "tf32" if device == "cuda" else "float32",
+        "precision": precision_of_products(device),
     }
     names = ["rows", *["validation"] * validation, *["noise-published"] * (way == "published")]
     rows_place = place / "-".join(names)

@@ -30,7 +30,7 @@ from overt.models.att2in import Att2in
 from overt.models.folders import CONFIG
 from overt.models.word_by_word import IGNORED
 from overt.recipes._rows import settings_of
-from overt.recipes._training import times, torch_device
+from overt.recipes._training import in_tf32, times, torch_device
 from overt.recipes.regions import (
     Encoder,
     Pictures,
@@ -363,6 +363,7 @@ def train(
         lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=training.clip,
+        **in_tf32(device),
     )
     numbers["parameters"] = sum(parameter.numel() for parameter in model.net.parameters())
     return model, numbers

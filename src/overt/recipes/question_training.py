@@ -28,7 +28,7 @@ from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
 from overt.recipes._rows import settings_of
-from overt.recipes._training import times, torch_device
+from overt.recipes._training import in_tf32, times, torch_device
 from overt.recipes.regions import Encoder, RegionSource, encode, regions_from, save_encoder
 from overt.recipes.vision_training import fit
 
@@ -370,7 +370,7 @@ def train(
         schedule=schedule,
         # Half precision would add to each product of such small matrices the conversion of both.
         bf16=False,
-        tf32=True if where.type == "cuda" else None,
+        **in_tf32(device),
     )
     model.settle()
     return model, {**numbers, "parameters": sum(parameter.numel() for parameter in model.net.parameters())}
