@@ -88,7 +88,7 @@ def precision_of_products(device: str) -> str:
     return "tf32"
 
 
-def in_tf32(device: str) -> dict[str, bool]:
+def in_tf32(device: str) -> dict[str, Any]:
     """Arguments of `Run` for products in TF32, where there is such a thing."""
     return {"tf32": True} if precision_of_products(device) == "tf32" else {}
 
@@ -150,11 +150,6 @@ def hardware(device: str) -> str:
         pass  # not Linux
     cpu = f"CPU {cpu}, {torch.get_num_threads()} threads"
     return f"{torch.cuda.get_device_name()}; {cpu}" if torch_device(device).type == "cuda" else cpu
-
-
-def multiplies_in_tf32(device: str) -> bool:
-    """Whether a device can multiply float32 in TF32, several times faster; results differ from digit 4 on."""
-    return torch_device(device).type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ import overt
 from overt.data.batching import Epochs
 from overt.data.glue import Row
 from overt.mechanisms.mechanism import Mechanism
-from overt.recipes._training import Run, be_quiet, multiplies_in_tf32, processes, times, torch_device
+from overt.recipes._training import Run, be_quiet, in_tf32, processes, times, torch_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -273,7 +273,7 @@ def train(
         weight_decay=training.weight_decay,
         adam_epsilon=1e-8,
         logging_steps=max(1, training.updates // LOGS),
-        tf32=True if multiplies_in_tf32(device) else None,
+        **in_tf32(device),
     )
     run.train()
     model.eval()

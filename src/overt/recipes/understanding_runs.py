@@ -34,8 +34,8 @@ from overt.recipes._training import (
     be_quiet,
     hardware,
     is_main_process,
-    multiplies_in_tf32,
     one_thread,
+    precision_of_products,
     processes,
     torch_device,
     versions,
@@ -55,7 +55,6 @@ BATCH, LONGEST, WARMUP = 32, 128, 0.06
 EPOCHS = {"SST-2": 1, "SQuAD 1.1": 2, "SQuAD 2.0": 3}
 SQUAD = "SQuAD"  # stands for both versions in --tasks
 PREDICTIONS = "predictions.safetensors"
-TF32 = "float32 with products in TF32"
 ANSWERS = "answers.json"  # question → answer, as SQuAD's own scripts take them
 BAM_SCORE = "bam_score"  # in the metrics that Fan et al. 2020 are taken to have used
 BAM_METRICS = {"MRPC": "accuracy", "QQP": "accuracy"}  # GLUE's first metric is F1
@@ -332,7 +331,7 @@ def run_forms(
     if needed is not None:
         runs = [place / folder_name(row_name(form, task)) for form in every for task in cases]
         count = processes_of(run / f"seed-{seed}" for run in runs for seed in range(request.seeds))
-    precision = TF32 if multiplies_in_tf32(request.device) else "float32"
+    precision = precision_of_products(request.device)
     common: dict[str, Any] = {"precision": precision, **({"processes": count} if count > 1 else {})}
     fill = partial(fill_rows, shared=shared, passes=passes)
     rates, chosen_by = choose_rates(
