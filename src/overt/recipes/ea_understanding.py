@@ -276,11 +276,12 @@ def notes_of(outcome: Outcome) -> list[str]:
     runs = [numbers.get("run", {}) for rows in outcome.per_seed.values() for numbers in rows.values()]
     precisions = {run.get("settings", {}).get("precision", "float32") for run in runs}
     shown = {"float32": "float32", "tf32": "float32 with products in TF32"}
+    precision = " or ".join(shown[each] for each in sorted(precisions))
     head = f" New weights, drawn at random: {', '.join(config['head'])}." if config["head"] else ""
     return [
         f"Model: {config['model']}.{head} {' '.join(how)}",
         f"Training: AdamW with ε 1e-8, {sizes}"
-        f"linear warm-up and decay, the last step's weights, {' or '.join(shown[each] for each in sorted(precisions))}. "
+        f"linear warm-up and decay, the last step's weights, {precision}. "
         "Models with the same seed start from the same weights and see the same batches.",
         *notes_on_squad(outcome),
         f"Data: {'; '.join(data)}.",
