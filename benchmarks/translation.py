@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import overt
 from generate import milliseconds
+from overt._modes import any_shape
 from overt.data import pairs, reordered
 from overt.data.subwords import PAD_ID
 from overt.models.seq2seq import Seq2Seq
@@ -30,7 +31,7 @@ from overt.recipes import bam_translation, ea_translation, lstm_training, transl
 from overt.recipes._rows import folder_name
 from overt.recipes.lstm_training import LstmRow, LstmTraining, vocabularies
 from overt.recipes.translation_runs import tokenizer_of
-from overt.recipes.translation_training import Encoded, any_shape, encode, padded
+from overt.recipes.translation_training import Encoded, encode, padded
 from ratios import Report, compared
 
 BOUND = "no attention, one nn.LSTM"

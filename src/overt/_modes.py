@@ -1,10 +1,11 @@
-"""Change the training or evaluation mode of a model's modules temporarily."""
+"""Change the mode of a model's modules, or how torch computes, temporarily."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -30,3 +31,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; each module's mode is restored at the end."""
     with switched(in_other_mode(model, lambda _: False)):
         yield
+
+
+@contextmanager
+def any_shape() -> Iterator[None]:
+    """Inside, torch's attention does not use cuDNN, which prepares for every new shape of a batch anew.
+
+    With the many shapes of token-sized batches and of growing translations that takes most of the time.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

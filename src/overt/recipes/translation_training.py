@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 import overt
 from overt._extras import need
 from overt._files import write_whole, written_whole
+from overt._modes import any_shape
 from overt.attaching.api import state_in
 from overt.data import subwords
 from overt.data.pairs import Corpus
@@ -303,20 +303,6 @@ def padded(rows: Sequence[Ids], filler: int, multiple: int = 1) -> Tensor:
 
 
 # --- The loss and its average ---
-
-
-@contextmanager
-def any_shape() -> Iterator[None]:
-    """Inside, torch's attention does not use cuDNN, which prepares for every new shape of a batch anew.
-
-    With the many shapes of token-sized batches and of growing translations that takes most of the time.
-    """
-    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class SmoothedLoss:
