@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
+from overt._modes import switched
 from overt.tracing.inputs import patch_of
 from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
@@ -86,9 +87,15 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
 
 
 def _backward(model: nn.Module) -> AbstractContextManager[None]:
-    """Switch cuDNN off for a recurrent network: it has no backward pass in evaluation mode."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    """Let a recurrent network have a backward pass in evaluation mode, where cuDNN refuses one.
+
+    Without dropout between its layers, both modes are the same, so that training mode does; with it, cuDNN is
+    switched off, which is far slower.
+    """
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    if any(module.dropout and module.num_layers > 1 for module in recurrent):
+        return torch.backends.cudnn.flags(enabled=False)
+    return switched([module for module in recurrent if not module.training])
 
 
 def _integrated(
