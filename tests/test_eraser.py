@@ -184,8 +184,15 @@ LAYOUTS = {
         Example("q1", ("where", "to", "read", "?"), 2, ((2, 3),), "a [sep] b [sep] c [sep] d [sep] e"),
     ),
     "esnli": (
-        row("s", "neutral", "", ["s_p", "s_h"], passage("s_h", 0, 1, "he"), passage("s_p", 1, 2, "man")),
-        {"s_p": "a man sits", "s_h": "he waits"},
+        row(
+            "s",
+            "neutral",
+            "",
+            ["s_hypothesis", "s_premise"],
+            passage("s_hypothesis", 0, 1, "he"),
+            passage("s_premise", 1, 2, "man"),
+        ),
+        {"s_premise": "a man sits", "s_hypothesis": "he waits"},
         "docs.jsonl",
         Example("s", ("a", "man", "sits", "he", "waits"), 2, ((3, 4), (1, 2))),
     ),
@@ -200,6 +207,18 @@ def test_each_data_set_is_read_in_its_own_layout(tmp_path: Path, name: str) -> N
     assert sum(length for _, length in found["val"][0].documents) == len(expected.words)
 
 
+def test_no_document_is_lost_whose_words_nobody_marked(tmp_path: Path) -> None:
+    """In e-SNLI's neutral pairs people mark words of the hypothesis alone."""
+    text = row("s", "neutral", "", None, passage("s_hypothesis", 0, 1, "he"))
+    (found,) = load("esnli", layout(tmp_path, "esnli", text, *LAYOUTS["esnli"][1:3]))["test"]
+    assert found.words == ("a", "man", "sits", "he", "waits")
+    assert found.evidence == ((3, 4),)
+    other = row("s", "neutral", "", ["x", "y"], passage("y", 0, 1, "he"))
+    texts = {"x": "a man sits", "y": "he waits"}
+    (named,) = load("esnli", layout(tmp_path / "named", "esnli", other, texts, "docs"))["test"]
+    assert (named.words, named.evidence) == (found.words, found.evidence)
+
+
 def test_marked_words_are_those_of_the_passages_in_any_of_the_documents() -> None:
     assert LAYOUTS["esnli"][3].rationale.tolist() == [False, True, False, True, False]
 
@@ -207,15 +226,15 @@ def test_marked_words_are_those_of_the_passages_in_any_of_the_documents() -> Non
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (row("s", "maybe", "", ["s_p"]), "classification must be contradiction or entailment or neutral"),
-        (row("s", "neutral", "", ["s_x"]), "document 's_x' is not in"),
+        (row("s", "maybe", "", None), "classification must be contradiction or entailment or neutral"),
+        (row("t", "neutral", "", None), "document 't_premise' is not in"),
         (
-            row("s", "neutral", "", ["s_p"], passage("s_h", 0, 1, "he")),
-            "evidence must be in 's_p', got 's_h'",
+            row("s", "neutral", "", None, passage("t_premise", 0, 1, "he")),
+            "evidence must be in 's_premise' or 's_hypothesis', got 't_premise'",
         ),
         (
-            row("s", "neutral", "", ["s_p", "s_h"], passage("s_h", 1, 3, "waits")),
-            "words 1 to 3 of s_h are not",
+            row("s", "neutral", "", None, passage("s_hypothesis", 1, 3, "waits")),
+            "words 1 to 3 of s_hypothesis are not",
         ),
     ],
 )
@@ -249,18 +268,25 @@ def test_predictions_are_written_for_each_document_as_the_benchmark_reads_them(t
     (example,) = load(name, layout(tmp_path, name, *LAYOUTS[name][:3]), splits=("test",))["test"]
     thirds = np.full((2, 3), 1 / 3)
     prediction = Prediction(np.arange(5.0), [(2, 4)], [0.2, 0.7, 0.1], (0.1, 0.5), thirds, thirds)
+    prediction = prediction._replace(without_spans=[0.5, 0.4, 0.1], only_spans=[0.1, 0.6, 0.3])
     write_predictions(tmp_path / "out.jsonl", name, [example], [prediction])
     (found,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert found["annotation_id"] == "s"
     assert found["classification"] == "entailment"
     assert found["classification_scores"] == dict(zip(DATA_SETS[name].labels, (0.2, 0.7, 0.1), strict=True))
     premise, hypothesis = found["rationales"]
-    assert (premise["docid"], hypothesis["docid"]) == ("s_p", "s_h")
+    assert (premise["docid"], hypothesis["docid"]) == ("s_premise", "s_hypothesis")
     assert premise["soft_rationale_predictions"] == [0, 1, 2]
     assert hypothesis["soft_rationale_predictions"] == [3, 4]
     assert premise["hard_rationale_predictions"] == [{"start_token": 2, "end_token": 3}]
     assert hypothesis["hard_rationale_predictions"] == [{"start_token": 0, "end_token": 1}]
     assert [entry["threshold"] for entry in found["thresholded_scores"]] == [0.1, 0.5]
+    # The benchmark's script calls an instance with thresholds invalid that lacks these.
+    assert list(found["comprehensiveness_classification_scores"].values()) == [0.5, 0.4, 0.1]
+    assert list(found["sufficiency_classification_scores"].values()) == [0.1, 0.6, 0.3]
+    bare = prediction._replace(only_spans=None)
+    with pytest.raises(ValueError, match="s: shares need the probabilities without and from the chosen"):
+        write_predictions(tmp_path / "out.jsonl", name, [example], [bare])
     for scores, message in (([0.0] * 4, "5 finite numbers"), ([np.nan] * 5, "5 finite numbers")):
         with pytest.raises(ValueError, match=f"s: scores must be {message}"):
             write_predictions(tmp_path / "out.jsonl", name, [example], [prediction._replace(scores=scores)])

@@ -244,6 +244,16 @@ def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer:
         ({"labels": [3]}, "labels must be at most 1, got 3"),
         ({"labels": [0, 1]}, "labels must be 1, one for each text, got 2"),
         ({"share": 2.0}, r"share must lie in \[0, 1\], got 2"),
+        ({"texts": TEXT}, "texts must be a list with an entry for each text, got 'plot good"),
+        ({"queries": "ab"}, "queries must be a list with an entry for each text, got 'ab'"),
+        (
+            {"scores": {"random": [[0.0] * 8]}},
+            "scores must have names that are no method's of this run, got 'random'",
+        ),
+        ({"at_most": {"blankut": 3}}, "at_most must be one of .*; got 'blankut'"),
+        ({"shares": ()}, "shares must have at least one share, got none"),
+        ({"shares": (0.1, 2.0)}, r"shares must lie in \[0, 1\], got 2"),
+        ({"samples": 1}, "samples must be .*at least 2, got 1"),
         ({"at_most": {"random": 0}}, r"at_most\['random'\] must be .*at least 1, got 0"),
     ],
 )
@@ -305,3 +315,147 @@ def test_passages_that_touch_are_one_if_marked_and_several_if_given_so(planted: 
     )
     assert marked["token_f1"] == given["token_f1"] == marked["iou_f1"] == 1
     assert given["iou_f1"] == pytest.approx(2 / 3), "one passage of two words matches one of the two"
+
+
+@pytest.mark.parametrize("words", [1, 3, 40])
+def test_lime_is_that_of_its_package_over_positions(planted: Any, tokenizer: Any, words: int) -> None:
+    from lime.lime_text import LimeTextExplainer
+
+    from overt.judge.rationales.deleting import count_of
+    from overt.judge.rationales.methods import Scorer, seed_of
+
+    classifier = WordClassifier(planted, tokenizer)
+    text = classifier.read((f"{TEXT} " * 5).split()[:words])
+
+    def predict(texts: list[str]) -> Any:
+        kept = np.zeros((len(texts), words), dtype=bool)
+        for row, each in enumerate(texts):
+            kept[row, [int(word) for word in each.split() if word.isdecimal()]] = True
+        return classifier.probabilities(text, kept)
+
+    drawn = np.random.RandomState(seed_of(3, text))
+    explainer = LimeTextExplainer(split_expression=" ", bow=False, random_state=drawn)
+    label = int(predict([" ".join(map(str, range(words)))])[0].argmax())
+    explained = explainer.explain_instance(
+        " ".join(map(str, range(words))),
+        predict,
+        labels=(label,),
+        num_features=2 * count_of(0.2, words),
+        num_samples=60,
+    )
+    expected = np.zeros(words)
+    for place, weight in explained.as_map()[label]:
+        expected[place] = max(0.0, weight)
+    scores = Scorer(classifier, 0.2, seed=3, samples=60).scores("lime", text)
+    np.testing.assert_allclose(scores, expected, atol=1e-9)
+    assert words == 1 or scores.any()
+
+
+@pytest.mark.parametrize("mechanisms", [[], [overt.Evolving()]], ids=["plain", "Evolving"])
+def test_texts_that_are_read_together_are_those_that_are_read_alone(
+    tmp_path: Path, tokenizer: Any, mechanisms: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.judge.rationales import words
+
+    model = few(mechanisms, tmp_path)
+    classifier = WordClassifier(model, tokenizer)
+    random = np.random.default_rng(0)
+    asked = []
+    for name, count in enumerate((3, 33, 20)):
+        text = classifier.read(LONG.split()[:count], "film", str(name))
+        kept = random.random((6, count)) < random.random((6, 1))
+        kept[0], kept[1], kept[5] = True, False, kept[2]
+        asked.append((text, kept))
+    runs = []
+    monkeypatch.setattr(words, "TOKENS", 100)  # several passes
+    monkeypatch.setattr(words, "FEW", 40)
+    together = classifier.ask(asked, lambda *told: runs.append(told))
+    distinct = sum(len({row.tobytes() for row in kept}) for _, kept in asked)
+    assert distinct < 18
+    assert runs[-1] == (distinct, distinct), "equal sets of a text run once"
+    assert len(runs) > 2
+    for (text, kept), found in zip(asked, together, strict=True):
+        for row, own in zip(kept, found, strict=True):
+            with torch.no_grad():
+                alone = model(**classifier.batch([classifier.code(text, row).arguments])).logits
+            np.testing.assert_allclose(own, alone.softmax(-1)[0], atol=1e-6)
+
+
+def test_windows_that_are_alike_are_encoded_once_and_without_padding(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.models import rationale
+
+    monkeypatch.setattr(rationale, "MULTIPLE", 1)
+    model = few([], tmp_path)
+    classifier = WordClassifier(model, tokenizer)
+    text = classifier.read(LONG)  # three windows of 16: the first two are alike, the last has 8 tokens
+    coded = classifier.batch([classifier.code(text).arguments] * 4)
+    coded["input_ids"][1:, 3] = tokenizer.unk_token_id  # in the first window
+    shapes = []
+    model.encoder.register_forward_hook(
+        lambda _module, _args, kwargs, _output: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        expected = model(**coded)
+    found = rationale.InParts(model, 32)(**coded)
+    assert shapes == [(12, 16), (2, 16), (1, 8)]
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.pooling, expected.pooling, atol=1e-6, rtol=0)
+
+
+def test_products_may_be_of_a_shorter_type_and_probabilities_stay_close(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    small_bert(tmp_path / "plain", max_position_embeddings=48)
+    own: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+    for model in (few([], tmp_path), own.eval()):
+        found = [
+            evaluate(model, tokenizer, [TEXT], methods=["blankout"], points=2, dtype=dtype)
+            for dtype in (None, torch.bfloat16)
+        ]
+        one, other = (each.methods["blankout"].predictions[0].without for each in found)
+        assert not np.array_equal(one, other)
+        np.testing.assert_allclose(one, other, atol=0.02)
+
+
+def test_progress_may_be_told_to_a_function(planted: Any, tokenizer: Any) -> None:
+    told = []
+    evaluate(
+        planted,
+        tokenizer,
+        ["good plot", "nice film"],
+        methods=["random"],
+        progress=lambda *told_of: told.append(told_of),
+    )
+    assert told[:2] == [("random", 1, 2), ("random", 2, 2)]
+    assert told[-1] == ("random, deleting words", 2, 2)
+
+
+def test_an_exported_file_has_what_the_chosen_words_do(planted: Any, tokenizer: Any, tmp_path: Path) -> None:
+    own = {"own": [[0, 9, 0, -1, 0, 8, 0, 0]]}
+    found = evaluate(planted, tokenizer, [TEXT], methods=[], scores=own, share=0.25)
+    found.write(tmp_path / "out.jsonl", "own", "movies", [Example("0", tuple(TEXT.split()), 1, ())])
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    without, only = (
+        row[f"{name}_classification_scores"]["POS"] for name in ("comprehensiveness", "sufficiency")
+    )
+    assert without == pytest.approx(1 / (1 + math.exp(0.3)))
+    assert only == pytest.approx(1 / (1 + math.exp(-3.5)))
+
+
+def test_gradients_of_a_recurrent_network_need_no_other_kernels(tmp_path: Path) -> None:
+    """cuDNN refuses a backward pass in evaluation mode, and is slow to do without."""
+    from overt.tracing.methods.gradients import _backward
+
+    model = few([], tmp_path)
+    with _backward(model):
+        assert torch.backends.cudnn.enabled
+        assert [type(module).__name__ for module in model.modules() if module.training] == ["LSTM"]
+    assert not any(module.training for module in model.modules())
+    with _backward(nn.LSTM(2, 2, num_layers=2, dropout=0.5).eval()):
+        assert not torch.backends.cudnn.enabled, "its training mode would draw dropout"
+    assert torch.backends.cudnn.enabled

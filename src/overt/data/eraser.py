@@ -32,20 +32,21 @@ class DataSet(NamedTuple):
     Attributes:
         title: in tables.
         labels: as in its files; a class is an index into them.
-        own: whether an annotation's only document has its name.
+        documents: how the names of an annotation's documents end, after its own name, in their order; the
+            annotation tells them if there are none here.
     """
 
     title: str
     labels: tuple[str, ...]
-    own: bool = False
+    documents: tuple[str, ...] = ()
 
 
 DATA_SETS = {
-    "movies": DataSet("movie reviews", ("NEG", "POS"), own=True),
+    "movies": DataSet("movie reviews", ("NEG", "POS"), ("",)),
     "multirc": DataSet("MultiRC", ("False", "True")),
     "fever": DataSet("FEVER", ("REFUTES", "SUPPORTS")),
     "cose": DataSet("CoS-E", ("A", "B", "C", "D", "E")),
-    "esnli": DataSet("e-SNLI", ("contradiction", "entailment", "neutral")),
+    "esnli": DataSet("e-SNLI", ("contradiction", "entailment", "neutral"), ("_premise", "_hypothesis")),
 }
 
 
@@ -192,8 +193,13 @@ def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Exa
             for group in row["evidences"]
             for each in group
         ]
-        listed = row.get("docids") or list(dict.fromkeys(passage[0] for passage in passages)) or [name]
-        listed = [name] if kind.own else [str(document) for document in listed]
+        told = [
+            str(document) for document in row.get("docids") or dict.fromkeys(each[0] for each in passages)
+        ]
+        own = [f"{name}{end}" for end in kind.documents]
+        # Passages may all be in one of two documents, and docids may be null or in any order.
+        other = len(row.get("docids") or ()) == len(own) and set(told) != set(own)
+        listed = own if own and not other else told or [str(name)]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where}: must be JSON with annotation_id, classification and evidences, lists of docid, "
@@ -205,10 +211,10 @@ def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Exa
     words: tuple[str, ...] = ()
     starts, parts = dict[str, int](), []
     for document in map(str, listed):
-        own = documents.words(document, where)
+        these = documents.words(document, where)
         starts[document] = len(words)
-        parts.append((document, len(own)))
-        words += own
+        parts.append((document, len(these)))
+        words += these
     lengths = dict(parts)
     evidence = []
     for document, start, end, text in passages:
@@ -240,6 +246,9 @@ class Prediction(NamedTuple):
         shares: of the words that are deleted or kept, (shares,).
         without: probabilities without the highest scores, (shares, classes).
         only: probabilities from these alone, (shares, classes).
+        without_spans: probabilities without the passages that are chosen, (classes,). The benchmark's script
+            refuses shares without these two.
+        only_spans: probabilities from these passages alone, (classes,).
     """
 
     scores: Any
@@ -248,6 +257,8 @@ class Prediction(NamedTuple):
     shares: Sequence[float] = ()
     without: Any = ()
     only: Any = ()
+    without_spans: Any = None
+    only_spans: Any = None
 
 
 def write_predictions(
@@ -304,11 +315,20 @@ def _line(example: Example, prediction: Prediction, labels: tuple[str, ...]) -> 
         return dict(zip(labels, numbers.tolist(), strict=True))
 
     parts = zip(prediction.shares, prediction.without, prediction.only, strict=True)
+    spans = {
+        "comprehensiveness_classification_scores": prediction.without_spans,
+        "sufficiency_classification_scores": prediction.only_spans,
+    }
+    if len(prediction.shares) and any(each is None for each in spans.values()):
+        raise ValueError(
+            f"{example.name}: shares need the probabilities without and from the chosen passages, too"
+        )
     return {
         "annotation_id": example.name,
         "rationales": rationales,
         "classification": labels[int(np.argmax(prediction.probabilities))],
         "classification_scores": named(prediction.probabilities),
+        **{field: named(each) for field, each in spans.items() if each is not None},
         "thresholded_scores": [
             {
                 "threshold": share,

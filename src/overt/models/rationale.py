@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +20,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig
 from transformers.utils.generic import ModelOutput
 
 from overt import _check
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MULTIPLE = 16  # lengths of encoded windows are rounded up to one, so that there are few shapes
 
 
 class RationaleConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
@@ -127,25 +134,36 @@ class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
                 are read.
             labels: (batch,).
         """
-        batch, tokens = input_ids.shape
+        ids, mask = self._windows(input_ids, attention_mask)
+        real = mask.any(dim=1).cpu()  # a shorter text has fewer windows
+        row = (real.cumsum(0) - 1).to(ids.device)
+        if not real.all():
+            kept = real.nonzero().flatten().to(ids.device)
+            ids, mask = ids[kept], mask[kept]
+        states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self._pooled(states, row, words, labels)
+
+    def _windows(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and mask with a row for each window, (batch · windows, length)."""
+        tokens = input_ids.shape[1]
         length = min(tokens, self.config.window)
         if tokens % length:
             raise ValueError(f"input_ids must hold windows of {length} tokens, got {tokens} tokens")
-        ids, mask = input_ids.view(-1, length), attention_mask.view(-1, length)  # (batch · windows, length)
-        real = mask.any(dim=1)  # a shorter text has fewer windows
-        if bool(real.all()):
-            states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        else:
-            found = self.encoder(input_ids=ids[real], attention_mask=mask[real]).last_hidden_state
-            states = found.new_zeros(len(ids), *found.shape[1:])
-            states[real] = found
-        states = states.reshape(batch, tokens, -1)
+        return input_ids.view(-1, length), attention_mask.view(-1, length)
 
-        sizes = words.sum(dim=1)
+    def _pooled(
+        self, states: Tensor, row: Tensor, words: Tensor, labels: Tensor | None = None
+    ) -> RationaleOutput:
+        """The output from the encoder's states, (rows, length, width), and the row of each window."""
+        (batch, tokens), length = words.shape, states.shape[1]
+        sizes = words.sum(dim=1).cpu()
         first = words.eq(0).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]  # (batch, words)
-        seen = torch.arange(first.shape[1], device=words.device) < sizes.unsqueeze(1)
-        x = self.dropout(states.gather(1, first.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
-        packed = pack_padded_sequence(x, sizes.cpu(), batch_first=True, enforce_sorted=False)
+        seen = torch.arange(first.shape[1], device=words.device) < sizes.to(words.device).unsqueeze(1)
+        window = torch.arange(batch, device=words.device).unsqueeze(1) * (tokens // length) + first // length
+        place = row[window] * length + first % length
+        x = states.flatten(0, 1).index_select(0, place.flatten()).view(*place.shape, -1)
+        x = self.dropout(x)
+        packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
         h, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)  # (batch, words, 2 · hidden)
         h = self.dropout(h)
 
@@ -155,6 +173,50 @@ class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
         logits = self.classifier(F.relu(self.feed_forward(pooled)))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return RationaleOutput(loss=loss, logits=logits, pooling=pooling)
+
+
+class InParts(nn.Module):
+    """A `RationaleClassifier` that reads many texts at once, without gradients.
+
+    The encoder sees windows of similar length together, without the padding, and windows that are alike once.
+
+    Args:
+        model: the classifier.
+        most: tokens that the encoder takes at once.
+        dtype: of the encoder's products (autocast), such as torch.float16; None for the model's own.
+    """
+
+    def __init__(self, model: RationaleClassifier, most: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.most, self.dtype = model, most, dtype
+
+    @property
+    def config(self) -> RationaleConfig:
+        """That of the classifier."""
+        return self.model.config
+
+    @torch.no_grad()
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, words: Tensor) -> RationaleOutput:
+        """What the classifier returns."""
+        model = self.model
+        ids, mask = model._windows(input_ids, attention_mask)
+        length = ids.shape[1]
+        alike, row = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
+        ids, mask = alike[:, :length], alike[:, length:]
+        # A window ends with its last token that is not padding.
+        lengths = (mask * torch.arange(1, length + 1, device=mask.device)).amax(dim=1).tolist()
+        order = sorted((number for number, size in enumerate(lengths) if size), key=lengths.__getitem__)
+        states = model.query.new_zeros(len(ids), length, model.lstm.input_size)
+        while order:
+            longest = min(length, -(-lengths[order[-1]] // MULTIPLE) * MULTIPLE)
+            count = max(1, self.most // longest)
+            part = torch.tensor(order[-count:], device=ids.device)
+            del order[-count:]
+            # Not within the classifier's own forward, in which an attention may run once.
+            with torch.autocast(ids.device.type, self.dtype, enabled=self.dtype is not None):
+                found = model.encoder(input_ids=ids[part, :longest], attention_mask=mask[part, :longest])
+            states[part, :longest] = found.last_hidden_state.to(states.dtype)
+        return model._pooled(states, row, words)
 
 
 class Windows(NamedTuple):
@@ -200,13 +262,31 @@ def windows_of(
         ids += pieces
         first += [1, *[0] * (len(pieces) - 1)][: len(pieces)]
         places += [place] * len(pieces)
+    return Windows(*(values.tolist() for values in windowed(ids, first, places, start, end, pad, window)))
+
+
+def windowed(
+    ids: Any, first: Any, places: Any, start: int, end: int, pad: int, window: int
+) -> tuple[NDArray[np.int64], ...]:
+    """The arrays of `Windows`, from a text's tokens without windows: ids, flags of first ones, places."""
+    layout = _layout(len(ids), window)
+
+    def laid(values: Any, *others: int) -> NDArray[np.int64]:
+        return np.concatenate([np.asarray(values, dtype=np.int64), others])[layout]
+
+    mask = (layout != len(ids) + 2).astype(np.int64)
+    return laid(ids, start, end, pad), mask, laid(first, 0, 0, 0), laid(places, -1, -1, -1)
+
+
+@lru_cache(maxsize=2048)
+def _layout(count: int, window: int) -> NDArray[np.int32]:
+    """Which of a text's tokens stands where; its count stands for the start, + 1 the end, + 2 padding."""
     inner = window - 2
-    found = Windows([], [], [], [])
-    for begin in range(0, len(ids), inner):
-        part = slice(begin, begin + inner)
-        gap = 0 if len(ids) <= inner else inner - len(ids[part])
-        found.input_ids.extend([start, *ids[part], end, *[pad] * gap])
-        found.attention_mask.extend([1] * (len(ids[part]) + 2) + [0] * gap)
-        found.words.extend([0, *first[part], 0, *[0] * gap])
-        found.places.extend([-1, *places[part], -1, *[-1] * gap])
-    return found
+    rows = max(1, -(-count // inner))
+    table = np.full((rows, window), count + 2, dtype=np.int32)
+    tokens = np.full(rows * inner, count + 2, dtype=np.int32)
+    tokens[:count] = np.arange(count)
+    table[:, 0], table[:, 1:-1] = count, tokens.reshape(rows, inner)
+    ends = np.clip(count - inner * np.arange(rows), 0, inner) + 1
+    table[np.arange(rows), ends] = count + 1
+    return table[0, : count + 2] if rows == 1 else table.reshape(-1)

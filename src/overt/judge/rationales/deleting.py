@@ -149,14 +149,22 @@ def curves(
         ties: as for `ranked`.
         seed: of random ties.
     """
+    kept = curve_sets(scores, points, ties, seed)
+    return curves_from(asked(predict, kept))
+
+
+def curve_sets(scores: ArrayLike, points: int = 11, ties: Ties = "random", seed: int = 0) -> Kept:
+    """Sets of kept words of both curves, (2 · points, words); the arguments are those of `curves`."""
     _check.whole("points", points, 2)
     order = ranked(scores, ties, seed)
-    shares = np.linspace(0.0, 1.0, points)
-    both = [
-        _deleted(each, [count_of(share, len(order)) for share in shares]) for each in (order, order[::-1])
-    ]
-    found = asked(predict, np.concatenate(both))
-    return Curves(shares, found[:points], found[points:])
+    counts = [count_of(share, len(order)) for share in np.linspace(0.0, 1.0, points)]
+    return np.concatenate([_deleted(each, counts) for each in (order, order[::-1])])
+
+
+def curves_from(probabilities: Floats) -> Curves:
+    """Both curves from the probabilities of their sets."""
+    morf, lerf = np.split(probabilities, 2)
+    return Curves(np.linspace(0.0, 1.0, len(morf)), morf, lerf)
 
 
 def _deleted(order: NDArray[np.int64], counts: Sequence[int]) -> Kept:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import nn
 
 from overt import _check
@@ -19,11 +20,13 @@ from overt.data.eraser import Example, Prediction, write_predictions
 from overt.judge.rationales.deleting import (
     SHARES,
     Attainable,
+    Normalised,
     Ties,
     aopc,
     attainable,
     chosen,
-    curves,
+    curve_sets,
+    curves_from,
     log_odds,
     normalised_aopc,
     without_and_only,
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 WITHOUT = 0.2  # share of words that are chosen where there are no rationales to go by
 POINTS = 11
+SETS = 4096  # of kept words that are coded at once
+Tell: TypeAlias = "Callable[[str, int, int], None]"
 # Key of a measure → its heading; more is better, or less.
 HUMAN = {"auprc": "AUPRC ↑", "average_precision": "AP ↑", "token_f1": "token F1 ↑", "iou_f1": "IOU F1 ↑"}
 FAITHFUL = {
@@ -183,7 +188,8 @@ def evaluate(
     samples: int = SAMPLES,
     ties: Ties = "random",
     seed: int = 0,
-    progress: bool | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool | Tell | None = None,
 ) -> Evaluation:
     """Which words does a classifier go by, according to each method, and is that so?
 
@@ -212,11 +218,17 @@ def evaluate(
         samples: of LIME.
         ties: order of words with equal scores, as for `ranked`.
         seed: of ties, LIME and random scores.
-        progress: tell on standard error how far it is; by default on a terminal.
+        dtype: of the products (autocast) wherever words are deleted or blanked out, such as torch.float16 on
+            a GPU; None for the model's own. Gradients and maps are always read in the model's own.
+        progress: tell on standard error how far it is; by default on a terminal. A function is called with
+            what is done, how many texts of it are, and how many there are.
     """
-    classifier = WordClassifier(model, tokenizer)
+    classifier = WordClassifier(model, tokenizer, dtype)
     if not len(texts):
         raise ValueError("texts must have at least one text, got none")
+    for name, given_text in (("texts", texts), ("queries", queries), ("names", names)):
+        if isinstance(given_text, str):
+            raise ValueError(f"{name} must be a list with an entry for each text, got {given_text[:40]!r}")
     for name, column in (("queries", queries), ("labels", labels), ("names", names)):
         if column is not None and len(column) != len(texts):
             raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
@@ -228,11 +240,20 @@ def evaluate(
         marked = [each.mean() for each in truth or [] if each.any()]
         share = float(np.mean(marked)) if marked else WITHOUT
     _check.fraction("share", share)
-    chosen_methods = list(METHODS if methods is None else methods)
+    chosen_methods = list(dict.fromkeys(METHODS if methods is None else methods))
     for method in chosen_methods:
         _check.one_of("methods", method, known_methods())
-    for method in at_most or {}:
-        _check.whole(f"at_most[{method!r}]", (at_most or {})[method], 1)
+        if method in (scores or {}):
+            raise ValueError(f"scores must have names that are no method's of this run, got {method!r}")
+    for method, most in (at_most or {}).items():
+        _check.one_of("at_most", method, (*known_methods(), *(scores or {})))
+        _check.whole(f"at_most[{method!r}]", most, 1)
+    if not len(shares):
+        raise ValueError("shares must have at least one share, got none")
+    for each in shares:
+        _check.fraction("shares", each)
+    _check.whole("points", points, 2)
+    _check.whole("samples", samples, 2)
     if LIME in chosen_methods:
         need("lime.lime_text", EXTRA)
     if "integrated" in chosen_methods:
@@ -344,69 +365,104 @@ class _Judge:
         self.classifier, self.read, self.truth, self.share = classifier, read, truth, share
         self.passages = passages
         self.shares, self.points, self.ties, self.seed = shares, points, ties, seed
-        whole = [
-            classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0] for text in read
-        ]
-        self.full = np.stack(whole)
+        whole = [(text, np.ones((1, len(text.words)), dtype=bool)) for text in read]
+        self.full = np.concatenate(classifier.ask(whole))
         self.scales: dict[int, Attainable | None] = {}
 
     def judged(
-        self,
-        method: str,
-        numbers: list[int],
-        values: list[NDArray[np.float64]],
-        tell: Callable[[str, int, int], None],
+        self, method: str, numbers: list[int], values: list[NDArray[np.float64]], tell: Tell
     ) -> Rationales:
         """All measures of a method's scores."""
-        without, only, curved, scaled = [], [], [], []
-        for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
-            text, label = self.read[number], int(self.full[number].argmax())
-            predict = self._predict(text, label)
-            seed = self.seed + number
-            sets = without_and_only(scores, self.shares, self.ties, seed)
-            both = self.classifier.probabilities(text, np.concatenate(sets))
-            without.append(both[: len(self.shares)])
-            only.append(both[len(self.shares) :])
-            curved.append(curves(scores, predict, self.points, self.ties, seed))
-            if number not in self.scales:
-                self.scales[number] = attainable(len(text.words), predict)
-            scale = self.scales[number]
-            if scale is not None:
-                scaled.append(normalised_aopc(scores, predict, scale, self.ties, seed))
-            tell(f"{title_of(method)}, deleting words", place + 1, len(numbers))
         labels = self.full[numbers].argmax(axis=1)
         rows = np.arange(len(numbers))
         full = self.full[numbers][rows, labels]
-        without_label = np.stack(without)[rows, :, labels]
-        only_label = np.stack(only)[rows, :, labels]
-        measures = self._agreement(numbers, values)
+        picked = [
+            chosen(scores, self.share, self.ties, self.seed + number)
+            for number, scores in zip(numbers, values, strict=True)
+        ]
+        found = self._asked(method, numbers, values, picked, tell)
+        shares = len(self.shares)
+        without, only, spans, points = np.split(found, (shares, 2 * shares, 2 * shares + 2), axis=1)
+        curved = [curves_from(each[:, label]) for each, label in zip(points, labels, strict=True)]
+        scaled = self._scaled(numbers, values)
+        measures = self._agreement(numbers, values, picked)
         measures |= {
-            "comprehensiveness": _mean(aopc(full, without_label)),
-            "sufficiency": _mean(aopc(full, only_label)),
-            "log_odds": _mean(log_odds(full, without_label)),
+            "comprehensiveness": _mean(aopc(full, without[rows, :, labels])),
+            "sufficiency": _mean(aopc(full, only[rows, :, labels])),
+            "log_odds": _mean(log_odds(full, without[rows, :, labels])),
             "between": _mean([each.between for each in curved]),
-            "normalised_comprehensiveness": _mean([each.comprehensiveness for each in scaled if each]),
-            "normalised_sufficiency": _mean([each.sufficiency for each in scaled if each]),
+            "normalised_comprehensiveness": _mean([each.comprehensiveness for each in scaled]),
+            "normalised_sufficiency": _mean([each.sufficiency for each in scaled]),
         }
         predictions = [
             Prediction(
                 np.concatenate([scores, np.full(self.read[number].cut, min(0.0, float(scores.min())))]),
-                spans_of(chosen(scores, self.share, self.ties, self.seed + number)),
+                spans_of(picked[place]),
                 self.full[number],
                 self.shares,
                 without[place],
                 only[place],
+                *spans[place],
             )
             for place, (number, scores) in enumerate(zip(numbers, values, strict=True))
         ]
         morf, lerf = (np.mean([getattr(each, name) for each in curved], axis=0) for name in ("morf", "lerf"))
         return Rationales(method, numbers, values, measures, predictions, morf, lerf)
 
+    def _asked(
+        self,
+        method: str,
+        numbers: Sequence[int],
+        values: Sequence[NDArray[np.float64]],
+        picked: Sequence[NDArray[np.bool_]],
+        tell: Tell,
+    ) -> NDArray[np.float64]:
+        """Probabilities of the classes from parts of each text, (texts, sets, classes).
+
+        The sets are those without the highest shares, these alone, the same for the words that are picked,
+        and those of both curves.
+        """
+        found: list[NDArray[np.float64]] = []
+        words, total = f"{title_of(method)}, deleting words", len(numbers)
+        several = max(1, SETS // (2 * (len(self.shares) + 1 + self.points)))
+        for start in range(0, total, several):
+            group = range(start, min(start + several, total))
+            sets = []
+            for place in group:
+                scores, seed = values[place], self.seed + numbers[place]
+                without, only = without_and_only(scores, self.shares, self.ties, seed)
+                own = np.stack([~picked[place], picked[place]])
+                kept = np.concatenate([without, only, own, curve_sets(scores, self.points, self.ties, seed)])
+                sets.append((self.read[numbers[place]], kept))
+
+            def told(done: int, of: int, group: range = group) -> None:
+                tell(words, group.start + len(group) * done // of, total)
+
+            found += self.classifier.ask(sets, told)
+        return np.stack(found)
+
+    def _scaled(self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]) -> list[Normalised]:
+        """Normalised measures of the texts that are short enough."""
+        found = []
+        for number, scores in zip(numbers, values, strict=True):
+            text = self.read[number]
+            predict = self._predict(text, int(self.full[number].argmax()))
+            if number not in self.scales:
+                self.scales[number] = attainable(len(text.words), predict)
+            scale = self.scales[number]
+            if scale is not None:
+                normalised = normalised_aopc(scores, predict, scale, self.ties, self.seed + number)
+                found += [] if normalised is None else [normalised]
+        return found
+
     def _predict(self, text: Text, label: int) -> Callable[[Any], NDArray[np.float64]]:
         return lambda kept: self.classifier.probabilities(text, kept)[:, label]
 
     def _agreement(
-        self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]
+        self,
+        numbers: Sequence[int],
+        values: Sequence[NDArray[np.float64]],
+        picked: Sequence[NDArray[np.bool_]],
     ) -> dict[str, float | None]:
         """Agreement with the rationales of the texts that have any."""
         if self.truth is None or self.passages is None:
@@ -416,14 +472,12 @@ class _Judge:
             return dict.fromkeys(HUMAN)
         truth = [self.truth[numbers[place]] for place in places]
         scores = [values[place] for place in places]
-        picked = [
-            chosen(values[place], self.share, self.ties, self.seed + numbers[place]) for place in places
-        ]
-        spans = [self.passages[numbers[place]] for place in places], [spans_of(each) for each in picked]
+        words = [picked[place] for place in places]
+        spans = [self.passages[numbers[place]] for place in places], [spans_of(each) for each in words]
         return {
             "auprc": _mean(auprc(truth, scores)),
             "average_precision": _mean(auprc(truth, scores, area="average precision")),
-            "token_f1": token_f1(truth, picked).f1,
+            "token_f1": token_f1(truth, words).f1,
             "iou_f1": iou_f1(*spans).f1,
         }
 
@@ -437,12 +491,13 @@ def _mean(values: Any) -> float | None:
 class _Telling:
     """A line on standard error that says how far it is."""
 
-    def __init__(self, progress: bool | None) -> None:
-        self.shown = sys.stderr.isatty() if progress is None else progress
+    def __init__(self, progress: bool | Tell | None) -> None:
+        self.own = progress if callable(progress) else None
+        self.shown = sys.stderr.isatty() if progress is None else bool(progress)
         self.begun, self.words, self.told, self.width = 0.0, "", 0.0, 0
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        return self._tell
+    def __enter__(self) -> Tell:
+        return self.own or self._tell
 
     def __exit__(self, *details: object) -> None:
         if self.width:

@@ -15,7 +15,7 @@ from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
 from overt.judge.rationales.deleting import count_of
-from overt.judge.rationales.words import TOKENS, Coded, Text, WordClassifier
+from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
 from overt.tracing.methods.method import methods as traced
@@ -136,40 +136,44 @@ class Scorer:
         arguments = classifier.batch([coded.arguments])
         inputs = prepare(classifier.model, arguments, tokenizer=classifier.tokenizer)
         mask = arguments["attention_mask"].bool().cpu()
-        subject = Subject(classifier.model, inputs, mask, 0, "encoder", None)
-        more = {"rows": max(1, TOKENS // mask.shape[1])} if "rows" in method.takes else {}
-        values = read_subject(method, subject, None, {**options, **more})
+        if "rows" in method.takes:  # it runs many changed texts, without gradients
+            rows = max(1, classifier.at_once // mask.shape[1])
+            with classifier.quickly() as model:
+                subject = Subject(model, inputs, mask, 0, "encoder", None)
+                values = read_subject(method, subject, None, {**options, "rows": rows})
+        else:
+            subject = Subject(classifier.model, inputs, mask, 0, "encoder", None)
+            values = read_subject(method, subject, None, options)
         return _by_word(values.flatten(), coded, text)
 
     def _lime(self, text: Text) -> NDArray[np.float64]:
-        """LIME (Ribeiro et al. 2016) over positions, by its authors' package; negative weights become 0."""
+        """LIME (Ribeiro et al. 2016) over positions, by its authors' package; negative weights become 0.
+
+        Samples are drawn as `LimeTextExplainer.explain_instance` draws them, and the package's regression is
+        asked for their weights; the strings that it would make and we would take apart again are left out.
+        """
         explainer = need("lime.lime_text", EXTRA).LimeTextExplainer
-        count, classifier = len(text.words), self.classifier
-
-        def predict(texts: list[str]) -> NDArray[np.float64]:
-            kept = np.zeros((len(texts), count), dtype=bool)
-            for row, each in enumerate(texts):
-                kept[row, [int(word) for word in each.split() if word.isdecimal()]] = True
-            return classifier.probabilities(text, kept)
-
-        full = classifier.probabilities(text, np.ones((1, count), dtype=bool))[0]
-        label = int(full.argmax())
-        seed = np.random.RandomState(seed_of(self.seed, text))  # lime takes this kind alone
-        asked = explainer(
-            class_names=list(range(len(full))), split_expression=" ", bow=False, random_state=seed
-        )
+        count = len(text.words)
+        drawn = np.random.RandomState(seed_of(self.seed, text))  # lime takes this kind alone
+        kept = np.ones((self.samples, count), dtype=bool)
+        for row, size in enumerate(drawn.randint(1, count + 1, self.samples - 1), start=1):
+            kept[row, drawn.choice(count, size, replace=False)] = False
+        probabilities = self.classifier.probabilities(text, kept)
+        label = int(probabilities[0].argmax())  # the first sample is the whole text
+        cosine = np.sqrt(kept.mean(axis=1))  # of a sample and the whole text
         with warnings.catch_warnings():
             # A text with more words than samples: its regression is held up by the ridge alone.
             warnings.filterwarnings("ignore", message=".*ill-conditioned")
-            explained = asked.explain_instance(
-                " ".join(map(str, range(count))),
-                predict,
-                labels=(label,),
-                num_features=2 * count_of(self.share, count),
-                num_samples=self.samples,
+            _, weights, _, _ = explainer(random_state=drawn).base.explain_instance_with_data(
+                kept.astype(np.float64),
+                probabilities,
+                100 * (1 - cosine),
+                label,
+                2 * count_of(self.share, count),
+                feature_selection="auto",
             )
         found = np.zeros(count)
-        for place, weight in explained.as_map()[label]:
+        for place, weight in weights:
             found[place] = max(0.0, float(weight))
         return found
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._modes import evaluating
+from overt._modes import any_shape, evaluating
 from overt._predictions import link_of, linked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Ints: TypeAlias = NDArray[np.int64]
+
 TOKENS = 2**16  # of one pass
+# Of a classifier with windows: the LSTM is as fast for many texts as for few, and the encoder is not.
+READ = {"cuda": 2**18}  # by device; TOKENS on others
+ENCODED = {"cuda": 2**15}
+FEW = 2**14
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Text:
     """A text as a classifier sees it.
 
     Attributes:
@@ -34,6 +44,17 @@ class Text(NamedTuple):
     pieces: list[list[int]]
     query: list[list[int]]
     cut: int = 0
+
+    @cached_property
+    def flat(self) -> tuple[Ints, Ints, Ints]:
+        """Ids of all pieces, the word that each belongs to, and 1 for the first of each word."""
+        return _flat(self.pieces)
+
+
+def _flat(words: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
+    ids = np.array([number for pieces in words for number in pieces], dtype=np.int64)
+    owners = np.repeat(np.arange(len(words)), [len(pieces) for pieces in words])
+    return ids, owners, np.diff(owners, prepend=-1).astype(bool).astype(np.int64)
 
 
 class Coded(NamedTuple):
@@ -61,12 +82,13 @@ class WordClassifier:
     Args:
         model: a Hugging Face classifier of sequences, or a `RationaleClassifier`.
         tokenizer: its tokenizer, a fast one.
+        dtype: of the products (autocast) where parts of texts are asked for; None for the model's own.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
         from overt.models.rationale import RationaleClassifier
 
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
         config: Any = getattr(model, "config", None)
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(
@@ -151,38 +173,48 @@ class WordClassifier:
 
     def code(self, text: Text, kept: NDArray[np.bool_] | None = None) -> Coded:
         """The model's arguments for a text without the words that are not kept."""
-        places = np.arange(len(text.words)) if kept is None else np.flatnonzero(kept)
-        document = [text.pieces[place] for place in places]
-        owners = [place for place, pieces in zip(places.tolist(), document, strict=True) for _ in pieces]
+        arguments, places = self._coded(text, np.ones(len(text.words), bool) if kept is None else kept)
+        return Coded({name: values.tolist() for name, values in arguments.items()}, places.tolist())
+
+    def _coded(self, text: Text, kept: NDArray[np.bool_]) -> tuple[dict[str, Ints], Ints]:
+        """As `code`, in arrays."""
+        ids, owners, first = text.flat
+        stay = kept[owners]
+        ids, owners, first = ids[stay], owners[stay], first[stay]
         if self.windowed:
-            from overt.models.rationale import windows_of
+            from overt.models.rationale import windowed
 
             config: Any = self.model.config
-            ids = self.tokenizer
-            found = windows_of(
-                document,
-                text.query,
-                start=ids.cls_token_id,
-                end=ids.sep_token_id,
-                pad=ids.pad_token_id,
-                window=config.window,
+            special = self.tokenizer
+            end = [special.sep_token_id]
+            asked, _, starts = _flat([end, *text.query, end] if text.query else [end])
+            *found, places = windowed(
+                np.concatenate([ids, asked]),
+                np.concatenate([first, starts]),
+                np.concatenate([owners, np.full(len(asked), -1)]),
+                special.cls_token_id,
+                special.sep_token_id,
+                special.pad_token_id,
+                config.window,
             )
-            named = found._asdict()
-            where = [-1 if place < 0 else int(places[place]) for place in named.pop("places")]
-            return Coded(named, where)
+            return dict(zip(("input_ids", "attention_mask", "words"), found, strict=True)), places
         around = self._specials(bool(text.query))
-        middle = [number for pieces in document for number in pieces]
-        asked = [number for pieces in text.query for number in pieces]
-        tokens = [*around.before, *middle, *around.between, *asked, *around.after]
-        first, own, second, other, last = around.types
-        types = [*first, *[own] * len(middle), *second, *[other] * len(asked), *last]
-        gap = [-1] * (len(around.between) + len(asked) + len(around.after))
-        arguments = {"input_ids": tokens, "attention_mask": [1] * len(tokens), "token_type_ids": types}
+        asked, _, _ = _flat(text.query)
+        before, own, between, other, after = around.types
+        tokens = np.concatenate([around.before, ids, around.between, asked, around.after]).astype(np.int64)
+        types = [*before, *[own] * len(ids), *between, *[other] * len(asked), *after]
+        arguments = {
+            "input_ids": tokens,
+            "attention_mask": np.ones_like(tokens),
+            "token_type_ids": np.array(types, dtype=np.int64),
+        }
         if "token_type_ids" not in self.tokenizer.model_input_names:
             del arguments["token_type_ids"]
-        return Coded(arguments, [*[-1] * len(around.before), *owners, *gap])
+        places = np.full(len(tokens), -1)
+        places[len(around.before) : len(around.before) + len(ids)] = owners
+        return arguments, places
 
-    def batch(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
+    def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Arguments of several texts, padded on the right, on the model's device."""
         fills = {"input_ids": self.tokenizer.pad_token_id}
         longest = max(len(row["input_ids"]) for row in rows)
@@ -195,29 +227,76 @@ class WordClassifier:
             found[name] = torch.from_numpy(table).to(device)
         return found
 
-    @torch.no_grad()
+    @property
+    def at_once(self) -> int:
+        """Tokens of one pass."""
+        device = next(self.model.parameters()).device.type
+        return READ.get(device, TOKENS) if self.windowed else TOKENS
+
+    @contextmanager
+    def quickly(self) -> Iterator[nn.Module]:
+        """The model, to read many texts at once without gradients, with products of the chosen type."""
+        from overt.models.rationale import InParts, RationaleClassifier
+
+        model, device = self.model, next(self.model.parameters()).device.type
+        cast = self.dtype is not None
+        if isinstance(model, RationaleClassifier):
+            model, cast = InParts(model, ENCODED.get(device, FEW), self.dtype), False
+        with (
+            torch.no_grad(),
+            evaluating(model),
+            any_shape(),
+            torch.autocast(device, self.dtype, enabled=cast),
+        ):
+            yield model
+
     def probabilities(self, text: Text, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Probabilities of the classes for each set of kept words, (sets, classes)."""
-        rows = [self.code(text, each).arguments for each in kept]
+        return self.ask([(text, kept)])[0]
+
+    def ask(
+        self,
+        asked: Sequence[tuple[Text, NDArray[np.bool_]]],
+        told: Callable[[int, int], object] = lambda _done, _of: None,
+    ) -> list[NDArray[np.float64]]:
+        """Probabilities for texts with their sets of kept words, (sets, classes) for each.
+
+        Sets of all texts are sorted by length and run together; equal sets of a text run once.
+
+        Args:
+            asked: texts, and boolean (sets, words).
+            told: called after each pass with how many sets were run, and how many there are.
+        """
+        rows, places = list[dict[str, Any]](), list[Any]()
+        for text, kept in asked:
+            _, some, where = np.unique(
+                np.packbits(kept, axis=1), axis=0, return_index=True, return_inverse=True
+            )
+            places.append(len(rows) + where.reshape(-1))
+            rows += [self._coded(text, kept[number])[0] for number in some]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))
-        found = np.empty((len(rows), self.classes))
-        start = 0
-        with evaluating(self.model):
+        parts, start, link = [], 0, link_of(self.model.config, self.classes)
+        with self.quickly() as model:
             while start < len(order):
                 # The longest of a batch decides its size, and comes last.
                 end = start + 1
-                while end < len(order) and (end + 1 - start) * len(rows[order[end]]["input_ids"]) <= TOKENS:
+                while end < len(order) and (
+                    (end + 1 - start) * len(rows[order[end]]["input_ids"]) <= self.at_once
+                ):
                     end += 1
-                places = order[start:end]
-                logits = self.model(**self.batch([rows[place] for place in places])).logits
+                logits = model(**self.batch([rows[place] for place in order[start:end]])).logits
                 if logits.dim() != 2 or logits.shape[1] != self.classes:
                     raise ValueError(
                         f"model must return logits of shape (batch, {self.classes}), "
                         f"got {tuple(logits.shape)}"
                     )
-                link = link_of(self.model.config, self.classes)
-                found[places] = linked(logits.double(), link).cpu().numpy()
+                parts.append(linked(logits.double(), link))
+                told(end, len(order))
                 start = end
-        if not np.isfinite(found).all():
-            raise ValueError(f"text {text.name}: the model's probabilities are not finite")
-        return found
+        found = np.empty((len(rows), self.classes))
+        found[order] = torch.cat(parts).cpu().numpy()
+        by_text = [found[where] for where in places]
+        for (text, _), own in zip(asked, by_text, strict=True):
+            if not np.isfinite(own).all():
+                raise ValueError(f"text {text.name}: the model's probabilities are not finite")
+        return by_text
