@@ -150,9 +150,7 @@ OPTIONS = ["--epochs", "1", "--lime-samples", "10", "--forms", "plain,Evolving"]
 
 
 @pytest.mark.slow
-def test_it_runs_without_data_resumes_and_forgets_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_runs_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(planted, "SIZES", {"train": 32, "val": 8, "test": 1})
     few = ("pooling", "value-zeroing", "lime")
@@ -167,17 +165,75 @@ def test_it_runs_without_data_resumes_and_forgets_nothing(
     run = tmp_path / "runs" / "rationales" / "planted-reviews"
     assert (run / "plain" / "seed-0" / "model" / "config.json").is_file()
     assert not (run / "plain" / "seed-0" / "weights").exists()
-    # A run that was interrupted while it measured keeps what it had, and is not trained again.
-    folder = run / "plain" / "seed-0"
-    (folder / "result.json").unlink()
-    kept = json.loads((folder / "pooling.json").read_text())
-    kept["methods"]["pooling"]["auprc"] = 0.5
-    (folder / "pooling.json").write_text(json.dumps(kept))
-    again = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"]  # type: ignore[arg-type]
-    assert again["plain"]["methods"]["pooling"]["auprc"] == 0.5
-    assert again["Evolving"] == rows["Evolving"]
-    long = by_method(Outcome({}, {0: again}))
+    assert not (run / "plain" / "seed-0" / "checkpoints").exists()
+    long = by_method(Outcome({}, {0: rows}))
     assert np.isfinite(long.per_seed[0][row_of("plain", "pooling")]["comprehensiveness"])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    monkeypatch.setattr(planted, "SIZES", {"train": 32, "val": 8, "test": 2})
+    monkeypatch.setattr(ea_rationales, "METHODS", ("pooling", "random"))
+    monkeypatch.chdir(tmp_path)
+    extra = ["--epochs", "1", "--lime-samples", "10", "--forms", "Evolving"]
+    arguments = {"seeds": 1, "device": "cpu", "extra": extra}
+    measure, seen = ea_rationales.judged, []
+
+    def judged(model: Any, shared: Any, task: Any, method: str, *others: Any) -> Any:
+        seen.append((method, {name: value.clone() for name, value in model.state_dict().items()}))
+        if method == "random" and len(seen) == 2:
+            raise KeyboardInterrupt
+        return measure(model, shared, task, method, *others)
+
+    monkeypatch.setattr(ea_rationales, "judged", judged)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
+    folder = tmp_path / "runs" / "rationales" / "planted-reviews" / "Evolving" / "seed-0"
+    assert (folder / "pooling.json").is_file()
+    assert not (folder / "random.json").exists()
+
+    def train_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rationale_training, "fit", train_again)
+        numbers = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"]["Evolving"]  # type: ignore[arg-type]
+    assert [method for method, _ in seen] == ["pooling", "random", "random"]
+    for name, value in seen[1][1].items():
+        assert torch.equal(seen[2][1][name], value), name
+    assert set(numbers["methods"]) == {"pooling", "random"}
+    assert numbers["updates"] == 2
+    # Of a model that is trained anew, everything is measured anew.
+    (folder / "result.json").unlink()
+    (folder / "trained.json").unlink()
+    (tmp_path / "runs" / "rationales" / "results" / "ea-table-8.json").unlink()
+    reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
+    assert [method for method, _ in seen[3:]] == ["pooling", "random"]
+
+
+def test_progress_of_measuring_is_told_to_the_last_step(tmp_path: Path) -> None:
+    """The bar's steps are updates, and as many as take about as long as the measures."""
+    from overt.recipes._rows import Task
+
+    splits = planted.planted_reviews({"train": 16, "val": 4, "test": 3})
+    reviews = Reviews("planted reviews", splits, ("negative", "positive"), True)
+    path = rationale_training.small_encoder(tmp_path / "encoder", planted.vocabulary())
+    from transformers import AutoTokenizer
+
+    shared = ea_rationales.Shared(reviews, AutoTokenizer.from_pretrained(path), path, 80, False)
+    row = rationale_training.RationaleRow("plain", (), ("pooling", "lime", "random"))
+    training = plan(reviews, True, 1)
+    task = Task("plain", 0, row, training, tmp_path / "run", "cpu", {"row": row.settings()})
+    told: list[int] = []
+    ea_rationales.perform(task, shared, told.append)
+    steps = ea_rationales.steps_of(task, shared)
+    assert sum(told) == training.updates + sum(steps.values())
+    assert steps["lime"] > steps["random"]
+    assert len(told) > len(steps)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_movies_need_a_pretrained_encoder(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def train_all(
     together: bool,
     alike: Callable[[Task], Hashable] = lambda task: task.name,
     rest: Callable[[Task], float] = lambda _task: 0.0,
+    tells_rest: bool = False,
 ) -> Numbers:
     """Perform tasks, several at a time (`--workers`); says how long it will take.
 
@@ -209,6 +210,8 @@ def train_all(
         together: whether several processes train one model, which then are the only ones.
         alike: a task → what decides about the time of its updates, which is measured once for each.
         rest: a task → how many updates take as long as all that follows its own, for the estimate.
+        tells_rest: whether `perform` also tells that many steps, rounded, as it gets on with what follows,
+            and those updates that early stopping saved.
     """
     console, device = request.console, tasks[0].device
     workers = request.options["workers"] or (min(8, cores()) if device == "cuda" else 1)
@@ -224,8 +227,9 @@ def train_all(
     )
     tasks = sorted(tasks, key=lambda task: task.seed)
     numbers: Numbers = {}
+    steps = sum(updates) + (sum(round(rest(task)) for task in tasks) if tells_rest else 0)
     with progress_bar(console) as progress:
-        bar = progress.add_task("training", total=sum(updates))
+        bar = progress.add_task("training and measuring" if tells_rest else "training", total=steps)
 
         def tell(steps: int) -> None:
             progress.update(bar, advance=steps)
@@ -233,7 +237,8 @@ def train_all(
         for task, result in _perform_all(tasks, shared, perform, workers, prepare, tell, together):
             numbers[task.name, task.seed] = result
             text = f"{task.name}, seed {task.seed}: {line(result)}"
-            progress.update(bar, description=text, advance=task.training.updates - result["updates"])
+            saved = 0 if tells_rest else task.training.updates - result["updates"]  # by early stopping
+            progress.update(bar, description=text, advance=saved)
             if not console.is_terminal:  # a log has no bar
                 console.print(f"{text}, {len(numbers)} of {len(tasks)}")
     return numbers

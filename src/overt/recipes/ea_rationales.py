@@ -7,18 +7,21 @@ they go by; people have marked words, too (ERASER). Do they agree, and does dele
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from overt._extras import need
 from overt.data import eraser, planted
 from overt.data.files import data_folder
-from overt.judge.rationales.evaluation import FAITHFUL, HUMAN, evaluate
+from overt.judge.rationales.evaluation import DELETING, FAITHFUL, HUMAN, evaluate
+from overt.judge.rationales.evaluation import Tell as TellTexts
 from overt.judge.rationales.methods import EXTRA, LIME, METHODS, POOLING, SAMPLES, ZEROING, title_of
+from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
@@ -46,6 +49,12 @@ SLOW = ("blankout", ZEROING)
 EXPORTED = (POOLING, LIME)
 EPOCHS, STAND_IN_EPOCHS = 20, 12
 POINTS = 6
+SETS = (
+    12 + 2 * POINTS
+)  # of kept words that are asked for, of each text and method, about a quarter of them twice
+INTEGRAL = 50  # steps of integrated gradients
+AT_ONCE = 64  # texts that a GPU reads in a third of the time of an update
+FAR = 0.01  # difference of a probability that float16 may make
 STAND_IN_SAMPLES = 200
 TEST = "test"
 STAND_IN = RationaleTraining(
@@ -200,7 +209,8 @@ def run_table_8(request: Request) -> Outcome:
             line=lambda numbers: f"macro F1 {numbers['macro F1']:.3f}",
             prepare=prepare_process,
             together=False,
-            rest=lambda task: passes(task.row, shared) / (3 * (32 if device == "cuda" else training.batch)),
+            rest=lambda task: sum(steps_of(task, shared).values()),
+            tells_rest=True,
         )
     config = {
         "data": reviews.describe(),
@@ -232,13 +242,36 @@ def prepare_process() -> None:
     be_quiet()
 
 
-def passes(row: RationaleRow, shared: Shared) -> float:
-    """About how many texts the measures of a model take through it."""
+def passes(method: str, shared: Shared) -> tuple[float, float]:
+    """About how many whole texts a method takes through the model for its scores, and for its measures."""
     texts = shared.reviews.splits[TEST]
+    judged = min(SOME, len(texts)) if method in SLOW else len(texts)
     words = sum(len(example.words) for example in texts) / len(texts)
-    judged = len(texts) * len(row.methods) * (10 + 2 * POINTS)
-    asked = len(texts) * shared.samples / 2 if LIME in row.methods else 0  # of half the length
-    return judged / 2 + asked + 50 * 3 * len(texts) + 2 * min(SOME, len(texts)) * words
+    scores = {
+        LIME: shared.samples / 2,  # of half the length
+        "integrated": 3 * INTEGRAL,
+        "blankout": words,
+        ZEROING: words / 2,
+        "flow": 20.0,  # on the CPU
+    }
+    return judged * scores.get(method, 3.0), judged * SETS * 0.75 / 2
+
+
+def steps_of(task: Task, shared: Shared) -> dict[str, int]:
+    """How many updates take about as long as measuring each method."""
+    a_third = AT_ONCE if task.device == "cuda" else task.training.batch
+    return {method: round(sum(passes(method, shared)) / (3 * a_third)) + 1 for method in task.row.methods}
+
+
+def telling(told: Callable[[int], None], begun: int, steps: int, scoring: float) -> TellTexts:
+    """A function for `evaluate` that tells the steps of a method; its scores are a share of them."""
+
+    def tell(words: str, done: int, total: int) -> None:
+        part = done / total
+        share = scoring + (1 - scoring) * part if words.endswith(DELETING) else scoring * part
+        told(begun + int(steps * share))
+
+    return tell
 
 
 def step_ms(task: Task, shared: Shared) -> float:
@@ -263,6 +296,9 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     """
     row: RationaleRow = task.row
     told = Throttled(tell)
+    if not (task.folder / rationale_training.TRAINED).is_file():
+        for method in row.methods:  # of an earlier training
+            (task.folder / f"{method}.json").unlink(missing_ok=True)
     model, numbers = rationale_training.train(
         task.folder,
         shared.reviews,
@@ -274,24 +310,59 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
         task.device,
         told,
     )
-    told.rest(numbers["updates"])
-    numbers |= {"methods": {}, "refused": {}}
-    for method in row.methods:
-        measure = partial(judged, model, shared, task, method)
-        found = measure_once(task.folder / f"{method}.json", measure)
+    told.rest(task.training.updates)  # also those that early stopping saved
+    dtype, difference = products_of(model, shared)
+    numbers |= {"methods": {}, "refused": {}, "half_difference": difference, "half": dtype is not None}
+    begun = task.training.updates
+    for method, steps in steps_of(task, shared).items():
+        scoring, deleting = passes(method, shared)
+        tell_method = telling(told, begun, steps, scoring / (scoring + deleting))
+        measure = partial(judged, model, shared, task, method, dtype, tell_method)
+        with short_products(task.device):
+            found = measure_once(task.folder / f"{method}.json", measure)
+        begun += steps
+        told.rest(begun)
         numbers["methods"] |= found["methods"]
         numbers["refused"] |= found["refused"]
         numbers |= found["performance"]
-    if shared.keep_models:
-        model.save_pretrained(task.folder / "model")
-        shared.tokenizer.save_pretrained(task.folder / "model")
     numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
     finish_run(task.folder, numbers)
-    shutil.rmtree(task.folder / WEIGHTS, ignore_errors=True)
+    for name in (WEIGHTS, *([] if shared.keep_models else [rationale_training.MODEL])):
+        shutil.rmtree(task.folder / name, ignore_errors=True)
     return stored_result(task.folder)
 
 
-def judged(model: Any, shared: Shared, task: Task, method: str) -> dict[str, Any]:
+def products_of(model: Any, shared: Shared) -> tuple[torch.dtype | None, float | None]:
+    """The type of products in passes of deleted words, and how far it moves the test texts' probabilities.
+
+    It is float16 on a GPU, unless a probability would differ by more than 0.01; None for the model's own.
+    """
+    if next(model.parameters()).device.type != "cuda":
+        return None, None
+    found = []
+    for dtype in (None, torch.float16):
+        classifier = WordClassifier(model, shared.tokenizer, dtype)
+        texts = [classifier.read(each.words, each.query, each.name) for each in shared.reviews.splits[TEST]]
+        whole = [(text, np.ones((1, len(text.words)), dtype=bool)) for text in texts]
+        found.append(np.concatenate(classifier.ask(whole)))
+    difference = float(np.abs(found[0] - found[1]).max())
+    return torch.float16 if difference <= FAR else None, difference
+
+
+@contextmanager
+def short_products(device: str) -> Iterator[None]:
+    """Inside, products of float32 on a GPU are those of TF32, as gradients and maps are read with."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def judged(
+    model: Any, shared: Shared, task: Task, method: str, dtype: torch.dtype | None, tell: TellTexts
+) -> dict[str, Any]:
     """A method's rationales of the test texts."""
     examples = shared.reviews.splits[TEST]
     found = evaluate(
@@ -308,7 +379,8 @@ def judged(model: Any, shared: Shared, task: Task, method: str) -> dict[str, Any
         points=POINTS,
         samples=shared.samples,
         seed=task.seed,
-        progress=False,
+        dtype=dtype,
+        progress=tell,
     )
     if method in EXPORTED and method in found.methods and not shared.reviews.stand_in:
         found.write(task.folder / f"{method}.jsonl", method, "movies", examples)
@@ -471,6 +543,18 @@ def notes_of(outcome: Outcome) -> list[str]:
         "closer. Table 8 is the columns of LIME, except for e-SNLI's plain row, which repeats that of "
         "EA-attention, a misprint.",
     ]
+    moved = [
+        numbers["half_difference"]
+        for rows in outcome.per_seed.values()
+        for numbers in rows.values()
+        if numbers.get("half")
+    ]
+    if moved:
+        notes.append(
+            "On a GPU, the encoder reads texts with deleted or blanked-out words with float16 products: "
+            f"probabilities from whole test texts differ by at most {max(moved):.1g} from those in float32. "
+            "Gradients and maps are read with TF32 products."
+        )
     if refused:
         told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         notes.append(f"–: the method does not apply, and is in no comparison ({told}).")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from overt._files import write_whole
 from overt._modes import evaluating
 from overt.data.eraser import Example
 from overt.judge.rationales.words import WordClassifier
@@ -25,6 +26,7 @@ from overt.recipes._training import times, torch_device
 from overt.recipes.translation_training import Batches, fit
 
 TEST_BATCH = 32
+TRAINED, MODEL = "trained.json", "model"  # of a run, once it is trained: its numbers, and the model
 Row = tuple[dict[str, list[int]], int]  # a text's arguments, and its class
 
 
@@ -221,8 +223,11 @@ def train(
 ) -> tuple[Any, dict[str, Any]]:
     """Train one classifier; return it with the best epoch's weights, and the numbers of its training.
 
+    Both are stored, so that one that is trained already is loaded: what was measured of it, and what will be,
+    are of the same weights.
+
     Args:
-        folder: of the run: checkpoints, the best epoch's weights, validation accuracies.
+        folder: of the run: checkpoints, the best epoch's weights, validation accuracies, the trained model.
         reviews: the texts.
         tokenizer: of the encoder.
         path: of the encoder.
@@ -232,6 +237,10 @@ def train(
         device: "cpu", "cuda" or "auto".
         told: called with the number of finished updates after each of them.
     """
+    if (folder / TRAINED).is_file():
+        known: dict[str, Any] = json.loads((folder / TRAINED).read_text())
+        loaded = overt.load(folder / MODEL, cls=RationaleClassifier)
+        return loaded.to(torch_device(device)).eval(), known
     model = network(path, len(reviews.classes), mechanisms, training, seed)
     classifier = WordClassifier(model, tokenizer)
     batches = batches_of(classifier, reviews.splits["train"], training, seed)
@@ -255,6 +264,9 @@ def train(
     numbers["valid_accuracies"] = [-loss for loss in numbers.pop("valid_losses")]
     numbers["trained"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
     numbers["added"] = sum(p.numel() for name, p in model.named_parameters() if ".overt." in name)
+    model.save_pretrained(folder / MODEL)
+    tokenizer.save_pretrained(folder / MODEL)
+    write_whole(folder / TRAINED, json.dumps(numbers))
     return model.to(torch_device(device)).eval(), numbers
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 WITHOUT = 0.2  # share of words that are chosen where there are no rationales to go by
 POINTS = 11
 SETS = 4096  # of kept words that are coded at once
+DELETING = "deleting words"  # what is told while words are deleted, after the method's name
 Tell: TypeAlias = "Callable[[str, int, int], None]"
 # Key of a measure → its heading; more is better, or less.
 HUMAN = {"auprc": "AUPRC ↑", "average_precision": "AP ↑", "token_f1": "token F1 ↑", "iou_f1": "IOU F1 ↑"}
@@ -423,7 +424,7 @@ class _Judge:
         and those of both curves.
         """
         found: list[NDArray[np.float64]] = []
-        words, total = f"{title_of(method)}, deleting words", len(numbers)
+        words, total = f"{title_of(method)}, {DELETING}", len(numbers)
         several = max(1, SETS // (2 * (len(self.shares) + 1 + self.points)))
         for start in range(0, total, several):
             group = range(start, min(start + several, total))
