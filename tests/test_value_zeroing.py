@@ -188,6 +188,28 @@ def test_a_bayesian_model_has_posterior_samples_of_it() -> None:
     assert not torch.allclose(traced.draws[0].maps[1], traced.draws[1].maps[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_bayesian_layer_runs_in_copies_only_where_it_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    model: Any = BY_NAME["BERT"].make().eval()
+    overt.attach(model, overt.Bayesian(k=3.0))
+    calls: list[int] = []
+    layer = model.base_model.encoder.layer[1]
+    layer.register_forward_hook(lambda _module, args, _output: calls.append(len(args[0])))
+    together = overt.trace(model, tokens(), mixing=MIXING, samples=samples)
+    few = len(calls)
+    monkeypatch.setattr(value_zeroing, "MOST_ROWS", 1)
+    alone = overt.trace(model, tokens(), mixing=MIXING, samples=samples)
+    assert max(calls) > len(tokens())
+    assert few < len(calls) - few
+    traces = [(together, alone), *zip(together.draws or (), alone.draws or (), strict=True)]
+    assert len(traces) == 1 + samples
+    for one, other in traces:
+        for ours, theirs in zip(one.maps, other.maps, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
 def test_an_attention_outside_of_all_layers_is_refused() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:

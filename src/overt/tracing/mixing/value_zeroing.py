@@ -139,14 +139,14 @@ class _Rerun:
         shapes = [call.weights.shape for call in run.calls]
         self.batch, self.queries = shapes[0][0], shapes[0][2]
         self.second = self._batch_is_second(run.output)
-        # Noise is drawn for the rows of a batch, so a layer with mechanisms gets its original batch.
-        mechanical = any(isinstance(module, MechanismLayer) for module in run.module.modules())
+        # Where a mechanism draws noise, it is for the rows of a batch, and copies differ.
+        self.mechanical = any(isinstance(module, MechanismLayer) for module in run.module.modules())
         rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
         most = min(rows // self.batch, max(keys for *_, keys in shapes))
-        self.copies = 1 if mechanical or self.second else max(1, most)
+        self.copies = 1 if self.second else max(1, most)
         self.whole = self._tokens(run.output, 1)
         again = self._unchanged(self.copies)
-        if again is None and self.copies > 1:
+        if again is None and self.copies > 1:  # the original batch
             self.copies = 1
             again = self._unchanged(1)
         if again is None:
@@ -205,7 +205,8 @@ class _Rerun:
         far = torch.linalg.vector_norm(states.double() - whole, dim=-1)
         size = torch.linalg.vector_norm(whole, dim=-1)
         exact = self.whole.dtype in (torch.float32, torch.float64)
-        if bool((far > (1e-3 if exact else 0.1) * size).any()):
+        near = 1e-4 if self.mechanical and copies > 1 else 1e-3
+        if bool((far > (near if exact else 0.1) * size).any()):
             return None
         return states[: self.batch]
 
