@@ -244,8 +244,16 @@ def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer:
         ({"labels": [3]}, "labels must be at most 1, got 3"),
         ({"labels": [0, 1]}, "labels must be 1, one for each text, got 2"),
         ({"share": 2.0}, r"share must lie in \[0, 1\], got 2"),
-        ({"texts": TEXT}, "texts must be a list with an entry for each text, got 'plot good"),
-        ({"queries": "ab"}, "queries must be a list with an entry for each text, got 'ab'"),
+        ({"texts": TEXT}, "texts must be a list, got 'plot good"),
+        ({"texts": [5]}, "text 0: must be text or a list of words, got 5"),
+        ({"queries": "ab"}, "queries must be a list, got 'ab'"),
+        ({"queries": [None]}, "text 0: its query must be text, empty for none, got None"),
+        ({"methods": "lime"}, "methods must be a list, got 'lime'"),
+        ({"rationales": [None]}, "document 0: its rationale must have 0 or 1 for each word, or .*got None"),
+        (
+            {"dtype": "float16"},
+            "dtype must be a type of floats such as torch.float16, or None, got 'float16'",
+        ),
         (
             {"scores": {"random": [[0.0] * 8]}},
             "scores must have names that are no method's of this run, got 'random'",
@@ -272,6 +280,11 @@ def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) ->
     pair.config.is_encoder_decoder = True
     with pytest.raises(ValueError, match="Planted is an encoder–decoder"):
         evaluate(pair, tokenizer, [TEXT])
+    encoder = SimpleNamespace(last_hidden_state=None)
+    pair.config.is_encoder_decoder = False
+    pair.forward = lambda **_: encoder  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="model must return logits, as a classifier does; Planted returns"):
+        evaluate(pair, tokenizer, [TEXT], methods=[])
     with pytest.raises(ValueError, match="tokenizer must be a fast one"):
         evaluate(planted, SimpleNamespace(is_fast=False), [TEXT])
 

@@ -168,7 +168,7 @@ class Evaluation:
 
 
 def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:.3f}".replace("-", "−").replace("−0.000", "0.000")
 
 
 def evaluate(
@@ -227,9 +227,11 @@ def evaluate(
     classifier = WordClassifier(model, tokenizer, dtype)
     if not len(texts):
         raise ValueError("texts must have at least one text, got none")
-    for name, given_text in (("texts", texts), ("queries", queries), ("names", names)):
+    for name, given_text in (("texts", texts), ("queries", queries), ("names", names), ("methods", methods)):
         if isinstance(given_text, str):
-            raise ValueError(f"{name} must be a list with an entry for each text, got {given_text[:40]!r}")
+            raise ValueError(f"{name} must be a list, got {given_text[:40]!r}")
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise ValueError(f"dtype must be a type of floats such as torch.float16, or None, got {dtype!r}")
     for name, column in (("queries", queries), ("labels", labels), ("names", names)):
         if column is not None and len(column) != len(texts):
             raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
@@ -300,6 +302,11 @@ def _truths(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool
         if name not in given:
             raise ValueError(f"rationales has no document {name!r}")
         words, value = len(text.words) + text.cut, given[name]
+        if not hasattr(value, "__len__") or isinstance(value, str):
+            raise ValueError(
+                f"document {text.name}: its rationale must have 0 or 1 for each word, or be a list of "
+                f"passages, got {value!r}"[:160]
+            )
         if len(value) == 0 or np.ndim(value) == 2 or isinstance(value[0], tuple):
             marked = words_in(value, words, text.name)
             seen = [(start, min(end, len(text.words))) for start, end in value]

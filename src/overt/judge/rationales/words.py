@@ -125,6 +125,10 @@ class WordClassifier:
 
     def read(self, words: str | Sequence[str], query: str = "", name: str = "0") -> Text:
         """A text, with the words at its end that do not fit cut off."""
+        if not isinstance(query, str):
+            raise ValueError(f"text {name}: its query must be text, empty for none, got {query!r}")
+        if not hasattr(words, "__iter__"):
+            raise ValueError(f"text {name}: must be text or a list of words, got {words!r}"[:120])
         listed = tuple(words.split() if isinstance(words, str) else words)
         if not listed or not all(isinstance(word, str) and word.strip() for word in listed):
             raise ValueError(f"text {name}: must have words, got {str(words)[:60]!r}")
@@ -284,7 +288,13 @@ class WordClassifier:
                     (end + 1 - start) * len(rows[order[end]]["input_ids"]) <= self.at_once
                 ):
                     end += 1
-                logits = model(**self.batch([rows[place] for place in order[start:end]])).logits
+                output = model(**self.batch([rows[place] for place in order[start:end]]))
+                logits = getattr(output, "logits", None)
+                if logits is None:
+                    raise ValueError(
+                        f"model must return logits, as a classifier does; {type(self.model).__name__} "
+                        f"returns {type(output).__name__}"
+                    )
                 if logits.dim() != 2 or logits.shape[1] != self.classes:
                     raise ValueError(
                         f"model must return logits of shape (batch, {self.classes}), "
