@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,38 @@ def test_tables_show_both_networks_by_every_definition(
     assert any(title.startswith("abs(Σ_d g) / ‖g‖") for title in titles)
     settings = json.loads((tmp_path / "run" / "regularised" / "seed-0" / "settings.json").read_text())
     assert settings["network"]["attention_dropout"] == 0.6
+
+
+@pytest.mark.slow
+def test_networks_may_be_trained_and_measured_side_by_side(
+    agreement: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(monkeypatch)
+    done: list[Any] = []
+
+    def in_turn(tasks: Any, perform: Any, shared: Any, workers: int, prepare: Any) -> Any:
+        """As other processes do: all that they need is copied."""
+        assert (workers, prepare) == (2, flow_tables.one_thread)
+        for task in reversed(tasks):
+            done.append(task)
+            yield task, perform(task, pickle.loads(pickle.dumps(shared)), lambda _: None)
+
+    train, trained = flow_tables._train, []
+    monkeypatch.setattr(flow_tables, "side_by_side", in_turn)
+    monkeypatch.setattr(flow_tables, "_train", lambda *args: trained.append(args[2]) or train(*args))
+    found = reproduce.run(
+        "flow-table-1",
+        data=agreement,
+        out=tmp_path / "run",
+        results=tmp_path / "results",
+        device="cpu",
+        seeds=2,
+        fresh=True,
+        extra=("--forms", "evolving", "--steps", "2", "--examples", "4", "--workers", "2"),
+    )
+    assert done == [("evolving", 1), ("evolving", 0)]
+    assert trained == ["evolving, seed 1", "evolving, seed 0"], "once each, though --fresh was given"
+    assert set(found["per_seed"]) == {"0", "1"}
 
 
 def test_one_word_of_each_sentence_is_changed() -> None:

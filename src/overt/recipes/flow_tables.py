@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import overt
 from overt import _check
@@ -29,11 +29,15 @@ from overt.recipes._runs import earlier_result, finish_run, measure_once
 from overt.recipes._training import (
     hardware,
     hits,
+    one_thread,
     predict,
+    processes,
+    progress_bar,
     share,
     torch_device,
     train_classifier,
 )
+from overt.recipes._workers import Tell, cores, side_by_side
 from overt.recipes.flow_measure import (
     INTERVALS,
     METHODS,
@@ -106,8 +110,8 @@ DEFINITION_NOTES = {
         "Its norm is ranked in the other tables; gradient × input keeps its sign. The published numbers rank "
         "the absolute value of the sum of g over the embedding's dimensions. Every block begins with a "
         "LayerNorm, which ignores a shift of all dimensions by the same amount, so that this sum is zero in "
-        "exact arithmetic: what was ranked is rounding error, and one table shows how small it is beside the "
-        "norm. Rounding error is larger where numbers are larger, so it still follows the norm. “Ours” and "
+        "exact arithmetic: what was ranked is rounding error. One table shows how small it is beside the "
+        "norm, and how far it follows it, as rounding error is larger where numbers are. “Ours” and "
         "“regularised” are the networks of Table 1; a dash stands where one has no `<eos>`, or was not "
         "measured so."
     ),
@@ -145,6 +149,12 @@ def run(request: Request) -> Outcome:
         f"{len(corpus.vocabulary):,} words"
     )
     settings = settings_of(steps, description)
+    tasks = [(form, seed) for seed in range(request.seeds) for form in forms]
+    workers = request.options["workers"] or (
+        min(8, cores()) if torch_device(request.device).type == "cuda" else 1
+    )
+    if min(workers, len(tasks)) > 1:
+        request = _run_beside(request, tasks, Shared(request, corpus, settings), workers)
     for seed in range(request.seeds):
         per_seed[seed] = {
             form: _run_form(request, form, seed, corpus, settings | {"seed": seed}, examples)
@@ -159,6 +169,42 @@ def run(request: Request) -> Outcome:
         "trained_on": sorted({row["hardware"] for rows in per_seed.values() for row in rows.values()}),
     }
     return Outcome(config, per_seed, stand_in=description["name"].startswith("no data"))
+
+
+class Shared(NamedTuple):
+    """What networks that are trained side by side need."""
+
+    request: Any
+    corpus: linzen.Corpus
+    settings: dict[str, Any]
+
+
+def _run_beside(request: Request, tasks: list[tuple[str, int]], shared: Shared, workers: int) -> Request:
+    """Train and measure networks in several processes; the returned request finds them in their folders."""
+    if processes(request.device) > 1:
+        raise ValueError(f"--workers {workers} starts its own processes: leave out accelerate launch")
+    shared = shared._replace(request=replace(request, console=None, stored={}, elsewhere=()))  # type: ignore[arg-type]
+    console = request.console
+    with progress_bar(console) as progress:
+        bar = progress.add_task("training and measuring", total=len(tasks))
+        done = side_by_side(tasks, perform, shared, workers, one_thread)
+        for count, ((form, seed), row) in enumerate(done, start=1):
+            text = f"{form}, seed {seed}: accuracy {row['validation']:.3f} validation, {row['test']:.3f} test"
+            progress.update(bar, description=text, advance=1)
+            if not console.is_terminal:  # a log has no bar
+                console.print(f"{text}, {count} of {len(tasks)}")
+    return replace(request, fresh=False)
+
+
+def perform(task: tuple[str, int], shared: Shared, tell: Tell) -> dict[str, Any]:
+    """Train and measure one network, in a process of its own."""
+    from rich.console import Console
+
+    del tell
+    form, seed = task
+    request = replace(shared.request, console=Console(quiet=True))
+    settings = shared.settings | {"seed": seed}
+    return _run_form(request, form, seed, shared.corpus, settings, request.options["examples"])
 
 
 def settings_of(steps: int, description: dict[str, Any]) -> dict[str, Any]:
@@ -575,6 +621,11 @@ def _recipe(number: int, reference: str) -> Recipe:
             "steps": Option("number of training steps per model", STEPS, least=1),
             "part": Option("test, or natural: only test sentences of the natural mix", "test", names=True),
             "forms": Option(f"comma-separated list of {','.join(NETWORKS)}; all by default"),
+            "workers": Option(
+                "networks side by side, each on one thread; by default 8 on a GPU and 1, on all, on a CPU",
+                least=1,
+                moves=False,
+            ),
         },
     )
 

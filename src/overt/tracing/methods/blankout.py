@@ -92,7 +92,9 @@ def _blanked(subject: Subject, cells: dict[int, Any], example: int, token: int) 
     name, index, _ = cells[token]
     config = getattr(subject.model, "config", None)
     images = {getattr(config, key, None) for key in ("image_token_id", "image_token_index")} - {None}
-    return name == "pixel_values" or int(subject.inputs.arguments[name][(example, *index)]) not in images
+    if name == "pixel_values" or not images:
+        return True
+    return int(subject.inputs.arguments[name][(example, *index)]) not in images
 
 
 def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any, ...], float]]:
