@@ -410,21 +410,43 @@ def test_a_causal_model_reads_the_text_before_the_pronoun(causal: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_name_after_the_pronoun_is_left_out_and_counted(causal: Path, tmp_path: Path) -> None:
+def test_a_name_after_the_pronoun_is_left_out_and_counted(
+    causal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
     rows = [
         "1\tLaura met Bob so she\tshe\t17\tLaura\t0\tTRUE\tBob\t10\tFALSE\tu",
         "2\tLaura met so she Bob\tshe\t13\tLaura\t0\tTRUE\tBob\t17\tFALSE\tu",
     ]
     (tmp_path / "gap-validation.tsv").write_text("\n".join([head, *rows]) + "\n")
-    result = reproduce.run(
-        "flow-figure-4",
-        data=tmp_path,
-        out=tmp_path / "run",
-        results=tmp_path / "results",
-        device="cpu",
-        model=str(causal),
-    )
+
+    def run() -> dict[str, Any]:
+        return reproduce.run(
+            "flow-figure-4",
+            data=tmp_path,
+            out=tmp_path / "run",
+            results=tmp_path / "results",
+            device="cpu",
+            model=str(causal),
+        )
+
+    # A run that is interrupted goes on with the texts that it has not read.
+    monkeypatch.setattr(flow_pronouns, "TOGETHER", 1)
+    read, seen = flow_pronouns.Reader.read, []
+
+    def interrupted(reader: Any, case: Case) -> Any:
+        seen.append(case.text)
+        if len(seen) == len(flow_pronouns.SENTENCES) + 2:
+            raise KeyboardInterrupt
+        return read(reader, case)
+
+    monkeypatch.setattr(flow_pronouns.Reader, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    result = run()
+    own = [case.text for case in flow_pronouns.SENTENCES.values()]
+    assert seen == [*own, *seen[2:4], *own, seen[3]]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["result.json", "settings.json"]
     row = result["per_seed"]["0"]
     assert row["left_out"] == {"long": 0, "after": 1, "lost": 0}
     assert row["gap"]["texts"] == 1

@@ -9,24 +9,28 @@ are annotated (Webster et al. 2018), with rules that know only where the names s
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import overt
 from overt._extras import need
+from overt._files import write_whole
 from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import check_model, earlier_result, finish_run, finite, read_model_config
-from overt.recipes._training import torch_device
+from overt.recipes._training import be_quiet, one_thread, progress_bar, torch_device
+from overt.recipes._workers import Tell, side_by_side
 from overt.recipes.flow_measure import METHODS, layer_names
 from overt.recipes.text_maps import tokens_in
 
@@ -41,6 +45,7 @@ READ = {  # name → method, and whether it is divided by the receptive field; r
     "flow": ("flow", False),
     f"flow{FIELD}": ("flow", True),
 }
+TOGETHER = 32  # texts of a part, which an interruption loses
 TIE = 1e-9  # shares that differ by less are equal
 GOALS = {"right": "the right name", "model": "the name that the model needs"}
 Reading = dict[str, Any]
@@ -149,12 +154,44 @@ def load_model(path: str) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+class Part(NamedTuple):
+    """Some of the GAP texts, and the file for what the model makes of them."""
+
+    cases: list[Case]
+    file: Path
+
+
+class Shared(NamedTuple):
+    """What all parts need: the model's path and the device."""
+
+    model: str
+    device: str
+
+
+@lru_cache(maxsize=1)
+def _reader(shared: Shared) -> Reader:
+    be_quiet()
+    model, tokenizer = load_model(shared.model)
+    return reader_of(model.to(torch_device(shared.device)), tokenizer)
+
+
+def perform(task: Part, shared: Shared, tell: Tell) -> dict[str, Any]:
+    """Read some of the texts, unless an earlier run has."""
+    if task.file.exists():
+        tell(len(task.cases))
+    else:
+        readings = []
+        for case in task.cases:
+            readings.append(_reader(shared).read(case))
+            tell(1)
+        write_whole(task.file, json.dumps(readings))
+    return {"readings": json.loads(task.file.read_text())}
+
+
 def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
     """Readings of our own sentences, and statistics of GAP."""
-    from rich.progress import track
-
-    model, tokenizer = load_model(request.model or "")
-    reader = reader_of(model.to(torch_device(request.device)), tokenizer)
+    shared = Shared(request.model or "", request.device)
+    reader = _reader(shared)
     own = {sentence: reader.read(case) for sentence, case in SENTENCES.items()}
     for sentence, reading in own.items():
         if isinstance(reading, str):
@@ -162,13 +199,35 @@ def _measure(request: Request, cases: list[Case]) -> dict[str, Any]:
                 f"--model {request.model} must read English, but its tokenizer loses words of {sentence!r}"
             )
     row: dict[str, Any] = {"kind": reader.kind, "own": own, "left_out": dict.fromkeys((LONG, AFTER, LOST), 0)}
-    known = []
-    for case in track(cases, "tracing GAP", console=request.console):
-        reading = reader.read(case)
-        if isinstance(reading, str):
-            row["left_out"][reading] += 1
+    folder = request.out / "checkpoints"  # deleted when the run is finished
+    folder.mkdir(exist_ok=True)
+    parts = [
+        Part(cases[start : start + TOGETHER], folder / f"texts-{start}.json")
+        for start in range(0, len(cases), TOGETHER)
+    ]
+    workers = min(request.options["workers"] or 1, max(1, len(parts)))
+    readings: dict[str, list[Any]] = {}
+    with progress_bar(request.console) as progress:
+        bar = progress.add_task("tracing GAP", total=len(cases))
+
+        def tell(texts: int) -> None:
+            progress.update(bar, advance=texts)
+
+        if workers > 1:
+            _reader.cache_clear()
+            done: Iterable[tuple[Part, Any]] = side_by_side(parts, perform, shared, workers, one_thread, tell)
         else:
-            known.append((case, reading))
+            done = ((part, perform(part, shared, tell)) for part in parts)
+        for part, found in done:
+            readings[part.file.name] = found["readings"]
+    _reader.cache_clear()
+    known = []
+    for part in parts:
+        for case, reading in zip(part.cases, readings[part.file.name], strict=True):
+            if isinstance(reading, str):
+                row["left_out"][reading] += 1
+            else:
+                known.append((case, reading))
     return row | ({"gap": statistics_of(known)} if known else {})
 
 
@@ -450,6 +509,9 @@ FIGURE_4 = Recipe(
     report=report,
     seeds=1,
     folder="flow-pronouns",
-    options={"examples": Option("number of GAP texts, if --data has them; all by default", least=1)},
+    options={
+        "examples": Option("number of GAP texts, if --data has them; all by default", least=1),
+        "workers": Option("processes that read texts; 1 by default, on all threads", least=1, moves=False),
+    },
     draw=draw,
 )
