@@ -175,7 +175,7 @@ class _Documents:
 
     def words(self, name: str, where: str) -> tuple[str, ...]:
         """The words of a document."""
-        if self.together is None:
+        if self.together is None and name not in self.texts:
             path = find_file(self.folder, Path(name).name)
             if path is not None:
                 self.texts[name] = read_text(path)
