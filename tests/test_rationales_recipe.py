@@ -171,14 +171,15 @@ def test_it_runs_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["plain", "Evolving"])
 def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(planted, "SIZES", {"train": 32, "val": 8, "test": 2})
     monkeypatch.setattr(ea_rationales, "METHODS", ("pooling", "random"))
     monkeypatch.chdir(tmp_path)
-    extra = ["--epochs", "1", "--lime-samples", "10", "--forms", "Evolving"]
+    extra = ["--epochs", "1", "--lime-samples", "10", "--forms", form]
     arguments = {"seeds": 1, "device": "cpu", "extra": extra}
     measure, seen = ea_rationales.judged, []
 
@@ -191,7 +192,7 @@ def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weigh
     monkeypatch.setattr(ea_rationales, "judged", judged)
     with pytest.raises(KeyboardInterrupt):
         reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
-    folder = tmp_path / "runs" / "rationales" / "planted-reviews" / "Evolving" / "seed-0"
+    folder = tmp_path / "runs" / "rationales" / "planted-reviews" / form / "seed-0"
     assert (folder / "pooling.json").is_file()
     assert not (folder / "random.json").exists()
 
@@ -200,7 +201,7 @@ def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weigh
 
     with monkeypatch.context() as patched:
         patched.setattr(rationale_training, "fit", train_again)
-        numbers = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"]["Evolving"]  # type: ignore[arg-type]
+        numbers = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"][form]  # type: ignore[arg-type]
     assert [method for method, _ in seen] == ["pooling", "random", "random"]
     for name, value in seen[1][1].items():
         assert torch.equal(seen[2][1][name], value), name

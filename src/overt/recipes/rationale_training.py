@@ -239,7 +239,11 @@ def train(
     """
     if (folder / TRAINED).is_file():
         known: dict[str, Any] = json.loads((folder / TRAINED).read_text())
-        loaded = overt.load(folder / MODEL, cls=RationaleClassifier)
+        loaded: Any = (
+            overt.load(folder / MODEL, cls=RationaleClassifier)
+            if mechanisms
+            else RationaleClassifier.from_pretrained(folder / MODEL)
+        )
         return loaded.to(torch_device(device)).eval(), known
     model = network(path, len(reviews.classes), mechanisms, training, seed)
     classifier = WordClassifier(model, tokenizer)
