@@ -164,7 +164,7 @@ def _visible(levels: Levels, visible: Any) -> list[Tensor | None]:
     if visible is None:
         # Rows of padding may hold anything, so they are ignored.
         real = levels.without_padding().maps
-        causal = n > 1 and all(not bool(cells.triu(1).any()) for cells in real)
+        causal = n > 1 and all(isinstance(cells, Tensor) and not bool(cells.triu(1).any()) for cells in real)
         seen = torch.ones(1, n, n, dtype=torch.bool).tril() if causal else None
         return [seen] * levels.layers + rest
     listed = visible if isinstance(visible, list | tuple) else [visible] * levels.layers

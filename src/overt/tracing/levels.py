@@ -1,4 +1,4 @@
-"""Attention maps as a layered graph, over which the methods that read maps run.
+"""Attention maps, or the states that they are made from, as a layered graph that methods run over.
 
 A level holds the edges from the nodes of one level to those of the level below; the inputs are level 0. An
 encoder's or a decoder's layer is one level. An encoder–decoder has its encoder's levels first and then two
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from overt.tracing.asked import Asked
 from overt.tracing.options import Heads
+from overt.tracing.states import Place, StateLevel, Uniform, UniformLevel, asked_of, moved, uniform_of
+
+Held: TypeAlias = Tensor | Asked | Uniform  # a layer's map, or what it is made from
 
 
 class Level(Protocol):
@@ -45,12 +49,29 @@ class MapLevel:
 
 
 @dataclass(frozen=True, eq=False)
+class JoinedLevel:
+    """Levels of the same nodes above, whose nodes below stand side by side; rows only."""
+
+    parts: Sequence[Level]
+
+    def row(self, places: Sequence[int]) -> Tensor:
+        """Rows of all parts."""
+        return torch.cat([part.row(places).cpu() for part in self.parts], dim=-1)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Refused: weights side by side, without a residual, are only read."""
+        del rows
+        raise ValueError("weights without a residual have rows only")
+
+
+@dataclass(frozen=True, eq=False)
 class Levels:
     """The maps of a batch, and their properties.
 
     Attributes:
-        maps: one per layer, (batch, query, key) or (batch, head, query, key); of an encoder–decoder, the
-            decoder's self-attention; none of a recurrent decoder, whose layers are those of `cross`.
+        maps: one per layer, (batch, query, key) or (batch, head, query, key), or the `Asked` that it is made
+            from; of an encoder–decoder, the decoder's self-attention; none of a recurrent decoder, whose
+            layers are those of `cross`.
         mask: boolean (batch, token), False at padding; tokens of an encoder–decoder are source, then target.
         encoder: the encoder's maps, of an encoder–decoder.
         cross: its cross-attention, one map per decoder layer.
@@ -64,12 +85,14 @@ class Levels:
         residual: the default weight of the residual connection.
         convolved: attention is beside convolutions, which pass on what they see: only its maps can be read,
             not paths through it.
+        device: where levels of states that lie on the CPU are computed; None for there.
+        budget: most bytes of a result or of levels held at once, where there are states; None for any.
     """
 
-    maps: Sequence[Tensor]
+    maps: Sequence[Held]
     mask: Tensor
-    encoder: Sequence[Tensor] = ()
-    cross: Sequence[Tensor] = ()
+    encoder: Sequence[Held] = ()
+    cross: Sequence[Held] = ()
     visible: Sequence[Tensor | None] = field(default=())
     unit: bool = False
     signed: bool = False
@@ -77,6 +100,13 @@ class Levels:
     joint: bool = False
     residual: float = 0.5
     convolved: bool = False
+    device: torch.device | None = None
+    budget: int | None = None
+
+    @property
+    def of_states(self) -> bool:
+        """Whether any layer has no map, only what it is made from."""
+        return any(not isinstance(held, Tensor) for held in (*self.maps, *self.encoder, *self.cross))
 
     @property
     def layers(self) -> int:
@@ -107,7 +137,7 @@ class Levels:
     def heads(self) -> int:
         """Number of heads at the level where a layer's results start; 0 where maps are head averages."""
         top = self.cross[0] if self.cross else self.maps[0]
-        return top.shape[1] if top.dim() == 4 else 0
+        return top.shape[1] if len(top.shape) == 4 else 0
 
     def level_of(self, layer: int) -> int:
         """Number of levels up to the top of a layer."""
@@ -115,6 +145,15 @@ class Levels:
 
     def weights(self, layer: int, heads: Heads) -> Level:
         """A layer's maps as they are, without the residual: rows are queries, columns tokens."""
+        own = [*self.cross[layer : layer + 1], *self.maps[layer : layer + 1]]
+        if not all(isinstance(held, Tensor) for held in own):
+            parts = [
+                MapLevel(averaged(held, heads).double())
+                if isinstance(held, Tensor)
+                else self._of_states(held, heads, group)
+                for held, group in zip(own, ("cross", "maps") if self.cross else ("maps",), strict=True)
+            ]
+            return JoinedLevel(parts)
         if self.recurrent:  # whose target's tokens are not attended to
             cells = averaged(self.cross[layer], heads).double()
             return MapLevel(torch.nn.functional.pad(cells, (0, self.queries)))
@@ -140,29 +179,65 @@ class Levels:
             raise ValueError(
                 f"{whose} no levels: information passes outside attention; `Levels.weights` has its maps"
             )
-        return MapLevel(self._cells(number, heads, residual, clip, passing))
+        group, layer = self._held(number)
+        held: Held = getattr(self, group)[layer]
+        if isinstance(held, Tensor):
+            return MapLevel(self._cells(number, heads, residual, clip, passing))
+        return self._of_states(held, heads, group, residual, passing)
+
+    def _held(self, number: int) -> tuple[str, int]:
+        """Whose map a level has, and the number of its layer."""
+        if not self.cross:
+            return "maps", number - 1
+        if number <= len(self.encoder):
+            return "encoder", number - 1
+        layer, is_cross = divmod(number - len(self.encoder) - 1, 2)
+        return ("cross" if is_cross else "maps"), layer
+
+    def _of_states(
+        self,
+        held: Asked | Uniform,
+        heads: Heads,
+        group: str,
+        residual: float | None = None,
+        passing: float = 1.0,
+    ) -> Level:
+        """A level without a map; `residual` None for the weights alone."""
+        source = self.first
+        first, key = (0 if group == "encoder" else source), (source if group == "maps" else 0)
+        count, keys = held.shape[-2:]
+        real = self.mask[:, first : first + count], self.mask[:, key : key + keys]
+        place = None if residual is None else Place(self.tokens, first, count, key, residual, passing)
+        if isinstance(held, Uniform):
+            return UniformLevel(held.sight, (count, keys), real, place)
+        if self.device is not None and held.query.device.type == "cpu":
+            held = moved(held, self.device)
+        return StateLevel(held, heads, place, None if bool(self.mask.all()) else real)
 
     def _cells(self, number: int, heads: Heads, residual: float, clip: bool, passing: float) -> Tensor:
         source = self.first
+        group, layer = self._held(number)
+        cells: Tensor = getattr(self, group)[layer]
         if not self.cross:
-            return self._level(self.maps[number - 1], heads, residual, clip)
+            return self._level(cells, heads, residual, clip)
         whole: Tensor
-        if number <= len(self.encoder):
-            block = self._level(self.encoder[number - 1], heads, residual, clip)
+        if group == "encoder":
+            block = self._level(cells, heads, residual, clip)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
             whole[..., :source, :source] = block
             diagonal = whole.diagonal(dim1=-2, dim2=-1)
             diagonal[..., source:] = passing
             return whole
-        layer, is_cross = divmod(number - len(self.encoder) - 1, 2)
-        if not is_cross:
-            block = self._level(self.maps[layer], heads, residual, clip)
+        if group == "maps":
+            block = self._level(cells, heads, residual, clip)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
             whole[..., source:, source:] = block
         else:
-            cells = torch.nn.functional.pad(self.cross[layer], (0, self.queries))
+            cells = torch.nn.functional.pad(cells, (0, self.queries))
             if self.joint:
-                rest = self.maps[layer].sum(dim=-1)
+                own = self.maps[layer]
+                assert isinstance(own, Tensor)  # of states, there is attention only
+                rest = own.sum(dim=-1)
                 cells.diagonal(source, dim1=-2, dim2=-1).add_(rest)
             block = self._level(cells, heads, residual, clip, first=source)
             whole = block.new_zeros(*block.shape[:-2], self.tokens, self.tokens)
@@ -189,17 +264,17 @@ class Levels:
         whole = self.mask.shape[0]
         return replace(
             self,
-            maps=[cells[start:stop] for cells in self.maps],
+            maps=[examples(held, slice(start, stop)) for held in self.maps],
             mask=self.mask[start:stop],
-            encoder=[cells[start:stop] for cells in self.encoder],
-            cross=[cells[start:stop] for cells in self.cross],
+            encoder=[examples(held, slice(start, stop)) for held in self.encoder],
+            cross=[examples(held, slice(start, stop)) for held in self.cross],
             visible=[
                 seen if seen is None or seen.shape[0] != whole else seen[start:stop] for seen in self.visible
             ],
         )
 
     def without_padding(self) -> Levels:
-        """The same levels with zeros in the rows and columns of padding."""
+        """The same levels with zeros in the rows and columns of padding; those of states always have them."""
         source = self.first
         real = self.mask
         if bool(real.all()):
@@ -220,9 +295,12 @@ class Levels:
         seen = list(self.visible) or [None] * (len(self.maps) + len(self.encoder) + len(self.cross))
         map_of: dict[tuple[int, int], Tensor] = {}  # layers that share a mask share their map
 
-        def flat(group: Sequence[Tensor], start: int, queries: Tensor, keys: Tensor) -> list[Tensor]:
-            maps = []
-            for visible in seen[start : start + len(group)]:
+        def flat(group: Sequence[Held], start: int, queries: Tensor, keys: Tensor) -> list[Any]:
+            maps: list[Held] = []
+            for held, visible in zip(group, seen[start : start + len(group)], strict=True):
+                if not isinstance(held, Tensor):
+                    maps.append(uniform_of(held))
+                    continue
                 key = (id(visible), start)
                 if key not in map_of:
                     both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
@@ -249,8 +327,21 @@ class Levels:
         )
 
 
-def averaged(cells: Tensor, heads: Heads) -> Tensor:
+def examples(held: Held, rows: slice | list[int]) -> Held:
+    """Some of the examples of a layer."""
+    if isinstance(held, Tensor):
+        return held[rows]
+    if isinstance(held, Asked):
+        return asked_of(held, rows)
+    keys = held.sight.keys
+    sight = replace(held.sight, keys=None if keys is None else keys[rows])
+    count = len(torch.arange(held.shape[0])[rows])
+    return Uniform(sight, (count, *held.shape[1:]))
+
+
+def averaged(cells: Held, heads: Heads) -> Tensor:
     """A map averaged over all or some heads, or with each head: (batch, [head,] query, key)."""
+    assert isinstance(cells, Tensor)
     if cells.dim() == 3:
         if isinstance(heads, str) and heads == "mean":
             return cells
@@ -284,6 +375,8 @@ def unit_signed_rows(rows: Tensor) -> Tensor:
     return rows / torch.where(size == 0.0, 1.0, total)
 
 
-def _real(cells: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def _real(cells: Held, queries: Tensor, keys: Tensor) -> Held:
+    if not isinstance(cells, Tensor):
+        return cells
     both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
     return cells.masked_fill(~(both if cells.dim() == 3 else both.unsqueeze(1)), 0.0)

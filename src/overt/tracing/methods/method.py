@@ -283,7 +283,7 @@ def check_values(method: Method, values: Any, shape: tuple[int | None, ...]) -> 
         raise ValueError(
             f"the method {method.name!r} must return shape {expected}, got {tuple(values.shape)}"
         )
-    return values.detach().double()
+    return values.detach().double().cpu()
 
 
 def why_not_levels(method: Method, levels: Levels) -> str | None:

@@ -30,12 +30,17 @@ def rollout_of(levels: Levels, request: MethodRequest) -> Tensor:
     down = sum(number * copies * len(places) for number in layer_at)
     up = highest * levels.tokens + len(layer_at) * copies * len(places)
     parts: dict[int, Tensor] = {}
-    if down <= up:
+    if down <= up or levels.of_states:
+        carried: Tensor | None = None  # rows of all layers that began above, one after another
         for number in range(highest, 0, -1):
             level = levels.level(number, request.below, request.residual)
-            parts = {layer: level.apply(rows) for layer, rows in parts.items()}
+            carried = None if carried is None else level.apply(carried)
             if number in layer_at:
-                parts[layer_at[number]] = start(number, level)
+                rows = start(number, level)
+                carried = rows if carried is None else torch.cat([carried.to(rows.device), rows], dim=1)
+        assert carried is not None
+        began = sorted(layer_at, reverse=True)
+        parts = dict(zip((layer_at[number] for number in began), carried.chunk(len(began), 1), strict=True))
     else:
         product: Tensor | None = None
         for number in range(1, highest + 1):

@@ -1,0 +1,368 @@
+"""Levels made from states: queries and keys, whose map is computed in blocks and never held whole.
+
+A row over the nodes above a level goes down by one pass over blocks of queries. A block's weights are
+averaged over heads before they multiply the rows, so that any number of rows costs one product of queries and
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.options import Heads
+
+BLOCK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the scores held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an attention's map lies in a level, and what is added to it.
+
+    Attributes:
+        nodes: number of the level's nodes, above and below.
+        query: the node that is query 0.
+        count: number of queries.
+        key: the node that is key 0.
+        residual: weight of the residual connection.
+        passing: weight of the edges of nodes that are no queries.
+    """
+
+    nodes: int
+    query: int
+    count: int
+    key: int
+    residual: float
+    passing: float = 1.0
+
+    def share(self, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of a query's weights and of its residual, by the sum of its weights: rows sum to one."""
+        total = (1.0 - self.residual) * mass + self.residual
+        total = torch.where(total == 0.0, 1.0, total)
+        return (1.0 - self.residual) / total, self.residual / total
+
+    def rows(self, places: Sequence[int], weights: Tensor) -> Tensor:
+        """Rows of the nodes at these places, from the weights of those that are queries, in order."""
+        device, count = weights.device, weights.shape[-2]
+        at = torch.tensor(list(places), dtype=torch.int64, device=device)
+        numbers = torch.arange(len(at), device=device)
+        mine = torch.tensor([self.is_query(place) for place in places], dtype=torch.bool, device=device)
+        assert int(mine.sum()) == count
+        own, kept = self.share(weights.sum(dim=-1, keepdim=True))
+        out = weights.new_zeros(*weights.shape[:-2], len(at), self.nodes)
+        out[..., numbers[mine], self.key : self.key + weights.shape[-1]] = own * weights
+        itself = weights.new_full((*weights.shape[:-2], len(at)), self.passing)
+        itself[..., mine] = kept.squeeze(-1)
+        out[..., numbers, at] += itself
+        return out
+
+    def is_query(self, place: int) -> bool:
+        """Whether a node is a query."""
+        return 0 <= place - self.query < self.count
+
+    def queries(self, places: Sequence[int]) -> list[int]:
+        """Numbers of those places that are queries."""
+        return [place - self.query for place in places if self.is_query(place)]
+
+    def passed(self, rows: Tensor) -> Tensor:
+        """Rows below the level before any attention: what nodes that are no queries pass on."""
+        out = rows.double() * self.passing if self.passing != 1.0 else rows.double().clone()
+        out[..., self.query : self.query + self.count] = 0.0
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class StateLevel:
+    """A level whose map is computed from queries and keys as it is used, in float32 or their wider type.
+
+    Attributes:
+        asked: queries, keys and mask.
+        heads: which heads to average, or "each", which has rows only.
+        place: where the map lies in a level; None for the weights alone, whose nodes are queries and keys.
+        real: boolean (batch, query) and (batch, key), False at padding; None where all are tokens.
+        block: most cells of the scores that are held at once; None for the device's default.
+    """
+
+    asked: Asked
+    heads: Heads = "mean"
+    place: Place | None = None
+    real: tuple[Tensor, Tensor] | None = None
+    block: int | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the arithmetic."""
+        return torch.promote_types(self.asked.query.dtype, torch.float32)
+
+    def row(self, places: Sequence[int]) -> Tensor:
+        """Rows of the map, float64 (batch, [head,] place, token)."""
+        place = self.place
+        queries = list(places) if place is None else place.queries(places)
+        size = self._size(0, self.asked.shape[3])
+        batch, heads, _, keys = self.asked.shape
+        parts = [torch.empty(batch, *([heads] if self._each else []), 0, keys, dtype=torch.float64)]
+        for start in range(0, len(queries), size):
+            at = torch.tensor(queries[start : start + size])
+            low, high = key_range(self.asked.sight, int(at.min()), int(at.max()) + 1, keys)
+            tiles = self._tiles(at, low, high)
+            weights = torch.cat(list(tiles), dim=1) if self._each else self._mean(tiles)
+            parts.append(torch.nn.functional.pad(weights.double(), (low, keys - high)))
+        weights = torch.cat([part.to(self.asked.query.device) for part in parts], dim=-2)
+        return weights if place is None else place.rows(places, weights)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rows over this level's nodes carried down, float64 (batch, row, token)."""
+        if self._each:
+            raise ValueError('heads="each" has rows only: go down through the averaged heads')
+        place = self.place
+        device = self.asked.query.device
+        keys = self.asked.shape[3]
+        first, base = (0, 0) if place is None else (place.query, place.key)
+        rows = rows.to(device)
+        if place is None:
+            out = rows.new_zeros(*rows.shape[:-1], keys, dtype=torch.float64)
+        else:
+            out = place.passed(rows)
+        for start, stop, low, high in self.blocks():
+            part = rows[..., first + start : first + stop].double()
+            if device.type == "cpu" and not bool(part.any()):
+                continue  # nothing comes down to these queries
+            tile = self._mean(self._tiles(torch.arange(start, stop), low, high))
+            if place is not None:
+                own, kept = place.share(tile.sum(dim=-1, dtype=torch.float64).unsqueeze(1))
+                out[..., first + start : first + stop] += kept * part
+                part = own * part
+            out[..., base + low : base + high] += part @ tile.double()
+        return out
+
+    @property
+    def _each(self) -> bool:
+        return isinstance(self.heads, str) and self.heads == "each"
+
+    def members(self) -> list[tuple[int, list[int]]]:
+        """Each key head with the chosen heads that it serves."""
+        heads = self.asked.shape[1]
+        group = heads // self.asked.key.shape[1]
+        chosen = range(heads) if isinstance(self.heads, str) else [head % heads for head in self.heads]
+        served: dict[int, list[int]] = {}
+        for head in chosen:
+            served.setdefault(head // group, []).append(head)
+        return list(served.items())
+
+    def blocks(self) -> Iterator[tuple[int, int, int, int]]:
+        """Blocks of queries with the range of keys that any of them sees: start, stop, low, high."""
+        _, _, queries, keys = self.asked.shape
+        start = 0
+        while start < queries:
+            low, high = key_range(self.asked.sight, start, start + 1, keys)
+            stop = min(start + self._size(low, high), queries)
+            low, high = key_range(self.asked.sight, start, stop, keys)
+            yield start, stop, low, high
+            start = stop
+
+    def _size(self, low: int, high: int) -> int:
+        """How many queries a block has, by the keys that they see."""
+        cells = self.block or BLOCK_CELLS.get(self.asked.query.device.type, BLOCK_CELLS["cuda"])
+        most = max(len(heads) for _, heads in self.members())
+        size = max(1, cells // (self.asked.shape[0] * most * max(1, high - low)))
+        return size if size < 16 else size // 16 * 16
+
+    def _mean(self, tiles: Iterator[Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for tile in tiles:
+            summed = tile.sum(dim=1)
+            total = summed if total is None else total.add_(summed)
+        assert total is not None
+        return total.div_(sum(len(heads) for _, heads in self.members()))
+
+    def _tiles(self, queries: Tensor, low: int, high: int) -> Iterator[Tensor]:
+        """The heads of each key head, one after another: weights of some queries, (batch, head, query, key).
+
+        Args:
+            queries: their places, at least one.
+            low: first key that any of them sees.
+            high: one after the last.
+        """
+        asked, sight = self.asked, self.asked.sight
+        device = asked.query.device
+        first, count = int(queries[0]), len(queries)
+        together = torch.equal(queries, torch.arange(first, first + count))
+        hidden = _hidden(sight, queries, low, high, device)
+        queries = queries.to(device)
+        where: slice | Tensor = slice(first, first + count) if together else queries
+        for key_head, heads in self.members():
+            query = asked.query[:, heads][:, :, where].to(self.dtype) * asked.scale
+            key = asked.key[:, key_head, low:high].to(self.dtype)
+            scores = (query.flatten(1, 2) @ key.mT).view(*query.shape[:3], high - low)
+            if sight.bias is not None:
+                scores = scores + _bias(sight.bias, heads, where, low, high).to(self.dtype)
+            if hidden is not None:
+                start, cells = hidden
+                scores[..., start:].masked_fill_(cells, HIDDEN)
+            weights = scores.softmax(dim=-1)
+            if sight.keys is not None or sight.bias is not None or sight.offset < 0:
+                blind = scores.amax(dim=-1, keepdim=True) == HIDDEN if high > low else None
+                weights = weights if blind is None else weights.masked_fill_(blind, 0.0)
+            if self.real is not None:
+                rows, columns = (real.to(device) for real in self.real)
+                weights = weights * rows[:, None, queries, None] * columns[:, None, None, low:high]
+            yield weights
+
+
+def key_range(sight: Sight, start: int, stop: int, keys: int) -> tuple[int, int]:
+    """The keys that any of some consecutive queries may see: first, and one after the last."""
+    high = min(keys, max(0, stop + sight.offset)) if sight.causal else keys
+    low = 0 if sight.window is None else min(high, max(0, start + sight.offset - sight.window + 1))
+    return low, high
+
+
+def _hidden(
+    sight: Sight, queries: Tensor, low: int, high: int, device: torch.device
+) -> tuple[int, Tensor] | None:
+    """Cells that are hidden, boolean (batch or 1, 1, query, key from a start on), and that start."""
+    start = low
+    if sight.causal and sight.window is None and sight.keys is None:
+        # Only keys that come after the first query are hidden from any of them.
+        start = max(low, min(high, int(queries.min()) + sight.offset + 1))
+    seen = sight.shown(queries.to(device), torch.arange(start, high, device=device))
+    return None if seen is None else (start - low, ~seen)
+
+
+def _bias(bias: Tensor, heads: list[int], queries: slice | Tensor, low: int, high: int) -> Tensor:
+    part = bias[:, heads] if bias.shape[1] > 1 else bias
+    part = part[:, :, queries] if bias.shape[2] > 1 else part
+    return part[..., low:high]
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform:
+    """What stands for a map in which all that a query may see has equal weights.
+
+    Attributes:
+        sight: what each query sees, without a bias.
+        shape: of the map, (batch, query, key).
+    """
+
+    sight: Sight
+    shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class UniformLevel:
+    """A level of queries that attend equally to all that they may see; sums take the place of maps.
+
+    Attributes:
+        sight: what each query sees, without a bias.
+        shape: (query, key).
+        real: boolean (batch, query) and (batch, key).
+        place: as in `StateLevel`.
+    """
+
+    sight: Sight
+    shape: tuple[int, int]
+    real: tuple[Tensor, Tensor]
+    place: Place | None = None
+
+    def row(self, places: Sequence[int]) -> Tensor:
+        """Rows of the map, float64 (batch, place, token)."""
+        keys = self.shape[1]
+        queries = list(places) if self.place is None else self.place.queries(places)
+        rows = self.real[0]
+        at = torch.tensor(queries, dtype=torch.int64)
+        seen = replace(self.sight, keys=self._keys()).shown(at, torch.arange(keys))
+        assert seen is not None
+        cells = (seen[:, 0] & rows[:, at, None]).double().expand(len(rows), -1, -1)
+        weights = cells / cells.sum(dim=-1, keepdim=True).clamp(min=1.0)
+        return weights if self.place is None else self.place.rows(places, weights)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rows carried down by sums over the queries that see each key, float64 (batch, row, token)."""
+        place, (count, keys) = self.place, self.shape
+        assert place is not None
+        rows = rows.cpu()
+        real, columns = self.real[0], self._keys()
+        counts = self._counts(columns)
+        mass = ((counts > 0) & real).double()
+        own, kept = place.share(mass)
+        inside = rows[..., place.query : place.query + count].double()
+        out = place.passed(rows)
+        out[..., place.query : place.query + count] += kept.unsqueeze(1) * inside
+        each = (own * mass / counts.clamp(min=1)).unsqueeze(1) * inside
+        below = self._received(each) * columns.unsqueeze(1)
+        out[..., place.key : place.key + keys] += below
+        return out
+
+    def _keys(self) -> Tensor:
+        columns = self.real[1]
+        return columns if self.sight.keys is None else columns & self.sight.keys.cpu()
+
+    def _counts(self, columns: Tensor) -> Tensor:
+        """How many keys each query sees, (batch, query)."""
+        count, keys = self.shape
+        before = torch.nn.functional.pad(columns.long().cumsum(dim=-1), (1, 0))
+        last = torch.arange(count) + self.sight.offset + 1
+        high = last.clamp(0, keys) if self.sight.causal else torch.full((count,), keys)
+        low = torch.zeros_like(high)
+        if self.sight.window is not None:
+            low = torch.minimum((last - self.sight.window).clamp(min=0), high)
+        return before[:, high] - before[:, low]
+
+    def _received(self, each: Tensor) -> Tensor:
+        """What each key receives if every query gives this to each key that it sees, (batch, row, key).
+
+        Only additions, so that the small values of far tokens keep their digits.
+        """
+        count, keys = self.shape
+        sight = self.sight
+        if not sight.causal:
+            return each.sum(dim=-1, keepdim=True).expand(*each.shape[:-1], keys)
+        length = max(keys, count + sight.offset)
+        at = torch.arange(count) + sight.offset  # the last key that each query sees
+        given = each.new_zeros(*each.shape[:-1], length)
+        given[..., at[at >= 0]] = each[..., at >= 0]
+        if sight.window is None or sight.window >= length:
+            return given.flip(-1).cumsum(dim=-1).flip(-1)[..., :keys]
+        window = sight.window
+        pieces = -(-length // window) + 1
+        filled = torch.nn.functional.pad(given, (0, pieces * window - length))
+        cut = filled.view(*given.shape[:-1], pieces, window)
+        after = cut.flip(-1).cumsum(dim=-1).flip(-1).flatten(-2)[..., :keys]
+        before = torch.nn.functional.pad(cut.cumsum(dim=-1), (1, 0))[..., :window].flatten(-2)
+        # Of the window that starts at a key: the rest of its piece, then the beginning of the next one.
+        return after + before[..., window : window + keys]
+
+
+def uniform_of(held: Asked | Uniform) -> Uniform:
+    """Uniform attention under the same mask; refused where the mask is not in parts."""
+    sight = held.sight
+    if sight.bias is not None or (sight.window is not None and not sight.causal):
+        raise ValueError(
+            "receptive_field needs masks of padding, causality and causal windows in a trace of states: this "
+            "one has others; trace with a larger memory=… to keep maps"
+        )
+    return Uniform(sight, (held.shape[0], held.shape[-2], held.shape[-1]))
+
+
+def moved(asked: Asked, device: torch.device | str) -> Asked:
+    """The same queries, keys and mask on a device."""
+    sight = replace(
+        asked.sight,
+        keys=None if asked.sight.keys is None else asked.sight.keys.to(device),
+        bias=None if asked.sight.bias is None else asked.sight.bias.to(device),
+    )
+    return replace(asked, query=asked.query.to(device), key=asked.key.to(device), sight=sight)
+
+
+def asked_of(asked: Asked, rows: slice | list[int]) -> Asked:
+    """Some of the examples."""
+    batch, sight = asked.shape[0], asked.sight
+
+    def cut(value: Tensor | None) -> Tensor | None:
+        return value if value is None or value.shape[0] != batch else value[rows]
+
+    sight = replace(sight, keys=cut(sight.keys), bias=cut(sight.bias))
+    return replace(asked, query=asked.query[rows], key=asked.key[rows], sight=sight)
