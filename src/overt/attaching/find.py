@@ -295,6 +295,26 @@ def check_eager(model: nn.Module, module: nn.Module, heads: int) -> None:
     _probed.add(signature)
 
 
+_plain: dict[tuple[type, int, bool], bool] = {}
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module's eager attention is a softmax of scaled scores and mask, by random numbers."""
+    eager = eager_of(module)
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if eager is None or any(tensor.is_meta for tensor in tensors):
+        return eager is not None and not tensors
+    groups = getattr(module, "num_key_value_groups", 1)
+    kind = type(module), groups, getattr(module, "sinks", None) is not None
+    if kind not in _plain:
+        device = tensors[0].device if tensors else torch.device("cpu")
+        try:
+            _plain[kind] = _agrees(eager, module, 2 * groups, 2, device, {})
+        except Exception:  # it takes more than queries, keys, values and a mask
+            _plain[kind] = False
+    return _plain[kind]
+
+
 def _extras(arguments: set[str], heads: int, device: torch.device) -> Iterator[dict[str, Any]]:
     yield {}
     if "softcap" in arguments:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from overt.tracing.asked import HIDDEN
 from overt.tracing.capture import FUSED, CapturedAttention
 from overt.tracing.collect import Collector
 from overt.tracing.inputs import Inputs, picture_of
@@ -107,6 +108,11 @@ def _check_whole(model: nn.Module, calls: Sequence[CapturedAttention], groups: C
 def _causal(call: CapturedAttention) -> bool:
     """Whether a map is causal: by its mask if there is one, otherwise by the kind of its module."""
     seen = call.visible
+    if call.asked is not None and call.of_states:
+        sight, (_, _, queries, keys) = call.asked.sight, call.asked.shape
+        if queries == keys > 1 and sight.bias is None:
+            return sight.causal
+        seen = None if sight.bias is None else (sight.bias > HIDDEN).any(dim=1)
     if seen is None or seen.shape[-1] != seen.shape[-2] or seen.shape[-1] < 2:
         return call.kind == "decoder"
     return not bool(seen.triu(1).any())
@@ -172,7 +178,7 @@ def assemble(frame: Frame, collector: Collector) -> Trace:
     order = [*groups.maps, *groups.encoder, *groups.cross]
     return Trace(
         kind=groups.kind,
-        maps=[collector.map(n) for n in groups.maps],
+        maps=collector.group(groups.maps),
         mask=frame.mask,
         tokens=frame.tokens,
         special=frame.special,
@@ -180,14 +186,15 @@ def assemble(frame: Frame, collector: Collector) -> Trace:
         grid=inputs.grid,
         image=inputs.image if frame.of_image else None,
         picture=picture_of(inputs) if frame.of_image else None,
-        encoder_maps=[collector.map(n) for n in groups.encoder],
-        cross=[collector.map(n) for n in groups.cross],
+        encoder_maps=collector.group(groups.encoder),
+        cross=collector.group(groups.cross),
         mixing=collector.mixing.name,
         parts=_parts(groups, collector) if collector.with_parts else {},
         visible=[calls[n].visible for n in order],
         paths=[calls[n].path for n in order],
         sums_to_one=all(calls[n].sums_to_one for n in order),
         signed=any(calls[n].signed for n in order),
+        memory=None if collector.budget is None else collector.budget.most,
         subject=frame.subject,
     )
 
@@ -196,7 +203,7 @@ def posterior_draw(collector: Collector, outputs: Tensor | None) -> PosteriorDra
     """One posterior sample's maps."""
     groups = sort_calls(collector)
     maps, below, across = (
-        [collector.map(n) for n in group] for group in (groups.maps, groups.encoder, groups.cross)
+        list(collector.group(group)) for group in (groups.maps, groups.encoder, groups.cross)
     )
     return PosteriorDraw(maps, below, across, outputs)
 
@@ -244,6 +251,8 @@ def _token_axis(
             if call is not None and call.visible is not None:
                 # A key that no query sees is padding.
                 mask = mask & call.visible.any(dim=-2)
+            elif call is not None and call.asked is not None and call.asked.sight.keys is not None:
+                mask = mask & call.asked.sight.keys.cpu()
         if of_image and inputs.grid is not None:
             words, special = _patch_names(batch, length, inputs.grid)
         if words is None or len(words) != batch or any(len(names) != length for names in words):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from overt._modes import evaluating
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.attention import register as register_attached
-from overt.attaching.find import Dispatched, dispatched, eager_of, name_of
+from overt.attaching.find import Dispatched, dispatched, eager_of, is_plain, name_of
 from overt.attaching.plain import split_mask
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap
@@ -31,8 +32,15 @@ from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 from overt.models.augmented_conv import AugmentedConv2d
+from overt.tracing.asked import Asked, Sight
+from overt.tracing.budget import Budget, check_bytes
+from overt.tracing.masks import sight_of
 
 NAME = "overt-trace"
+# Arguments of eager attentions that change what a softmax of scaled products would be.
+OWN_ARGUMENTS = {"softcap", "position_bias", "s_aux", "head_mask"}
+# Families whose eager attention is more than that softmax; a test derives them.
+OWN_EAGER = frozenset({"gpt_oss"})
 FUSED = "fused"  # the part that is the map in use
 # Positional arguments of torch's MultiheadAttention and of ours.
 ARGUMENTS = (
@@ -59,6 +67,7 @@ class CapturedAttention:
         signed: whether weights may be negative.
         recurrent: whether a recurrent decoder made the map row by row: there is no self-attention beside it.
         grid: height and width of the image whose pixels it attends to, beside a convolution; else None.
+        asked: queries, keys and mask, where they are known.
         number: its place among the traced calls of the pass.
     """
 
@@ -75,7 +84,13 @@ class CapturedAttention:
     signed: bool = False
     recurrent: bool = False
     grid: tuple[int, int] | None = None
+    asked: Asked | None = None
     number: int = -1
+
+    @property
+    def of_states(self) -> bool:
+        """Whether only queries and keys were captured: there are no weights."""
+        return self.asked is not None and self.weights.numel() == 0
 
     def made_by(self, map: AttentionMap | None) -> None:
         """Record the properties that a map's mechanisms declare for its weights."""
@@ -98,18 +113,22 @@ class Watch:
         parts: whether to capture the parts of mechanisms.
         edit: if set, takes an attention's path and its values, (batch, head, key, dim), and returns the
             values to mix instead; there are no callbacks while it is set.
+        budget: decides between maps and states; None for maps.
     """
 
     seen: Seen
     values: bool
     parts: bool
     edit: Edit | None = None
+    budget: Budget | None = None
     # By the storage of their output, until it is projected; holding the output keeps its memory from reuse.
     waiting: dict[int, tuple[CapturedAttention, Tensor]] = field(default_factory=dict)
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → PEFT's wrapper around it
     parts_shown: dict[str, Tensor] = field(default_factory=dict)  # parts of the map being computed
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    sights: dict[int, tuple[Tensor, Sight]] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
 
     def check_rows(self) -> None:
@@ -140,6 +159,22 @@ class Watch:
             self.masks[id(mask)] = known
         return known[1]
 
+    def sight(self, path: str, mask: Tensor, queries: int, keys: int) -> Sight:
+        """A mask from transformers in parts, computed once for the layers that share it."""
+        known = self.sights.get(id(mask))
+        if known is None or known[0] is not mask:
+            sight = sight_of(mask.detach(), queries, keys)
+            if sight.bias is not None and self.budget is not None:
+                check_bytes(
+                    f"the mask of {path}, which is more than padding, causality and a causal window,",
+                    sight.bias.numel() * sight.bias.element_size(),
+                    self.budget.most,
+                    "give more memory=…",
+                )
+            known = mask, sight
+            self.sights[id(mask)] = known
+        return known[1]
+
 
 _thread_state = threading.local()
 _one_at_a_time = threading.RLock()
@@ -147,8 +182,8 @@ _one_at_a_time = threading.RLock()
 
 def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    """The model family's own eager attention, whose weights are captured."""
+) -> tuple[Tensor, Tensor | None]:
+    """The model family's own eager attention, whose weights are captured; torch's, for queries and keys."""
     watch: Watch | None = getattr(_thread_state, "now", None)
     eager = eager_of(module)
     if eager is None:
@@ -157,6 +192,12 @@ def _dispatch(
     if watch is not None and watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor
+    if watch is not None and watch.budget is not None and place is not None:
+        shape = *query.shape[:3], key.shape[2]
+        if watch.budget.wants_states(shape, query.element_size(), _why_eager(module, kwargs)):
+            output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs)
+            watch.seen(call)
+            return output, None
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
     if watch is not None and watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
@@ -165,6 +206,56 @@ def _dispatch(
             output = output.contiguous()  # so that the caller's reshape is a view, which is recognised later
         _projected_later(watch, call, value, output)
     return output, weights
+
+
+def _why_eager(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
+    """Why a module's attention is not a softmax of scaled products under a mask, as a clause; None if it is.
+
+    Families known for it are in `OWN_EAGER`; any other is compared with that softmax on random numbers.
+    """
+    name = type(module).__name__
+    given = sorted(set(kwargs) & OWN_ARGUMENTS)
+    if given := [argument for argument in given if kwargs[argument] is not None]:
+        return f"{name} attends with {', '.join(given)}"
+    family = type(module).__module__.split(".")[-2]
+    if family in OWN_EAGER or not is_plain(module):
+        return f"the eager attention of {name} is more than a softmax of scaled products under a mask"
+    return None
+
+
+def _ask(
+    watch: Watch,
+    place: Dispatched,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, CapturedAttention]:
+    """Attention as transformers' sdpa computes it, and what it was asked."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if watch.replaced:
+        warnings.warn(
+            f"the model was loaded with {', '.join(sorted(watch.replaced))}: while it is traced, its "
+            "attention is torch's scaled_dot_product_attention",
+            stacklevel=2,
+        )
+        watch.replaced = set()
+    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is not None:
+        sight = watch.sight(place.path, mask, queries, keys)
+    else:  # as in sdpa_attention_forward
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        sight = Sight(causal=bool(causal) and queries > 1)
+    scale = kwargs.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    call = CapturedAttention(place.path, place.chain, place.kind, torch.empty(0))
+    call.asked = Asked(query, key, scale, sight)
+    return output, call
 
 
 def _projected_later(watch: Watch, call: CapturedAttention, value: Tensor, output: Tensor) -> None:
@@ -176,18 +267,42 @@ def _projected_later(watch: Watch, call: CapturedAttention, value: Tensor, outpu
     watch.waiting[output.untyped_storage().data_ptr()] = call, output
 
 
+def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask of eager attention, or that of sdpa, often none at all, where maps would not fit."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    watch: Watch | None = getattr(_thread_state, "now", None)
+    budget = None if watch is None else watch.budget
+    if budget is not None and budget.why_maps is None:
+        config: Any = kwargs.get("config")
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        heads = getattr(config, "num_attention_heads", 1)
+        shape = batch_size, heads if isinstance(heads, int) else 1, q_length, kv_length
+        if budget.states or budget.needed(shape, kwargs.get("dtype", torch.float32).itemsize) > budget.most:
+            budget.states = True
+            kwargs.pop("dtype", None)
+            return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
+    return eager_mask(batch_size, q_length, kv_length, *args, **kwargs)
+
+
 def _register() -> None:
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, _dispatch)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, _mask)
     register_attached()  # the traced model may be attached, and come from another process
 
 
 @contextmanager
 def watching(
-    model: nn.Module, seen: Seen, *, values: bool = False, parts: bool = False, edits: bool = False
+    model: nn.Module,
+    seen: Seen,
+    *,
+    values: bool = False,
+    parts: bool = False,
+    edits: bool = False,
+    budget: Budget | None = None,
 ) -> Iterator[Watch]:
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
@@ -197,8 +312,9 @@ def watching(
         values: also capture values and output projections.
         parts: also capture the parts of mechanisms that expose them.
         edits: whether values will be edited.
+        budget: decides between maps and states; None for maps.
     """
-    watch = Watch(seen, values, parts)
+    watch = Watch(seen, values, parts, budget=budget)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -271,10 +387,14 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     if not plain:
         return bool(places)
     watch.places = {id(place.module): place for place in plain}
+    if watch.budget is not None:
+        watch.budget.attentions = len(plain)
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
         return True  # all attentions of an attached model have their own module
     configs = {id(c): c for m in (*models, *(p.module for p in plain)) if (c := getattr(m, "config", None))}
+    loaded = {getattr(config, "_attn_implementation_internal", None) for config in configs.values()}
+    watch.replaced = {name for name in loaded if isinstance(name, str) and "flash" in name}
     stack.enter_context(_implementation(list(configs.values())))
     return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
+from overt.tracing.asked import Asked
+from overt.tracing.budget import Budget
 from overt.tracing.capture import FUSED, CapturedAttention, watching
+from overt.tracing.held import HeldMaps
 from overt.tracing.inputs import Inputs
 from overt.tracing.mixing.mixing import Mixing
 from overt.tracing.subject import differentiable, with_history
@@ -28,15 +31,18 @@ class Collector:
         stack: path of the traced stack; None for all.
         calls: the calls, without their tensors.
         shapes: shapes of their weights, (batch, head, query, key).
-        maps: one per call, float32 on the CPU; None until computed.
+        maps: one per call, float32 on the CPU, or the states that it is made from; None until computed.
+        budget: decides between maps and states.
         stacks: all stacks that ran, in order.
     """
 
-    def __init__(self, mixing: Mixing, parts: bool = False, stack: str | None = None) -> None:
-        self.mixing, self.with_parts, self.stack = mixing, parts, stack
+    def __init__(
+        self, mixing: Mixing, parts: bool = False, stack: str | None = None, budget: Budget | None = None
+    ) -> None:
+        self.mixing, self.with_parts, self.stack, self.budget = mixing, parts, stack, budget
         self.calls: list[CapturedAttention] = []
         self.shapes: list[torch.Size] = []
-        self.maps: list[Tensor | None] = []
+        self.maps: list[Tensor | Asked | None] = []
         self.parts: list[dict[str, Tensor]] = []
         self.stacks: dict[str, None] = {}
 
@@ -46,6 +52,19 @@ class Collector:
         inside = self.stack in (None, call.chain) or (call.path + ".").startswith(f"{self.stack}.")
         if not inside:
             return
+        if call.asked is not None and call.of_states:
+            assert self.budget is not None
+            call.number = len(self.calls)
+            call.asked = self.budget.kept_states(call.asked)
+            self.calls.append(call)
+            self.shapes.append(torch.Size(call.asked.shape))
+            self.maps.append(call.asked)
+            self.parts.append({})
+            return
+        if self.budget is not None:
+            cell = call.weights.element_size()
+            self.budget.wants_states(call.weights.shape, cell, f"{call.path} is traced by its weights")
+            self.budget.kept_map(call.weights.shape)
         if call.recurrent or call.grid is not None:
             self._check_weights_only(call)
         nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
@@ -91,8 +110,8 @@ class Collector:
             )
         return _cpu_copy(cells)
 
-    def map(self, number: int) -> Tensor:
-        """A call's map; an error if there is none."""
+    def map(self, number: int) -> Tensor | Asked:
+        """A call's map, or its states; an error if there is none."""
         cells = self.maps[number]
         if cells is None:
             call = self.calls[number]
@@ -102,7 +121,18 @@ class Collector:
     def part(self, number: int, name: str) -> Tensor | None:
         """A part of a call's map; None where there is none, for example without an attached mechanism."""
         parts = self.parts[number]
-        return (self.map(number) if parts else None) if name == FUSED else parts.get(name)
+        if name != FUSED or not parts:
+            return parts.get(name)
+        cells = self.map(number)
+        assert isinstance(cells, Tensor)
+        return cells
+
+    def group(self, numbers: Sequence[int]) -> Sequence[Tensor]:
+        """The maps of some calls; those of states are made when they are asked for."""
+        held = [self.map(number) for number in numbers]
+        if self.budget is None or all(isinstance(cells, Tensor) for cells in held):
+            return [cells for cells in held if isinstance(cells, Tensor)]
+        return HeldMaps(held, self.mixing.keep, self.budget.most)
 
 
 def _cpu_copy(cells: Tensor) -> Tensor:
@@ -135,7 +165,14 @@ def collect(
     mixing = collector.mixing
     with ExitStack() as contexts:
         watch = contexts.enter_context(
-            watching(model, collector, values=mixing.values, parts=collector.with_parts, edits=mixing.edits)
+            watching(
+                model,
+                collector,
+                values=mixing.values,
+                parts=collector.with_parts,
+                edits=mixing.edits,
+                budget=collector.budget,
+            )
         )
         contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
         contexts.enter_context(mixing.around(model, watch))

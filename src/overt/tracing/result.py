@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._predictions import Link, linked
 from overt.tracing import files
+from overt.tracing.held import HeldMaps, held_of
 from overt.tracing.levels import Levels
 from overt.tracing.methods.blankout import BlankoutArguments
 from overt.tracing.methods.flow import FlowArguments
@@ -79,7 +80,7 @@ class Trace(ShownTrace):
             pixels of an image that has shrunk: only its maps can be read, not paths through them.
         maps: one per layer, (batch, query, key) averaged over heads, or (batch, head, query, key); for an
             encoder–decoder, the decoder's self-attention. Float32, on the CPU. Empty for a recurrent decoder,
-            whose only maps are `cross`.
+            whose only maps are `cross`. Those of a trace of states are made when they are asked for.
         mask: boolean (batch, token), False at padding.
         tokens: per example, the names of the tokens.
         special: boolean (batch, token), which tokens are special ([CLS], [SEP], …).
@@ -118,18 +119,20 @@ class Trace(ShownTrace):
         signed: whether a mechanism makes weights that may be negative, which have no flow.
         averaged: whether `maps` are the means of the draws, as in traces with samples that earlier versions
             saved.
+        memory: most bytes of a result of a trace of states: one that keeps queries and keys in place of maps.
+            None for a trace of maps.
     """
 
     kind: TraceKind
-    maps: list[Tensor]
+    maps: Sequence[Tensor]
     mask: Tensor
     tokens: list[list[str]]
     special: Tensor
     offsets: Tensor | None = None
     grid: tuple[int, int] | None = None
     image: tuple[int, int] | None = None
-    encoder_maps: list[Tensor] = field(default_factory=list)
-    cross: list[Tensor] = field(default_factory=list)
+    encoder_maps: Sequence[Tensor] = field(default_factory=list)
+    cross: Sequence[Tensor] = field(default_factory=list)
     mixing: str = "attention"
     parts: dict[str, list[Tensor | None]] = field(default_factory=dict)
     draws: list[PosteriorDraw] = field(default_factory=list)
@@ -144,13 +147,15 @@ class Trace(ShownTrace):
     sums_to_one: bool = True
     signed: bool = False
     averaged: bool = False
+    memory: int | None = None
     subject: Subject | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         batch, tokens = self.mask.shape
-        top = (self.maps or self.cross)[0]
+        top = held_of(self.maps or self.cross)[0]
         layers = f"{self.layers} layer{'s' if self.layers > 1 else ''}"
-        heads = f", {top.shape[1]} heads" if top.dim() == 4 else ""
+        heads = f", {top.shape[1]} heads" if len(top.shape) == 4 else ""
+        heads += ", as queries and keys" if self.of_states else ""
         mixing = "" if self.mixing == "attention" else f", {self.mixing} mixing"
         samples = f", {self.samples} posterior samples" if self.draws else ""
         samples += ", whose mean the maps are" if self.averaged else ""
@@ -177,8 +182,8 @@ class Trace(ShownTrace):
         def cut(value: Tensor) -> Tensor:
             return value[rows] if value.shape[0] == len(self) else value
 
-        def cut_all(maps: Sequence[Tensor]) -> list[Tensor]:
-            return [cut(cells) for cells in maps]
+        def cut_all(maps: Sequence[Tensor]) -> Any:
+            return maps.examples(rows) if isinstance(maps, HeldMaps) else [cut(cells) for cells in maps]
 
         def cut_any(value: Tensor | None) -> Tensor | None:
             return None if value is None else cut(value)
@@ -209,6 +214,11 @@ class Trace(ShownTrace):
         return len(self.draws)
 
     @property
+    def of_states(self) -> bool:
+        """Whether queries and keys are kept in place of maps."""
+        return any(isinstance(maps, HeldMaps) for maps in (self.maps, self.encoder_maps, self.cross))
+
+    @property
     def layers(self) -> int:
         """Length of the layer axis."""
         return len(self.maps or self.cross)
@@ -216,7 +226,7 @@ class Trace(ShownTrace):
     @property
     def queries(self) -> int:
         """Length of the query axis: all tokens, or those of the target."""
-        return (self.maps or self.cross)[0].shape[-2]
+        return held_of(self.maps or self.cross)[0].shape[-2]
 
     @property
     def first(self) -> int:
@@ -250,6 +260,7 @@ class Trace(ShownTrace):
             sums_to_one=self.sums_to_one,
             signed=self.signed,
             averaged=self.averaged,
+            memory=self.memory,
         )
 
     def draw(self, number: int) -> Trace:
@@ -343,10 +354,10 @@ class Trace(ShownTrace):
         """The maps as the layered graph that methods read."""
         kind = self.mixing_kind
         return Levels(
-            self.maps,
+            held_of(self.maps),
             self.mask,
-            self.encoder_maps,
-            self.cross,
+            held_of(self.encoder_maps),
+            held_of(self.cross),
             self.visible,
             unit=not self.sums_to_one if kind.unit is None else kind.unit,
             signed=self.signed if kind.signed is None else kind.signed,
@@ -354,7 +365,14 @@ class Trace(ShownTrace):
             joint=kind.joint,
             residual=kind.residual,
             convolved=self.kind == "pixels",
+            device=self._device() if self.of_states else None,
+            budget=self.memory if self.of_states else None,
         )
+
+    def _device(self) -> torch.device | None:
+        """The model's device, where states that had no room on it are computed."""
+        model = None if self.subject is None else self.subject.model
+        return None if model is None else next((p.device for p in model.parameters()), None)
 
     def why_not(self, method: str | Method) -> str | None:
         """Why a method cannot read this trace; None if it can."""
@@ -374,7 +392,7 @@ class Trace(ShownTrace):
 
         Args:
             method: any registered method: "raw", "rollout", "flow", "blankout", "gradients", or your own.
-            queries: which rows; all by default.
+            queries: which rows; all by default, and `main_queries()` of a trace of states.
             options: the other arguments.
 
         Returns:
@@ -384,6 +402,8 @@ class Trace(ShownTrace):
         reader = method_of(method)
         if reader.runs_model:
             return read_subject(reader, self._subject(reader.title), queries, options)
+        if queries is None and self.of_states:
+            queries = sorted(set(self.main_queries()))
         return read_levels(reader, self.levels(), queries, options)
 
     def raw(self, queries: Numbers = None, **options: Unpack[Arguments]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from overt.attaching.settings import temperature_of
 from overt.mechanisms.attention_map import AttentionMap
 from overt.models.seq2seq import Seq2Seq
 from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
+from overt.tracing.budget import Budget, check_bytes
 from overt.tracing.collect import Collector, collect, sampling
-from overt.tracing.inputs import names_of, prepare
-from overt.tracing.mixing.mixing import mixing_of
+from overt.tracing.inputs import Inputs, names_of, prepare
+from overt.tracing.mixing.mixing import Mixing, mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output, Subject
@@ -41,6 +43,7 @@ def trace(
     seed: int = 0,
     stack: str | None = None,
     output: Output | None = None,
+    memory: int = 2**30,
 ) -> Trace:
     """Run a model once, in evaluation mode, and keep its attention maps.
 
@@ -79,6 +82,9 @@ def trace(
             `overt.vision` have one for each size of their maps, such as "14x14" and "7x7", the first of which
             is the default.
         output: extracts the logits from what the model returns, for models that return no `logits`.
+        memory: bytes that maps may take, together with the weights of one layer. Where shapes say that they
+            would take more, queries and keys are kept in their place, and rows are computed from them, up to
+            results of this many bytes. This is possible for mixing="attention", without parts and samples.
     """
     from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
 
@@ -92,15 +98,21 @@ def trace(
     model = _unwrapped(model)
     read = pixel_inputs if attends_to_pixels(model) else prepare
     batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
-    collector = Collector(kind(heads), parts, stack)
+    _check.whole("memory", memory, 1)
+    collector = Collector(kind(heads), parts, stack, Budget(memory, heads, _why_maps(kind, parts, samples)))
+    arguments = _last_logits(model, batch, memory) if output is None and not kind.gradients else None
 
     def score(result: Any) -> Tensor:
         return _score(make_frame(model, batch, collector, output), result, target, query)
 
-    result = collect(model, batch.arguments, collector, score, sort_calls)
+    result = collect(model, arguments or batch.arguments, collector, score, sort_calls)
     frame = make_frame(model, batch, collector, output)
     result_trace = assemble(frame, collector)
-    result_trace.outputs = frame.subject.outputs_in(result, frame.main_queries())
+    _check_rows(result_trace, memory)
+    if arguments is None:
+        result_trace.outputs = frame.subject.outputs_in(result, frame.main_queries())
+    elif frame.groups.kind == "causal":
+        result_trace.outputs = result.logits[:, -1].to("cpu", torch.float32, copy=True)
     del result  # its logits at all positions may be large
     for number in range(samples):
         draw_collector = Collector(kind(heads), False, stack)
@@ -111,6 +123,41 @@ def trace(
         )
     _name_classes(result_trace)
     return result_trace
+
+
+def _why_maps(kind: type[Mixing], parts: bool, samples: int) -> str | None:
+    """Why a trace must keep maps, as a clause; None if queries and keys would do."""
+    if kind.name != "attention":
+        return f"mixing={kind.name!r} makes maps of its own"
+    if parts:
+        return "parts are maps"
+    return "each posterior sample has maps" if samples else None
+
+
+def _last_logits(model: nn.Module, batch: Inputs, memory: int) -> dict[str, Any] | None:
+    """Arguments that ask for the logits of the last position alone, where those of all would take too much.
+
+    None where the model does not take such a request, or where examples end before that position.
+    """
+    ids = batch.arguments.get("input_ids")
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    words = getattr(text, "vocab_size", None)
+    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
+    if not (takes and isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(words, int)):
+        return None
+    size = next((p.element_size() for p in model.parameters()), 4)
+    ends = batch.mask is None or bool(batch.mask[:, -1].all())
+    if ids.numel() * words * size <= memory or not ends or "logits_to_keep" in batch.arguments:
+        return None
+    return {**batch.arguments, "logits_to_keep": 1}
+
+
+def _check_rows(trace: Trace, memory: int) -> None:
+    """Refuse a budget that is too small for anything to be read."""
+    if trace.of_states:
+        row = trace.mask.numel() * 8
+        check_bytes(f"a single row of {trace.mask.shape[1]:,} tokens", row, memory, f"give at least {row}")
 
 
 def _score(frame: Frame, result: Any, target: Any, query: int | None) -> Tensor:

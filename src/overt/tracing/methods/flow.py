@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from overt import _check
+from overt.tracing.budget import check_bytes
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
@@ -54,6 +55,12 @@ def flow_of(levels: Levels, request: MethodRequest) -> Tensor:
     solved: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
     highest = max(levels.level_of(layer) for layer in request.layers)
     at_once = max(1, MOST_CELLS // (highest * levels.tokens**2))
+    check_bytes(
+        f"flow through {highest} levels of {levels.tokens:,} tokens",
+        min(at_once, batch) * highest * levels.tokens**2 * 8,
+        levels.budget,
+        "rollout needs no maps; or trace with more",
+    )
     with watching(progress, batch * (copies * len(request.layers) if request.each else 1)) as watch:
         for start in range(0, batch, at_once):
             chunk = levels.examples(start, start + at_once)

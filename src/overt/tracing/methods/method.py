@@ -16,6 +16,7 @@ from torch import Tensor
 
 from overt import _check
 from overt._modes import evaluating
+from overt.tracing.budget import check_bytes
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
 from overt.tracing.options import Heads, Numbers, Options, check_heads, numbers
@@ -249,6 +250,11 @@ def read_levels(method: Method, levels: Levels, queries: Numbers, arguments: Map
     if (reason := why_not_levels(method, levels)) is not None:
         raise ValueError(reason)
     request, levels = request_of(levels, options), levels.without_padding()
+    if levels.budget is not None:
+        copies = levels.heads if request.each else 1
+        rows = len(levels.mask) * len(request.layers) * copies * len(request.queries)
+        asked_for = f"{method.title} of {len(request.queries)} queries in {len(request.layers)} layers"
+        check_bytes(asked_for, rows * levels.tokens * 8, levels.budget, "ask for fewer, or trace with more")
     values = _run(method, levels, request)
     if options.receptive_field:
         uniform = _run(method, levels.uniform(), replace(request, heads="mean"))

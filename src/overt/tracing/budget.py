@@ -1,0 +1,101 @@
+"""How many bytes a trace may take, and what follows from it: maps, or the states that they are made from.
+
+Shapes alone decide, so that the same input is traced the same way on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from overt.tracing.asked import Asked
+from overt.tracing.states import moved
+
+Shape = tuple[int, ...]  # of a map: batch, head, query, key
+CELL = 4  # bytes of a cell of a map, which is float32
+RESERVE = 0.15  # share of a GPU's memory that states leave to the model
+
+
+def check_bytes(what: str, count: int, most: int | None, remedy: str) -> None:
+    """Refuse what takes more bytes than there may be; `most` None allows any."""
+    if most is not None and count > most:
+        raise ValueError(f"{what} would take {count:,} bytes, over memory={most:,}: {remedy}")
+
+
+@dataclass(eq=False)
+class Budget:
+    """Decides, call by call, whether an attention's map is kept, or its queries and keys.
+
+    Attributes:
+        most: bytes of all maps, together with the weights of the one call that makes the next.
+        heads: whether each head's map is kept, or their mean.
+        why_maps: why there can be no states, as a clause; None if there can.
+        attentions: how many attentions the pass has, as far as is known.
+        calls: how many of them have run.
+        kept: bytes of the maps that they left.
+        states: whether states are kept; once they are, so are those of all later calls.
+    """
+
+    most: int
+    heads: bool = False
+    why_maps: str | None = None
+    attentions: int = 1
+    calls: int = 0
+    kept: int = 0
+    states: bool = False
+
+    def map_bytes(self, shape: Shape) -> int:
+        """What a call's map takes."""
+        batch, heads, queries, keys = shape
+        return batch * queries * keys * CELL * (heads if self.heads else 1)
+
+    def needed(self, shape: Shape, cell: int) -> int:
+        """What maps take if all attentions to come have this shape, with weights of `cell` bytes each."""
+        batch, heads, queries, keys = shape
+        left = max(1, self.attentions - self.calls)
+        return self.kept + left * self.map_bytes(shape) + batch * heads * queries * keys * cell
+
+    def wants_states(self, shape: Shape, cell: int, why_maps: str | None = None) -> bool:
+        """Whether a call is to leave states; an error where it should and cannot.
+
+        Args:
+            shape: of its map.
+            cell: bytes of one of its weights.
+            why_maps: why this call cannot, as a clause; None if it can.
+        """
+        needed = self.needed(shape, cell)
+        if not self.states and needed <= self.most:
+            return False
+        self.states = True
+        if reason := self.why_maps or why_maps:
+            raise ValueError(
+                f"maps would take {needed:,} bytes, over memory={self.most:,}, and queries and keys cannot take "
+                f"their place: {reason}; give memory={needed}"
+            )
+        return True
+
+    def kept_map(self, shape: Shape) -> None:
+        """Count a call that left a map."""
+        self.calls += 1
+        self.kept += self.map_bytes(shape)
+
+    def kept_states(self, asked: Asked) -> Asked:
+        """Count a call that left states; they are moved to the CPU where the GPU has no room for the rest."""
+        self.calls += 1
+        held = Asked(_alone(asked.query), _alone(asked.key), asked.scale, asked.sight)
+        device = held.query.device
+        if device.type != "cuda":
+            return held
+        each = sum(x.numel() * x.element_size() for x in (held.query, held.key))
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        needed = each * max(0, self.attentions - self.calls)
+        return held if needed + RESERVE * total <= free else moved(held, "cpu")
+
+
+def _alone(x: Tensor) -> Tensor:
+    """Without the rest of the storage that a view would keep."""
+    x = x.detach()
+    return x.clone() if x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
