@@ -2,42 +2,231 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
-import transformers as hf
-from families import BY_NAME, FAMILIES, Family
+from torch import Tensor, nn
+from transformers import masking_utils
 
+import families
 import overt
+from eager_families import own_eager
+from families import BY_NAME, FAMILIES, Family
 from overt.tracing.asked import Sight
+from overt.tracing.capture import OWN_EAGER
 from overt.tracing.masks import sight_of
 
-SMALL = 2**13  # bytes: enough for rows, not for maps
+BYTES = 1000  # enough for a row, not for maps
 PLAIN = [family for family in FAMILIES if family.name not in ("T5", "Gemma 2")]
 
 
-def both(family: Family, padded: bool = False, **options: Any) -> tuple[overt.Trace, overt.Trace]:
-    """Maps and states of the same input."""
-    model = family.make()
-    inputs = families.inputs_of(family, padded=padded)
-    if family.name == "CLIP":
-        options["stack"] = "vision_model"
-    return overt.trace(model, inputs, **options), overt.trace(model, inputs, memory=1000, **options)
+def states_of(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> overt.Trace:
+    """A trace of states, whose results may then be of any size."""
+    found = overt.trace(model, inputs, memory=BYTES, **options)
+    assert found.of_states
+    found.memory = 2**20
+    for group in (found.maps, found.encoder_maps, found.cross):
+        if group:
+            group.most = 2**20  # type: ignore[union-attr]
+    return found
+
+
+def llama(**more: Any) -> tuple[Any, dict[str, Tensor]]:
+    family = BY_NAME["Llama"]
+    return family.make(), families.inputs_of(family, **more)
 
 
 @pytest.mark.parametrize("family", PLAIN, ids=lambda family: family.name)
 def test_rows_of_states_are_those_of_maps(family: Family) -> None:
-    maps, states = both(family, padded=family.pads)
-    states.memory = 2**20
-    assert states.of_states
+    model, inputs = family.make(), families.inputs_of(family, padded=family.pads)
+    options = {"stack": "vision_model"} if family.name == "CLIP" else {}
+    maps, states = overt.trace(model, inputs, **options), states_of(model, inputs, **options)
     assert not maps.of_states
     assert (states.kind, states.paths, states.tokens) == (maps.kind, maps.paths, maps.tokens)
     assert torch.equal(states.mask, maps.mask)
-    every = range(maps.queries)
     for method in ("raw", "rollout"):
-        got, want = states.read(method, every), maps.read(method, every)
+        got, want = states.read(method, range(maps.queries)), maps.read(method)
         torch.testing.assert_close(got, want, rtol=0.0, atol=2e-6)
     if maps.outputs is not None:
         torch.testing.assert_close(states.outputs, maps.outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Llama", "BART"])
+def test_everything_else_that_reads_maps(name: str) -> None:
+    family = BY_NAME[name]
+    model, inputs = family.make(), families.inputs_of(family, padded=True, left=name == "Llama")
+    maps, states = overt.trace(model, inputs, heads=True), states_of(model, inputs, heads=True)
+    for options in ({"heads": "each"}, {"heads": [0, 2]}, {"receptive_field": True}, {"residual": 0.2}):
+        got, want = states.rollout(-1, **options), maps.rollout(-1, **options)
+        torch.testing.assert_close(got, want, rtol=0.0, atol=5e-6)
+    torch.testing.assert_close(states.flow(-1), maps.flow(-1), rtol=0.0, atol=2e-6)
+    torch.testing.assert_close(states[1].rollout(-1), maps[1].rollout(-1), rtol=0.0, atol=2e-6)
+    real = maps.mask[:, maps.first :, None] & maps.mask[:, None, maps.first :]
+    for one, other in zip(states.maps, maps.maps, strict=True):
+        torch.testing.assert_close(one * real[:, None], other * real[:, None], rtol=0.0, atol=2e-6)
+    if name == "BART":
+        got, want = states.encoder.rollout(0), maps.encoder.rollout(0)
+        torch.testing.assert_close(got, want, rtol=0.0, atol=2e-6)
+
+
+def test_the_main_rows_are_the_default() -> None:
+    model, inputs = llama(padded=True)
+    states = states_of(model, inputs)
+    chosen = sorted(set(states.main_queries()))
+    assert 1 < len(chosen) < states.queries
+    assert torch.equal(states.rollout(), states.rollout(chosen))
+
+
+def test_shapes_decide() -> None:
+    model, inputs = llama()
+    batch, tokens = inputs["input_ids"].shape
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    cells = batch * tokens**2
+    for kept, many in ((False, 1), (True, heads)):
+        needed = 4 * (layers * many * cells + heads * cells)
+        assert not overt.trace(model, inputs, heads=kept, memory=needed).of_states
+        assert overt.trace(model, inputs, heads=kept, memory=needed - 1).of_states
+
+
+def test_results_over_the_budget_are_refused_with_their_bytes() -> None:
+    model, inputs = llama()
+    states = overt.trace(model, inputs, memory=700)
+    batch, tokens = inputs["input_ids"].shape
+    row = 3 * batch * tokens * 8  # of three layers
+    with pytest.raises(
+        ValueError, match=f"^rollout of 2 queries in 3 layers would take {2 * row:,} bytes, over"
+    ):
+        states.rollout([0, 1])
+    assert states.rollout(0, layers=-1).shape == (batch, 1, 1, tokens)
+    with pytest.raises(
+        ValueError, match=f"^the map of layer 1 would take {batch * tokens**2 * 4:,} bytes, ov"
+    ):
+        states.maps[1]
+    flow = batch * 3 * tokens**2 * 8
+    with pytest.raises(
+        ValueError, match=f"^flow through 3 levels of {tokens} tokens would take {flow:,} bytes"
+    ):
+        states.flow(0, layers=-1)
+    with pytest.raises(
+        ValueError, match=f"a single row of {tokens} tokens would take {row // 3} bytes, over me"
+    ):
+        overt.trace(model, inputs, memory=100)
+    with pytest.raises(ValueError, match="memory must be a whole number"):
+        overt.trace(model, inputs, memory=0)
+
+
+def refused(model: nn.Module, inputs: dict[str, Tensor], reason: str, **options: Any) -> None:
+    with pytest.raises(
+        ValueError, match=f"^maps would take .* bytes, over memory=.*{reason}.*; give memory=\\d+$"
+    ):
+        overt.trace(model, inputs, memory=BYTES, **options)
+
+
+def test_what_needs_maps_is_refused_with_the_reason() -> None:
+    model, inputs = llama()
+    refused(model, inputs, "mixing='norm' makes maps of its own", mixing="norm")
+    for name, reason in (("T5", "attends with position_bias"), ("Gemma 2", "attends with softcap")):
+        refused(BY_NAME[name].make(), families.inputs_of(BY_NAME[name]), reason)
+    evolving = overt.attach(model, overt.Evolving(alpha=0.3, beta=0.3))
+    refused(evolving, inputs, "Evolving of model.layers.0.self_attn makes its own weights")
+    refused(evolving, inputs, "parts are maps", parts=True)
+    torchs = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    refused(torchs, {"src": torch.randn(2, 20, 16)}, "self_attn is traced by its weights")
+
+
+def test_a_bayesian_model_is_traced_at_the_mean_of_its_weights() -> None:
+    model, inputs = llama(padded=True)
+    overt.attach(model, overt.Bayesian())
+    maps, states = overt.trace(model, inputs), states_of(model, inputs)
+    torch.testing.assert_close(states.rollout(range(9)), maps.rollout(), rtol=0.0, atol=2e-6)
+    torch.testing.assert_close(states.outputs, maps.outputs, rtol=1e-4, atol=1e-5)
+    refused(model, inputs, "each posterior sample has maps", samples=2)
+    model(**inputs)  # as before
+
+
+def test_logits_of_the_last_position_are_the_same_alone() -> None:
+    model, inputs = llama()
+    asked: list[Any] = []
+    model.register_forward_pre_hook(lambda *args: asked.append(args[2]), with_kwargs=True)
+    maps = overt.trace(model, inputs)
+    short = overt.trace(model, inputs, memory=BYTES)
+    assert [kwargs.get("logits_to_keep") for kwargs in asked] == [None, 1]
+    torch.testing.assert_close(short.outputs, maps.outputs, rtol=1e-4, atol=1e-5)
+    overt.trace(*llama(padded=True), memory=BYTES)  # examples end earlier: all logits are needed
+
+
+def test_a_model_loaded_with_flash_attention_says_what_ran() -> None:
+    model, inputs = llama()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.warns(
+        UserWarning, match="loaded with flash_attention_2: while it is traced, its attention is"
+    ):
+        overt.trace(model, inputs, memory=BYTES)
+    assert model.config._attn_implementation == "flash_attention_2"
+
+
+def test_rows_are_saved_in_place_of_maps(tmp_path: Path) -> None:
+    model, inputs = llama(padded=True)
+    states = states_of(model, inputs)
+    states.save(tmp_path / "long.safetensors", queries=[8, 3])
+    back = overt.Trace.load(tmp_path / "long.safetensors")
+    assert (back.layers, back.queries, back.tokens) == (states.layers, states.queries, states.tokens)
+    assert torch.equal(back.raw(3), states.raw(3))
+    assert torch.equal(back.rollout([8, 3], layers=-1), states.rollout([8, 3], layers=-1))
+    assert torch.equal(back[1].rollout(), states[1].rollout([3, 8]))
+    assert repr(back) == "Trace(causal, 3 × 9 tokens, 3 layers, as rows)"
+    back.save(tmp_path / "again.safetensors")
+    assert torch.equal(overt.Trace.load(tmp_path / "again.safetensors").raw(), back.raw())
+    with pytest.raises(ValueError, match=r"saved with rows of queries \[3, 8\], got \[4\]"):
+        back.raw([3, 4])
+    with pytest.raises(ValueError, match="no flow: this trace was saved as rows of raw and rollout"):
+        back.flow(3)
+    with pytest.raises(ValueError, match="rows, which are fixed: residual cannot be given"):
+        back.rollout(3, residual=0.1)
+    with pytest.raises(ValueError, match="a trace of maps is saved whole, got queries"):
+        overt.trace(model, inputs).save(tmp_path / "maps.safetensors", queries=[1])
+
+
+def mask_of(function: Any, padding: Tensor | None = None, **options: Any) -> Tensor:
+    made = masking_utils.sdpa_mask(
+        2, 700, 700, mask_function=function, attention_mask=padding, allow_is_causal_skip=False, **options
+    )
+    assert isinstance(made, Tensor)
+    return made
+
+
+def test_masks_of_transformers_are_turned_back_into_parts() -> None:
+    real = torch.arange(700) < torch.tensor([[700], [600]])
+    causal, window = masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function
+    cases = [
+        (mask_of(causal), Sight(causal=True)),
+        (mask_of(causal, real), Sight(causal=True, keys=real)),
+        (mask_of(causal, real.flip(1)), Sight(causal=True, keys=real.flip(1))),
+        (mask_of(window(64), real), Sight(causal=True, window=64, keys=real)),
+        (mask_of(masking_utils.bidirectional_mask_function, real), Sight(keys=real)),
+        (real[:, None, None, :], Sight(keys=real)),
+    ]
+    for mask, want in cases:
+        added = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+        for form in (mask, added):
+            got = sight_of(form, 700, 700)
+            assert (got.causal, got.window, got.bias) == (want.causal, want.window, None)
+            assert (got.keys is None) == (want.keys is None)
+            assert got.keys is None or torch.equal(got.keys, want.keys)  # type: ignore[arg-type]
+
+
+def test_other_masks_are_kept_as_they_are() -> None:
+    chunks = mask_of(masking_utils.chunked_causal_mask_function(100, torch.zeros(2, dtype=torch.int64)))
+    near = mask_of(masking_utils.sliding_window_bidirectional_mask_function(50))
+    for mask in (chunks, near):
+        bias = sight_of(mask, 700, 700).bias
+        assert bias is not None
+        assert torch.equal(bias == 0.0, mask)
+    slope = torch.linspace(-1, 0, 49).view(1, 1, 7, 7)
+    assert torch.equal(sight_of(slope, 7, 7).bias, slope)  # type: ignore[arg-type]
+
+
+def test_families_that_keep_eager_attention_are_those_that_differ_from_a_plain_softmax() -> None:
+    assert own_eager() == OWN_EAGER

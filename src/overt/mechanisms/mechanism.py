@@ -103,6 +103,8 @@ class MechanismLayer(nn.Module):
         reads_logits_only: whether it reads neither queries nor keys of a call, apart from a prior's keys.
             Position terms may then be part of both (`RelativePosition2d.widen`).
         fills_hidden: whether hidden cells hold −inf in the logits that it refined.
+        mean_is_softmax: whether weights are the softmax of the logits wherever none are drawn, as if it were
+            not there.
         adds: name of the term that it adds to the loss (`Chain.add_loss`); None if it adds none.
         part_names: names of the intermediate results that a trace can record.
     """
@@ -115,6 +117,7 @@ class MechanismLayer(nn.Module):
     earlier_rows: int = 0
     reads_logits_only: bool = False
     fills_hidden: bool = False
+    mean_is_softmax: bool = False
     adds: str | None = None
     part_names: tuple[str, ...] = ()
 

@@ -41,7 +41,7 @@ class Budget:
     most: int
     heads: bool = False
     why_maps: str | None = None
-    attentions: int = 1
+    attentions: int = 0
     calls: int = 0
     kept: int = 0
     states: bool = False
@@ -71,8 +71,8 @@ class Budget:
         self.states = True
         if reason := self.why_maps or why_maps:
             raise ValueError(
-                f"maps would take {needed:,} bytes, over memory={self.most:,}, and queries and keys cannot take "
-                f"their place: {reason}; give memory={needed}"
+                f"maps would take {needed:,} bytes, over memory={self.most:,}, and queries and keys cannot "
+                f"take their place: {reason}; give memory={needed}"
             )
         return True
 

@@ -40,7 +40,12 @@ NAME = "overt-trace"
 # Arguments of eager attentions that change what a softmax of scaled products would be.
 OWN_ARGUMENTS = {"softcap", "position_bias", "s_aux", "head_mask"}
 # Families whose eager attention is more than that softmax; a test derives them.
-OWN_EAGER = frozenset({"gpt_oss"})
+OWN_EAGER = frozenset(
+    {
+        "deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash",
+        "openai_privacy_filter", "vjepa2",
+    }
+)  # fmt: skip
 FUSED = "fused"  # the part that is the map in use
 # Positional arguments of torch's MultiheadAttention and of ours.
 ARGUMENTS = (
@@ -388,7 +393,7 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
         return bool(places)
     watch.places = {id(place.module): place for place in plain}
     if watch.budget is not None:
-        watch.budget.attentions = len(plain)
+        watch.budget.attentions += len(plain)
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
         return True  # all attentions of an attached model have their own module
@@ -432,18 +437,58 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
             return None
         return (*args[:2], watch.edit(name, args[2]), *args[3:])
 
-    def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
         if watch.edit is not None:
             watch.parts_shown = {}
             return
         mixed, weights = output
+        if weights is None:
+            return  # queries and keys were captured
         call = CapturedAttention(name, chain, kind, weights, parts=watch.parts_shown)
         call.made_by(part.map)
         watch.parts_shown = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
         _projected_later(watch, call, args[2], mixed)
 
-    kind = module.kind
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        current: Any,
+        scaling: float,
+        *more: Any,
+    ) -> Any:
+        """Torch's attention, where queries and keys are kept."""
+        budget, heads = watch.budget, query.shape[1]
+        shape = *query.shape[:3], key.shape[2]
+        why = acting or (
+            "it has a softcap or a bias of positions" if any(x is not None for x in more[1:]) else None
+        )
+        if (
+            budget is None
+            or watch.edit is not None
+            or not budget.wants_states(shape, query.element_size(), why)
+        ):
+            return run(query, key, value, mask, current, scaling, *more)
+        module._site_of_this_call(query, key, current)
+        mask = None if mask is None else mask[..., : key.shape[2]]
+        output = nn.functional.scaled_dot_product_attention(
+            query, repeat_heads(key, heads), repeat_heads(value, heads), mask, scale=scaling
+        )
+        sight = Sight() if mask is None else watch.sight(name, mask, *shape[2:])
+        call = CapturedAttention(name, chain, kind, torch.empty(0), asked=Asked(query, key, scaling, sight))
+        watch.seen(call)
+        return output.transpose(1, 2).contiguous(), None
+
+    kind, run = module.kind, module.forward
+    layers = [] if module.map is None else module.map.layers
+    changing = sorted({layer.name for layer in layers if not layer.mean_is_softmax})
+    acting = f"{' and '.join(changing)} of {name} makes its own weights of them" if changing else None
+    if watch.budget is not None:
+        object.__setattr__(module, "forward", forward)
+        stack.callback(object.__delattr__, module, "forward")
+        watch.budget.attentions += 1
     stack.enter_context(_hook(module.register_forward_pre_hook(before)))
     stack.enter_context(_hook(module.register_forward_hook(look)))
 

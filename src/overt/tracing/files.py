@@ -21,6 +21,7 @@ from overt.tracing.capture import FUSED
 T = TypeVar("T")
 TRACE = "2"
 TRACES = ("1", "2")
+ROWS = "rows 1"  # a trace of states, of which rows are written
 GROUPS = {"": "maps", "encoder ": "encoder_maps", "cross ": "cross"}  # prefixes of parts
 
 
@@ -115,6 +116,31 @@ def pack(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "averaged": trace.averaged,
     }
     return tensors, about
+
+
+def pack_rows(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A `Trace` of rows as tensors and metadata."""
+    tensors, about = pack(trace)
+    tensors |= {f"rows.{name}": values for name, values in trace.rows.values.items()}
+    about["rows"] = {
+        "queries": trace.rows.queries,
+        "count": trace.rows.count,
+        "methods": list(trace.rows.values),
+    }
+    return tensors, about
+
+
+def unpack_rows(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows of a trace, and its other fields, from the contents of a file."""
+    kept = about["rows"]
+    values = {str(name): tensors[f"rows.{name}"] for name in kept["methods"]}
+    batch, tokens = tensors["mask"].shape
+    queries = [int(query) for query in kept["queries"]]
+    for rows in values.values():
+        if rows.dim() != 4 or (rows.shape[0], *rows.shape[2:]) != (batch, len(queries), tokens):
+            raise ValueError("rows and mask do not match")
+    fields = unpack({**tensors, "maps.0": tensors["mask"]}, about, TRACE)
+    return {"queries": queries, "count": int(kept["count"]), "values": values}, {**fields, "maps": []}
 
 
 def _prefix(part: str) -> str:

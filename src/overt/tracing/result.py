@@ -15,6 +15,8 @@ from overt import _check
 from overt._predictions import Link, linked
 from overt.tracing import files
 from overt.tracing.held import HeldMaps, held_of
+from overt.tracing.kept_rows import METHODS as KEPT
+from overt.tracing.kept_rows import KeptRows
 from overt.tracing.levels import Levels
 from overt.tracing.methods.blankout import BlankoutArguments
 from overt.tracing.methods.flow import FlowArguments
@@ -28,7 +30,7 @@ from overt.tracing.methods.method import (
     why_not_levels,
 )
 from overt.tracing.mixing.mixing import Mixing, mixings
-from overt.tracing.options import Arguments, Numbers
+from overt.tracing.options import Arguments, Numbers, numbers
 from overt.tracing.showing import ShownTrace
 from overt.tracing.subject import Subject
 
@@ -121,6 +123,7 @@ class Trace(ShownTrace):
             saved.
         memory: most bytes of a result of a trace of states: one that keeps queries and keys in place of maps.
             None for a trace of maps.
+        rows: of a trace of states that was saved and loaded, the rows that were saved; it has no maps.
     """
 
     kind: TraceKind
@@ -148,14 +151,17 @@ class Trace(ShownTrace):
     signed: bool = False
     averaged: bool = False
     memory: int | None = None
+    rows: KeptRows | None = None
     subject: Subject | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         batch, tokens = self.mask.shape
-        top = held_of(self.maps or self.cross)[0]
         layers = f"{self.layers} layer{'s' if self.layers > 1 else ''}"
-        heads = f", {top.shape[1]} heads" if len(top.shape) == 4 else ""
-        heads += ", as queries and keys" if self.of_states else ""
+        heads = ", as rows" if self.rows is not None else ""
+        if self.rows is None:
+            top = held_of(self.maps or self.cross)[0]
+            heads = f", {top.shape[1]} heads" if len(top.shape) == 4 else ""
+            heads += ", as queries and keys" if self.of_states else ""
         mixing = "" if self.mixing == "attention" else f", {self.mixing} mixing"
         samples = f", {self.samples} posterior samples" if self.draws else ""
         samples += ", whose mean the maps are" if self.averaged else ""
@@ -205,6 +211,7 @@ class Trace(ShownTrace):
             visible=[cut_any(seen) for seen in self.visible],
             picture=cut_any(self.picture),
             outputs=cut_any(self.outputs),
+            rows=None if self.rows is None else self.rows.examples(rows),
             subject=None if self.subject is None else self.subject.some(rows),
         )
 
@@ -221,12 +228,12 @@ class Trace(ShownTrace):
     @property
     def layers(self) -> int:
         """Length of the layer axis."""
-        return len(self.maps or self.cross)
+        return len(self.maps or self.cross) if self.rows is None else self.rows.layers
 
     @property
     def queries(self) -> int:
         """Length of the query axis: all tokens, or those of the target."""
-        return held_of(self.maps or self.cross)[0].shape[-2]
+        return held_of(self.maps or self.cross)[0].shape[-2] if self.rows is None else self.rows.count
 
     @property
     def first(self) -> int:
@@ -352,6 +359,8 @@ class Trace(ShownTrace):
 
     def levels(self) -> Levels:
         """The maps as the layered graph that methods read."""
+        if self.rows is not None:
+            raise ValueError("this trace was saved as rows: it has no maps, and no levels")
         kind = self.mixing_kind
         return Levels(
             held_of(self.maps),
@@ -382,6 +391,8 @@ class Trace(ShownTrace):
             if self.subject is None:
                 return f"no {reader.title}: {no_model}"
             return self.subject.why_not(reader.title)
+        if self.rows is not None:
+            return self.rows.why_not(reader.name)
         return why_not_levels(reader, self.levels())
 
     def read(self, method: str, queries: Numbers = None, **options: Any) -> Tensor:
@@ -402,6 +413,8 @@ class Trace(ShownTrace):
         reader = method_of(method)
         if reader.runs_model:
             return read_subject(reader, self._subject(reader.title), queries, options)
+        if self.rows is not None:
+            return self.rows.read(method, queries, options)
         if queries is None and self.of_states:
             queries = sorted(set(self.main_queries()))
         return read_levels(reader, self.levels(), queries, options)
@@ -458,19 +471,40 @@ class Trace(ShownTrace):
         grown = nn.functional.interpolate(flat, size=self.image, mode=mode)
         return grown.view(*patches.shape[:-2], *self.image)
 
-    def save(self, path: str | Path) -> None:
-        """Write the trace, without its model, as one safetensors file."""
-        files.write(path, *files.pack(self), files.TRACE)
+    def save(self, path: str | Path, queries: Numbers = None) -> None:
+        """Write the trace, without its model, as one safetensors file.
+
+        Of a trace of states, rows are written, those of raw and rollout, in place of maps.
+
+        Args:
+            path: of the file.
+            queries: which rows of a trace of states; by default `main_queries()`.
+        """
+        if not self.of_states and self.rows is None:
+            if queries is not None:
+                raise ValueError(f"a trace of maps is saved whole, got queries={queries!r}: leave it out")
+            files.write(path, *files.pack(self), files.TRACE)
+            return
+        every = self.main_queries() if self.rows is None else self.rows.queries
+        listed = sorted(set(every if queries is None else numbers("queries", queries, self.queries)))
+        values = {method: self.read(method, listed) for method in KEPT}
+        rows = KeptRows(listed, self.queries, values)
+        files.write(
+            path, *files.pack_rows(replace(self, maps=[], encoder_maps=[], cross=[], rows=rows)), files.ROWS
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """Read a file written by `save`; blank-out and gradients need the model, and so a new trace."""
 
         def make(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> Trace:
+            if form == files.ROWS:
+                rows, fields = files.unpack_rows(tensors, about)
+                return cls(**fields, rows=KeptRows(**rows))
             fields = files.unpack(tensors, about, form)
             return cls(**{**fields, "draws": [PosteriorDraw(**draw) for draw in fields["draws"]]})
 
-        return files.read(path, files.TRACES, "trace", make)
+        return files.read(path, (*files.TRACES, files.ROWS), "trace", make)
 
 
 def main_queries(kind: str, mask: Tensor, queries: int, grid: tuple[int, int] | None = None) -> list[int]:

@@ -36,6 +36,7 @@ class BayesianLayer(MechanismLayer):
     config: Bayesian
     random = True
     reads_logits_only = True
+    mean_is_softmax = True
 
     def __init__(self, config: Bayesian, site: Site) -> None:
         super().__init__(config, site)
