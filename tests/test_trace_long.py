@@ -157,6 +157,47 @@ def test_logits_of_the_last_position_are_the_same_alone() -> None:
     overt.trace(*llama(padded=True), memory=BYTES)  # examples end earlier: all logits are needed
 
 
+@pytest.mark.parametrize("name", ["Llama", "BERT", "BART", "ALBERT"])
+def test_gradients_through_layers_that_run_again_are_the_plain_ones(name: str) -> None:
+    family = BY_NAME[name]
+    model, inputs = family.make(), families.inputs_of(family, padded=True)
+    ran: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm) or "RMSNorm" in type(module).__name__:
+            module.register_forward_hook(lambda module, *_: ran.append(module))
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    maps, states = overt.trace(model, inputs), states_of(model, inputs)
+    queries = [5, 2] if maps.queries > 5 else [3, 2]
+    for kind in ("norm", "input"):
+        ran.clear()
+        want = maps.gradients(queries, kind=kind)
+        once = len(ran)
+        got = states.gradients(queries, kind=kind)
+        assert len(ran) > 2 * once  # forward passes again
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert states.gradients().shape[2] == (1 if want.shape[2] == 1 else len(set(maps.main_queries())))
+
+
+def test_a_backward_pass_keeps_the_inputs_of_layers_alone() -> None:
+    model, inputs = llama()
+    kept: list[int] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x.numel())
+        return x
+
+    def amount(trace: overt.Trace) -> int:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            trace.gradients(5)
+        return sum(kept)
+
+    maps, states = overt.trace(model, inputs), states_of(model, inputs)
+    assert amount(states) < 0.5 * amount(maps)
+
+
 def test_a_model_loaded_with_flash_attention_says_what_ran() -> None:
     model, inputs = llama()
     model.config._attn_implementation_internal = "flash_attention_2"

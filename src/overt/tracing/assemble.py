@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -169,6 +170,9 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
         offsets = torch.zeros(batch, total, 2, dtype=torch.int64)
         offsets[:, : inputs.offsets.shape[1]] = inputs.offsets
     subject = Subject(model, inputs, mask, source, groups.kind, output)
+    if any(call.of_states for call in calls):  # what a backward pass needs would not fit either
+        found = [re.match(r"(.*?\.\d+)(?:\.|$)", call.path) for call in calls]
+        subject.layers = list(dict.fromkeys(match[1] for match in found if match))
     return Frame(groups, mask, special, words, offsets, inputs, of_image, subject, queries)
 
 

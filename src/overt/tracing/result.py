@@ -411,12 +411,12 @@ class Trace(ShownTrace):
             `heads="each"`. The layer axis of a method that runs the model has length one.
         """
         reader = method_of(method)
+        if queries is None and self.of_states:
+            queries = sorted(set(self.main_queries()))
         if reader.runs_model:
             return read_subject(reader, self._subject(reader.title), queries, options)
         if self.rows is not None:
             return self.rows.read(method, queries, options)
-        if queries is None and self.of_states:
-            queries = sorted(set(self.main_queries()))
         return read_levels(reader, self.levels(), queries, options)
 
     def raw(self, queries: Numbers = None, **options: Unpack[Arguments]) -> Tensor:

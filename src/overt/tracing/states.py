@@ -16,7 +16,7 @@ from torch import Tensor
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import Heads
 
-BLOCK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the scores held at once
+BLOCK_CELLS = {"cpu": 2**21, "cuda": 2**26}  # of the scores held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +158,9 @@ class StateLevel:
         _, _, queries, keys = self.asked.shape
         start = 0
         while start < queries:
-            low, high = key_range(self.asked.sight, start, start + 1, keys)
-            stop = min(start + self._size(low, high), queries)
+            stop = start + 1
+            for _ in range(2):  # more queries may see more keys
+                stop = min(start + self._size(*key_range(self.asked.sight, start, stop, keys)), queries)
             low, high = key_range(self.asked.sight, start, stop, keys)
             yield start, stop, low, high
             start = stop
@@ -195,7 +196,9 @@ class StateLevel:
         queries = queries.to(device)
         where: slice | Tensor = slice(first, first + count) if together else queries
         for key_head, heads in self.members():
-            query = asked.query[:, heads][:, :, where].to(self.dtype) * asked.scale
+            adjacent = heads == list(range(heads[0], heads[-1] + 1))
+            which = slice(heads[0], heads[-1] + 1) if adjacent else heads
+            query = asked.query[:, :, where][:, which].to(self.dtype) * asked.scale
             key = asked.key[:, key_head, low:high].to(self.dtype)
             scores = (query.flatten(1, 2) @ key.mT).view(*query.shape[:3], high - low)
             if sight.bias is not None:

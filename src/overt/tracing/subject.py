@@ -34,6 +34,8 @@ class Subject:
         first: the token that is query 0.
         kind: the kind of the trace: "encoder", "causal", "encoder–decoder" or "pixels".
         output: extracts logits, (batch, classes) or (batch, position, classes), from what the model returns.
+        layers: names of the layers to run again in a backward pass rather than keep what they computed; none
+            where it all fits.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Subject:
     ) -> None:
         self.model, self.inputs, self.mask, self.first, self.kind = model, inputs, mask, first, kind
         self.output = output
+        self.layers: list[str] = []
         self.contrasts = False
 
     def why_not(self, what: str) -> str | None:
@@ -70,7 +73,9 @@ class Subject:
         )
         if inputs.labels is not None:
             inputs.labels = take(inputs.labels, index, batch)
-        return Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
+        part = Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
+        part.layers = self.layers
+        return part
 
     def logits_in(self, given: Any) -> Tensor:
         """The logits in what the model returned, in the shape that `logits` returns."""
@@ -271,3 +276,36 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         for parameter, flag in flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
+
+
+@contextmanager
+def checkpointed(model: nn.Module, layers: list[str]) -> Iterator[None]:
+    """Gradients at the inputs alone, for which each layer runs again in the backward pass.
+
+    Parameters are frozen, so that nothing is kept for their gradients; everything is restored.
+
+    Args:
+        model: the model, in evaluation mode.
+        layers: names of its layers; none leaves the model as it is.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    def again(run: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        return forward
+
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if layers else []
+    modules = [model.get_submodule(name) for name in layers]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(False)
+        for module in modules:
+            object.__setattr__(module, "forward", again(module.forward))
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop("forward", None)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

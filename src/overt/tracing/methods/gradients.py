@@ -16,7 +16,7 @@ from overt._modes import switched
 from overt.tracing.inputs import patch_of
 from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
-from overt.tracing.subject import Subject, with_history
+from overt.tracing.subject import Subject, checkpointed, with_history
 
 Gradient = Literal["norm", "input", "integrated", "sum"]
 
@@ -62,6 +62,7 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
         torch.inference_mode(False),
         torch.enable_grad(),
         _backward(subject.model),
+        checkpointed(subject.model, subject.layers),
         _Leaves(subject) as leaves,
     ):
         logits = subject.logits(leaves.arguments)
