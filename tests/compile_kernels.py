@@ -26,6 +26,8 @@ import overt
 from overt.mechanisms import backend
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.kernels.launch import Ready
+from overt.tracing.asked import Asked, Sight
+from overt.tracing.states import StateLevel
 
 TYPES = {
     torch.float32: "*fp32",
@@ -40,6 +42,7 @@ FORMS: dict[str, list[overt.Mechanism]] = {
     "evolving": [overt.Evolving()],
     "both": [overt.Evolving(), overt.Bayesian()],
 }
+STATES = "states"  # rows through queries and keys, in traces
 PIXELS = "pixels"  # positions of pixels, in a network over images
 VARIANTS = ("plain", "causal", "padded", "dropout", "left", "left causal", "left dropout")
 compiled: dict[str, int] = {}
@@ -110,14 +113,22 @@ def compile_pixels(dtype: torch.dtype) -> None:
     print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
 
 
+def compile_states(dtype: torch.dtype) -> None:
+    """Compile what carries rows down through queries and keys: 32 layers of 32 heads, in groups of four."""
+    for sight in (Sight(), Sight(causal=True), Sight(causal=True, window=64, keys=torch.ones(1, 200) > 0)):
+        query, key = torch.randn(1, 32, 200, 128, dtype=dtype), torch.randn(1, 8, 200, 128, dtype=dtype)
+        StateLevel(Asked(query, key, 0.1, sight)).apply(torch.rand(1, 32, 200))
+    print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
+
+
 def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
     backend.KERNEL_DEVICES = {"cpu"}
     if "left" in variant:
         leave_padding_plain()
     torch.manual_seed(0)
-    if form == PIXELS:
-        compile_pixels(dtype)
+    if form in (PIXELS, STATES):
+        (compile_pixels if form == PIXELS else compile_states)(dtype)
         return
     kind = overt.Decoder if "causal" in variant else overt.Encoder
     model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if "dropout" in variant else 0.0, hidden=64)
@@ -133,7 +144,7 @@ def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain")
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Compile GPU kernels without a GPU.")
-    parser.add_argument("form", choices=[*FORMS, PIXELS])
+    parser.add_argument("form", choices=[*FORMS, PIXELS, STATES])
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
     parser.add_argument("--digest", action="store_true", help="print digests of the kernels' instructions")

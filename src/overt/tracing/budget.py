@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from overt.tracing.asked import Asked
+from overt.tracing.options import CELL
 from overt.tracing.states import moved
 
 Shape = tuple[int, ...]  # of a map: batch, head, query, key
-CELL = 4  # bytes of a cell of a map, which is float32
 RESERVE = 0.15  # share of a GPU's memory that states leave to the model
-
-
-def check_bytes(what: str, count: int, most: int | None, remedy: str) -> None:
-    """Refuse what takes more bytes than there may be; `most` None allows any."""
-    if most is not None and count > most:
-        raise ValueError(f"{what} would take {count:,} bytes, over memory={most:,}: {remedy}")
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,10 @@ from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 from overt.models.augmented_conv import AugmentedConv2d
 from overt.tracing.asked import Asked, Sight
-from overt.tracing.budget import Budget, check_bytes
-from overt.tracing.masks import sight_of
+from overt.tracing.options import check_bytes
+
+if TYPE_CHECKING:
+    from overt.tracing.budget import Budget
 
 NAME = "overt-trace"
 # Arguments of eager attentions that change what a softmax of scaled products would be.
@@ -166,6 +168,8 @@ class Watch:
 
     def sight(self, path: str, mask: Tensor, queries: int, keys: int) -> Sight:
         """A mask from transformers in parts, computed once for the layers that share it."""
+        from overt.tracing.masks import sight_of
+
         known = self.sights.get(id(mask))
         if known is None or known[0] is not mask:
             sight = sight_of(mask.detach(), queries, keys)

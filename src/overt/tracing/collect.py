@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
 from overt.tracing.asked import Asked
-from overt.tracing.budget import Budget
 from overt.tracing.capture import FUSED, CapturedAttention, watching
-from overt.tracing.held import HeldMaps
 from overt.tracing.inputs import Inputs
+from overt.tracing.levels import HeldMaps
 from overt.tracing.mixing.mixing import Mixing
 from overt.tracing.subject import differentiable, with_history
+
+if TYPE_CHECKING:
+    from overt.tracing.budget import Budget
 
 
 class Collector:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from overt.tracing.asked import Asked
-from overt.tracing.options import Heads
-from overt.tracing.states import Place, StateLevel, Uniform, UniformLevel, asked_of, moved, uniform_of
+from overt.tracing.options import CELL, Heads, check_bytes
 
-Held: TypeAlias = Tensor | Asked | Uniform  # a layer's map, or what it is made from
+if TYPE_CHECKING:
+    from overt.tracing.states import Uniform
+
+Held: TypeAlias = "Tensor | Asked | Uniform"  # a layer's map, or what it is made from
 
 
 class Level(Protocol):
@@ -203,6 +205,8 @@ class Levels:
         passing: float = 1.0,
     ) -> Level:
         """A level without a map; `residual` None for the weights alone."""
+        from overt.tracing.states import Place, StateLevel, Uniform, UniformLevel, moved
+
         source = self.first
         first, key = (0 if group == "encoder" else source), (source if group == "maps" else 0)
         count, keys = held.shape[-2:]
@@ -299,6 +303,8 @@ class Levels:
             maps: list[Held] = []
             for held, visible in zip(group, seen[start : start + len(group)], strict=True):
                 if not isinstance(held, Tensor):
+                    from overt.tracing.states import uniform_of
+
                     maps.append(uniform_of(held))
                     continue
                 key = (id(visible), start)
@@ -329,6 +335,8 @@ class Levels:
 
 def examples(held: Held, rows: slice | list[int]) -> Held:
     """Some of the examples of a layer."""
+    from overt.tracing.states import Uniform, asked_of
+
     if isinstance(held, Tensor):
         return held[rows]
     if isinstance(held, Asked):
@@ -380,3 +388,61 @@ def _real(cells: Held, queries: Tensor, keys: Tensor) -> Held:
         return cells
     both = queries.unsqueeze(-1) & keys.unsqueeze(-2)
     return cells.masked_fill(~(both if cells.dim() == 3 else both.unsqueeze(1)), 0.0)
+
+
+class HeldMaps(Sequence[Tensor]):
+    """Maps, or what they are made from; a map is made anew each time, if it fits the budget.
+
+    Attributes:
+        held: per layer, a map or its states.
+        heads: whether maps have each head, or their mean.
+        most: most bytes of a map.
+    """
+
+    def __init__(self, held: Sequence[Tensor | Asked], heads: bool, most: int) -> None:
+        self.held, self.heads, self.most = list(held), heads, most
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> HeldMaps: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | HeldMaps:
+        """The map of a layer, float32 on the CPU, or those of some layers."""
+        if isinstance(index, slice):
+            return HeldMaps(self.held[index], self.heads, self.most)
+        held = self.held[index]
+        if isinstance(held, Tensor):
+            return held
+        batch, heads, queries, keys = held.shape
+        check_bytes(
+            f"the map of layer {index}",
+            batch * queries * keys * CELL * (heads if self.heads else 1),
+            self.most,
+            "read rows (raw, rollout), or trace with more memory=…",
+        )
+        from overt.tracing.states import StateLevel
+
+        out = torch.empty(batch, *([heads] if self.heads else []), queries, keys)
+        level = StateLevel(held, "each" if self.heads else "mean")
+        for start in range(0, queries, 64):  # rows are float64
+            places = range(start, min(start + 64, queries))
+            out[..., start : start + 64, :] = level.row(places).float().cpu()
+        return out
+
+    def __repr__(self) -> str:
+        return f"{len(self)} maps, made from queries and keys when asked for"
+
+    def examples(self, rows: list[int]) -> HeldMaps:
+        """Maps of some of the examples."""
+        cut = [examples(held, rows) for held in self.held]
+        return HeldMaps([held for held in cut if isinstance(held, Tensor | Asked)], self.heads, self.most)
+
+
+def held_of(maps: Sequence[Tensor]) -> Sequence[Tensor | Asked]:
+    """What methods read: maps, or what they are made from."""
+    return maps.held if isinstance(maps, HeldMaps) else maps

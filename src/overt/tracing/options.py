@@ -81,3 +81,12 @@ def check_heads(heads: object, count: int) -> None:
     for head in heads:
         if isinstance(head, bool) or not isinstance(head, int) or (count and not -count <= head < count):
             raise ValueError(f"heads must be numbers from 0 to {count - 1}, got {head!r}")
+
+
+CELL = 4  # bytes of a cell of a map, which is float32
+
+
+def check_bytes(what: str, count: int, most: int | None, remedy: str) -> None:
+    """Refuse what takes more bytes than there may be; `most` None allows any."""
+    if most is not None and count > most:
+        raise ValueError(f"{what} would take {count:,} bytes, over memory={most:,}: {remedy}")

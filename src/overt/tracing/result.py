@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._predictions import Link, linked
 from overt.tracing import files
-from overt.tracing.held import HeldMaps, held_of
-from overt.tracing.kept_rows import METHODS as KEPT
-from overt.tracing.kept_rows import KeptRows
-from overt.tracing.levels import Levels
+from overt.tracing.levels import HeldMaps, Levels, held_of
 from overt.tracing.methods.blankout import BlankoutArguments
 from overt.tracing.methods.flow import FlowArguments
 from overt.tracing.methods.gradients import GradientsArguments
@@ -33,6 +30,9 @@ from overt.tracing.mixing.mixing import Mixing, mixings
 from overt.tracing.options import Arguments, Numbers, numbers
 from overt.tracing.showing import ShownTrace
 from overt.tracing.subject import Subject
+
+if TYPE_CHECKING:
+    from overt.tracing.kept_rows import KeptRows
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder", "pixels"]
 NO_SAMPLES = "no posterior samples were traced: trace with samples=20"
@@ -485,9 +485,11 @@ class Trace(ShownTrace):
                 raise ValueError(f"a trace of maps is saved whole, got queries={queries!r}: leave it out")
             files.write(path, *files.pack(self), files.TRACE)
             return
+        from overt.tracing.kept_rows import METHODS, KeptRows
+
         every = self.main_queries() if self.rows is None else self.rows.queries
         listed = sorted(set(every if queries is None else numbers("queries", queries, self.queries)))
-        values = {method: self.read(method, listed) for method in KEPT}
+        values = {method: self.read(method, listed) for method in METHODS}
         rows = KeptRows(listed, self.queries, values)
         files.write(
             path, *files.pack_rows(replace(self, maps=[], encoder_maps=[], cross=[], rows=rows)), files.ROWS
@@ -499,6 +501,8 @@ class Trace(ShownTrace):
 
         def make(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> Trace:
             if form == files.ROWS:
+                from overt.tracing.kept_rows import KeptRows
+
                 rows, fields = files.unpack_rows(tensors, about)
                 return cls(**fields, rows=KeptRows(**rows))
             fields = files.unpack(tensors, about, form)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from overt.mechanisms.backend import KERNELS, switched_off, unfit
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import Heads
 
+MOST_WIDTH = 256  # of a head, for kernels
 BLOCK_CELLS = {"cpu": 2**21, "cuda": 2**26}  # of the scores held at once
 
 
@@ -127,6 +129,8 @@ class StateLevel:
             out = rows.new_zeros(*rows.shape[:-1], keys, dtype=torch.float64)
         else:
             out = place.passed(rows)
+        if self._unfit() is None:
+            return self._by_kernels(rows, out)
         for start, stop, low, high in self.blocks():
             part = rows[..., first + start : first + stop].double()
             if device.type == "cpu" and not bool(part.any()):
@@ -137,6 +141,43 @@ class StateLevel:
                 out[..., first + start : first + stop] += kept * part
                 part = own * part
             out[..., base + low : base + high] += part @ tile.double()
+        return out
+
+    def _unfit(self) -> str | None:
+        """Why kernels do not run; None if they do."""
+        asked, sight = self.asked, self.asked.sight
+        if sight.bias is not None:
+            return "a bias"
+        if self.real is not None:
+            hidden = torch.zeros_like(self.real[1]) if sight.keys is None else ~sight.keys.cpu()
+            if not bool((self.real[1] | hidden).all()):
+                return "padding that is seen"
+        if asked.query.shape[-1] > MOST_WIDTH or asked.query.dtype != asked.key.dtype:
+            return "wide heads, or queries and keys of different types"
+        if any(x.stride(2) * x.shape[2] >= 2**31 for x in (asked.query, asked.key)):
+            return "more than 32 bits can address"
+        return unfit(KERNELS, asked.query, asked.key, off=switched_off())
+
+    def _by_kernels(self, rows: Tensor, out: Tensor) -> Tensor:
+        """`apply` on a GPU: rows sum to one but for rounding, so sums of weights are not needed."""
+        from overt.tracing.kernels.carry import Tiles
+
+        asked, place = self.asked, self.place
+        tiles = Tiles(asked, [head for _, heads in self.members() for head in heads])
+        sums = tiles.sums()
+        mass = (sums[:, :1] != float("inf")).double()  # (batch, 1, query): whether any key is seen
+        if self.real is not None:
+            mass = mass * self.real[0].to(mass.device).unsqueeze(1)
+        count, keys = asked.shape[2:]
+        first, base = (0, 0) if place is None else (place.query, place.key)
+        part = rows[..., first : first + count].double()
+        if place is None:
+            part = part * mass
+        else:
+            own, kept = place.share(mass)
+            out[..., first : first + count] += kept * part
+            part = own * mass * part
+        out[..., base : base + keys] += tiles.apply(part, sums)
         return out
 
     @property

@@ -15,11 +15,10 @@ from overt.attaching.settings import temperature_of
 from overt.mechanisms.attention_map import AttentionMap
 from overt.models.seq2seq import Seq2Seq
 from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
-from overt.tracing.budget import Budget, check_bytes
 from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import Inputs, names_of, prepare
 from overt.tracing.mixing.mixing import Mixing, mixing_of
-from overt.tracing.options import numbers
+from overt.tracing.options import check_bytes, numbers
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output, Subject
 
@@ -86,6 +85,7 @@ def trace(
             would take more, queries and keys are kept in their place, and rows are computed from them, up to
             results of this many bytes. This is possible for mixing="attention", without parts and samples.
     """
+    from overt.tracing.budget import Budget
     from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
 
     if not isinstance(model, nn.Module):

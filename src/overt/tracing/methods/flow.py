@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt.tracing.budget import check_bytes
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
-from overt.tracing.options import Arguments, Heads, Options
+from overt.tracing.options import Arguments, Heads, Options, check_bytes
 from overt.tracing.progress import watching
 
 MOST_CELLS = 2**26  # of the levels held at once, in float64

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from overt import _check
 from overt._modes import evaluating
-from overt.tracing.budget import check_bytes
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
-from overt.tracing.options import Heads, Numbers, Options, check_heads, numbers
+from overt.tracing.options import Heads, Numbers, Options, check_bytes, check_heads, numbers
 from overt.tracing.subject import Subject
 
 Reads = Literal["maps", "model"]

@@ -1,0 +1,1 @@
+"""GPU kernels of traces. Importing a module of this package imports triton."""

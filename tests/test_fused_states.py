@@ -1,0 +1,77 @@
+"""Kernels that carry rows down through states; on a GPU, or in Triton's interpreter, at small sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from overt.mechanisms import backend as switch
+from overt.tracing.asked import Asked, Sight
+from overt.tracing.states import Place, StateLevel, moved
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HALVES = [torch.float16, torch.bfloat16] if CUDA else [torch.float16]  # the interpreter's bfloat16 is wrong
+TOKENS = 70
+REAL = torch.arange(TOKENS) < torch.tensor([[TOKENS], [41]])
+EVERY = torch.ones(2, TOKENS, dtype=torch.bool)
+SIGHTS = {
+    "everything": (Sight(), EVERY),
+    "causal": (Sight(causal=True), EVERY),
+    "padded left": (Sight(causal=True, keys=REAL.flip(1)), REAL.flip(1)),
+    "window": (Sight(causal=True, window=21, keys=REAL), REAL),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "KERNEL_DEVICES", {"cuda", "cpu"})
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def asked(sight: Sight, queries: int = TOKENS, keys: int = TOKENS, **options: Any) -> Asked:
+    query = normal(0, 2, queries, 4, 20, **options).transpose(1, 2)  # as models have them
+    return moved(Asked(query, normal(1, 2, 2, keys, 20, **options), 0.4, sight), DEVICE)
+
+
+def check(held: Asked, real: tuple[Tensor, Tensor] | None, heads: Any, atol: float = 1e-6) -> None:
+    """Against the same level in blocks, in float64."""
+    _, _, count, keys = held.shape
+    place = Place(count + keys, keys, count, 0, 0.3)
+    level = StateLevel(held, heads, place, real)
+    assert level._unfit() is None
+    rows = normal(5, 2, 3, place.nodes).abs().softmax(dim=-1).double().to(DEVICE)
+    wide = replace(held, query=held.query.double(), key=held.key.double())
+    want = StateLevel(wide, heads, place, real).apply(rows)
+    got = level.apply(rows)
+    torch.testing.assert_close(got, want, rtol=0.0, atol=atol)
+    torch.testing.assert_close(got.sum(dim=-1), rows.sum(dim=-1), rtol=0.0, atol=atol)
+
+
+@pytest.mark.parametrize("name", SIGHTS)
+def test_rows_are_those_of_blocks(name: str) -> None:
+    sight, mask = SIGHTS[name]
+    check(asked(sight), (mask, mask), "mean")
+
+
+def test_lists_of_heads_and_cross_attention() -> None:
+    check(asked(Sight(causal=True)), None, [3, 0])
+    check(asked(Sight(keys=REAL[:, :50]), 33, 50), None, "mean")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_is_exact_but_for_the_rounding_of_sums(dtype: torch.dtype) -> None:
+    check(asked(Sight(causal=True), dtype=dtype), None, "mean", atol=2e-6)
+
+
+def test_masks_that_kernels_do_not_know_run_in_blocks() -> None:
+    bias = torch.zeros(1, 1, TOKENS, TOKENS)
+    assert StateLevel(asked(Sight(bias=bias)))._unfit() == "a bias"
+    assert StateLevel(asked(Sight()), real=(REAL, REAL))._unfit() == "padding that is seen"
