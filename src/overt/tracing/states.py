@@ -7,6 +7,7 @@ keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,8 @@ from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import Heads
 
 MOST_WIDTH = 256  # of a head, for kernels
-BLOCK_CELLS = {"cpu": 2**21, "cuda": 2**26}  # of the scores held at once
+MOST_ROWS = 128  # of a block: under a causal mask, larger ones compute more cells that are hidden
+BLOCK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the scores held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,21 @@ class Place:
         return out
 
 
+class Room:
+    """Memory for one tile after another; asking the system for it each time would take longer."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def of(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A tensor of this shape, whose values are arbitrary, in the memory of this name."""
+        count = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < count:
+            held = self._held[name] = like.new_empty(count)
+        return held[:count].view(shape)
+
+
 @dataclass(frozen=True, eq=False)
 class StateLevel:
     """A level whose map is computed from queries and keys as it is used, in float32 or their wider type.
@@ -112,6 +129,7 @@ class StateLevel:
             low, high = key_range(self.asked.sight, int(at.min()), int(at.max()) + 1, keys)
             tiles = self._tiles(at, low, high)
             weights = torch.cat(list(tiles), dim=1) if self._each else self._mean(tiles)
+            weights = self._without_padding(weights, at, low, high)
             parts.append(torch.nn.functional.pad(weights.double(), (low, keys - high)))
         weights = torch.cat([part.to(self.asked.query.device) for part in parts], dim=-2)
         return weights if place is None else place.rows(places, weights)
@@ -131,11 +149,13 @@ class StateLevel:
             out = place.passed(rows)
         if self._unfit() is None:
             return self._by_kernels(rows, out)
+        room = Room()
         for start, stop, low, high in self.blocks():
             part = rows[..., first + start : first + stop].double()
             if device.type == "cpu" and not bool(part.any()):
                 continue  # nothing comes down to these queries
-            tile = self._mean(self._tiles(torch.arange(start, stop), low, high))
+            at = torch.arange(start, stop)
+            tile = self._without_padding(self._mean(self._tiles(at, low, high, room)), at, low, high)
             if place is not None:
                 own, kept = place.share(tile.sum(dim=-1, dtype=torch.float64).unsqueeze(1))
                 out[..., first + start : first + stop] += kept * part
@@ -211,23 +231,32 @@ class StateLevel:
         cells = self.block or BLOCK_CELLS.get(self.asked.query.device.type, BLOCK_CELLS["cuda"])
         most = max(len(heads) for _, heads in self.members())
         size = max(1, cells // (self.asked.shape[0] * most * max(1, high - low)))
-        return size if size < 16 else size // 16 * 16
+        return size if size < 16 else min(size // 16 * 16, MOST_ROWS)
 
     def _mean(self, tiles: Iterator[Tensor]) -> Tensor:
         total: Tensor | None = None
         for tile in tiles:
-            summed = tile.sum(dim=1)
-            total = summed if total is None else total.add_(summed)
+            for head in tile.unbind(dim=1):
+                total = head.clone() if total is None else total.add_(head)
         assert total is not None
         return total.div_(sum(len(heads) for _, heads in self.members()))
 
-    def _tiles(self, queries: Tensor, low: int, high: int) -> Iterator[Tensor]:
+    def _without_padding(self, weights: Tensor, queries: Tensor, low: int, high: int) -> Tensor:
+        """Weights (batch, [head,] query, key) with zeros at padding."""
+        if self.real is None:
+            return weights
+        rows, columns = (real.to(weights.device) for real in self.real)
+        both = rows[:, queries.to(weights.device), None] & columns[:, None, low:high]
+        return weights.mul_(both if weights.dim() == 3 else both.unsqueeze(1))
+
+    def _tiles(self, queries: Tensor, low: int, high: int, lasting: Room | None = None) -> Iterator[Tensor]:
         """The heads of each key head, one after another: weights of some queries, (batch, head, query, key).
 
         Args:
             queries: their places, at least one.
             low: first key that any of them sees.
             high: one after the last.
+            lasting: room for the tiles, each of which is then gone with the next.
         """
         asked, sight = self.asked, self.asked.sight
         device = asked.query.device
@@ -241,19 +270,19 @@ class StateLevel:
             which = slice(heads[0], heads[-1] + 1) if adjacent else heads
             query = asked.query[:, :, where][:, which].to(self.dtype) * asked.scale
             key = asked.key[:, key_head, low:high].to(self.dtype)
-            scores = (query.flatten(1, 2) @ key.mT).view(*query.shape[:3], high - low)
+            shape = *query.shape[:3], high - low
+            room = lasting or Room()
+            scores = room.of("scores", shape, query)
+            torch.bmm(query.flatten(1, 2), key.mT, out=scores.flatten(1, 2))
             if sight.bias is not None:
-                scores = scores + _bias(sight.bias, heads, where, low, high).to(self.dtype)
+                scores += _bias(sight.bias, heads, where, low, high).to(self.dtype)
             if hidden is not None:
                 start, cells = hidden
                 scores[..., start:].masked_fill_(cells, HIDDEN)
-            weights = scores.softmax(dim=-1)
+            weights = torch.softmax(scores, dim=-1, out=room.of("weights", shape, query))
             if sight.keys is not None or sight.bias is not None or sight.offset < 0:
                 blind = scores.amax(dim=-1, keepdim=True) == HIDDEN if high > low else None
                 weights = weights if blind is None else weights.masked_fill_(blind, 0.0)
-            if self.real is not None:
-                rows, columns = (real.to(device) for real in self.real)
-                weights = weights * rows[:, None, queries, None] * columns[:, None, None, low:high]
             yield weights
 
 
