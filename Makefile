@@ -22,7 +22,7 @@ help:
 	@echo "make lint        check style, format and types"
 	@echo "make wheel       build a wheel, install it into an empty environment and run it there"
 	@echo "make bench       time the mechanisms, attention flow, graphs and pages against baselines"
-	@echo "make bench-gpu   time GPU kernels and vision networks; writes results/gpu.md and vision.md"
+	@echo "make bench-gpu   time GPU kernels, vision networks and long traces; writes results/gpu.md, vision.md, long-traces.md"
 	@echo "make support     write docs/support.md from the tests of attach"
 	@echo "make families    try attach on every model type of transformers, for docs/support.md (8 to 40 minutes; resumes)"
 	@echo "make docs        build the documentation into site/"
@@ -96,10 +96,13 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/vision.py --small --batch 8 --side 64 --ways eager
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/long_trace.py --shape smollm2 --tokens 2000 --ways trace --memory 268435456
 
 bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src $(GPU) benchmarks/gpu.py
 	PYTHONPATH=src $(GPU) benchmarks/vision.py --profile 14 --changes --report results/vision.md
+	PYTHONPATH=src $(GPU) benchmarks/long_trace.py --shape llama-8b --tokens 8192 32768 131072 \
+		--ways trace eager --report results/long-traces.md
 
 support: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quiet --support docs/support.md \

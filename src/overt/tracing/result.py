@@ -383,6 +383,12 @@ class Trace(ShownTrace):
         model = None if self.subject is None else self.subject.model
         return None if model is None else next((p.device for p in model.parameters()), None)
 
+    def check_maps(self, what: str) -> None:
+        """Refuse a trace without maps, for what shows them."""
+        if self.of_states or self.rows is not None:
+            kept = "rows" if self.rows is not None else "queries and keys"
+            raise ValueError(f"{what} shows maps, and this trace has {kept}: trace with a larger memory=…")
+
     def why_not(self, method: str | Method) -> str | None:
         """Why a method cannot read this trace; None if it can."""
         reader = method_of(method) if isinstance(method, str) else method

@@ -20,7 +20,7 @@ from overt.tracing.options import Heads
 
 MOST_WIDTH = 256  # of a head, for kernels
 MOST_ROWS = 128  # of a block: under a causal mask, larger ones compute more cells that are hidden
-BLOCK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the scores held at once
+BLOCK_CELLS = {"cpu": 2**21, "cuda": 2**26}  # of the scores held at once
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,6 +136,7 @@ def page(
     for _, trace in named:
         if not isinstance(trace, Trace):
             raise TypeError(f"traces must come from overt.trace, got {type(trace).__name__}")
+        trace.check_maps("a page")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
     reading, named_methods = known_methods("maps"), methods is not None

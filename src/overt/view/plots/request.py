@@ -138,6 +138,7 @@ def request_of(trace: Trace, arguments: Mapping[str, Any]) -> PlotRequest:
     """Check the arguments that the views share."""
     if not isinstance(trace, Trace):
         raise TypeError(f"trace must be a Trace from overt.trace, got {type(trace).__name__}")
+    trace.check_maps("a figure")
     _check.one_of("columns", arguments["columns"], WIDTHS)
     example = trace[_single("example", arguments["example"], len(trace))]
     methods = _methods(example, arguments)
