@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
 
-.PHONY: help demo test test-quick test-all test-gpu browser lint wheel bench bench-gpu support families docs clean
+.PHONY: help demo test test-quick test-all test-gpu test-peers browser lint wheel bench bench-gpu support families docs clean
 
 help:
 	@echo "make demo        train four small models, trace them, write demo/index.html (about 5 minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-quick  run the quick tests (about 80 seconds)"
 	@echo "make test-all    run the tests with every combination of their parameters"
 	@echo "make test-gpu    run the tests of the GPU kernels; GPU=python3 chooses another Python than .venv's"
+	@echo "make test-peers  install x-transformers and fair-esm, and trace their models"
 	@echo "make browser     install a browser for the tests of pages, if there is none"
 	@echo "make lint        check style, format and types"
 	@echo "make wheel       build a wheel, install it into an empty environment and run it there"
@@ -53,6 +54,11 @@ $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test,bench]'
 	@touch $@
 
+$(VENV)/.installed-peers: $(VENV)/.installed-test
+	@echo "installing x-transformers and fair-esm into $(VENV) ..."
+	$(PIP) x-transformers fair-esm
+	@touch $@
+
 demo: $(VENV)/.installed-train
 	$(BIN)/overt demo
 
@@ -69,6 +75,9 @@ test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	@PYTHONPATH=src $(GPU) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null \
 		|| { echo "$(GPU) has no torch that sees a GPU; name one that does: make test-gpu GPU=python3"; exit 1; }
 	PYTHONPATH=src:tests $(GPU) -m pytest $(sort $(wildcard tests/test_fused_*.py tests/test_*cuda.py))
+
+test-peers: $(VENV)/.installed-peers
+	$(BIN)/python -m pytest tests/test_peers.py
 
 browser: $(VENV)/.installed-test
 	@$(BIN)/python tests/browser.py

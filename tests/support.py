@@ -13,7 +13,8 @@ HEAD = """\
 
 Which Hugging Face models [`overt.attach`](attach.md) works with. The 25 families of the first tables are
 tested most thoroughly; [every model type](#every-model-type-of-transformers) has been checked for the most
-important properties. A model that does not work is refused, with an error that gives the reason.
+important properties. A model that does not work is refused, with an error that gives the reason. Which other
+PyTorch models can be traced is said [further down](#other-pytorch-models).
 
 `make support` generates this part of the page from the results of the tests; do not edit it by hand. A cell
 says *works* because a test (a function of `tests/test_battery.py`, which defines the feature) passed on a
@@ -33,6 +34,39 @@ REFUSED = """
 
 | family | reason |
 |---|---|
+"""
+
+OTHERS = """
+## Other PyTorch models
+
+`overt.trace` [recognises attention](trace.md#any-other-pytorch-model) in models that neither transformers nor
+Overt dispatches. Where a package is named, `make test-peers` compares with the weights that the package
+returns itself, in the version of `constraints.txt`; the others are small copies of code, compared with
+weights by hand (`tests/test_recognised.py`).
+
+| model | how it attends | tested on | `overt.trace` |
+|---|---|---|---|
+| nanoGPT | `scaled_dot_product_attention`, `is_causal` | a copy | works |
+| minGPT | softmax, dropout, `@ v` | a copy | works |
+| DINO | softmax, `@ v`, without a mask | a copy | works |
+| torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works |
+| FlexAttention | `flex_attention`, plain or compiled, `block_mask`, `score_mod` | a copy | works |
+| decoders of x-transformers (1) | softmax and `einsum` | x-transformers | works |
+| encoders of x-transformers, padded | the same, or `scaled_dot_product_attention` | x-transformers | works |
+| encoder–decoders and images of x-transformers | softmax and `einsum` | x-transformers | works |
+| talking heads of x-transformers | weights made of those of several heads | x-transformers | refused |
+| memory keys of x-transformers | keys that are not tokens | x-transformers | refused |
+| ESM-2 | softmax and `bmm`, batch and heads in one axis | fair-esm | works |
+| ESM-1b | `multi_head_attention_forward` | fair-esm | works |
+| ESM-1 | `bias_k`, a key that is not a token | fair-esm | refused |
+| MSA Transformer | attention over rows and columns | fair-esm | refused |
+| timm's vision transformers | as DINO or nanoGPT | timm, if it can be imported | not tried |
+| Swin | windows, in the batch | a copy; timm, if it can be imported | refused |
+| a module for each head | softmax and `@ v`, side by side | a copy | refused |
+| scripted models (`torch.jit`) | cannot be seen | a copy | refused |
+
+- (1) with rotary positions, ALiBi, grouped-query heads, clamped scores, residual scores, normalised queries
+  and keys, or feed-forward layers on both sides
 """
 
 Record = tuple[str, str, str]
@@ -71,7 +105,7 @@ def render(
     page += "\n" + "\n".join(f"- ({number}) {reason}" for number, reason in enumerate(notes, 1)) + "\n"
     page += SOME + "".join(f"| {feature} | {', '.join(names)} |\n" for feature, names in single.items())
     page += REFUSED + "".join(f"| {family} | {reason} |\n" for family, reason in refused)
-    return page
+    return page + OTHERS
 
 
 def write(path: Path, page: str) -> None:

@@ -138,10 +138,7 @@ def test_families_that_attach_refuses_can_be_traced_by_their_own_attention() -> 
 
 
 def test_what_cannot_be_traced_is_refused_by_name() -> None:
-    bloom = build(hf.BloomModel, lambda: hf.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=60))()
-    with pytest.raises(ValueError, match=r"BloomModel \(bloom\) cannot be traced.*overt.rollout"):
-        overt.trace(bloom, tokens())
-    with pytest.raises(ValueError, match="Linear cannot be traced"):
+    with pytest.raises(ValueError, match=r"Linear cannot be traced: no attention .*overt.rollout"):
         overt.trace(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(TypeError, match="torch module, got str"):
         overt.trace("bert", tokens())  # type: ignore[arg-type]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from overt import _check
 from overt.tracing.asked import HIDDEN
 from overt.tracing.capture import FUSED, CapturedAttention
-from overt.tracing.collect import Collector
+from overt.tracing.collect import Collector, Stack, is_at
 from overt.tracing.inputs import Inputs, picture_of
 from overt.tracing.result import PosteriorDraw, Trace, TraceKind, main_queries
 from overt.tracing.subject import Output, Subject
@@ -29,9 +31,14 @@ class CallGroups(NamedTuple):
 
 def sort_calls(collector: Collector) -> CallGroups:
     """Which calls are the encoder's, the decoder's and cross-attention."""
-    calls, sizes = collector.calls, collector.shapes
+    calls = collector.calls
     names = ", ".join(repr(chain) for chain in collector.stacks)
     several = f"the model has several stacks of attention layers, choose one with stack=…: {names}"
+    several += ' (or name the calls of one chain, stack={"encoder": […]})'
+    if isinstance(collector.stack, Mapping):
+        groups = _named_groups(collector.stack, collector)
+        _check_groups(groups, collector)
+        return groups
     if not calls:
         if collector.stack is None:
             raise ValueError("no attention ran: nothing to trace")
@@ -66,9 +73,72 @@ def sort_calls(collector: Collector) -> CallGroups:
         if len(decoder) != len(cross) and not recurrent:
             raise ValueError(
                 f"the decoder has {len(decoder)} self-attentions and {len(cross)} cross-attentions; "
-                "only one of each per layer is supported"
+                f"only one of each per layer is supported; {_seen(collector)}"
             )
         groups = CallGroups("encoder–decoder", decoder, by_chain[others[0]] if others else [], cross)
+    _check_groups(groups, collector)
+    return groups
+
+
+CHAINS = ("encoder", "decoder", "cross")
+
+
+def stack_of(stack: Any) -> Stack | None:
+    """The argument `stack` of `trace`, checked; in a mapping, each chain has a list of paths."""
+    if stack is None or isinstance(stack, str):
+        return stack
+    if not isinstance(stack, Mapping):
+        raise TypeError(f"stack must be a path or a mapping of chain → calls, got {type(stack).__name__}")
+    for chain in stack:
+        _check.one_of("a chain in stack", chain, CHAINS)
+    named = {chain: [calls] if isinstance(calls, str) else list(calls) for chain, calls in stack.items()}
+    if not named or not all(named.values()):
+        raise ValueError(
+            f"stack must name the calls of a chain, such as {{'encoder': ['blocks']}}, got {stack}"
+        )
+    if len(named) > 1 and not {"decoder", "cross"} <= set(named):
+        raise ValueError(
+            f"stack must name one chain, or the decoder and cross-attention, got {', '.join(named)}: towers "
+            "are traced one at a time"
+        )
+    if set(named) == {"cross"}:
+        raise ValueError("stack must name the decoder's calls as well, got only cross")
+    return named
+
+
+def _named_groups(stack: Mapping[str, Sequence[str]], collector: Collector) -> CallGroups:
+    """The calls that were named for each chain."""
+    calls = collector.calls
+    found: dict[str, list[int]] = {}
+    for chain, places in stack.items():
+        found[chain] = []
+        for place in places:
+            numbers = [n for n, call in enumerate(calls) if is_at(call.path, place)]
+            if not numbers:
+                raise ValueError(f"no attention ran at {place!r} (stack[{chain!r}]); {_seen(collector)}")
+            found[chain] += numbers
+    encoder, decoder, cross = (found.get(chain, []) for chain in CHAINS)
+    if not cross:
+        maps = encoder or decoder
+        kind: TraceKind = "causal" if all(_causal(calls[number]) for number in maps) else "encoder"
+        return CallGroups(kind, maps, [], [])
+    if len(decoder) != len(cross):
+        raise ValueError(
+            f"stack names {len(decoder)} calls of the decoder and {len(cross)} of cross-attention: as many "
+            f"are needed; {_seen(collector)}"
+        )
+    return CallGroups("encoder–decoder", decoder, encoder, cross)
+
+
+def _seen(collector: Collector) -> str:
+    """The calls that ran, in words."""
+    paths = [*collector.seen]
+    return "calls seen: " + ", ".join(paths[:24]) + (", …" if len(paths) > 24 else "")
+
+
+def _check_groups(groups: CallGroups, collector: Collector) -> None:
+    """Refuse maps that cannot be multiplied, layer by layer."""
+    calls, sizes = collector.calls, collector.shapes
     for group in (groups.maps, groups.encoder, groups.cross):
         shapes = {(sizes[n][0], *sizes[n][-2:]) for n in group}
         if len(shapes) > 1:
@@ -81,29 +151,77 @@ def sort_calls(collector: Collector) -> CallGroups:
         if group and sizes[group[0]][-1] != sizes[group[0]][-2]:
             rows, columns = sizes[group[0]][-2:]
             raise ValueError(
-                f"{calls[group[0]].path} has {rows} queries and {columns} keys: trace without a cache"
+                f"{calls[group[0]].path} has {rows} queries and {columns} keys: trace without a cache; keys "
+                "that are not tokens are not supported"
             )
-    return groups
+    _check_memory(groups, collector)
+    for group in (groups.maps, groups.encoder, groups.cross):
+        for below, above in itertools.pairwise(calls[number] for number in group):
+            if above.after is not None and below.token and below.token not in above.after:
+                raise ValueError(
+                    f"{above.path} does not read what {below.path} wrote, so they are no layers of one "
+                    "chain, but side by side, as heads or towers are: name the calls of a chain with "
+                    f'stack={{"encoder": […]}}; {_seen(collector)}'
+                )
 
 
-def _check_whole(model: nn.Module, calls: Sequence[CapturedAttention], groups: CallGroups) -> None:
+def _check_memory(groups: CallGroups, collector: Collector) -> None:
+    """Refuse cross-attention to anything but the encoder's last states."""
+    calls = collector.calls
+    own = {calls[number].token for number in groups.maps if calls[number].token}
+    last = calls[groups.encoder[-1]].token if groups.encoder else 0
+    for call in (calls[number] for number in groups.cross):
+        if call.reads is None:
+            continue
+        if own & call.reads:
+            raise ValueError(
+                f"{call.path} attends to states of its own decoder, perhaps before they were shortened: not "
+                f"supported; {_seen(collector)}"
+            )
+        if last and last not in call.reads:
+            raise ValueError(
+                f"{call.path} does not attend to what {calls[groups.encoder[-1]].path} wrote: name the "
+                f'encoder that it attends to with stack={{"encoder": […], …}}; {_seen(collector)}'
+            )
+
+
+def _check_whole(model: nn.Module, collector: Collector, groups: CallGroups) -> None:
     """Refuse a stack with layers that mix tokens without attention, which no map would show."""
+    calls = collector.calls
     for group in (groups.maps, groups.encoder):
         paths = [calls[number].path for number in group]
-        chain = calls[group[0]].chain if group else ""
+        chain = _chain_in(collector.stack, calls[group[0]]) if group else ""
         try:
             layers = model.get_submodule(chain)
         except AttributeError:
             continue
-        if not group or chain == paths[0] or not isinstance(layers, nn.ModuleList):
+        lists = (nn.ModuleList, nn.Sequential) if group and calls[group[0]].token else nn.ModuleList
+        if not group or chain == paths[0] or not isinstance(layers, lists):
             continue
+        # A layer may be one of cross-attention alone, and the caller need not have named all.
+        paths = [call.path for call in calls if call.path.startswith(chain + ".")]
+        if isinstance(collector.stack, Mapping):
+            paths = [path for path in collector.seen if path.startswith(chain + ".")]
         seen = {int(path.removeprefix(chain + ".").split(".")[0]) for path in paths}
-        if missing := sorted(set(range(len(layers))) - seen):
+        seen |= {n for n, layer in enumerate(layers) if any(layer is layers[other] for other in seen)}
+        # A sequence may begin with what makes tokens, and end with what reads them.
+        whole = isinstance(layers, nn.ModuleList)
+        expected = range(len(layers)) if whole else range(min(seen), max(seen))
+        alone = {n for n in expected if f"{chain}.{n}" in collector.tokenwise}
+        if missing := sorted(set(expected) - seen - alone):
             shown = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
             raise ValueError(
                 f"layers {shown} of {chain} do not attend (a convolution or a state space instead?), so maps "
                 "alone do not show how tokens mix: not supported"
             )
+
+
+def _chain_in(stack: Stack | None, call: CapturedAttention) -> str:
+    """The list of layers that a call is in; below the stack that was chosen, if that is in a list itself."""
+    if not isinstance(stack, str) or not stack.startswith(call.chain + "."):
+        return call.chain
+    below = re.split(r"(?:^|\.)\d+(?:\.|$)", call.path.removeprefix(stack + "."))[0]
+    return f"{stack}.{below}" if below else stack
 
 
 def _causal(call: CapturedAttention) -> bool:
@@ -154,7 +272,7 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     """Sort the captured calls, and name the tokens."""
     calls, sizes = collector.calls, collector.shapes
     groups = sort_calls(collector)
-    _check_whole(model, calls, groups)
+    _check_whole(model, collector, groups)
     batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]
     source = sizes[groups.cross[0]][-1] if groups.cross else 0
     lowest = calls[(groups.encoder or groups.cross or groups.maps)[0]]

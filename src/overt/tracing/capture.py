@@ -2,8 +2,9 @@
 
 Five kinds of attention are watched: those that transformers dispatches, plain or attached;
 `torch.nn.MultiheadAttention`; Overt's own; those beside convolutions, over pixels; and maps that a recurrent
-decoder makes row by row. Everything that is changed for this (hooks, attention implementation, torch's fast
-path, training mode) is restored, even if the forward pass fails.
+decoder makes row by row. Attention of any other model is recognised as it runs (`recognised`).
+Everything that is changed for this (hooks, attention implementation, torch's fast path, training mode) is
+restored, even if the forward pass fails.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
+
+if TYPE_CHECKING:
+    from overt.tracing.asked import Asked
+    from overt.tracing.recognised import Recognised
 
 NAME = "overt-trace"
 # Arguments of eager attentions that change what a softmax of scaled products would be.
@@ -74,7 +79,11 @@ class CapturedAttention:
         signed: whether weights may be negative.
         recurrent: whether a recurrent decoder made the map row by row: there is no self-attention beside it.
         grid: height and width of the image whose pixels it attends to, beside a convolution; else None.
-        asked: queries, keys and mask, where they are known.
+        asked: its queries and keys, with the mask in parts; None if unknown.
+        token: a number of its own among recognised calls; 0 for others.
+        after: tokens of the calls that its queries were made from; None if unknown.
+        reads: tokens of the calls that its values were made from; None if unknown.
+        refused: why it has no weights; empty if it has.
         number: its place among the traced calls of the pass.
     """
 
@@ -92,6 +101,10 @@ class CapturedAttention:
     recurrent: bool = False
     grid: tuple[int, int] | None = None
     asked: Asked | None = None
+    token: int = 0
+    after: frozenset[int] | None = None
+    reads: frozenset[int] | None = None
+    refused: str = ""
     number: int = -1
 
     @property
@@ -137,6 +150,7 @@ class Watch:
     sights: dict[int, tuple[Tensor, Sight]] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
+    tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
 
     def check_rows(self) -> None:
         """Refuse maps that were made row by row, but not to the end."""
@@ -355,12 +369,7 @@ def watching(
                 watch.wrappers[id(inner)] = module
             elif values and _is_projection(module):
                 stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_projection(watch))))
-        if not traceable:
-            raise ValueError(
-                f"{name_of(model)} cannot be traced: its attention is neither dispatched through "
-                "transformers' attention interface nor torch's nor overt's MultiheadAttention (overt.rollout "
-                "and overt.flow take weights from any source)"
-            )
+        _watch_others(model, watch, stack, traceable)
         before = getattr(_thread_state, "now", None)
         _thread_state.now = watch
         try:
@@ -430,6 +439,42 @@ def _implementation(configs: list[Any]) -> Iterator[None]:
 def _chain(path: str) -> str:
     """The list of layers that a path leads through; the path itself if there is none."""
     return re.split(r"\.\d+(?:\.|$)", path)[0]
+
+
+def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: bool) -> None:
+    """Recognise attention in those parts of a model in which it is not watched otherwise."""
+    from transformers import PreTrainedModel
+
+    from overt.tracing.recognised import Recogniser, recognising
+    from overt.tracing.running import uncompiled
+
+    stack.enter_context(uncompiled(model))
+    known = {
+        module
+        for module in model.modules()
+        if type(module).__module__.startswith("overt.")
+        or isinstance(module, nn.MultiheadAttention)
+        or (traceable and isinstance(module, PreTrainedModel) and dispatched(module))
+    }
+    if model in known:
+        return
+
+    def report(found: Recognised) -> None:
+        call = CapturedAttention(found.path, _chain(found.path), found.kind, found.weights, found.visible)
+        call.asked, call.refused = found.asked, found.refused
+        call.token, call.after, call.reads = found.token, found.after, found.reads
+        call.sums_to_one, call.signed = found.sums_to_one, found.signed
+        if found.output is None or found.value is None:
+            call.value, call.output = found.value, found.projection
+            watch.seen(call)
+        else:
+            _projected_later(watch, call, found.value, found.output)
+
+    recogniser = Recogniser(
+        model, known, report, lambda: watch.edit, watch.values, "" if traceable else name_of(model)
+    )
+    recogniser.tokenwise = watch.tokenwise
+    stack.enter_context(recognising(recogniser))
 
 
 def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: ExitStack) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,12 @@ from overt.tracing.subject import differentiable, with_history
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
+Stack = str | Mapping[str, Sequence[str]]  # a path, or chain → paths
+
+
+def is_at(path: str, place: str) -> bool:
+    """Whether a call is the one at a place, or below it."""
+    return path == place or path.startswith(place + ".")
 
 
 class Collector:
@@ -30,16 +36,18 @@ class Collector:
     Attributes:
         mixing: makes the maps.
         parts: the parts that the mechanisms of each call expose, if requested.
-        stack: path of the traced stack; None for all.
+        stack: path of the traced stack, or chain → paths of its calls; None for all.
         calls: the calls, without their tensors.
         shapes: shapes of their weights, (batch, head, query, key).
         maps: one per call, float32 on the CPU, or the states that it is made from; None until computed.
         budget: decides between maps and states.
         stacks: all stacks that ran, in order.
+        seen: paths of all calls that ran, in order.
+        tokenwise: layers that do not attend, nor mix tokens otherwise.
     """
 
     def __init__(
-        self, mixing: Mixing, parts: bool = False, stack: str | None = None, budget: Budget | None = None
+        self, mixing: Mixing, parts: bool = False, stack: Stack | None = None, budget: Budget | None = None
     ) -> None:
         self.mixing, self.with_parts, self.stack, self.budget = mixing, parts, stack, budget
         self.calls: list[CapturedAttention] = []
@@ -47,13 +55,17 @@ class Collector:
         self.maps: list[Tensor | Asked | None] = []
         self.parts: list[dict[str, Tensor]] = []
         self.stacks: dict[str, None] = {}
+        self.seen: dict[str, None] = {}
+        self.tokenwise: set[str] = set()
 
     def __call__(self, call: CapturedAttention) -> None:
         """Receive one attention."""
         self.stacks[call.chain] = None
-        inside = self.stack in (None, call.chain) or (call.path + ".").startswith(f"{self.stack}.")
-        if not inside:
+        self.seen[call.path] = None
+        if not self._inside(call):
             return
+        if call.refused:
+            raise ValueError(f"{call.path} cannot be traced: {call.refused}")
         if call.asked is not None and call.of_states:
             assert self.budget is not None
             call.number = len(self.calls)
@@ -76,6 +88,12 @@ class Collector:
         cells = self.mixing.map(call)
         self.maps.append(None if cells is None else self._check_map(call.number, cells))
         self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
+
+    def _inside(self, call: CapturedAttention) -> bool:
+        """Whether a call belongs to what is traced."""
+        if not isinstance(self.stack, Mapping):
+            return self.stack in (None, call.chain) or (call.path + ".").startswith(f"{self.stack}.")
+        return any(is_at(call.path, place) for places in self.stack.values() for place in places)
 
     def _check_weights_only(self, call: CapturedAttention) -> None:
         """Refuse what needs more of an attention than its weights."""
@@ -176,6 +194,7 @@ def collect(
                 budget=collector.budget,
             )
         )
+        collector.tokenwise = watch.tokenwise
         contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
         contexts.enter_context(mixing.around(model, watch))
         result = model(**(with_history(arguments) if mixing.gradients else arguments))

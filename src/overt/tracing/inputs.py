@@ -68,6 +68,8 @@ def prepare(
 ) -> Inputs:
     """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
     batch = _batch_of(model, inputs, tokenizer, processor)
+    if not isinstance(inputs, Mapping):
+        _name_ids(model, batch)
     if decoder is not None and not is_pair(model):
         name = type(model).__name__
         raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
@@ -110,6 +112,21 @@ def _batch_of(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> 
             f"got {_describe(inputs)}"
         )
     return _from_mapping(model, {"input_ids": ids if ids.dim() == 2 else ids.unsqueeze(0)}, tokenizer)
+
+
+def _name_ids(model: nn.Module, batch: Inputs) -> None:
+    """Give token ids the name of a forward's first argument, where it has no `input_ids`."""
+    arguments = batch.arguments
+    parameters = inspect.signature(model.forward).parameters
+    first = next(iter(parameters.values()), None)
+    named = first is not None and first.kind is first.POSITIONAL_OR_KEYWORD and first.default is first.empty
+    if first is None or not named or "input_ids" not in arguments or "input_ids" in parameters:
+        return
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and "attention_mask" not in parameters and bool(mask.all()):
+        arguments = {name: value for name, value in arguments.items() if name != "attention_mask"}
+    batch.extra["ids"] = first.name
+    batch.arguments = {first.name if n == "input_ids" else n: value for n, value in arguments.items()}
 
 
 def _from_rows(model: nn.Module, rows: Any, tokenizer: Any) -> Inputs:

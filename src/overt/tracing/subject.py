@@ -145,7 +145,12 @@ class Subject:
         of_image = self.inputs.grid is not None
         encoder_decoder = self.kind == "encoder–decoder"
         names = [name for name in IDS if (name == "decoder_input_ids" and encoder_decoder) or not of_image]
+        names = [self._named(name) for name in names]
         return [name for name in names if isinstance(self.inputs.arguments.get(name), Tensor)]
+
+    def _named(self, name: str) -> str:
+        """The model's own name of `input_ids`."""
+        return str(self.inputs.extra.get("ids", name)) if name == "input_ids" else name
 
     @staticmethod
     def _contrasts(result: Any) -> bool:
@@ -214,7 +219,7 @@ class Subject:
             return torch.where(chosen < 0, likely, chosen)
         if target is None and positions > 1 and self.kind != "encoder":
             name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
-            ids = self.inputs.arguments.get(name)
+            ids = self.inputs.arguments.get(self._named(name))
             if isinstance(ids, Tensor):
                 ids = ids.to(logits.device)
                 real = self.mask[:, self.first :].to(ids.device)

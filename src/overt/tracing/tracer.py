@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from overt.attaching.api import state_in
 from overt.attaching.settings import temperature_of
 from overt.mechanisms.attention_map import AttentionMap
 from overt.models.seq2seq import Seq2Seq
-from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls
+from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls, stack_of
 from overt.tracing.collect import Collector, collect, sampling
 from overt.tracing.inputs import Inputs, names_of, prepare
 from overt.tracing.mixing.mixing import Mixing, mixing_of
@@ -40,7 +40,7 @@ def trace(
     parts: bool = False,
     samples: int = 0,
     seed: int = 0,
-    stack: str | None = None,
+    stack: str | Mapping[str, str | Sequence[str]] | None = None,
     output: Output | None = None,
     memory: int = 2**30,
 ) -> Trace:
@@ -49,8 +49,10 @@ def trace(
     Works with any Hugging Face model that dispatches its attention, plain or attached, whatever its attention
     implementation; with models built on `torch.nn.MultiheadAttention`; and with Overt's own models. Of these,
     the LSTM translator has only cross-attention, and networks of `overt.vision` attend to pixels, beside
-    convolutions: a trace of them has maps, but neither rollout nor flow. The model is left unchanged, even if
-    an error occurs.
+    convolutions: a trace of them has maps, but neither rollout nor flow. In any other PyTorch model attention
+    is recognised as it runs: scaled_dot_product_attention, flex_attention, multi_head_attention_forward, and
+    a softmax over keys that is next multiplied with values. Compiled models run uncompiled while they are
+    traced. The model is left unchanged, even if an error occurs.
 
     Args:
         model: the model.
@@ -79,7 +81,9 @@ def trace(
         seed: random seed of the samples.
         stack: path of the stack to trace, such as "vision_model", for a model that has several. Networks of
             `overt.vision` have one for each size of their maps, such as "14x14" and "7x7", the first of which
-            is the default.
+            is the default. Where the calls of one chain cannot be inferred, a mapping names them: "encoder",
+            "decoder" or "cross" → paths of the calls, in order, such as `t.paths` has, or of modules that
+            contain them.
         output: extracts the logits from what the model returns, for models that return no `logits`.
         memory: bytes that maps may take, together with the weights of one layer. Where shapes say that they
             would take more, queries and keys are kept in their place, and rows are computed from them, up to
@@ -99,7 +103,8 @@ def trace(
     read = pixel_inputs if attends_to_pixels(model) else prepare
     batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     _check.whole("memory", memory, 1)
-    collector = Collector(kind(heads), parts, stack, Budget(memory, heads, _why_maps(kind, parts, samples)))
+    chosen = stack_of(stack)
+    collector = Collector(kind(heads), parts, chosen, Budget(memory, heads, _why_maps(kind, parts, samples)))
     arguments = _last_logits(model, batch, memory) if output is None and not kind.gradients else None
 
     def score(result: Any) -> Tensor:
@@ -115,7 +120,7 @@ def trace(
         result_trace.outputs = result.logits[:, -1].to("cpu", torch.float32, copy=True)
     del result  # its logits at all positions may be large
     for number in range(samples):
-        draw_collector = Collector(kind(heads), False, stack)
+        draw_collector = Collector(kind(heads), False, chosen)
         with sampling(model, batch, number, seed) as arguments:
             result = collect(model, arguments, draw_collector)
         result_trace.draws.append(
@@ -221,6 +226,9 @@ def everything(model: nn.Module, mixing: str = "attention", samples: int = 20) -
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The model inside the wrappers of torch.compile and data parallelism."""
+    if isinstance(model, torch.jit.ScriptModule):
+        name = getattr(model, "original_name", type(model).__name__)
+        raise ValueError(f"{name} is scripted, and its attention cannot be seen: trace the module behind it")
     for name in ("_orig_mod", "module"):
         inner = model._modules.get(name)
         if inner is not None and type(model).__module__.startswith("torch."):

@@ -1,0 +1,739 @@
+"""Recognising attention in any PyTorch model, while it runs.
+
+Every torch function that a model calls is seen. Three of them are attention: scaled_dot_product_attention,
+flex_attention and multi_head_attention_forward. So is a softmax whose result is next multiplied with values,
+over the keys. What a call is asked, and by which module, is read from its arguments; the weights that follow
+from it are compared with what the call returns, and a call whose mask means something else is refused.
+
+For each tensor, what it was made from is followed as well: which arguments of its layer, and which earlier
+attentions. Queries and keys that are projections of different arguments are those of cross-attention, and
+calls of one chain must each read what the one before has written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from overt.mechanisms.attention import FINITE_HIDDEN
+from overt.mechanisms.call import repeat_heads
+from overt.mechanisms.site import Kind
+from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.origins import (
+    MIXES,
+    NOTHING,
+    UNKNOWN,
+    Origin,
+    Origins,
+    Softmax,
+    earlier,
+    follow,
+    keep,
+    tensors,
+)
+from overt.tracing.products import Letters, letters_of, shown_in, values_back, values_of
+from overt.tracing.running import functions_uncompiled, is_tokenwise
+from overt.tracing.sights import Refusal, asked_of, causal_offset, sight_of, sight_of_torch, visible_of
+
+KNOWN = "scaled_dot_product_attention, flex_attention, multi_head_attention_forward, or a softmax over keys"
+ATTENDS = re.compile(r"attention|flash_attn|attn_func")
+NUMBERED = re.compile(r"(?:^|\.)\d+(?=\.|$)")
+
+
+@dataclass(eq=False)
+class Recognised:
+    """One call of an attention.
+
+    Attributes:
+        path: of the module that made it.
+        kind: "encoder", "decoder" or "cross".
+        weights: (batch, head, query, key).
+        visible: boolean (batch or 1, query, key), or None for all.
+        asked: queries, keys and the mask, where they are known.
+        value: (batch, head, key, dim).
+        output: what the call returned.
+        projection: weight of the projection of its output, where the call projects.
+        sums_to_one: whether rows of visible weights sum to one.
+        signed: whether weights are negative somewhere.
+        token: a number of its own.
+        after: tokens of the calls that its queries were made from; None if unknown.
+        reads: tokens of the calls that its values were made from; None if unknown.
+        refused: why there are no weights; empty if there are.
+    """
+
+    path: str
+    kind: Kind = "encoder"
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    visible: Tensor | None = None
+    asked: Asked | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
+    projection: Tensor | None = None
+    sums_to_one: bool = True
+    signed: bool = False
+    token: int = 0
+    after: frozenset[int] | None = None
+    reads: frozenset[int] | None = None
+    refused: str = ""
+
+
+Edit = Callable[[str, Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class _Frame:
+    """A module that is running.
+
+    Attributes:
+        module: the module.
+        path: its name in the model.
+        ignored: whether its attention is captured in another way.
+        origins: of tensors, by id; shared with the frame below unless the module is a layer.
+        main: the first argument of the layer, among `Origin.states`.
+        attended: whether attention ran in it.
+        made: tokens of the attentions that ran in it.
+    """
+
+    module: nn.Module
+    path: str
+    ignored: bool
+    origins: Origins
+    main: int = 0
+    attended: bool = False
+    made: set[int] = field(default_factory=set)
+
+
+def list_entries(path: str) -> set[str]:
+    """The entries of lists of layers on a path, such as "blocks.3"."""
+    return {path[: found.end()] for found in NUMBERED.finditer(path)}
+
+
+class Recogniser(TorchFunctionMode):
+    """Sees the torch functions that a model calls, and reports those that attend.
+
+    Attributes:
+        report: called with each attention.
+        edit: returns what edits values, if they are edited.
+        values: whether values and outputs are captured.
+        sole: whether a model that attends nowhere is refused.
+        tokenwise: entries of lists of layers that do not attend, and leave each token to itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ignored: set[nn.Module],
+        report: Callable[[Recognised], None],
+        edit: Callable[[], Edit | None],
+        values: bool,
+        sole: str,
+    ) -> None:
+        super().__init__()
+        self.model, self.ignored, self.report, self.edit = model, ignored, report, edit
+        self.values, self.sole = values, sole
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.frames: list[_Frame] = []
+        self.batches: set[int] = set()
+        self.calls: dict[str, None] = {}  # attention-like calls that were seen, in words
+        self.tokenwise: set[str] = set()
+        self.mixing: set[str] = set()
+        self.parameters: set[int] = set()  # where they are stored
+        self.count = 0
+        self.busy = False
+        self.thread = threading.get_ident()
+
+    # modules
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module starts to run."""
+        if self.busy or threading.get_ident() != self.thread:
+            return
+        above = self.frames[-1] if self.frames else None
+        path = self.paths.get(module, "")
+        ignored = module in self.ignored or (above is not None and above.ignored)
+        if above is None and module is self.model:
+            self.batches = _batches(args, kwargs)
+        layer = above is None or path.rpartition(".")[2].isdigit()
+        origins: Origins = {} if above is None or layer else above.origins
+        frame = _Frame(module, path, ignored, origins, 0 if above is None or layer else above.main)
+        if layer and not ignored:
+            for tensor in tensors((args, kwargs)):
+                if tensor.is_floating_point() or above is None:
+                    self.count += 1
+                    below = NOTHING if above is None else earlier(self._origin(tensor, above).states)
+                    keep(origins, tensor, Origin(states=below | {self.count}))
+                    frame.main = frame.main or self.count
+        self.frames.append(frame)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A module has run."""
+        if self.busy or threading.get_ident() != self.thread or not self.frames:
+            return
+        frame = self.frames.pop()
+        above = self.frames[-1] if self.frames else None
+        if above is not None:
+            above.attended |= frame.attended or frame.ignored
+            above.made |= frame.made
+        if output is None:  # it failed, perhaps
+            return
+        if above is not None:
+            states = frozenset().union(*(self._origin(t, above).states for t in tensors((args, kwargs))))
+            for tensor in tensors(output):
+                if frame.origins is not above.origins or self._origin(tensor, above) is UNKNOWN:
+                    known = self._origin(tensor, frame)
+                    made = states | frame.made | earlier(known.states)
+                    keep(above.origins, tensor, replace(known, states=made, sides=None, softmax=None))
+        if not frame.ignored and not frame.attended and self.edit() is None:
+            self._check_tokens(frame, above, args, kwargs, output)
+        if above is None and module is self.model and self.sole and not frame.attended:
+            shown = [*self.calls][:8] + (["…"] if len(self.calls) > 8 else [])
+            seen = f"; calls seen: {', '.join(shown)}" if shown else "; it calls nothing of the kind"
+            raise ValueError(
+                f"{self.sole} cannot be traced: no attention was recognised ({KNOWN} that is next multiplied "
+                f"with values){seen} (overt.rollout and overt.flow take weights from any source)"
+            )
+
+    def _check_tokens(
+        self, frame: _Frame, above: _Frame | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Whether a layer that does not attend leaves each token to itself."""
+        scripted = isinstance(frame.module, torch.jit.ScriptModule)
+        if scripted and above is not None and isinstance(above.module, torch.jit.ScriptModule):
+            return
+        # Those of which this module is all that runs, as far as is known.
+        entries = list_entries(frame.path) - (set() if above is None else list_entries(above.path))
+        if not (entries or scripted):
+            return
+        self.busy = True
+        try:
+            alone = is_tokenwise(frame.module, args, kwargs, output)
+        finally:
+            self.busy = False
+        (self.tokenwise if alone else self.mixing).update(entries)
+        self.tokenwise -= self.mixing
+        if scripted and not alone:
+            name = getattr(frame.module, "original_name", type(frame.module).__name__)
+            reason = f"{name} is scripted, so whether it attends cannot be seen: use the module behind it"
+            self.report(Recognised(frame.path, refused=reason))
+
+    # functions
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """See one call, and make it."""
+        kwargs = kwargs or {}
+        if self.busy or not self.frames or self.frames[-1].ignored or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        reader = READERS.get(func) if name != "flex_attention" else Recogniser.read_flex
+        if reader is not None:
+            return self._read(reader, func, name, args, kwargs)
+        if name in MIXES:
+            return self._maybe_mix(func, name, args, kwargs)
+        result = func(*args, **kwargs)
+        if name.startswith("softmax"):
+            self._start(args, kwargs, result)
+        else:
+            if ATTENDS.search(name) and isinstance(result, Tensor | tuple):
+                self._refuse(name, f"it calls {name}, which is not understood")
+            self._follow(name, args, kwargs, result)
+        return result
+
+    def _origin(self, tensor: Tensor, frame: _Frame | None = None) -> Origin:
+        ref, origin = (frame or self.frames[-1]).origins.get(id(tensor), (None, UNKNOWN))
+        return origin if ref is not None and ref() is tensor else UNKNOWN
+
+    def _note(self, tensor: Tensor, origin: Origin) -> None:
+        keep(self.frames[-1].origins, tensor, origin)
+
+    def _follow(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note what the results were made from."""
+        outs = list(tensors(result))
+        if outs:
+            inputs = [self._origin(tensor) for tensor in tensors((args, kwargs))]
+            for out, origin in follow(name, args, inputs, outs):
+                self._note(out, origin)
+
+    def _start(self, args: Any, kwargs: Any, result: Any) -> None:
+        """A softmax has run."""
+        scores = next(tensors((args, kwargs)), None)
+        if not isinstance(result, Tensor) or scores is None or result.dim() < 2:
+            return
+        self._call("softmax")
+        origin = self._origin(scores)
+        hidden = scores.detach() <= FINITE_HIDDEN
+        shown = ~hidden if bool(hidden.any()) else None
+        axis = kwargs.get("dim", next((arg for arg in args if isinstance(arg, int)), -1))
+        last = axis in (-1, result.dim() - 1)
+        self._note(result, replace(origin, softmax=Softmax(shown, origin.sides, last), sides=None))
+
+    def _call(self, name: str) -> None:
+        self.calls[f"{name} in {self._path()}"] = None
+
+    def _path(self) -> str:
+        return self.frames[-1].path or type(self.model).__name__
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._call(name)
+        self._attended()
+        if self.edit() is None:
+            self.report(Recognised(self._path(), refused=reason))
+
+    def _attended(self) -> int:
+        self.count += 1
+        self.frames[-1].attended = True
+        self.frames[-1].made.add(-self.count)
+        return -self.count
+
+    def _read(self, reader: Any, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """One of torch's attentions."""
+        self._call(name)
+        try:
+            call = reader(self, func, args, kwargs)
+        except Refusal as refusal:
+            self._refuse(name, str(refusal))
+            result = func(*args, **kwargs)
+            self._follow(name, args, kwargs, result)
+            return result
+        return call
+
+    def _finish(self, call: Recognised, made_from: frozenset[int]) -> Tensor:
+        """Report a call, and return its output."""
+        assert call.output is not None
+        call.token = self._attended()
+        call.path = self._path()
+        output = call.output
+        if self.values and output.dim() > 2:  # so that heads are joined without a copy, which is recognised
+            output = call.output = output.transpose(-3, -2).contiguous().transpose(-3, -2)
+        self._note(output, Origin(states=made_from | {call.token}))
+        if self.edit() is None:
+            self.report(call)
+        return output
+
+    def _kind(
+        self,
+        weights: Tensor,
+        visible: Tensor | None,
+        sides: tuple[frozenset[int], frozenset[int]] | None,
+    ) -> Kind:
+        """Self- or cross-attention, and if the first, whether it is causal."""
+        queries, keys = weights.shape[-2:]
+        if sides is None or not (sides[0] or sides[1]):
+            if queries != keys:
+                return "cross"
+        elif not sides[0] & sides[1]:  # one of them may come from elsewhere than the layer's arguments
+            return "cross"
+        if visible is None or keys < 2 or queries != keys:
+            return "encoder"
+        return "encoder" if bool(visible.triu(1).any()) else "decoder"
+
+    # torch's attentions
+
+    def _heads(self, tensor: Tensor, name: str) -> Tensor:
+        """(batch, head, token, dim) of what has no axis of heads, or joins it with the batch."""
+        if tensor.is_nested or type(tensor) not in (Tensor, nn.Parameter):
+            raise Refusal(f"its {name} is a {type(tensor).__name__}, which cannot be read")
+        if tensor.dim() == 4:
+            return tensor
+        if tensor.dim() == 2:
+            return tensor[None, None]
+        if tensor.dim() != 3:
+            raise Refusal(f"its {name} has shape {tuple(tensor.shape)}: (batch, head, token, dim) is known")
+        batch = self._batch_in(tensor.shape[0], tensor)
+        return tensor.reshape(batch, -1, *tensor.shape[1:])
+
+    def _batch_in(self, size: int, values: Tensor) -> int:
+        """How many examples are in an axis of batch × head."""
+        if not self.batches:
+            return size
+        batches = {batch for batch in self.batches if size % batch == 0}
+        if not batches:
+            raise Refusal(self._regrouped(size))
+        reshaped = self._origin(values).reshaped
+        if reshaped is not None and size in reshaped[1]:
+            before, axis = reshaped[0], reshaped[1].index(size)
+            same = len(before) == len(reshaped[1])  # (batch, head · dim) became (batch · head, dim)
+            if axis < len(before) and before[axis] in batches and before[axis] != size:
+                if same or before[axis + 1] != before[axis] or before[axis] == 1:
+                    return before[axis]
+                batches.clear()
+        if size in batches or batches == {1}:
+            return size if size in batches else 1
+        raise Refusal("it joins batch and heads in an order that is not known: trace one example at a time")
+
+    def _regrouped(self, size: int) -> str:
+        module = type(self.frames[-1].module).__name__
+        known = " or ".join(str(batch) for batch in sorted(self.batches))
+        return (
+            f"{module} attends in windows, or regroups its batch in another way (a batch of {size} where the "
+            f"input has {known}): not supported"
+        )
+
+    def _check_batch(self, size: int) -> None:
+        if self.batches and size not in self.batches and self.edit() is None:
+            raise Refusal(self._regrouped(size))
+
+    def read_sdpa(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """torch's scaled dot-product attention."""
+
+        def named(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+        ) -> Tensor:
+            if dropout_p:
+                raise Refusal(f"it drops out in evaluation, too (dropout_p={dropout_p:g})")
+            made = self._made_from(query, key, value)
+            sides = self._origin(query).projected, self._origin(key).projected
+            names = ((query, "query"), (key, "key"), (value, "value"))
+            edit = self.edit()
+            if edit is not None:
+                shape = value.shape
+                value = edit(self._path(), value.view(-1, *shape[-3:]) if len(shape) > 3 else value[:, None])
+                value = value.reshape(shape)
+                options = {"scale": scale, "enable_gqa": enable_gqa}
+                output = func(query, key, value, attn_mask, dropout_p, is_causal, **options)
+                return self._finish(Recognised("", output=output), made)
+            q, k, v = (self._heads(tensor, name) for tensor, name in names)
+            sight = Sight(causal=True) if is_causal else Sight()
+            if attn_mask is not None:
+                offset = causal_offset(attn_mask)
+                sight = Sight(causal=True, offset=offset or 0)
+                sight = sight_of(self._mask(attn_mask, q, k)) if offset is None else sight
+            asked = asked_of(q, k, q.shape[-1] ** -0.5 if scale is None else scale, sight)
+            output = func(*args, **kwargs)
+            call = self._answer(asked, v, output, sides, query)
+            call.reads = self._after(value)
+            return self._finish(call, made)
+
+        return named(*args, **kwargs)
+
+    def _answer(
+        self,
+        asked: Asked,
+        value: Tensor,
+        output: Tensor,
+        sides: tuple[frozenset[int], frozenset[int]],
+        query: Tensor,
+        weights: Tensor | None = None,
+        visible: Tensor | None = None,
+        known: bool = True,
+    ) -> Recognised:
+        """A call with its weights, after comparing what they give with what it returned."""
+        self._check_batch(asked.shape[0])
+        dtype = torch.promote_types(asked.query.dtype, torch.float32)
+        if weights is None:
+            weights, visible = asked.weights(dtype), visible_of(asked)
+        mixed = weights @ repeat_heads(value.expand(weights.shape[0], *value.shape[1:]), weights.shape[1]).to(
+            dtype
+        )
+        mixed = mixed.reshape(output.shape)
+        _check_same(mixed.detach(), output.detach(), weights.detach())
+        if torch.is_grad_enabled() and weights.requires_grad:
+            output = mixed.to(output.dtype)  # through the weights, so that they have gradients
+        call = Recognised("", "encoder", weights, visible, asked if known else None, value, output)
+        call.kind = self._kind(weights, visible, sides)
+        call.after = self._after(query)
+        return call
+
+    def _after(self, *tensors: Tensor) -> frozenset[int] | None:
+        origins = [self._origin(tensor) for tensor in tensors]
+        if all(origin is UNKNOWN for origin in origins):
+            return None
+        return frozenset().union(*(earlier(origin.states) for origin in origins))
+
+    def _made_from(self, *tensors: Tensor) -> frozenset[int]:
+        return frozenset().union(*(self._origin(tensor).states for tensor in tensors))
+
+    def _mask(self, mask: Any, query: Tensor, key: Tensor) -> Tensor:
+        """A mask as (batch or 1, head or 1, query or 1, key)."""
+        if not isinstance(mask, Tensor) or type(mask) not in (Tensor, nn.Parameter) or mask.is_nested:
+            raise Refusal(f"its mask is a {type(mask).__name__}, which cannot be read")
+        if mask.dim() == 3 and query.shape[1] * query.shape[0] == mask.shape[0]:
+            mask = mask.view(query.shape[0], query.shape[1], *mask.shape[1:])
+        while mask.dim() < 4:
+            mask = mask.unsqueeze(0)
+        if mask.dim() != 4:
+            raise Refusal(f"its mask has shape {tuple(mask.shape)}, which cannot be read")
+        whole: Tensor = mask.expand(-1, -1, -1, key.shape[-2])
+        return whole
+
+    def read_flex(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """FlexAttention, as it is called by torch.nn.attention.flex_attention.flex_attention."""
+
+        def named(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            score_mod: Any,
+            block_mask: tuple[Any, ...],
+            scale: float,
+            *others: Any,
+            **more: Any,
+        ) -> Any:
+            del others, more
+            return query, key, value, score_mod, block_mask[-1], scale
+
+        query, key, value, score_mod, mask_mod, scale = named(*args, **kwargs)
+        made = self._made_from(query, key, value)
+        sides = self._origin(query).projected, self._origin(key).projected
+        edit = self.edit()
+        if edit is not None:
+            edited = edit(self._path(), value)
+            result = func(query, key, edited, *args[3:], **kwargs)
+            return (self._finish(Recognised("", output=result[0]), made), *result[1:])
+        plain = asked_of(query, key, scale, Sight())
+        try:
+            shown = _mask_of(mask_mod, plain)
+            scores = plain.scores(torch.promote_types(query.dtype, torch.float32))
+            changed = _modified(score_mod, scores)
+            bias = _modified(score_mod, torch.zeros_like(scores))
+        except Exception as error:
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Refusal(f"its mask_mod or score_mod cannot be read ({line})") from error
+        additive = torch.allclose(changed, scores + bias, atol=1e-5, rtol=1e-5)
+        sight = sight_of(shown)
+        if bool(bias.any()):
+            hidden = torch.where(shown, bias, HIDDEN)
+            sight = Sight(bias=hidden)
+        asked = replace(plain, sight=sight)
+        whole = changed.masked_fill(~shown, HIDDEN)
+        blind = (whole == HIDDEN).all(dim=-1, keepdim=True)
+        weights = whole.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+        visible = None if bool(shown.all()) else shown.any(dim=1).cpu()
+        result = func(*args, **kwargs)
+        call = self._answer(asked, value, result[0], sides, query, weights, visible, additive)
+        call.reads = self._after(value)
+        return (self._finish(call, made), *result[1:])
+
+    def read_multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """torch's functional multi-head attention: its weights are requested of it."""
+        named = inspect.signature(func).bind(*args, **kwargs)
+        named.apply_defaults()
+        given: dict[str, Any] = dict(named.arguments)
+        if given["add_zero_attn"] or given["bias_k"] is not None or given["static_k"] is not None:
+            raise Refusal("bias_k, static_k and add_zero_attn give it keys that are not tokens")
+        if given["training"] and given["dropout_p"]:
+            raise Refusal(f"it drops out in evaluation, too (dropout_p={given['dropout_p']:g})")
+        query, key = given["query"], given["key"]
+        made = self._made_from(query, key, given["value"])
+        need, average = given["need_weights"], given["average_attn_weights"]
+        output, weights = func(**{**given, "need_weights": True, "average_attn_weights": False})
+        unbatched = weights.dim() == 3
+        whole = weights.unsqueeze(0) if unbatched else weights
+        q, k, v = _projected(given, unbatched)
+        edit = self.edit()
+        if edit is not None:
+            v = edit(self._path(), v)
+        if edit is not None or torch.is_grad_enabled() or self.values:
+            joined = (whole @ v).transpose(1, 2).flatten(2)
+            again = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+            output = again[0] if unbatched else again.transpose(0, 1)
+        if edit is None:
+            self._check_batch(whole.shape[0])
+            asked = asked_of(q, k, q.shape[-1] ** -0.5, sight_of_torch(given, whole))
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            apart = (asked.weights(dtype).detach() - whole.detach()).nan_to_num().abs().max()
+            if float(apart) > _tolerance(q.dtype):
+                raise Refusal(f"its weights are not those of its mask (they differ by {float(apart):.1g})")
+            call = Recognised("", "encoder", whole, visible_of(asked), asked, v)
+            call.projection = given["out_proj_weight"]
+            same = key is query or (key.shape == query.shape and torch.equal(key, query))
+            call.kind = self._kind(whole, call.visible, None) if same else "cross"
+            call.after, call.reads = self._after(query), self._after(given["value"])
+            call.path, call.token = self._path(), self._attended()
+            self.report(call)
+            self._note(output, Origin(states=made | {call.token}))
+        if not need:
+            return output, None
+        return output, weights.mean(dim=-3) if average else weights
+
+    # a softmax, times values
+
+    def _maybe_mix(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A product: it may be of weights with values."""
+        factors = list(tensors((args, kwargs)))
+        origins = [self._origin(tensor) for tensor in factors]
+        place = next((n for n, origin in enumerate(origins) if origin.softmax is not None), None)
+        if len(factors) == 2 and place is not None and self._is_made(factors[1 - place]):
+            softmax = origins[place].softmax
+            assert softmax is not None
+            equation = next((arg for arg in args if isinstance(arg, str)), None)
+            try:
+                letters = letters_of(equation, factors, place)
+                if letters is not None:
+                    return self._mix(func, equation, factors, place, softmax, letters)
+            except Refusal as refusal:
+                self._refuse("softmax", str(refusal))
+        result = func(*args, **kwargs)
+        self._follow(name, args, kwargs, result)
+        return result
+
+    def _is_made(self, values: Tensor) -> bool:
+        """Whether values are states of the model, not one of its parameters."""
+        if self._origin(values) is not UNKNOWN:
+            return True
+        if not self.parameters:
+            known = (*self.model.parameters(), *self.model.buffers())
+            self.parameters = {parameter.untyped_storage().data_ptr() for parameter in known}
+        return values.untyped_storage().data_ptr() not in self.parameters
+
+    def _mix(
+        self,
+        func: Any,
+        equation: str | None,
+        factors: list[Tensor],
+        place: int,
+        softmax: Softmax,
+        letters: Letters,
+    ) -> Tensor:
+        """Weights times values."""
+        weights, values = factors[place], factors[1 - place]
+        made = self._made_from(weights, values)
+        order = [letters.weights.index(letter) for letter in letters.rows]
+        rows = weights.permute(order)
+        whole, back = self._as_map(rows, values)
+        value = values_of(values, letters, whole)
+        edit = self.edit()
+        if edit is not None:
+            value = edit(self._path(), value)
+            factors[1 - place] = values_back(value, values, letters)
+        elif torch.is_grad_enabled() and weights.requires_grad:
+            inverse = [order.index(axis) for axis in range(len(order))]
+            factors[place] = whole.reshape(back).permute(inverse)
+        output = func(*([] if equation is None else [equation]), *factors)
+        call = Recognised("", "encoder", whole, None, None, value, output)
+        if edit is None:
+            self._check_batch(whole.shape[0])
+            sums = whole.detach().double().sum(dim=-1)
+            call.sums_to_one = bool(
+                ((sums - 1).abs() < _tolerance(whole.dtype)).logical_or(~(sums > 0)).all()
+            )
+            if not call.sums_to_one and not (softmax.changed and softmax.last):
+                raise Refusal("its softmax is not over the keys whose values it is multiplied with")
+            call.signed = bool((whole.detach() < 0).any())
+            call.visible = shown_in(softmax.shown, whole)
+            sides = softmax.sides
+            if sides is None:  # queries passed through something that is not seen
+                sides = frozenset({self.frames[-1].main}), self._origin(values).projected
+            call.kind = self._kind(whole, call.visible, sides)
+            call.after = None if softmax.sides is None else self._after(weights)
+            call.reads = self._after(values)
+            if not torch.is_grad_enabled():
+                call.weights = whole.nan_to_num(nan=0.0)  # of queries that see no key
+        return self._finish(call, made)
+
+    def _as_map(self, rows: Tensor, values: Tensor) -> tuple[Tensor, torch.Size]:
+        """Weights as (batch, head, query, key), and the shape that they had."""
+        shape = rows.shape
+        if rows.dim() == 2:
+            return rows[None, None], shape
+        if rows.dim() == 3:
+            batch = self._batch_in(shape[0], values)
+            return rows.reshape(batch, shape[0] // batch, *shape[1:]), shape
+        if rows.dim() == 4:
+            return rows.reshape(shape), shape
+        raise Refusal(f"its weights have shape {tuple(shape)}: (batch, head, query, key) is known")
+
+
+READERS: dict[Any, Any] = {
+    F.scaled_dot_product_attention: Recogniser.read_sdpa,
+    torch.ops.aten.scaled_dot_product_attention.default: Recogniser.read_sdpa,
+    F.multi_head_attention_forward: Recogniser.read_multi_head,
+}
+
+
+def _batches(args: Any, kwargs: Any) -> set[int]:
+    """How many examples the model's arguments may hold."""
+    found: set[int] = set()
+    for tensor in tensors((args, kwargs)):
+        if tensor.dim():
+            found.add(tensor.shape[0])
+        if tensor.dim() == 3 and tensor.is_floating_point():
+            found.add(tensor.shape[1])  # (token, batch, width)
+        if tensor.dim() == (2 if tensor.is_floating_point() else 1):
+            found.add(1)  # without a batch
+    return found
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def _check_same(mixed: Tensor, output: Tensor, weights: Tensor) -> None:
+    """Refuse weights that do not give what the call returned, but for queries that see no key."""
+    seeing = (weights.sum(dim=-1) > 0).reshape(output.shape[:-1])
+    apart = (mixed - output.to(mixed.dtype))[seeing].abs()
+    size = output[seeing].abs().max() if apart.numel() else torch.zeros(())
+    if apart.numel() and not float(apart.max()) <= _tolerance(output.dtype) * max(float(size), 1e-3):
+        raise Refusal("its mask cannot be read: the weights that follow from it give another output")
+
+
+def _mask_of(mask_mod: Any, asked: Asked) -> Tensor:
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch, heads, queries, keys = asked.shape
+    shown: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(asked.query.device))
+    return shown
+
+
+def _modified(score_mod: Any, scores: Tensor) -> Tensor:
+    """Scores as a score_mod changes them."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    places = [torch.arange(size, device=scores.device) for size in scores.shape]
+    for axis in (4, 3, 2, 1):
+        in_dims = (0, *(0 if place == axis else None for place in (1, 2, 3, 4)))
+        score_mod = torch.vmap(score_mod, in_dims=in_dims)
+    with TransformGetItemToIndex():
+        changed: Tensor = score_mod(scores, *places)
+    return changed
+
+
+def _projected(given: dict[str, Any], unbatched: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, (batch, head, token, dim), of torch's functional attention."""
+    width, heads = given["embed_dim_to_check"], given["num_heads"]
+    bias = given["in_proj_bias"]
+    if given["use_separate_proj_weight"]:
+        matrices = [given[f"{name}_proj_weight"] for name in "qkv"]
+    else:
+        matrices = list(given["in_proj_weight"].split(width))
+    biases = [None] * 3 if bias is None else list(bias.split(width))
+    found = []
+    for name, matrix, shift in zip(("query", "key", "value"), matrices, biases, strict=True):
+        x = F.linear(given[name], matrix, shift)
+        x = x.unsqueeze(1) if unbatched else x
+        found.append(x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3))
+    return found[0], found[1], found[2]
+
+
+@contextmanager
+def recognising(recogniser: Recogniser) -> Iterator[None]:
+    """Recognise what a model calls inside."""
+    with ExitStack() as stack:
+        for module in recogniser.paths:
+            for handle in (
+                module.register_forward_pre_hook(recogniser.enter, with_kwargs=True),
+                module.register_forward_hook(recogniser.leave, with_kwargs=True, always_call=True),
+            ):
+                stack.callback(handle.remove)
+        stack.enter_context(functions_uncompiled())
+        stack.enter_context(recogniser)
+        yield

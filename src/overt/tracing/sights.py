@@ -1,0 +1,106 @@
+"""Masks in parts: what a mask of torch's means for each query and key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt.mechanisms.attention import FINITE_HIDDEN
+from overt.tracing.asked import HIDDEN, Asked, Sight
+
+
+class Refusal(Exception):  # noqa: N818, turned into a call that is refused
+    """Why a call cannot be read."""
+
+
+def asked_of(query: Tensor, key: Tensor, scale: float, sight: Sight) -> Asked:
+    """Queries and keys, with the batch and the heads that they are expanded to."""
+    batch = max(query.shape[0], key.shape[0])
+    heads = query.shape[1] if query.shape[1] >= key.shape[1] else key.shape[1]
+    if heads % key.shape[1]:
+        raise Refusal(f"its {heads} heads of queries cannot share {key.shape[1]} heads of keys")
+    query = query.expand(batch, heads, -1, -1)
+    if sight.keys is not None:
+        sight = replace(sight, keys=sight.keys.expand(batch, -1))
+    return Asked(query, key.expand(batch, -1, -1, -1), float(scale), sight)
+
+
+def causal_offset(mask: Any) -> int | None:
+    """The offset of torch's own causal masks; None for other masks."""
+    if not type(mask).__module__.startswith("torch.nn.attention.bias"):
+        return None
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
+    if not isinstance(mask, CausalBias):
+        return None
+    lower = mask.variant == CausalVariant.LOWER_RIGHT
+    return int(mask.seq_len_kv - mask.seq_len_q) if lower else 0
+
+
+def sight_of(mask: Tensor) -> Sight:
+    """A mask in parts: which cells are seen, boolean, or what is added to the scores.
+
+    Args:
+        mask: (batch or 1, head or 1, query or 1, key).
+    """
+    if mask.dtype != torch.bool:
+        shown = (mask > FINITE_HIDDEN) | mask.isnan()
+        endless = bool((mask[~shown] == HIDDEN).all())
+        plain = not bool(mask[shown].any()) and (endless or bool(shown.any(dim=-1).all()))
+        # Where nothing is visible, cells that are hidden by a finite number are visible all the same.
+        return sight_of(shown) if plain else Sight(bias=mask)
+    if bool(mask.all()):
+        return Sight()
+    if bool((mask == mask[:, :1]).all()):
+        mask = mask[:, :1]
+    keys = mask.any(dim=-2)[:, 0]  # (batch or 1, key)
+    queries, count = mask.shape[-2:]
+    real = None if bool(keys.all()) else keys
+    if mask.shape[1] == 1:
+        whole = keys[:, None, None, :].expand_as(mask)
+        if torch.equal(mask, whole):
+            return Sight(keys=real)
+        lower = torch.ones(queries, count, dtype=torch.bool, device=mask.device).tril()
+        for causal, offset in (
+            (lower, 0),
+            (lower.new_ones(queries, count).tril(count - queries), count - queries),
+        ):
+            if torch.equal(mask, whole & causal):
+                return Sight(causal=True, offset=offset, keys=real)
+    return Sight(bias=torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, HIDDEN))
+
+
+def visible_of(asked: Asked) -> Tensor | None:
+    """Which cells of a map are visible, boolean (batch or 1, query, key) on the CPU; None for all."""
+    _, _, queries, keys = asked.shape
+    device = asked.query.device
+    seen = asked.sight.shown(torch.arange(queries, device=device), torch.arange(keys, device=device))
+    if asked.sight.bias is not None:
+        shown = (asked.sight.bias > FINITE_HIDDEN).any(dim=1, keepdim=True)
+        seen = shown if seen is None else seen & shown
+    if seen is None:
+        return None
+    return seen[:, 0].expand(-1, queries, -1).cpu()
+
+
+def sight_of_torch(given: dict[str, Any], weights: Tensor) -> Sight:
+    """The masks of torch's functional attention, where True hides."""
+    batch, heads, queries, keys = weights.shape
+    mask, padding = given["attn_mask"], given["key_padding_mask"]
+    whole = torch.zeros(1, 1, 1, keys, dtype=weights.dtype, device=weights.device)
+    if mask is not None:
+        mask = mask.view(batch, heads, queries, keys) if mask.dim() == 3 and len(mask) > 1 else mask
+        mask = mask.view(-1, *mask.shape[-2:]).unsqueeze(0) if mask.dim() < 4 else mask
+        whole = whole + _added(mask, weights.dtype)
+    if padding is not None:
+        whole = whole + _added(padding.view(-1, 1, 1, keys), weights.dtype)
+    return sight_of(whole)
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, HIDDEN)
