@@ -127,7 +127,7 @@ def test_encoder_decoders(source_mask: str | None) -> None:
     check(levels, "rollout", receptive_field=True, atol=1e-11)
 
 
-@pytest.mark.parametrize("block", [1, 40, 333])
+@pytest.mark.parametrize("block", [1, 40])
 def test_blocks_of_any_size_agree(block: int) -> None:
     for name, (sight, _) in SIGHTS.items():
         whole = asked(3, sight)

@@ -316,7 +316,7 @@ def assemble(frame: Frame, collector: Collector) -> Trace:
         paths=[calls[n].path for n in order],
         sums_to_one=all(calls[n].sums_to_one for n in order),
         signed=any(calls[n].signed for n in order),
-        memory=None if collector.budget is None else collector.budget.most,
+        memory=collector.budget.most if collector.budget is not None and collector.budget.states else None,
         subject=frame.subject,
     )
 

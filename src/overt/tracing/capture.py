@@ -215,7 +215,7 @@ def _dispatch(
     if watch is not None and watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor
-    if watch is not None and watch.budget is not None and place is not None:
+    if watch is not None and watch.budget is not None and watch.edit is None and place is not None:
         shape = *query.shape[:3], key.shape[2]
         if watch.budget.wants_states(shape, query.element_size(), _why_eager(module, kwargs)):
             output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs)
