@@ -48,6 +48,10 @@ class Option:
         return value
 
 
+WORKERS = Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False)
+DISCARD_MODELS = Option("keep the numbers of finished trainings, and not their models", False, moves=False)
+
+
 @dataclass(frozen=True)
 class Request:
     """The request for one run.

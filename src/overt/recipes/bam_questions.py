@@ -24,7 +24,18 @@ from overt.mechanisms.bayesian.config import KL_WEIGHT, Bayesian
 from overt.models import mcan
 from overt.models.mcan import NOISE_WAYS, NoiseWay
 from overt.recipes import question_training, regions
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted, rate_of
+from overt.recipes._recipe import (
+    DISCARD_MODELS,
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+    counted,
+    rate_of,
+)
 from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, run_record
@@ -170,9 +181,7 @@ OPTIONS = {
     "workers": Option(
         "trainings side by side; by default 8 on a GPU and 1 on a CPU or of VQA-v2", least=1, moves=False
     ),
-    "discard-models": Option(
-        "keep the numbers of finished trainings, and not their models", False, moves=False
-    ),
+    "discard-models": DISCARD_MODELS,
 }
 
 

@@ -26,7 +26,17 @@ from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
 from overt.recipes import rationale_training
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._recipe import (
+    DISCARD_MODELS,
+    WORKERS,
+    Grid,
+    Option,
+    Outcome,
+    Recipe,
+    Report,
+    Request,
+    cell,
+)
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, stored_result
 from overt.recipes._runs import finish_run, measure_once, run_record
@@ -114,10 +124,8 @@ OPTIONS = {
         "stand-in",
         least=10,
     ),
-    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
-    "discard-models": Option(
-        "keep the numbers of finished trainings, and not their models", False, moves=False
-    ),
+    "workers": WORKERS,
+    "discard-models": DISCARD_MODELS,
 }
 
 

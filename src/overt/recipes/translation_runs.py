@@ -17,7 +17,7 @@ from overt.data.files import data_folder, read_text
 from overt.data.pairs import Corpus
 from overt.judge.bleu import Bleu, detokenise, paired_bootstrap, plain_bleu, tokenise, tokenised_bleu
 from overt.recipes import lstm_training, translation_training
-from overt.recipes._recipe import Option, Outcome, Request
+from overt.recipes._recipe import WORKERS, Option, Outcome, Request
 from overt.recipes._rows import Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
 from overt.recipes._training import (
@@ -45,7 +45,7 @@ OPTIONS = {
     "rows": Option("rows to train, separated by commas; all by default", moves=False),
     "steps": Option("most updates of one training; by default those of the data set", least=1),
     "codes": Option("file of BPE codes; by default those of the data set, or new ones"),
-    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
+    "workers": WORKERS,
 }
 
 

@@ -27,7 +27,7 @@ from overt.data.glue import Splits
 from overt.data.squad import Questions
 from overt.judge.understanding import EXTRA, Score, score
 from overt.recipes import squad_runs, text_training
-from overt.recipes._recipe import Option, Outcome, Request, cell
+from overt.recipes._recipe import DISCARD_MODELS, WORKERS, Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
 from overt.recipes._runs import RESULT, finish_run, processes_of, read_model_config, run_record
 from overt.recipes._training import (
@@ -65,10 +65,8 @@ OPTIONS = {
         "epochs of each training; by default those of the paper, or 5 (SST-2 1, SQuAD 1.1 2, SQuAD 2.0 3)",
         least=1,
     ),
-    "workers": Option("trainings side by side; by default 8 on a GPU and 1 on a CPU", least=1, moves=False),
-    "discard-models": Option(
-        "keep the numbers of finished trainings, and not their models", False, moves=False
-    ),
+    "workers": WORKERS,
+    "discard-models": DISCARD_MODELS,
 }
 
 
