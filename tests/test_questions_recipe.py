@@ -106,9 +106,9 @@ def test_the_rows_are_the_published_ones_with_the_kl_beside_a_sum() -> None:
         "Soft", "NO KL", "LF", "LC", "WF", "WC", "WC k=100", "WC k=10", "WC weight 0.003",
         "question only", "shuffled images",
     ]  # fmt: skip
-    (wc,) = ROWS[WC].mechanisms(64, 100)
+    (wc,) = ROWS[WC].mechanisms(100)
     assert (wc.k, wc.prior_beta, wc.d_mid, wc.kl_weight) == (1000, 1e-6, 20, 1 / 64)
-    (default,) = ROWS["WC weight 0.003"].mechanisms(64, 100)
+    (default,) = ROWS["WC weight 0.003"].mechanisms(100)
     assert default.kl_weight == 0.003 == overt.Bayesian().kl_weight
     # λ = sigmoid(ρ · epoch), with ρ = 0.1: after 7 epochs of 100 updates
     step = torch.tensor(700)
@@ -133,7 +133,7 @@ def test_the_loss_is_a_mean_over_the_batch_plus_the_kl(data: QuestionData, given
     targets = net.targets[:6]
     entropy = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()).sum() / 6
     torch.testing.assert_close(loss, entropy + chain.penalty())
-    weight = 1 / TRAINING.batch / (1 + np.exp(-0.1 * 3 / (36 // 8)))
+    weight = 1 / 64 / (1 + np.exp(-0.1 * 3 / (36 // 8)))
     torch.testing.assert_close(chain.penalty(), weight * chain.kl())
 
 

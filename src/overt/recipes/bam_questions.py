@@ -51,6 +51,7 @@ from overt.recipes._workers import Tell, Throttled
 from overt.recipes.paired import mean_interval
 from overt.recipes.question_training import (
     COVERAGE,
+    PUBLISHED_BATCH,
     SAMPLES,
     THRESHOLDS,
     Condition,
@@ -172,6 +173,7 @@ OPTIONS = {
     "rows": Option("rows to train, separated by commas; by default those of the data set", moves=False),
     "size": Option("of the network: own, which fits the data, or the published small or large", OWN),
     "epochs": Option("epochs of a training; by default 24 of the scenes, else 13", least=1),
+    "batch": Option("questions of a batch; by default 64, as in the paper", least=1),
     "learning-rate": Option("at its peak; by default 3e-4 of the scenes, 5e-4 of DAQUAR, 1e-4 of VQA-v2"),
     "validation": Option("test on the validation part, to choose settings by", False),
     **regions.OPTIONS,
@@ -268,7 +270,7 @@ def plan(data: QuestionData, count: int, options: Mapping[str, Any], way: NoiseW
     """
     settings = PLANS[data.name]
     _check.one_of("--size", options["size"], tuple(NETWORK_SIZES))
-    batch = min(settings["batch"], len(data.train))
+    batch = min(options["batch"] or settings["batch"], len(data.train))
     updates = (options["epochs"] or settings["epochs"]) * Epochs(len(data.train), batch, 1, 0).per_epoch
     network = dict(NETWORK_SIZES[options["size"]] or NETWORKS[data.name])
     if options["features"] is None:
@@ -560,6 +562,8 @@ def deviations(config: Mapping[str, Any]) -> list[str]:
         fitted.append(f"learning rate {training['learning_rate']:g} rather than 1e-4")
     if config["epochs"] != PLANS[vqa.NAME]["epochs"]:
         fitted.append(f"{counted(config['epochs'], 'epoch')} rather than 13")
+    if training["batch"] != PUBLISHED_BATCH:
+        fitted.append(f"batches of {training['batch']} rather than {PUBLISHED_BATCH}")
     if fitted:
         found.append(f"{', '.join(fitted)}, to suit these data")
     found.append(
@@ -633,8 +637,9 @@ def notes_of(outcome: Outcome) -> list[str]:
             )
         )
         + (" The encoder goes on learning in each row." if config["regions"]["finetune"] else ""),
-        "The KL is weighted as published, beside a loss that is summed over the batch, with λ by epochs, but "
-        f"for the row of weight {KL_WEIGHT:g}, our default, which stands beside the mean.",
+        f"The KL is weighted as published, beside a loss that is summed over {PUBLISHED_BATCH} questions, "
+        f"with λ by epochs, but for the row of weight {KL_WEIGHT:g}, our default, which stands beside the "
+        "mean.",
         f"{QUESTION_ONLY}: all regions are zero, and stay so, since there is nothing for noise to disturb: "
         f"its numbers under noise are those without. {SHUFFLED}: every image is another one of its part, in "
         "training and in testing.",

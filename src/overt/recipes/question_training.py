@@ -40,6 +40,7 @@ THRESHOLDS = (0.01, 0.05, 0.1)  # of p-values
 COVERAGE = (0.5, 0.8)
 TEST_REGIONS = {"cpu": 2**14, "cuda": 2**17}  # of all passes that run at once
 TEST_STEPS = 2**30  # steps of the noise in testing, above all of training
+PUBLISHED_BATCH = 64  # questions of a batch that the paper's loss is summed over
 Sees = Literal["image", "nothing", "another"]
 
 
@@ -85,9 +86,9 @@ class QuestionRow:
 
     Attributes:
         mechanism: random weights as published: λ goes by epochs, and the KL stands beside a loss that is
-            summed over the batch.
+            summed over a batch of 64.
         sees: the image; "nothing", regions of zeros; or "another" image, the same in every epoch.
-        beside: the loss that the KL's weight is for: a "sum" over the batch, or a "mean".
+        beside: the loss that the KL's weight is for: a "sum" over the published batch, or a "mean".
     """
 
     mechanism: Bayesian | None = None
@@ -102,10 +103,12 @@ class QuestionRow:
         mechanisms = [] if self.mechanism is None else [self.mechanism]
         return {"mechanisms": settings_of(mechanisms), "sees": self.sees, "beside": self.beside}
 
-    def mechanisms(self, batch: int, per_epoch: int) -> list[Bayesian]:
+    def mechanisms(self, per_epoch: int) -> list[Bayesian]:
         """The mechanisms for a loss that is a mean over the batch, and for λ by updates.
 
-        λ = sigmoid(rho · epoch), where the epoch is a fraction between two of them.
+        Beside a sum, the KL is divided by the published number of questions, whatever the number here: what
+        is minimised does not depend on it. λ = sigmoid(rho · epoch), where the epoch is a fraction between
+        two of them.
         """
         if self.mechanism is None:
             return []
@@ -114,7 +117,7 @@ class QuestionRow:
             replace(
                 self.mechanism,
                 rho=None if rho is None else rho / per_epoch,
-                kl_weight=weight / batch if self.beside == "sum" else weight,
+                kl_weight=weight / PUBLISHED_BATCH if self.beside == "sum" else weight,
             )
         ]
 
@@ -289,7 +292,7 @@ def network(data: QuestionData, width: int, row: QuestionRow, training: Question
         sizes = {"features": width, **training.network}
         return MCAN(len(data.vocabulary), len(data.answers), mechanisms, reduction="mean", **sizes)
 
-    net = made(row.mechanisms(training.batch, per_epoch))
+    net = made(row.mechanisms(per_epoch))
     if net.mechanisms:
         net.load_state_dict(made(()).state_dict(), strict=False)
     net.word_names = ["<pad>", *data.vocabulary.words, "<unk>"]
