@@ -42,31 +42,34 @@ OTHERS = """
 `overt.trace` [recognises attention](trace.md#any-other-pytorch-model) in models that neither transformers nor
 Overt dispatches. Where a package is named, `make test-peers` compares with the weights that the package
 returns itself, in the version of `constraints.txt`; the others are small copies of code, compared with
-weights by hand (`tests/test_recognised.py`).
+weights by hand (`tests/test_recognised.py`). The last column says whether
+[long inputs](trace.md#long-inputs) are traced from queries and keys (`tests/test_recognised_states.py`);
+*maps* means that maps must fit `memory=`.
 
-| model | how it attends | tested on | `overt.trace` |
-|---|---|---|---|
-| nanoGPT | `scaled_dot_product_attention`, `is_causal` | a copy | works |
-| minGPT | softmax, dropout, `@ v` | a copy | works |
-| DINO | softmax, `@ v`, without a mask | a copy | works |
-| torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works |
-| FlexAttention | `flex_attention`, plain or compiled, `block_mask`, `score_mod` | a copy | works |
-| decoders of x-transformers (1) | softmax and `einsum` | x-transformers | works |
-| encoders of x-transformers, padded | the same, or `scaled_dot_product_attention` | x-transformers | works |
-| encoder–decoders and images of x-transformers | softmax and `einsum` | x-transformers | works |
-| talking heads of x-transformers | weights made of those of several heads | x-transformers | refused |
-| memory keys of x-transformers | keys that are not tokens | x-transformers | refused |
-| ESM-2 | softmax and `bmm`, batch and heads in one axis | fair-esm | works |
-| ESM-1b | `multi_head_attention_forward` | fair-esm | works |
-| ESM-1 | `bias_k`, a key that is not a token | fair-esm | refused |
-| MSA Transformer | attention over rows and columns | fair-esm | refused |
-| timm's vision transformers | as DINO or nanoGPT | timm, if it can be imported | not tried |
-| Swin | windows, in the batch | a copy; timm, if it can be imported | refused |
-| a module for each head | softmax and `@ v`, side by side | a copy | refused |
-| scripted models (`torch.jit`) | cannot be seen | a copy | refused |
+| model | how it attends | tested on | `overt.trace` | long inputs |
+|---|---|---|---|---|
+| nanoGPT | `scaled_dot_product_attention`, `is_causal` | a copy | works | works |
+| minGPT | softmax, dropout, `@ v` | a copy | works | maps |
+| DINO | softmax, `@ v`, without a mask | a copy | works | maps |
+| torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works | works |
+| FlexAttention | `flex_attention`, plain or compiled, `block_mask`, `score_mod` | a copy | works | maps |
+| decoders of x-transformers (1) | softmax and `einsum` | x-transformers | works | maps (2) |
+| encoders of x-transformers, padded | the same, or torch's attention | x-transformers | works | maps (2) |
+| encoder–decoders and images of x-transformers | softmax and `einsum` | x-transformers | works | maps |
+| talking heads of x-transformers | weights made of those of several heads | x-transformers | refused |  |
+| memory keys of x-transformers | keys that are not tokens | x-transformers | refused |  |
+| ESM-2 | softmax and `bmm`, batch and heads in one axis | fair-esm | works | maps |
+| ESM-1b | `multi_head_attention_forward` | fair-esm | works | works |
+| ESM-1 | `bias_k`, a key that is not a token | fair-esm | refused |  |
+| MSA Transformer | attention over rows and columns | fair-esm | refused |  |
+| timm's vision transformers | as DINO or nanoGPT | timm, if it can be imported | not tried |  |
+| Swin | windows, in the batch | a copy; timm, if it can be imported | refused |  |
+| a module for each head | softmax and `@ v`, side by side | a copy | refused |  |
+| scripted models (`torch.jit`) | cannot be seen | a copy | refused |  |
 
 - (1) with rotary positions, ALiBi, grouped-query heads, clamped scores, residual scores, normalised queries
   and keys, or feed-forward layers on both sides
+- (2) works with `attn_flash=True`, which calls `scaled_dot_product_attention`; grouped-query heads are tested
 """
 
 Record = tuple[str, str, str]

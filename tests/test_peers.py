@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import overt
+from long_traces import states_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::x_transformers", "ignore::DeprecationWarning")
 
@@ -96,6 +97,17 @@ def test_x_transformers_flash_attention_has_the_maps_of_the_plain_one(xt: Any) -
     close(fused.maps, plain.maps)
 
 
+@pytest.mark.parametrize("kind", ["Encoder", "Decoder"])
+def test_x_transformers_flash_attention_is_traced_from_queries_and_keys(xt: Any, kind: str) -> None:
+    layers = getattr(xt, kind)(**SMALL, **KINDS["grouped queries"], attn_flash=True)
+    model = spread(xt.TransformerWrapper(num_tokens=30, max_seq_len=16, attn_layers=layers))
+    inputs = {"x": IDS, "mask": torch.tensor([[True] * 9, [True] * 5 + [False] * 4])}
+    maps, states = overt.trace(model, inputs), states_of(model, inputs)
+    assert (states.kind, states.paths) == (maps.kind, maps.paths)
+    assert torch.equal(states.mask, maps.mask)
+    close([states.rollout(range(9))], [maps.rollout()])
+
+
 @pytest.mark.parametrize("length", [6, 9], ids=["shorter", "as long as the source"])
 def test_x_transformers_encoder_decoders_have_all_three_kinds_of_map(xt: Any, length: int) -> None:
     sides: dict[str, Any] = {}
@@ -175,6 +187,10 @@ def test_esm_has_the_maps_that_it_returns(esm: Any, make: Any) -> None:
     rows = real[:, None, :, None].expand_as(traced.maps[0])
     close([cells[rows] for cells in traced.maps], [want[:, layer][rows] for layer in range(2)])
     assert traced.outputs is not None
+    if make is esm_1b:
+        states = states_of(model, tokens)
+        assert torch.equal(states.mask, real)
+        close([states.rollout(range(tokens.shape[1]))], [traced.rollout()])
 
 
 def test_esm_models_that_attend_to_more_than_tokens_are_refused(esm: Any) -> None:

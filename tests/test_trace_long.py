@@ -14,11 +14,11 @@ import families
 import overt
 from eager_families import own_eager
 from families import BY_NAME, FAMILIES, Family
+from long_traces import BYTES, states_of
 from overt.tracing.asked import Sight
 from overt.tracing.capture import OWN_EAGER
 from overt.tracing.masks import sight_of
 
-BYTES = 1000  # enough for a row, not for maps
 # One of each kind of layout and mask; the others are like one of these.
 FIRST = {
     "ALBERT",
@@ -38,17 +38,6 @@ PLAIN = [
     for family in FAMILIES
     if family.name not in ("T5", "Gemma 2")
 ]
-
-
-def states_of(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> overt.Trace:
-    """A trace of states, whose results may then be of any size."""
-    found = overt.trace(model, inputs, memory=BYTES, **options)
-    assert found.of_states
-    found.memory = 2**20
-    for group in (found.maps, found.encoder_maps, found.cross):
-        if group:
-            group.most = 2**20  # type: ignore[union-attr]
-    return found
 
 
 def llama(**more: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -154,8 +143,6 @@ def test_what_needs_maps_is_refused_with_the_reason() -> None:
     evolving = overt.attach(model, overt.Evolving(alpha=0.3, beta=0.3))
     refused(evolving, inputs, "Evolving of model.layers.0.self_attn makes its own weights")
     refused(evolving, inputs, "parts are maps", parts=True)
-    torchs = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
-    refused(torchs, {"src": torch.randn(2, 20, 16)}, "self_attn is traced by its weights")
 
 
 def test_a_bayesian_model_is_traced_at_the_mean_of_its_weights() -> None:

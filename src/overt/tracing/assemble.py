@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt.tracing.asked import HIDDEN
 from overt.tracing.capture import FUSED, CapturedAttention
 from overt.tracing.collect import Collector, Stack, is_at
 from overt.tracing.inputs import Inputs, picture_of
@@ -227,11 +226,10 @@ def _chain_in(stack: Stack | None, call: CapturedAttention) -> str:
 def _causal(call: CapturedAttention) -> bool:
     """Whether a map is causal: by its mask if there is one, otherwise by the kind of its module."""
     seen = call.visible
-    if call.asked is not None and call.of_states:
-        sight, (_, _, queries, keys) = call.asked.sight, call.asked.shape
-        if queries == keys > 1 and sight.bias is None:
-            return sight.causal
-        seen = None if sight.bias is None else (sight.bias > HIDDEN).any(dim=1)
+    if call.asked is not None and call.of_states and call.asked.shape[2] == call.asked.shape[3] > 1:
+        from overt.tracing.asking import hides_later
+
+        return hides_later(call.asked)
     if seen is None or seen.shape[-1] != seen.shape[-2] or seen.shape[-1] < 2:
         return call.kind == "decoder"
     return not bool(seen.triu(1).any())
@@ -373,8 +371,11 @@ def _token_axis(
             if call is not None and call.visible is not None:
                 # A key that no query sees is padding.
                 mask = mask & call.visible.any(dim=-2)
-            elif call is not None and call.asked is not None and call.asked.sight.keys is not None:
-                mask = mask & call.asked.sight.keys.cpu()
+            elif call is not None and call.of_states and call.asked is not None:
+                from overt.tracing.asking import keys_seen
+
+                seen = keys_seen(call.asked.sight)
+                mask = mask if seen is None else mask & seen
         if of_image and inputs.grid is not None:
             words, special = _patch_names(batch, length, inputs.grid)
         if words is None or len(words) != batch or any(len(names) != length for names in words):

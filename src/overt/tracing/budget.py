@@ -45,10 +45,16 @@ class Budget:
         batch, heads, queries, keys = shape
         return batch * queries * keys * CELL * (heads if self.heads else 1)
 
-    def needed(self, shape: Shape, cell: int) -> int:
-        """What maps take if all attentions to come have this shape, with weights of `cell` bytes each."""
+    def needed(self, shape: Shape, cell: int, alone: bool = False) -> int:
+        """What maps take if all attentions to come have this shape, with weights of `cell` bytes each.
+
+        Args:
+            shape: of a map.
+            cell: bytes of a weight.
+            alone: count no other attention to come; they leave states.
+        """
         batch, heads, queries, keys = shape
-        left = max(1, self.attentions - self.calls)
+        left = 1 if alone else max(1, self.attentions - self.calls)
         return self.kept + left * self.map_bytes(shape) + batch * heads * queries * keys * cell
 
     def wants_states(self, shape: Shape, cell: int, why_maps: str | None = None) -> bool:
@@ -59,16 +65,34 @@ class Budget:
             cell: bytes of one of its weights.
             why_maps: why this call cannot, as a clause; None if it can.
         """
-        needed = self.needed(shape, cell)
-        if not self.states and needed <= self.most:
+        if not self.is_over(shape, cell):
             return False
         self.states = True
         if reason := self.why_maps or why_maps:
-            raise ValueError(
-                f"maps would take {needed:,} bytes, over memory={self.most:,}, and queries and keys cannot "
-                f"take their place: {reason}; give memory={needed}"
-            )
+            raise self._refusal(self.needed(shape, cell), reason)
         return True
+
+    def is_over(self, shape: Shape, cell: int) -> bool:
+        """Whether there is no room for a call's map, or earlier calls left states already."""
+        return self.states or self.needed(shape, cell) > self.most
+
+    def check_map(self, shape: Shape, cell: int, why_maps: str) -> None:
+        """Refuse a call that leaves its map, and can leave nothing else, where maps would not fit.
+
+        Args:
+            shape: of its map.
+            cell: bytes of one of its weights.
+            why_maps: why it leaves no states, as a clause.
+        """
+        needed = self.needed(shape, cell, alone=self.states)
+        if needed > self.most:
+            raise self._refusal(needed, self.why_maps or why_maps)
+
+    def _refusal(self, needed: int, reason: str) -> ValueError:
+        return ValueError(
+            f"maps would take {needed:,} bytes, over memory={self.most:,}, and queries and keys cannot "
+            f"take their place: {reason}; give memory={needed}"
+        )
 
     def kept_map(self, shape: Shape) -> None:
         """Count a call that left a map."""

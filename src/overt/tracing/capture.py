@@ -28,12 +28,12 @@ from overt.attaching.plain import split_mask
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import wanting_maps
-from overt.mechanisms.call import repeat_heads
+from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 from overt.models.augmented_conv import AugmentedConv2d
-from overt.tracing.asked import Asked, Sight
+from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class CapturedAttention:
         token: a number of its own among recognised calls; 0 for others.
         after: tokens of the calls that its queries were made from; None if unknown.
         reads: tokens of the calls that its values were made from; None if unknown.
+        why_maps: why queries and keys cannot take the place of its weights, as a clause; empty if unknown.
         refused: why it has no weights; empty if it has.
         number: its place among the traced calls of the pass.
     """
@@ -104,6 +105,7 @@ class CapturedAttention:
     token: int = 0
     after: frozenset[int] | None = None
     reads: frozenset[int] | None = None
+    why_maps: str = ""
     refused: str = ""
     number: int = -1
 
@@ -121,6 +123,7 @@ class CapturedAttention:
 
 Seen = Callable[[CapturedAttention], None]
 Edit = Callable[[str, Tensor], Tensor]
+Inside = Callable[[str, str], bool]
 
 
 @dataclass(eq=False)
@@ -134,6 +137,7 @@ class Watch:
         edit: if set, takes an attention's path and its values, (batch, head, key, dim), and returns the
             values to mix instead; there are no callbacks while it is set.
         budget: decides between maps and states; None for maps.
+        inside: whether the call at a path, in a chain, is traced; others need not be captured.
     """
 
     seen: Seen
@@ -141,6 +145,7 @@ class Watch:
     parts: bool
     edit: Edit | None = None
     budget: Budget | None = None
+    inside: Inside = lambda *_: True
     # By the storage of their output, until it is projected; holding the output keeps its memory from reuse.
     waiting: dict[int, tuple[CapturedAttention, Tensor]] = field(default_factory=dict)
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → PEFT's wrapper around it
@@ -151,6 +156,19 @@ class Watch:
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
+
+    def expect(self, path: str) -> None:
+        """Count an attention that is to run."""
+        if self.budget is not None and self.inside(path, _chain(path)):
+            self.budget.attentions += 1
+
+    def wants_states(self, path: str, shape: tuple[int, ...], cell: int, why_maps: str | None = None) -> bool:
+        """Whether a call is to leave queries and keys; an error where it should and cannot."""
+        if self.budget is None or self.edit is not None:
+            return False
+        if self.inside(path, _chain(path)):
+            return self.budget.wants_states(shape, cell, why_maps)
+        return not (why_maps or self.budget.why_maps) and self.budget.is_over(shape, cell)
 
     def check_rows(self) -> None:
         """Refuse maps that were made row by row, but not to the end."""
@@ -180,23 +198,36 @@ class Watch:
             self.masks[id(mask)] = known
         return known[1]
 
+    def fitting(self, path: str, sight: Sight) -> Sight:
+        """The same, if what a mask has besides its parts fits the budget; an error otherwise."""
+        if sight.bias is not None and self.budget is not None:
+            check_bytes(
+                f"the mask of {path}, which is more than padding, causality and a causal window,",
+                sight.bias.numel() * sight.bias.element_size(),
+                self.budget.most,
+                "give more memory=…",
+            )
+        return sight
+
     def sight(self, path: str, mask: Tensor, queries: int, keys: int) -> Sight:
         """A mask from transformers in parts, computed once for the layers that share it."""
         from overt.tracing.masks import sight_of
 
         known = self.sights.get(id(mask))
         if known is None or known[0] is not mask:
-            sight = sight_of(mask.detach(), queries, keys)
-            if sight.bias is not None and self.budget is not None:
-                check_bytes(
-                    f"the mask of {path}, which is more than padding, causality and a causal window,",
-                    sight.bias.numel() * sight.bias.element_size(),
-                    self.budget.most,
-                    "give more memory=…",
-                )
-            known = mask, sight
+            known = mask, self.fitting(path, sight_of(mask.detach(), queries, keys))
             self.sights[id(mask)] = known
         return known[1]
+
+    def sight_of_call(self, path: str, call: AttentionCall) -> Sight:
+        """What one of Overt's own attentions shows, in parts; its masks are kept whole if they fit."""
+        queries, keys = call.shape[2:]
+        seen, bias = call.seen, call.bias
+        if call.mask is not None:
+            bias = torch.zeros((), device=call.mask.device) if bias is None else bias
+            bias = torch.where(call.mask, bias, HIDDEN)
+        sight = Sight(seen.causal, keys - queries if seen.causal else 0, None, seen.key_visible, bias)
+        return self.fitting(path, sight)
 
 
 _thread_state = threading.local()
@@ -326,6 +357,7 @@ def watching(
     parts: bool = False,
     edits: bool = False,
     budget: Budget | None = None,
+    inside: Inside = lambda *_: True,
 ) -> Iterator[Watch]:
     """Call `seen` for each attention of a model that runs inside, in evaluation mode.
 
@@ -336,8 +368,9 @@ def watching(
         parts: also capture the parts of mechanisms that expose them.
         edits: whether values will be edited.
         budget: decides between maps and states; None for maps.
+        inside: whether the call at a path, in a chain, is traced; others need not be captured.
     """
-    watch = Watch(seen, values, parts, budget=budget)
+    watch = Watch(seen, values, parts, budget=budget, inside=inside)
     # One trace at a time: configs, hooks and torch's fast path belong to all threads.
     with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -461,7 +494,7 @@ def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: b
 
     def report(found: Recognised) -> None:
         call = CapturedAttention(found.path, _chain(found.path), found.kind, found.weights, found.visible)
-        call.asked, call.refused = found.asked, found.refused
+        call.asked, call.why_maps, call.refused = found.asked, found.why_maps, found.refused
         call.token, call.after, call.reads = found.token, found.after, found.reads
         call.sums_to_one, call.signed = found.sums_to_one, found.signed
         if found.output is None or found.value is None:
@@ -471,7 +504,14 @@ def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: b
             _projected_later(watch, call, found.value, found.output)
 
     recogniser = Recogniser(
-        model, known, report, lambda: watch.edit, watch.values, "" if traceable else name_of(model)
+        model,
+        known,
+        report,
+        lambda: watch.edit,
+        watch.values,
+        "" if traceable else name_of(model),
+        watch.budget,
+        lambda path: watch.inside(path, _chain(path)),
     )
     recogniser.tokenwise = watch.tokenwise
     stack.enter_context(recognising(recogniser))
@@ -509,16 +549,11 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
         *more: Any,
     ) -> Any:
         """Torch's attention, where queries and keys are kept."""
-        budget, heads = watch.budget, query.shape[1]
-        shape = *query.shape[:3], key.shape[2]
+        heads, shape = query.shape[1], (*query.shape[:3], key.shape[2])
         why = acting or (
             "it has a softcap or a bias of positions" if any(x is not None for x in more[1:]) else None
         )
-        if (
-            budget is None
-            or watch.edit is not None
-            or not budget.wants_states(shape, query.element_size(), why)
-        ):
+        if not watch.wants_states(name, shape, query.element_size(), why):
             return run(query, key, value, mask, current, scaling, *more)
         module._site_of_this_call(query, key, current)
         mask = None if mask is None else mask[..., : key.shape[2]]
@@ -531,15 +566,19 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
         return output.transpose(1, 2).contiguous(), None
 
     kind, run = module.kind, module.forward
-    layers = [] if module.map is None else module.map.layers
-    changing = sorted({layer.name for layer in layers if not layer.mean_is_softmax})
-    acting = f"{' and '.join(changing)} of {name} makes its own weights of them" if changing else None
+    acting = _acting(name, module.map)
     if watch.budget is not None:
         object.__setattr__(module, "forward", forward)
         stack.callback(object.__delattr__, module, "forward")
-        watch.budget.attentions += 1
+        watch.expect(name)
     stack.enter_context(_hook(module.register_forward_pre_hook(before)))
     stack.enter_context(_hook(module.register_forward_hook(look)))
+
+
+def _acting(path: str, map: AttentionMap | None) -> str | None:
+    """Which mechanisms make weights that are no softmax, as a clause; None if none do."""
+    changing = sorted({layer.name for layer in (map.layers if map else ()) if not layer.mean_is_softmax})
+    return f"{' and '.join(changing)} of {path} makes its own weights of them" if changing else None
 
 
 def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitStack, edits: bool) -> None:
@@ -573,6 +612,23 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
             call.output = module.out_proj.weight
         watch.seen(call)
 
+    def attend(call: AttentionCall, current: Any, *reasons: str | None) -> Tensor | None:
+        """Torch's attention, where queries and keys are kept."""
+        why = acting or ("scores are more than products" if call.logits is not None else None)
+        if not watch.wants_states(path, call.shape, call.query.element_size(), why):
+            return run(call, current, *reasons)
+        from overt.tracing.asking import attended
+
+        current.claim(call.site, module.map)
+        asked = Asked(call.query, call.key, call.scale, watch.sight_of_call(path, call))
+        watch.seen(CapturedAttention(path, chain, kind, torch.empty(0), asked=asked))
+        return attended(asked, call.value)
+
+    acting, run = _acting(path, module.map), module.map.attend
+    if watch.budget is not None:
+        object.__setattr__(module.map, "attend", attend)
+        stack.callback(object.__delattr__, module.map, "attend")
+        watch.expect(path)
     project = module._project
     stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True)))
     stack.enter_context(_hook(module.map.register_forward_hook(look)))
@@ -633,17 +689,46 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
     if module.add_zero_attn or module.bias_k is not None:
         raise ValueError(f"{path}: add_bias_kv and add_zero_attn add keys that are not tokens: not supported")
     chain = _chain(path)
-    requests: list[tuple[bool, bool]] = []
+    requests: list[tuple[bool, bool] | None] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        query = named["query"]
+        axis = 0 if module.batch_first else 1
+        batch = query.shape[axis] if query.dim() == 3 else 1
+        tokens = [named[name].shape[1 - axis if query.dim() == 3 else 0] for name in ("query", "key")]
+        if watch.wants_states(path, (batch, module.num_heads, *tokens), query.element_size()):
+            requests.append(None)
+            return (), named
         requests.append((named.get("need_weights", True), named.get("average_attn_weights", True)))
         return (), {**named, "need_weights": True, "average_attn_weights": False}
+
+    def ask(kwargs: dict[str, Any], mixed: Tensor) -> None:
+        """Report queries and keys."""
+        from overt.tracing.asking import hides_later, sight_of_torch_in_parts
+        from overt.tracing.recognised import asked_of_torch, shape_of_torch
+        from overt.tracing.sights import Refusal
+
+        turned = module.batch_first and mixed.dim() == 3
+        given = _arguments_of_torch(module, kwargs, turned)
+        sight = watch.fitting(path, sight_of_torch_in_parts(given, shape_of_torch(given)))
+        try:
+            asked = asked_of_torch(given, sight, mixed.transpose(0, 1) if turned else mixed)
+        except Refusal as refusal:
+            raise ValueError(f"{path} cannot be traced: {refusal}") from None
+        query, key = kwargs["query"], kwargs["key"]
+        same = key is query or (key.shape == query.shape and torch.equal(key, query))
+        kind: Kind = "cross" if not same else "decoder" if hides_later(asked) else "encoder"
+        watch.seen(CapturedAttention(path, chain, kind, torch.empty(0), asked=asked))
 
     def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         del args
         mixed, weights = output
-        need, average = requests.pop()
+        request = requests.pop()
+        if request is None:
+            ask(kwargs, mixed)
+            return output
+        need, average = request
         unbatched = weights.dim() == 3
         whole = weights.unsqueeze(0) if unbatched else weights
         query, key = kwargs["query"], kwargs["key"]
@@ -671,9 +756,28 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
             return mixed, None
         return mixed, weights.mean(dim=-3) if average else weights
 
+    watch.expect(path)
     stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
     stack.enter_context(_hook(module.register_forward_hook(look, with_kwargs=True)))
     stack.enter_context(_slow_path())
+
+
+def _arguments_of_torch(module: nn.MultiheadAttention, given: dict[str, Any], turned: bool) -> dict[str, Any]:
+    """Those that torch's functional attention gets from a module."""
+    states = {name: given[name].transpose(0, 1) if turned else given[name] for name in ARGUMENTS[:3]}
+    return {
+        **states,
+        "embed_dim_to_check": module.embed_dim,
+        "num_heads": module.num_heads,
+        "in_proj_weight": module.in_proj_weight,
+        "in_proj_bias": module.in_proj_bias,
+        "use_separate_proj_weight": module.in_proj_weight is None,
+        **{f"{name}_proj_weight": getattr(module, f"{name}_proj_weight", None) for name in "qkv"},
+        "out_proj_weight": module.out_proj.weight,
+        "out_proj_bias": module.out_proj.bias,
+        "attn_mask": given.get("attn_mask"),
+        "key_padding_mask": given.get("key_padding_mask"),
+    }
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Collector:
         """Receive one attention."""
         self.stacks[call.chain] = None
         self.seen[call.path] = None
-        if not self._inside(call):
+        if not self.inside(call.path, call.chain):
             return
         if call.refused:
             raise ValueError(f"{call.path} cannot be traced: {call.refused}")
@@ -76,8 +76,8 @@ class Collector:
             self.parts.append({})
             return
         if self.budget is not None:
-            cell = call.weights.element_size()
-            self.budget.wants_states(call.weights.shape, cell, f"{call.path} is traced by its weights")
+            why = call.why_maps or f"{call.path} is traced by its weights"
+            self.budget.check_map(call.weights.shape, call.weights.element_size(), why)
             self.budget.kept_map(call.weights.shape)
         if call.recurrent or call.grid is not None:
             self._check_weights_only(call)
@@ -89,11 +89,11 @@ class Collector:
         self.maps.append(None if cells is None else self._check_map(call.number, cells))
         self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
 
-    def _inside(self, call: CapturedAttention) -> bool:
+    def inside(self, path: str, chain: str) -> bool:
         """Whether a call belongs to what is traced."""
         if not isinstance(self.stack, Mapping):
-            return self.stack in (None, call.chain) or (call.path + ".").startswith(f"{self.stack}.")
-        return any(is_at(call.path, place) for places in self.stack.values() for place in places)
+            return self.stack in (None, chain) or (path + ".").startswith(f"{self.stack}.")
+        return any(is_at(path, place) for places in self.stack.values() for place in places)
 
     def _check_weights_only(self, call: CapturedAttention) -> None:
         """Refuse what needs more of an attention than its weights."""
@@ -192,6 +192,7 @@ def collect(
                 parts=collector.with_parts,
                 edits=mixing.edits,
                 budget=collector.budget,
+                inside=collector.inside,
             )
         )
         collector.tokenwise = watch.tokenwise

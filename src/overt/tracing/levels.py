@@ -47,7 +47,7 @@ class MapLevel:
 
     def apply(self, rows: Tensor) -> Tensor:
         """A product with the map."""
-        return rows @ self.cells
+        return rows.to(self.cells.device) @ self.cells
 
 
 @dataclass(frozen=True, eq=False)

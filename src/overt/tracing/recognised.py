@@ -3,7 +3,8 @@
 Every torch function that a model calls is seen. Three of them are attention: scaled_dot_product_attention,
 flex_attention and multi_head_attention_forward. So is a softmax whose result is next multiplied with values,
 over the keys. What a call is asked, and by which module, is read from its arguments; the weights that follow
-from it are compared with what the call returns, and a call whose mask means something else is refused.
+from it are compared with what the call returns, and a call whose mask means something else is refused. Where
+maps would not fit the budget, queries and keys are reported without weights, and some rows are compared.
 
 For each tensor, what it was made from is followed as well: which arguments of its layer, and which earlier
 attentions. Queries and keys that are projections of different arguments are those of cross-attention, and
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,17 @@ from overt.mechanisms.attention import FINITE_HIDDEN
 from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.site import Kind
 from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.asking import (
+    check_same,
+    hides_later,
+    mixed_rows,
+    sight_in_parts,
+    sight_of_torch_in_parts,
+    some_rows,
+    tolerance,
+    unrepeated,
+)
+from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
     MIXES,
     NOTHING,
@@ -45,6 +57,9 @@ from overt.tracing.products import Letters, letters_of, shown_in, values_back, v
 from overt.tracing.running import functions_uncompiled, is_tokenwise
 from overt.tracing.sights import Refusal, asked_of, causal_offset, sight_of, sight_of_torch, visible_of
 
+if TYPE_CHECKING:
+    from overt.tracing.budget import Budget
+
 KNOWN = "scaled_dot_product_attention, flex_attention, multi_head_attention_forward, or a softmax over keys"
 ATTENDS = re.compile(r"attention|flash_attn|attn_func")
 NUMBERED = re.compile(r"(?:^|\.)\d+(?=\.|$)")
@@ -57,7 +72,7 @@ class Recognised:
     Attributes:
         path: of the module that made it.
         kind: "encoder", "decoder" or "cross".
-        weights: (batch, head, query, key).
+        weights: (batch, head, query, key); empty where queries and keys are kept instead.
         visible: boolean (batch or 1, query, key), or None for all.
         asked: queries, keys and the mask, where they are known.
         value: (batch, head, key, dim).
@@ -68,6 +83,7 @@ class Recognised:
         token: a number of its own.
         after: tokens of the calls that its queries were made from; None if unknown.
         reads: tokens of the calls that its values were made from; None if unknown.
+        why_maps: why queries and keys cannot take the place of its weights, as a clause; empty if they can.
         refused: why there are no weights; empty if there are.
     """
 
@@ -84,6 +100,7 @@ class Recognised:
     token: int = 0
     after: frozenset[int] | None = None
     reads: frozenset[int] | None = None
+    why_maps: str = ""
     refused: str = ""
 
 
@@ -126,6 +143,8 @@ class Recogniser(TorchFunctionMode):
         edit: returns what edits values, if they are edited.
         values: whether values and outputs are captured.
         sole: whether a model that attends nowhere is refused.
+        budget: decides between maps and states; None for maps.
+        inside: whether the call at a path is traced; of others, nothing but the path is reported.
         tokenwise: entries of lists of layers that do not attend, and leave each token to itself.
     """
 
@@ -137,10 +156,14 @@ class Recogniser(TorchFunctionMode):
         edit: Callable[[], Edit | None],
         values: bool,
         sole: str,
+        budget: Budget | None = None,
+        inside: Callable[[str], bool] = lambda _: True,
     ) -> None:
         super().__init__()
         self.model, self.ignored, self.report, self.edit = model, ignored, report, edit
-        self.values, self.sole = values, sole
+        self.values, self.sole, self.budget, self.inside = values, sole, budget, inside
+        self.expected: set[tuple[type[nn.Module], str]] = set()  # kinds of attentions that were counted
+        self.sights: dict[int, tuple[Tensor, Sight]] = {}  # by masks, which layers may share
         self.paths = {module: path for path, module in model.named_modules()}
         self.frames: list[_Frame] = []
         self.batches: set[int] = set()
@@ -329,14 +352,74 @@ class Recogniser(TorchFunctionMode):
     ) -> Kind:
         """Self- or cross-attention, and if the first, whether it is causal."""
         queries, keys = weights.shape[-2:]
-        if sides is None or not (sides[0] or sides[1]):
-            if queries != keys:
-                return "cross"
-        elif not sides[0] & sides[1]:  # one of them may come from elsewhere than the layer's arguments
+        if _across(sides, queries == keys):
             return "cross"
         if visible is None or keys < 2 or queries != keys:
             return "encoder"
         return "encoder" if bool(visible.triu(1).any()) else "decoder"
+
+    # states
+
+    def _wants_states(self, shape: tuple[int, ...], cell: int, why_maps: str | None = None) -> bool:
+        """Whether a call is to leave queries and keys; an error where it should and cannot."""
+        if self.budget is None or self.edit() is not None:
+            return False
+        self._expect()
+        return self.budget.wants_states(shape, cell, why_maps)
+
+    def _expect(self) -> None:
+        """Count the calls to come: modules like this one, at paths that differ in the number of a layer."""
+        frame = self.frames[-1]
+        kind = type(frame.module), NUMBERED.sub(".#", frame.path)
+        if self.budget is None or kind in self.expected:
+            return
+        self.expected.add(kind)
+        alike = [
+            path
+            for path, module in self.model.named_modules(remove_duplicate=False)
+            if (type(module), NUMBERED.sub(".#", path)) == kind and self.inside(path)
+        ]
+        self.budget.attentions += max(1, len(alike))
+
+    def _states(
+        self,
+        asked: Asked,
+        value: Tensor,
+        output: Tensor,
+        sides: tuple[frozenset[int], frozenset[int]],
+        query: Tensor,
+    ) -> Recognised:
+        """A call without its weights, after comparing what some of them give with what it returned."""
+        self._check_batch(asked.shape[0])
+        rows = some_rows(asked)
+        mixed, weights = mixed_rows(asked, value.expand(asked.shape[0], *value.shape[1:]), rows)
+        check_same(mixed, output.reshape(*asked.shape[:3], -1)[:, :, rows], weights)
+        call = Recognised("", asked=asked, output=output)
+        _, _, queries, keys = asked.shape
+        if _across(sides, queries == keys):
+            call.kind = "cross"
+        elif hides_later(asked):
+            call.kind = "decoder"
+        call.after = self._after(query)
+        return call
+
+    def _in_parts(self, mask: Tensor, whole: Tensor, queries: int, keys: int) -> Sight:
+        """A mask in parts, computed once for the layers that share it; it may be kept whole if it fits."""
+        known = self.sights.get(id(mask))
+        if known is None or known[0] is not mask:
+            known = mask, self._fitting(sight_in_parts(whole, queries, keys))
+            self.sights[id(mask)] = known
+        return known[1]
+
+    def _fitting(self, sight: Sight) -> Sight:
+        if sight.bias is not None and self.budget is not None:
+            check_bytes(
+                f"the mask of {self._path()}, which is more than padding, causality and a causal window,",
+                sight.bias.numel() * sight.bias.element_size(),
+                self.budget.most,
+                "give more memory=…",
+            )
+        return sight
 
     # torch's attentions
 
@@ -411,15 +494,23 @@ class Recogniser(TorchFunctionMode):
                 options = {"scale": scale, "enable_gqa": enable_gqa}
                 output = func(query, key, value, attn_mask, dropout_p, is_causal, **options)
                 return self._finish(Recognised("", output=output), made)
+            if not self.inside(self._path()):
+                return self._finish(Recognised("", output=func(*args, **kwargs)), made)
             q, k, v = (self._heads(tensor, name) for tensor, name in names)
+            scaling = q.shape[-1] ** -0.5 if scale is None else scale
+            cells = asked_of(q, k, scaling, Sight()).shape
+            states = self._wants_states(cells, torch.promote_types(q.dtype, torch.float32).itemsize)
             sight = Sight(causal=True) if is_causal else Sight()
             if attn_mask is not None:
                 offset = causal_offset(attn_mask)
                 sight = Sight(causal=True, offset=offset or 0)
-                sight = sight_of(self._mask(attn_mask, q, k)) if offset is None else sight
-            asked = asked_of(q, k, q.shape[-1] ** -0.5 if scale is None else scale, sight)
+                if offset is None:
+                    mask = self._mask(attn_mask, q, k)
+                    sight = self._in_parts(attn_mask, mask, *cells[2:]) if states else sight_of(mask)
+            asked = asked_of(q, unrepeated(k) if states else k, scaling, sight)
             output = func(*args, **kwargs)
-            call = self._answer(asked, v, output, sides, query)
+            answer = self._states if states else self._answer
+            call = answer(asked, v, output, sides, query)
             call.reads = self._after(value)
             return self._finish(call, made)
 
@@ -445,7 +536,7 @@ class Recogniser(TorchFunctionMode):
             dtype
         )
         mixed = mixed.reshape(output.shape)
-        _check_same(mixed.detach(), output.detach(), weights.detach())
+        check_same(mixed.detach(), output.detach(), weights.detach())
         if torch.is_grad_enabled() and weights.requires_grad:
             output = mixed.to(output.dtype)  # through the weights, so that they have gradients
         call = Recognised("", "encoder", weights, visible, asked if known else None, value, output)
@@ -499,7 +590,13 @@ class Recogniser(TorchFunctionMode):
             edited = edit(self._path(), value)
             result = func(query, key, edited, *args[3:], **kwargs)
             return (self._finish(Recognised("", output=result[0]), made), *result[1:])
+        if not self.inside(self._path()):
+            result = func(*args, **kwargs)
+            return (self._finish(Recognised("", output=result[0]), made), *result[1:])
         plain = asked_of(query, key, scale, Sight())
+        dense = "flex_attention runs uncompiled while it is traced, and makes all weights itself"
+        cell = torch.promote_types(query.dtype, torch.float32).itemsize
+        self._wants_states(plain.shape, cell, f"{dense} ({self._path()})")
         try:
             shown = _mask_of(mask_mod, plain)
             scores = plain.scores(torch.promote_types(query.dtype, torch.float32))
@@ -520,7 +617,7 @@ class Recogniser(TorchFunctionMode):
         visible = None if bool(shown.all()) else shown.any(dim=1).cpu()
         result = func(*args, **kwargs)
         call = self._answer(asked, value, result[0], sides, query, weights, visible, additive)
-        call.reads = self._after(value)
+        call.reads, call.why_maps = self._after(value), dense
         return (self._finish(call, made), *result[1:])
 
     def read_multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -535,6 +632,13 @@ class Recogniser(TorchFunctionMode):
         query, key = given["query"], given["key"]
         made = self._made_from(query, key, given["value"])
         need, average = given["need_weights"], given["average_attn_weights"]
+        if not self.inside(self._path()) and self.edit() is None:
+            output, weights = func(*args, **kwargs)
+            return self._finish(Recognised("", output=output), made), weights
+        shape = shape_of_torch(given)
+        if self._wants_states(shape, query.element_size()):
+            output, weights = func(*args, **kwargs)  # weights only where the model itself requests them
+            return self._finish(self._states_of_torch(given, shape, output), made), weights
         output, weights = func(**{**given, "need_weights": True, "average_attn_weights": False})
         unbatched = weights.dim() == 3
         whole = weights.unsqueeze(0) if unbatched else weights
@@ -551,7 +655,7 @@ class Recogniser(TorchFunctionMode):
             asked = asked_of(q, k, q.shape[-1] ** -0.5, sight_of_torch(given, whole))
             dtype = torch.promote_types(q.dtype, torch.float32)
             apart = (asked.weights(dtype).detach() - whole.detach()).nan_to_num().abs().max()
-            if float(apart) > _tolerance(q.dtype):
+            if float(apart) > tolerance(q.dtype):
                 raise Refusal(f"its weights are not those of its mask (they differ by {float(apart):.1g})")
             call = Recognised("", "encoder", whole, visible_of(asked), asked, v)
             call.projection = given["out_proj_weight"]
@@ -564,6 +668,20 @@ class Recogniser(TorchFunctionMode):
         if not need:
             return output, None
         return output, weights.mean(dim=-3) if average else weights
+
+    def _states_of_torch(self, given: dict[str, Any], shape: tuple[int, ...], output: Tensor) -> Recognised:
+        """A call of torch's functional attention, without its weights."""
+        self._check_batch(shape[0])
+        sight = self._fitting(sight_of_torch_in_parts(given, shape))
+        asked = asked_of_torch(given, sight, output)
+        call = Recognised("", asked=asked, output=output)
+        query, key = given["query"], given["key"]
+        if key is not query and not (key.shape == query.shape and torch.equal(key, query)):
+            call.kind = "cross"
+        elif hides_later(asked):
+            call.kind = "decoder"
+        call.after, call.reads = self._after(query), self._after(given["value"])
+        return call
 
     # a softmax, times values
 
@@ -620,12 +738,12 @@ class Recogniser(TorchFunctionMode):
             factors[place] = whole.reshape(back).permute(inverse)
         output = func(*([] if equation is None else [equation]), *factors)
         call = Recognised("", "encoder", whole, None, None, value, output)
-        if edit is None:
+        call.why_maps = f"{self._path()} makes its weights itself, by a softmax"
+        if edit is None and self.inside(self._path()):
+            self._expect()
             self._check_batch(whole.shape[0])
             sums = whole.detach().double().sum(dim=-1)
-            call.sums_to_one = bool(
-                ((sums - 1).abs() < _tolerance(whole.dtype)).logical_or(~(sums > 0)).all()
-            )
+            call.sums_to_one = bool(((sums - 1).abs() < tolerance(whole.dtype)).logical_or(~(sums > 0)).all())
             if not call.sums_to_one and not (softmax.changed and softmax.last):
                 raise Refusal("its softmax is not over the keys whose values it is multiplied with")
             call.signed = bool((whole.detach() < 0).any())
@@ -673,17 +791,11 @@ def _batches(args: Any, kwargs: Any) -> set[int]:
     return found
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
-
-
-def _check_same(mixed: Tensor, output: Tensor, weights: Tensor) -> None:
-    """Refuse weights that do not give what the call returned, but for queries that see no key."""
-    seeing = (weights.sum(dim=-1) > 0).reshape(output.shape[:-1])
-    apart = (mixed - output.to(mixed.dtype))[seeing].abs()
-    size = output[seeing].abs().max() if apart.numel() else torch.zeros(())
-    if apart.numel() and not float(apart.max()) <= _tolerance(output.dtype) * max(float(size), 1e-3):
-        raise Refusal("its mask cannot be read: the weights that follow from it give another output")
+def _across(sides: tuple[frozenset[int], frozenset[int]] | None, square: bool) -> bool:
+    """Whether queries and keys are of different sequences, by what each is a projection of."""
+    if sides is None or not (sides[0] or sides[1]):
+        return not square
+    return not sides[0] & sides[1]  # one of them may come from elsewhere than the layer's arguments
 
 
 def _mask_of(mask_mod: Any, asked: Asked) -> Tensor:
@@ -722,6 +834,33 @@ def _projected(given: dict[str, Any], unbatched: bool) -> tuple[Tensor, Tensor, 
         x = x.unsqueeze(1) if unbatched else x
         found.append(x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3))
     return found[0], found[1], found[2]
+
+
+def shape_of_torch(given: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Of the map of torch's functional attention."""
+    query = given["query"]
+    batch = query.shape[1] if query.dim() == 3 else 1
+    return batch, given["num_heads"], query.shape[0], given["key"].shape[0]
+
+
+def asked_of_torch(given: dict[str, Any], sight: Sight, output: Tensor) -> Asked:
+    """Queries and keys of torch's functional attention; an error if some rows are not what it returned.
+
+    Args:
+        given: its arguments.
+        sight: its masks.
+        output: what it returned, (query, batch, width), or without a batch.
+    """
+    unbatched = given["query"].dim() == 2
+    q, k, v = _projected(given, unbatched)
+    asked = asked_of(q, k, q.shape[-1] ** -0.5, sight)
+    rows = some_rows(asked)
+    mixed, weights = mixed_rows(asked, v, rows)
+    joined = mixed.transpose(1, 2).flatten(2).to(q.dtype)
+    again = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+    found = output[rows].unsqueeze(1) if unbatched else output[rows]
+    check_same(again, found.transpose(0, 1), weights.sum(dim=1))
+    return asked
 
 
 @contextmanager

@@ -1,0 +1,175 @@
+"""Calls whose maps are not made: their masks in parts, read in blocks, and their output at some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overt.mechanisms.attention import FINITE_HIDDEN
+from overt.tracing import masks
+from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.sights import Refusal
+from overt.tracing.states import StateLevel
+
+MOST_ROWS, MOST_CELLS = 16, 2**22  # at which a call's output is compared
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far apart, relative to their size, two ways to compute the same may be."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def check_same(mixed: Tensor, output: Tensor, weights: Tensor) -> None:
+    """Refuse weights that do not give what the call returned, but for queries that see no key."""
+    seeing = (weights.sum(dim=-1) > 0).reshape(output.shape[:-1])
+    apart = (mixed - output.to(mixed.dtype))[seeing].abs()
+    size = output[seeing].abs().max() if apart.numel() else torch.zeros(())
+    if apart.numel() and not float(apart.max()) <= tolerance(output.dtype) * max(float(size), 1e-3):
+        raise Refusal("its mask cannot be read: the weights that follow from it give another output")
+
+
+def some_rows(asked: Asked) -> list[int]:
+    """Queries at which a call is checked: the first, the last, and some between."""
+    batch, heads, queries, keys = asked.shape
+    count = min(queries, max(2, min(MOST_ROWS, MOST_CELLS // (batch * heads * keys))))
+    return sorted({round(place) for place in torch.linspace(0, queries - 1, count).tolist()})
+
+
+def mixed_rows(asked: Asked, value: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """What some queries draw from values, (batch, head, row, dim), and their weights."""
+    weights = StateLevel(asked, "each").row(rows)
+    group = asked.shape[1] // value.shape[1]
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    parts = []
+    for number in range(value.shape[1]):  # one head's values at a time are turned into a wider type
+        mine = weights[:, number * group : (number + 1) * group].to(dtype)
+        parts.append(mine @ value[:, number : number + 1].to(dtype))
+    return torch.cat(parts, dim=1), weights
+
+
+def unrepeated(key: Tensor) -> Tensor:
+    """Keys (batch, head, key, dim) without the copies that adjacent heads of a group have."""
+    heads = key.shape[1]
+    for group in range(heads, 1, -1):
+        if heads % group:
+            continue
+        first = key[:, ::group]
+        grouped = torch.unflatten(key, 1, (heads // group, group))
+        if torch.equal(grouped[:, :, 1, 0], first[:, :, 0]) and all(
+            torch.equal(grouped[:, :, number], first) for number in range(1, group)
+        ):
+            return first
+    return key
+
+
+def sight_in_parts(mask: Tensor, queries: int, keys: int) -> Sight:
+    """A mask of torch's attention in parts, as `sights.sight_of`, but in blocks of rows.
+
+    Args:
+        mask: boolean (True is visible) or added, (batch or 1, head or 1, query or 1, key).
+        queries: number of queries.
+        keys: number of keys.
+    """
+    first = mask[:, :1]
+    if all(torch.equal(mask[:, number : number + 1], first) for number in range(1, mask.shape[1])):
+        mask = first
+    if mask.dtype != torch.bool and _shows_what_it_hides(mask):
+        return Sight(bias=mask.detach().clone())
+    return masks.sight_of(mask, queries, keys)
+
+
+def _blocks(mask: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, mask.shape[-2], masks.ROWS):
+        yield start, mask[..., start : start + masks.ROWS, :]
+
+
+def _shows_what_it_hides(mask: Tensor) -> bool:
+    """Whether keys that are hidden by a finite number are seen by a query that sees no other, and is seen."""
+    known = torch.zeros(mask.shape[0], mask.shape[-1], dtype=torch.bool, device=mask.device)
+    alone: list[Tensor] = []  # (batch, query)
+    for _, rows in _blocks(mask):
+        shown = (rows > FINITE_HIDDEN) | rows.isnan()
+        known |= shown.any(dim=-2).any(dim=1)
+        alone.append((~shown.any(dim=-1) & (rows > HIDDEN).any(dim=-1)).any(dim=1))
+    found = torch.cat(alone, dim=-1)
+    if found.shape[-1] == known.shape[-1]:
+        found = found & known  # the rows of padding are of no interest
+    return bool(found.any())
+
+
+def sight_of_torch_in_parts(given: dict[str, Any], shape: tuple[int, ...]) -> Sight:
+    """The masks of torch's functional attention in parts; see `sights.sight_of_torch`."""
+    batch, heads, queries, keys = shape
+    mask, padding = given["attn_mask"], given["key_padding_mask"]
+    sight = Sight()
+    if mask is not None:
+        mask = mask.view(batch, heads, queries, keys) if mask.dim() == 3 and len(mask) > 1 else mask
+        mask = mask.view(1, 1, *mask.shape[-2:]) if mask.dim() < 4 else mask
+        sight = sight_in_parts(~mask if mask.dtype == torch.bool else mask, queries, keys)
+    if padding is None:
+        return sight
+    padding = padding.view(-1, 1, 1, keys)
+    more = sight_in_parts(~padding if padding.dtype == torch.bool else padding, queries, keys)
+    if more.bias is not None:
+        bias = more.bias if sight.bias is None else sight.bias + more.bias
+        return replace(sight, bias=bias)
+    if sight.keys is None or more.keys is None:
+        return replace(sight, keys=more.keys if sight.keys is None else sight.keys)
+    return replace(sight, keys=sight.keys & more.keys)
+
+
+def hides_later(asked: Asked) -> bool:
+    """Whether no query of self-attention sees a later key."""
+    _, _, queries, keys = asked.shape
+    sight = asked.sight
+    if queries != keys or keys < 2:
+        return False
+    if sight.causal or sight.bias is None:
+        return sight.causal and sight.offset <= 0
+    places = torch.arange(keys, device=sight.bias.device)
+    for start, rows in _blocks(sight.bias):
+        at = torch.arange(start, start + rows.shape[-2], device=places.device)
+        if bool(((rows > FINITE_HIDDEN) & (places > at.unsqueeze(1))).any()):
+            return False
+    return True
+
+
+def keys_seen(sight: Sight) -> Tensor | None:
+    """Keys that some query sees, boolean (batch or 1, key) on the CPU; None for all."""
+    if sight.bias is None:
+        return None if sight.keys is None else sight.keys.cpu()
+    seen = torch.zeros(sight.bias.shape[0], sight.bias.shape[-1], dtype=torch.bool, device=sight.bias.device)
+    for _, rows in _blocks(sight.bias):
+        seen |= (rows > FINITE_HIDDEN).any(dim=-2).any(dim=1)
+    return (seen if sight.keys is None else seen & sight.keys).cpu()
+
+
+def attended(asked: Asked, value: Tensor) -> Tensor:
+    """What torch's attention makes of values, (batch, head, query, dim), masks being made for few rows."""
+    sight, (_, heads, queries, keys) = asked.sight, asked.shape
+    grouped = heads != asked.key.shape[1]
+    whole = sight.keys is None and sight.window is None and sight.bias is None
+    if whole and not (sight.causal and sight.offset):
+        return F.scaled_dot_product_attention(
+            asked.query, asked.key, value, is_causal=sight.causal, scale=asked.scale, enable_gqa=grouped
+        )
+    places = torch.arange(keys, device=asked.query.device)
+    parts = []
+    for start in range(0, queries, masks.ROWS):
+        at = torch.arange(start, min(start + masks.ROWS, queries), device=places.device)
+        mask = sight.shown(at, places)
+        if sight.bias is not None:
+            bias = sight.bias if sight.bias.shape[2] == 1 else sight.bias[:, :, at]
+            mask = bias if mask is None else bias.masked_fill(~mask, HIDDEN)
+            mask = mask.to(asked.query.dtype)
+        parts.append(
+            F.scaled_dot_product_attention(
+                asked.query[:, :, at], asked.key, value, mask, scale=asked.scale, enable_gqa=grouped
+            )
+        )
+    return torch.cat(parts, dim=2)
