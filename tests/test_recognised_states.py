@@ -335,9 +335,42 @@ class Lying(Tensor):
     """A mask that torch cannot be asked about."""
 
 
-def test_a_mask_that_cannot_be_read_is_refused_over_the_budget_too() -> None:
-    with pytest.raises(ValueError, match=r"^h\.0\.attn cannot be traced: its mask is a Lying.*read$"):
-        overt.trace(Text(Otherwise), IDS, memory=BYTES)
+def mamba() -> nn.Module:
+    import transformers as hf
+
+    config = hf.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=30, state_size=4)
+    return hf.MambaModel(config)
+
+
+NEVER, ROW = "cannot be traced: no attention was recognised", "^a single row of 9 tokens would take 144 bytes"
+READ = r"^h\.0\.attn cannot be traced: its mask is a Lying, which cannot be read$"
+BAD: dict[str, tuple[Any, Any, int, str]] = {
+    "no attention": (lambda: nn.Linear(16, 16), X, BYTES, f"^Linear {NEVER}"),
+    "no attention, transformers": (mamba, IDS, BYTES, rf"^MambaModel \(mamba\) {NEVER}"),
+    "a row": (text(), IDS, 143, ROW),
+    "a row, torch": (TorchText, X, 143, ROW),
+    "a row, own": (own(), {"input_ids": IDS, "attention_mask": REAL.long()}, 143, ROW),
+    "a mask": (text(lambda: Otherwise()), IDS, BYTES, READ),
+    "a mask, under the budget": (text(lambda: Otherwise()), IDS, 2**20, READ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_line(name: str) -> None:
+    make, inputs, memory, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        overt.trace(make(), inputs, memory=memory)
+    assert "\n" not in str(caught.value)
+    if message is ROW:
+        assert overt.trace(make(), inputs, memory=144).raw(0, layers=0).shape == (2, 1, 1, 9)
+
+
+def test_a_mask_that_torch_refuses_has_torchs_error() -> None:
+    with pytest.raises(RuntimeError, match="attn_mask dtype"):
+        overt.trace(Text(NanoAttention), {"idx": IDS, "mask": torch.ones(9, 9).int()}, memory=BYTES)
+
+
+def test_masks_that_mean_something_else_are_refused() -> None:
     model = TorchText(causal=True)
     model.causal = False
     wrong = nn.Transformer.generate_square_subsequent_mask(9).T.contiguous()

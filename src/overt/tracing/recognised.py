@@ -500,6 +500,7 @@ class Recogniser(TorchFunctionMode):
             scaling = q.shape[-1] ** -0.5 if scale is None else scale
             cells = asked_of(q, k, scaling, Sight()).shape
             states = self._wants_states(cells, torch.promote_types(q.dtype, torch.float32).itemsize)
+            output = func(*args, **kwargs)  # its own error for a mask that it does not take
             sight = Sight(causal=True) if is_causal else Sight()
             if attn_mask is not None:
                 offset = causal_offset(attn_mask)
@@ -508,7 +509,6 @@ class Recogniser(TorchFunctionMode):
                     mask = self._mask(attn_mask, q, k)
                     sight = self._in_parts(attn_mask, mask, *cells[2:]) if states else sight_of(mask)
             asked = asked_of(q, unrepeated(k) if states else k, scaling, sight)
-            output = func(*args, **kwargs)
             answer = self._states if states else self._answer
             call = answer(asked, v, output, sides, query)
             call.reads = self._after(value)
