@@ -127,6 +127,16 @@ def test_encoder_decoders(source_mask: str | None) -> None:
     check(levels, "rollout", receptive_field=True, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", SIGHTS)
+@pytest.mark.parametrize("block", [None, 1, 40])
+def test_whole_maps_are_those_by_definition(name: str, block: int | None) -> None:
+    held = asked(3, SIGHTS[name][0])
+    want = held.weights()
+    each, mean = (StateLevel(held, heads, block=block).cells() for heads in ("each", "mean"))
+    torch.testing.assert_close(each, want, rtol=0.0, atol=1e-14)
+    torch.testing.assert_close(mean, want.mean(dim=1), rtol=0.0, atol=1e-14)
+
+
 @pytest.mark.parametrize("block", [1, 40])
 def test_blocks_of_any_size_agree(block: int) -> None:
     for name, (sight, _) in SIGHTS.items():

@@ -15,8 +15,11 @@ import overt
 from eager_families import own_eager
 from families import BY_NAME, FAMILIES, Family
 from long_traces import BYTES, states_of
+from overt.attaching import find
+from overt.tracing import capture
 from overt.tracing.asked import Sight
 from overt.tracing.capture import OWN_EAGER
+from overt.tracing.levels import held_of
 from overt.tracing.masks import sight_of
 
 # One of each kind of layout and mask; the others are like one of these.
@@ -207,14 +210,112 @@ def test_a_backward_pass_keeps_the_inputs_of_layers_alone() -> None:
     assert amount(states) < 0.5 * amount(maps)
 
 
-def test_a_model_loaded_with_flash_attention_says_what_ran() -> None:
+@pytest.mark.parametrize("memory", [BYTES, 2**30])
+def test_a_model_loaded_with_flash_attention_says_what_ran(memory: int) -> None:
     model, inputs = llama()
+    want = overt.trace(model, inputs, memory=memory).rollout(8)
     model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.warns(
-        UserWarning, match="loaded with flash_attention_2: while it is traced, its attention is"
-    ):
-        overt.trace(model, inputs, memory=BYTES)
+    with pytest.warns(UserWarning, match="flash_attention_2") as said:
+        found = overt.trace(model, inputs, memory=memory)
+    assert [str(warning.message) for warning in said] == [
+        "the model was loaded with flash_attention_2: while it is traced, its attention is torch's "
+        "scaled_dot_product_attention"
+    ]
+    assert torch.equal(found.rollout(8), want)
     assert model.config._attn_implementation == "flash_attention_2"
+    gemma = BY_NAME["Gemma 2"].make()
+    gemma.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.warns(UserWarning, match="loaded with flash_attention_2: .* its family's eager attention$"):
+        overt.trace(gemma, families.inputs_of(BY_NAME["Gemma 2"]))
+
+
+@pytest.fixture
+def eager_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the modules whose family's eager attention was looked up and run."""
+    calls: list[str] = []
+
+    def noting(module: nn.Module) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls.append(type(module).__name__)
+            eager: Any = find.eager_of(module)
+            return eager(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(capture, "eager_of", noting)
+    return calls
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_maps_are_made_from_queries_and_keys_without_eager_attention(
+    family: Family, eager_calls: list[str]
+) -> None:
+    """The same maps as those of eager attention, rows of padding included."""
+    model, inputs = family.make(), families.inputs_of(family, padded=family.pads)
+    options: dict[str, Any] = {"stack": "vision_model"} if family.name == "CLIP" else {}
+    traced = overt.trace(model, inputs, heads=True, **options)
+    assert not eager_calls
+    assert traced.memory is None
+    weights: list[Tensor] = []
+
+    def keep(call: capture.CapturedAttention) -> None:
+        if not options or call.chain.startswith("vision_model"):
+            weights.append(call.weights)
+
+    with capture.watching(model, keep), torch.no_grad():
+        model(**inputs)
+    assert eager_calls
+    found = [
+        *traced.encoder_maps,
+        *(x for pair in zip(traced.maps, traced.cross, strict=False) for x in pair),
+    ]
+    for ours, theirs in zip(found if traced.cross else traced.maps, weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=2e-6)
+
+
+def test_outputs_are_those_of_the_model_as_it_runs() -> None:
+    model, inputs = llama()
+    assert model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        want = model(**inputs).logits[:, -1]
+    assert torch.equal(overt.trace(model, inputs).outputs, want)  # type: ignore[arg-type]
+
+
+def test_what_needs_eager_attention_keeps_it(eager_calls: list[str]) -> None:
+    model, inputs = llama()
+    for options in ({"mixing": "norm"}, {"mixing": "gradient"}, {"mixing": "value-zeroing"}):
+        overt.trace(model, inputs, **options)  # type: ignore[arg-type]
+        assert eager_calls
+        eager_calls.clear()
+    for name in ("T5", "Gemma 2"):
+        overt.trace(BY_NAME[name].make(), families.inputs_of(BY_NAME[name]))
+        assert eager_calls
+        eager_calls.clear()
+    kept: list[Any] = []
+
+    def output(result: Any) -> Tensor:
+        kept.append(result.attentions)
+        logits: Tensor = result.logits
+        return logits
+
+    traced = overt.trace(model, {**inputs, "output_attentions": True}, heads=True, output=output)
+    assert eager_calls
+    for ours, theirs in zip(traced.maps, kept[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_half_precision_is_no_further_from_the_exact_map_than_eager_attention() -> None:
+    model, inputs = llama(padded=True)
+    model.bfloat16()
+    held: Any = held_of(states_of(model, inputs).maps)
+    ours = overt.trace(model, inputs, heads=True).maps[0]
+    calls: list[capture.CapturedAttention] = []
+    with capture.watching(model, calls.append), torch.no_grad():
+        model(**inputs)
+    real = inputs["attention_mask"].bool()[:, None, :, None]
+    exact = held[0].weights() * real
+    apart, eagers = (float((cells * real - exact).abs().max()) for cells in (ours, calls[0].weights))
+    assert apart < 1e-6 < eagers
 
 
 def test_rows_are_saved_in_place_of_maps(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Watch:
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     sights: dict[int, tuple[Tensor, Sight]] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
+    sdpa: bool = False  # whether all of a model's attention may be torch's
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
 
@@ -169,6 +170,14 @@ class Watch:
         if self.inside(path, _chain(path)):
             return self.budget.wants_states(shape, cell, why_maps)
         return not (why_maps or self.budget.why_maps) and self.budget.is_over(shape, cell)
+
+    def say_replaced(self, by: str) -> None:
+        """Warn, once, that a model's attention is not the one that it was loaded with."""
+        if self.replaced:
+            names, self.replaced = ", ".join(sorted(self.replaced)), set()
+            warnings.warn(
+                f"the model was loaded with {names}: while it is traced, its attention is {by}", stacklevel=3
+            )
 
     def check_rows(self) -> None:
         """Refuse maps that were made row by row, but not to the end."""
@@ -219,6 +228,22 @@ class Watch:
             self.sights[id(mask)] = known
         return known[1]
 
+    def sight_of_eager(self, mask: Tensor | None, queries: int, keys: int) -> Sight:
+        """What eager attention shows, in parts where these make the same weights, also of padding."""
+        from overt.tracing.masks import sight_of
+
+        if mask is None:
+            return Sight()
+        known = self.sights.get(id(mask))
+        if known is None or known[0] is not mask:
+            whole = mask.detach()[..., :keys]
+            shown, _ = split_mask(whole)
+            # A query to which all keys are hidden by a finite number sees all of them alike.
+            blind = not bool(shown.any(dim=-1).all())
+            known = mask, Sight(bias=whole) if blind else sight_of(whole, queries, keys)
+            self.sights[id(mask)] = known
+        return known[1]
+
     def sight_of_call(self, path: str, call: AttentionCall) -> Sight:
         """What one of Overt's own attentions shows, in parts; its masks are kept whole if they fit."""
         queries, keys = call.shape[2:]
@@ -237,7 +262,10 @@ _one_at_a_time = threading.RLock()
 def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The model family's own eager attention, whose weights are captured; torch's, for queries and keys."""
+    """Torch's attention, whose queries and keys are captured, or the eager one, whose weights are.
+
+    Eager attention runs where it is more than a softmax of scaled products, or more than weights is needed.
+    """
     watch: Watch | None = getattr(_thread_state, "now", None)
     eager = eager_of(module)
     if eager is None:
@@ -247,11 +275,14 @@ def _dispatch(
         value = watch.edit(place.path, value)
     output: Tensor
     if watch is not None and watch.budget is not None and watch.edit is None and place is not None:
-        shape = *query.shape[:3], key.shape[2]
-        if watch.budget.wants_states(shape, query.element_size(), _why_eager(module, kwargs)):
-            output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs)
+        shape, why = (*query.shape[:3], key.shape[2]), _why_eager(module, kwargs)
+        states = watch.budget.wants_states(shape, query.element_size(), why)
+        if states or (why is None and _maps_from_states(watch, query, attention_mask, kwargs)):
+            output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs, states)
             watch.seen(call)
             return output, None
+    if watch is not None:
+        watch.say_replaced("its family's eager attention")
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
     if watch is not None and watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
@@ -277,6 +308,16 @@ def _why_eager(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
+def _maps_from_states(watch: Watch, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Whether a map that is kept may be made from queries and keys, the model running torch's attention."""
+    assert watch.budget is not None
+    if watch.budget.why_maps is not None or not watch.sdpa or torch.is_grad_enabled():
+        return False
+    if kwargs.get("output_attentions") or kwargs.get("dropout"):
+        return False
+    return mask is None or (mask.dim() == 4 and mask.dtype == query.dtype)
+
+
 def _ask(
     watch: Watch,
     place: Dispatched,
@@ -286,28 +327,42 @@ def _ask(
     value: Tensor,
     mask: Tensor | None,
     kwargs: dict[str, Any],
+    states: bool,
 ) -> tuple[Tensor, CapturedAttention]:
-    """Attention as transformers' sdpa computes it, and what it was asked."""
+    """Attention as transformers' sdpa computes it, and what it was asked.
+
+    Args:
+        watch: what is captured.
+        place: of the module.
+        module: the attention.
+        query: (batch, head, query, dim).
+        key: (batch, key head, key, dim).
+        value: (batch, key head, key, dim).
+        mask: that of sdpa if states are kept, and that of eager attention if maps are made.
+        kwargs: of the call.
+        states: whether states are kept.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if watch.replaced:
-        warnings.warn(
-            f"the model was loaded with {', '.join(sorted(watch.replaced))}: while it is traced, its "
-            "attention is torch's scaled_dot_product_attention",
-            stacklevel=2,
-        )
-        watch.replaced = set()
-    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+    watch.say_replaced("torch's scaled_dot_product_attention")
     queries, keys = query.shape[2], key.shape[2]
-    if mask is not None:
+    call = CapturedAttention(place.path, place.chain, place.kind, torch.empty(0))
+    if not states:
+        call.visible = watch.visible(mask, keys)
+        sight = watch.sight_of_eager(mask, queries, keys)
+        if sight.bias is None and sight.keys is None and sight.window is None:
+            mask, kwargs = None, {**kwargs, "is_causal": sight.causal}
+        elif mask is not None:
+            mask = mask[..., :keys]
+    elif mask is not None:
         sight = watch.sight(place.path, mask, queries, keys)
     else:  # as in sdpa_attention_forward
         causal = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         sight = Sight(causal=bool(causal) and queries > 1)
+    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    call = CapturedAttention(place.path, place.chain, place.kind, torch.empty(0))
     call.asked = Asked(query, key, scale, sight)
     return output, call
 
@@ -446,6 +501,8 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     configs = {id(c): c for m in (*models, *(p.module for p in plain)) if (c := getattr(m, "config", None))}
     loaded = {getattr(config, "_attn_implementation_internal", None) for config in configs.values()}
     watch.replaced = {name for name in loaded if isinstance(name, str) and "flash" in name}
+    asks = any(getattr(config, "output_attentions", None) for config in configs.values())
+    watch.sdpa = not asks and all(getattr(model, "_supports_sdpa", False) for model in models)
     stack.enter_context(_implementation(list(configs.values())))
     return True
 

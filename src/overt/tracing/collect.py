@@ -69,6 +69,9 @@ class Collector:
         if call.asked is not None and call.of_states:
             assert self.budget is not None
             call.number = len(self.calls)
+            if not self.budget.states:
+                self._made(call, call.asked)
+                return
             call.asked = self.budget.kept_states(call.asked)
             self.calls.append(call)
             self.shapes.append(torch.Size(call.asked.shape))
@@ -83,11 +86,23 @@ class Collector:
             self._check_weights_only(call)
         nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
         call.number = len(self.calls)
-        self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}))
+        self.calls.append(replace(call, weights=nothing, value=None, output=None, parts={}, asked=None))
         self.shapes.append(call.weights.shape)
         cells = self.mixing.map(call)
         self.maps.append(None if cells is None else self._check_map(call.number, cells))
         self.parts.append({name: self._part(cells) for name, cells in call.parts.items()})
+
+    def _made(self, call: CapturedAttention, asked: Asked) -> None:
+        """Make a call's map from its queries and keys, in blocks."""
+        from overt.tracing.states import StateLevel
+
+        assert self.budget is not None
+        self.budget.kept_map(asked.shape)
+        self.calls.append(replace(call, asked=None))
+        self.shapes.append(torch.Size(asked.shape))
+        cells = StateLevel(asked, "each" if self.mixing.keep else "mean").cells()
+        self.maps.append(self._check_map(call.number, cells))
+        self.parts.append({})
 
     def inside(self, path: str, chain: str) -> bool:
         """Whether a call belongs to what is traced."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.backend import KERNELS, switched_off, unfit
+from overt.mechanisms.call import repeat_heads
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import Heads
 
@@ -134,6 +135,42 @@ class StateLevel:
         weights = torch.cat([part.to(self.asked.query.device) for part in parts], dim=-2)
         return weights if place is None else place.rows(places, weights)
 
+    def cells(self) -> Tensor:
+        """The whole map, (batch, [head,] query, key) in the type of the arithmetic, without a place."""
+        batch, heads, queries, keys = self.asked.shape
+        device = self.asked.query.device
+        if batch * heads * queries * keys <= self._most_cells:
+            whole = self._at_once()
+            return whole if self._each else whole.mean(dim=1)
+        shape = (batch, heads, queries, keys) if self._each else (batch, queries, keys)
+        out = torch.zeros(shape, dtype=self.dtype, device=device)
+        room = Room()
+        for start, stop, low, high in self.blocks():
+            tiles = self._tiles(torch.arange(start, stop), low, high, room)
+            if not self._each:
+                out[:, start:stop, low:high] = self._mean(tiles)
+                continue
+            for (_, members), tile in zip(self.members(), tiles, strict=True):
+                out[:, members[0] : members[-1] + 1, start:stop, low:high] = tile
+        return out
+
+    def _at_once(self) -> Tensor:
+        """Weights of all heads, (batch, head, query, key), in one product."""
+        asked, sight = self.asked, self.asked.sight
+        _, heads, queries, keys = asked.shape
+        key = repeat_heads(asked.key.to(self.dtype), heads)
+        scores = (asked.query.to(self.dtype) * asked.scale) @ key.mT
+        if sight.bias is not None:
+            scores += sight.bias.to(self.dtype)
+        places = (torch.arange(count, device=scores.device) for count in (queries, keys))
+        seen = sight.shown(*places)
+        if seen is not None:
+            scores.masked_fill_(~seen, HIDDEN)
+        weights = scores.softmax(dim=-1)
+        if sight.keys is not None or sight.bias is not None or sight.offset < 0:
+            weights.masked_fill_(scores.amax(dim=-1, keepdim=True) == HIDDEN, 0.0)
+        return weights
+
     def apply(self, rows: Tensor) -> Tensor:
         """Rows over this level's nodes carried down, float64 (batch, row, token)."""
         if self._each:
@@ -226,9 +263,14 @@ class StateLevel:
             yield start, stop, low, high
             start = stop
 
+    @property
+    def _most_cells(self) -> int:
+        """Of the scores that are held at once."""
+        return self.block or BLOCK_CELLS.get(self.asked.query.device.type, BLOCK_CELLS["cuda"])
+
     def _size(self, low: int, high: int) -> int:
         """How many queries a block has, by the keys that they see."""
-        cells = self.block or BLOCK_CELLS.get(self.asked.query.device.type, BLOCK_CELLS["cuda"])
+        cells = self._most_cells
         most = max(len(heads) for _, heads in self.members())
         size = max(1, cells // (self.asked.shape[0] * most * max(1, high - low)))
         return size if size < 16 else min(size // 16 * 16, MOST_ROWS)
