@@ -52,7 +52,7 @@ weights by hand (`tests/test_recognised.py`). The last column says whether
 | minGPT | softmax, dropout, `@ v` | a copy | works | maps |
 | DINO | softmax, `@ v`, without a mask | a copy | works | maps |
 | torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works | works |
-| FlexAttention | `flex_attention`, plain or compiled, `block_mask`, `score_mod` | a copy | works | maps |
+| FlexAttention | `flex_attention`, also compiled, `block_mask`, `score_mod` | a copy | works | works (3) |
 | decoders of x-transformers (1) | softmax and `einsum` | x-transformers | works | maps (2) |
 | encoders of x-transformers, padded | the same, or torch's attention | x-transformers | works | maps (2) |
 | encoder–decoders and images of x-transformers | softmax and `einsum` | x-transformers | works | maps |
@@ -70,6 +70,7 @@ weights by hand (`tests/test_recognised.py`). The last column says whether
 - (1) with rotary positions, ALiBi, grouped-query heads, clamped scores, residual scores, normalised queries
   and keys, or feed-forward layers on both sides
 - (2) works with `attn_flash=True`, which calls `scaled_dot_product_attention`; grouped-query heads are tested
+- (3) without a `score_mod`; with one, maps must fit
 """
 
 Record = tuple[str, str, str]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 import other_models as other
 import overt
@@ -54,6 +54,39 @@ class Functional(nn.Module):
         )  # fmt: skip
         assert (weights is None) == (not self.need)
         return mixed.transpose(0, 1)
+
+
+class Flex(NanoAttention):
+    """FlexAttention, under a mask of its own."""
+
+    def __init__(self, score_mod: Any = None, seen: Any = None, aux: bool = False) -> None:
+        super().__init__()
+        self.score_mod, self.aux = score_mod, aux
+        self.seen = seen or create_block_mask(lambda _b, _h, i, j: i >= j, None, None, 9, 9, device="cpu")
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        options: dict[str, Any] = {"score_mod": self.score_mod, "block_mask": self.seen}
+        if self.aux:
+            options["return_aux"] = AuxRequest(lse=True)
+        mixed = flex_attention(q, k, v, **options)
+        found: Tensor = mixed[0] if self.aux else mixed
+        return found
+
+
+def alibi(score: Tensor, _b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score - 0.1 * (h + 1) * (i - j)
+
+
+def padded(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i >= j) & (j < 9 - 3 * b)
+
+
+def by_heads(_b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j).abs() <= h + 1
+
+
+def flex(mask_mod: Any, batch: int | None, heads: int | None) -> Any:
+    return text(lambda: Flex(seen=create_block_mask(mask_mod, batch, heads, 9, 9, device="cpu")))
 
 
 class Sums(Pair):
@@ -120,6 +153,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     "a bias and padding": (text(), {"idx": IDS, "mask": draws(5, 2, 1, 9, 9) + LEAST.where(REAL[1], -1e30)}),
     "grouped-query heads": (text(TuneAttention), IDS),
     "repeated keys": (text(Repeated), IDS),
+    "flex": (text(Flex), IDS),
+    "flex, padding": (flex(padded, 2, None), IDS),
+    "flex, a bias by heads": (flex(by_heads, None, 4), IDS),
     "encoder–decoder": (Sums, {"source": IDS, "target": IDS.flip(1)[:, :5]}),
     "functional": (text(Functional), {"idx": IDS, "mask": ~REAL}),
     "functional, with weights": (text(lambda: Functional(True)), {"idx": IDS, "mask": ~REAL}),
@@ -163,6 +199,7 @@ def dense(model: nn.Module, inputs: Any, traced: overt.Trace, method: str, **opt
     return read(method, maps[:layers], mask=traced.mask, **options)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_dense_maps(name: str) -> None:
     for dtype, apart in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
@@ -284,20 +321,14 @@ def test_calls_outside_the_stack_need_no_room() -> None:
         overt.trace(model, inputs, stack="third")
 
 
-class Flex(NanoAttention):
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
-        seen = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, 9, 9, device="cpu")
-        mixed: Tensor = flex_attention(q, k, v, block_mask=seen)
-        return mixed
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_weights_that_the_model_makes_are_refused_with_their_bytes() -> None:
     cells = 2 * 9 * 9
     needed = 4 * (3 * cells + 4 * cells)
     for attention, reason in (
         (MinAttention, r"h\.0\.attn makes its weights itself, by a softmax"),
-        (Flex, r"flex_attention runs uncompiled while it is traced, and makes all weights itself \(h\.0\.at"),
+        (lambda: Flex(alibi), r"the score_mod of h\.0\.attn changes scores"),
+        (lambda: Flex(aux=True), r"h\.0\.attn asks flex_attention for sums or maxima of scores"),
     ):
         model = Text(attention)
         with pytest.raises(

@@ -167,9 +167,14 @@ def attended(asked: Asked, value: Tensor) -> Tensor:
             bias = sight.bias if sight.bias.shape[2] == 1 else sight.bias[:, :, at]
             mask = bias if mask is None else bias.masked_fill(~mask, HIDDEN)
             mask = mask.to(asked.query.dtype)
-        parts.append(
-            F.scaled_dot_product_attention(
-                asked.query[:, :, at], asked.key, value, mask, scale=asked.scale, enable_gqa=grouped
-            )
+        blind = None if mask is None or sight.bias is not None else ~mask.any(dim=-1, keepdim=True)
+        part = F.scaled_dot_product_attention(
+            asked.query[:, :, at],
+            asked.key,
+            value,
+            mask if blind is None or mask is None else mask | blind,
+            scale=asked.scale,
+            enable_gqa=grouped,
         )
+        parts.append(part if blind is None else part.masked_fill(blind, 0.0))
     return torch.cat(parts, dim=2)

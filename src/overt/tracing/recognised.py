@@ -14,6 +14,7 @@ calls of one chain must each read what the one before has written.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.site import Kind
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.asking import (
+    attended,
     check_same,
     hides_later,
     mixed_rows,
@@ -40,6 +42,7 @@ from overt.tracing.asking import (
     tolerance,
     unrepeated,
 )
+from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
     MIXES,
@@ -394,14 +397,15 @@ class Recogniser(TorchFunctionMode):
         rows = some_rows(asked)
         mixed, weights = mixed_rows(asked, value.expand(asked.shape[0], *value.shape[1:]), rows)
         check_same(mixed, output.reshape(*asked.shape[:3], -1)[:, :, rows], weights)
-        call = Recognised("", asked=asked, output=output)
-        _, _, queries, keys = asked.shape
-        if _across(sides, queries == keys):
-            call.kind = "cross"
-        elif hides_later(asked):
-            call.kind = "decoder"
+        call = Recognised("", self._kind_of(asked, sides), asked=asked, output=output)
         call.after = self._after(query)
         return call
+
+    def _kind_of(self, asked: Asked, sides: tuple[frozenset[int], frozenset[int]]) -> Kind:
+        """`_kind` of a call without its weights."""
+        if _across(sides, asked.shape[2] == asked.shape[3]):
+            return "cross"
+        return "decoder" if hides_later(asked) else "encoder"
 
     def _in_parts(self, mask: Tensor, whole: Tensor, queries: int, keys: int) -> Sight:
         """A mask in parts, computed once for the layers that share it; it may be kept whole if it fits."""
@@ -576,13 +580,14 @@ class Recogniser(TorchFunctionMode):
             score_mod: Any,
             block_mask: tuple[Any, ...],
             scale: float,
+            kernel_options: dict[str, Any],
             *others: Any,
             **more: Any,
         ) -> Any:
             del others, more
-            return query, key, value, score_mod, block_mask[-1], scale
+            return query, key, value, score_mod, block_mask, scale, kernel_options
 
-        query, key, value, score_mod, mask_mod, scale = named(*args, **kwargs)
+        query, key, value, score_mod, block_mask, scale, options = named(*args, **kwargs)
         made = self._made_from(query, key, value)
         sides = self._origin(query).projected, self._origin(key).projected
         edit = self.edit()
@@ -594,14 +599,20 @@ class Recogniser(TorchFunctionMode):
             result = func(*args, **kwargs)
             return (self._finish(Recognised("", output=result[0]), made), *result[1:])
         plain = asked_of(query, key, scale, Sight())
-        dense = "flex_attention runs uncompiled while it is traced, and makes all weights itself"
-        cell = torch.promote_types(query.dtype, torch.float32).itemsize
-        self._wants_states(plain.shape, cell, f"{dense} ({self._path()})")
+        why = f"the score_mod of {self._path()} changes scores" if changes_scores(score_mod) else None
+        if options.get("OUTPUT_LOGSUMEXP") or options.get("OUTPUT_MAX"):
+            why = f"{self._path()} asks flex_attention for sums or maxima of scores, which need all of them"
+        if self._wants_states(plain.shape, torch.promote_types(query.dtype, torch.float32).itemsize, why):
+            asked = self._flex_in_parts(plain, block_mask)
+            nothing = query.new_empty(0)
+            call = Recognised("", self._kind_of(asked, sides), asked=asked, output=attended(asked, value))
+            call.after, call.reads = self._after(query), self._after(value)
+            return self._finish(call, made), nothing, nothing
         try:
-            shown = _mask_of(mask_mod, plain)
+            shown = mask_of(block_mask[-1], plain)
             scores = plain.scores(torch.promote_types(query.dtype, torch.float32))
-            changed = _modified(score_mod, scores)
-            bias = _modified(score_mod, torch.zeros_like(scores))
+            changed = modified(score_mod, scores)
+            bias = modified(score_mod, torch.zeros_like(scores))
         except Exception as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise Refusal(f"its mask_mod or score_mod cannot be read ({line})") from error
@@ -617,8 +628,24 @@ class Recogniser(TorchFunctionMode):
         visible = None if bool(shown.all()) else shown.any(dim=1).cpu()
         result = func(*args, **kwargs)
         call = self._answer(asked, value, result[0], sides, query, weights, visible, additive)
-        call.reads, call.why_maps = self._after(value), dense
+        call.reads, call.why_maps = self._after(value), why or ""
         return (self._finish(call, made), *result[1:])
+
+    def _flex_in_parts(self, asked: Asked, block_mask: tuple[Any, ...]) -> Asked:
+        """A call of FlexAttention with its mask in parts; as a whole, the mask must fit the budget, too."""
+        assert self.budget is not None
+        lead = block_mask[2].shape[:2]  # 1 where the mask is the same for all examples or heads
+        shape = (*lead, *asked.shape[2:])
+        remedy = "give more memory=…"
+        check_bytes(f"the mask of {self._path()}", math.prod(shape), self.budget.most, remedy)
+        try:
+            mask = mask_in_blocks(block_mask[-1], shape, asked.query.device)
+        except Exception as error:
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Refusal(f"its mask_mod cannot be read ({line})") from error
+        sight = self._fitting(sight_in_parts(mask, *asked.shape[2:]))
+        self._check_batch(asked.shape[0])
+        return asked_of(asked.query, asked.key, asked.scale, sight)
 
     def read_multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         """torch's functional multi-head attention: its weights are requested of it."""
@@ -796,27 +823,6 @@ def _across(sides: tuple[frozenset[int], frozenset[int]] | None, square: bool) -
     if sides is None or not (sides[0] or sides[1]):
         return not square
     return not sides[0] & sides[1]  # one of them may come from elsewhere than the layer's arguments
-
-
-def _mask_of(mask_mod: Any, asked: Asked) -> Tensor:
-    from torch.nn.attention.flex_attention import create_mask
-
-    batch, heads, queries, keys = asked.shape
-    shown: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(asked.query.device))
-    return shown
-
-
-def _modified(score_mod: Any, scores: Tensor) -> Tensor:
-    """Scores as a score_mod changes them."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    places = [torch.arange(size, device=scores.device) for size in scores.shape]
-    for axis in (4, 3, 2, 1):
-        in_dims = (0, *(0 if place == axis else None for place in (1, 2, 3, 4)))
-        score_mod = torch.vmap(score_mod, in_dims=in_dims)
-    with TransformGetItemToIndex():
-        changed: Tensor = score_mod(scores, *places)
-    return changed
 
 
 def _projected(given: dict[str, Any], unbatched: bool) -> tuple[Tensor, Tensor, Tensor]:
