@@ -63,12 +63,15 @@ class Asked:
         key: (batch, key head, key, dim); each key head serves head / key head adjacent heads.
         scale: of the products.
         sight: what each query sees.
+        sums: log-sum-exp of each query's scores, float32 (batch, head, query), if the attention that ran has
+            made it.
     """
 
     query: Tensor
     key: Tensor
     scale: float
     sight: Sight = Sight()
+    sums: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

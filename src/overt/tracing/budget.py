@@ -102,7 +102,7 @@ class Budget:
     def kept_states(self, asked: Asked) -> Asked:
         """Count a call that left states; they are moved to the CPU where the GPU has no room for the rest."""
         self.calls += 1
-        held = Asked(_alone(asked.query), _alone(asked.key), asked.scale, asked.sight)
+        held = Asked(_alone(asked.query), _alone(asked.key), asked.scale, asked.sight, asked.sums)
         device = held.query.device
         if device.type != "cuda":
             return held

@@ -344,6 +344,8 @@ def _ask(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    from overt.tracing.summed import attend
+
     watch.say_replaced("torch's scaled_dot_product_attention")
     queries, keys = query.shape[2], key.shape[2]
     call = CapturedAttention(place.path, place.chain, place.kind, torch.empty(0))
@@ -360,10 +362,14 @@ def _ask(
         causal = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         sight = Sight(causal=bool(causal) and queries > 1)
-    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    call.asked = Asked(query, key, scale, sight)
+    made = attend(query, key, value, sight.causal, scale) if states and mask is None else None
+    if made is None:
+        output: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+    else:
+        output = made[0].transpose(1, 2).contiguous()
+    call.asked = Asked(query, key, scale, sight, None if made is None else made[1])
     return output, call
 
 

@@ -469,7 +469,8 @@ def moved(asked: Asked, device: torch.device | str) -> Asked:
         keys=None if asked.sight.keys is None else asked.sight.keys.to(device),
         bias=None if asked.sight.bias is None else asked.sight.bias.to(device),
     )
-    return replace(asked, query=asked.query.to(device), key=asked.key.to(device), sight=sight)
+    sums = None if asked.sums is None else asked.sums.to(device)
+    return replace(asked, query=asked.query.to(device), key=asked.key.to(device), sight=sight, sums=sums)
 
 
 def asked_of(asked: Asked, rows: slice | list[int]) -> Asked:
@@ -480,4 +481,4 @@ def asked_of(asked: Asked, rows: slice | list[int]) -> Asked:
         return value if value is None or value.shape[0] != batch else value[rows]
 
     sight = replace(sight, keys=cut(sight.keys), bias=cut(sight.bias))
-    return replace(asked, query=asked.query[rows], key=asked.key[rows], sight=sight)
+    return replace(asked, query=asked.query[rows], key=asked.key[rows], sight=sight, sums=cut(asked.sums))

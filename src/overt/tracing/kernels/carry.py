@@ -1,8 +1,8 @@
 """A level of states on a GPU: rows carried down through attention that is computed tile by tile.
 
-The first kernel makes each row's log-sum-exp, the second computes the same scores again: a program has one
-tile of keys, goes over the queries that see them, sums a tile's probabilities over heads, and multiplies that
-sum with all rows once. Exponents are in units of log 2.
+The first kernel makes each row's log-sum-exp, unless the model's own attention left it. The second computes
+the scores: a program has one tile of keys, goes over the queries that see them, sums a tile's probabilities
+over heads, and multiplies that sum with all rows once. Exponents are in units of log 2.
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ class Tiles:
         if sight.keys is not None:
             real = sight.keys.to(query.device, torch.uint8).contiguous()
         chosen = torch.tensor(heads, device=query.device)
+        self.known = None if asked.sums is None else asked.sums[:, chosen] * LOG2E
         self.tensors = query, key, real, chosen
         self.shape, self.chosen = asked.shape, len(heads)
         self.scale = asked.scale * LOG2E
@@ -217,6 +218,8 @@ class Tiles:
 
     def sums(self) -> Tensor:
         """Log-sum-exp in units of log 2, float32 (batch, head, query); ∞ where a query sees no key."""
+        if self.known is not None:
+            return self.known
         batch, _, queries, _ = self.shape
         out = torch.empty(batch, self.chosen, queries, device=self.tensors[0].device)
         _ready_sums(self.integers, batch, self.constants).run((*self.tensors, out), (self.scale,))
