@@ -281,6 +281,31 @@ def test_outputs_are_those_of_the_model_as_it_runs() -> None:
     assert torch.equal(overt.trace(model, inputs).outputs, want)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_mask_that_shows_what_is_true_hides_the_rest(eager: bool) -> None:
+    family = BY_NAME["BERT"]
+    model, inputs = family.make(), families.inputs_of(family)
+    count = inputs["input_ids"].shape[1]
+    shown = torch.ones(1, 1, count, count, dtype=torch.bool)
+    shown[..., 2:4] = False
+    inputs["attention_mask"] = shown
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    t = overt.trace(model, inputs, mixing="norm" if eager else "attention")
+    torch.testing.assert_close(t.outputs, expected)
+    for cells in t.maps:
+        assert float(cells[..., 2:4].abs().max()) == 0.0
+        assert eager or torch.allclose(cells.sum(dim=-1), torch.ones(()))
+
+
+def test_padding_on_the_left_in_float64() -> None:
+    model, inputs = llama()
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][0, :2] = 0
+    t = overt.trace(model.double(), inputs)
+    assert all(bool(cells.isfinite().all()) for cells in t.maps)
+
+
 def test_what_needs_eager_attention_keeps_it(eager_calls: list[str]) -> None:
     model, inputs = llama()
     for options in ({"mixing": "norm"}, {"mixing": "gradient"}, {"mixing": "value-zeroing"}):

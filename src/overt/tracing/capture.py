@@ -153,6 +153,7 @@ class Watch:
     places: dict[int, Dispatched] = field(default_factory=dict)
     masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     sights: dict[int, tuple[Tensor, Sight]] = field(default_factory=dict)
+    turned: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # boolean masks, as they are added
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     sdpa: bool = False  # whether all of a model's attention may be torch's
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
@@ -228,6 +229,16 @@ class Watch:
             self.sights[id(mask)] = known
         return known[1]
 
+    def added(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """A mask as eager attention adds it: one that shows what is True is for torch's attention alone."""
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        known = self.turned.get(id(mask))
+        if known is None or known[0] is not mask:
+            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            known = self.turned[id(mask)] = mask, zeros.masked_fill(~mask, torch.finfo(dtype).min)
+        return known[1]
+
     def sight_of_eager(self, mask: Tensor | None, queries: int, keys: int) -> Sight:
         """What eager attention shows, in parts where these make the same weights, also of padding."""
         from overt.tracing.masks import sight_of
@@ -283,6 +294,7 @@ def _dispatch(
             return output, None
     if watch is not None:
         watch.say_replaced("its family's eager attention")
+        attention_mask = watch.added(attention_mask, query.dtype)
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
     if watch is not None and watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
@@ -315,7 +327,7 @@ def _maps_from_states(watch: Watch, query: Tensor, mask: Tensor | None, kwargs: 
         return False
     if kwargs.get("output_attentions") or kwargs.get("dropout"):
         return False
-    return mask is None or (mask.dim() == 4 and mask.dtype == query.dtype)
+    return mask is None or (mask.dim() == 4 and mask.dtype in (query.dtype, torch.bool))
 
 
 def _ask(
@@ -350,6 +362,7 @@ def _ask(
     queries, keys = query.shape[2], key.shape[2]
     call = CapturedAttention(place.path, place.chain, place.kind, torch.empty(0))
     if not states:
+        mask = watch.added(mask, query.dtype)
         call.visible = watch.visible(mask, keys)
         sight = watch.sight_of_eager(mask, queries, keys)
         if sight.bias is None and sight.keys is None and sight.window is None:
