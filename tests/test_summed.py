@@ -60,3 +60,24 @@ def test_kernels_take_sums_that_are_known(heads: list[int]) -> None:
         torch.testing.assert_close(tiles.apply(rows, tiles.sums()), expected, rtol=1e-5, atol=1e-6)
     wrong = Tiles(Asked(asked.query, asked.key, asked.scale, asked.sight, found[1] + 1.0), heads)
     assert not torch.allclose(wrong.apply(rows, wrong.sums()), expected, rtol=1e-2)  # they are what is used
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the attention kernels of a GPU")
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_gpus_own_sums_keep_the_mass_of_a_row_over_32_layers(width: int) -> None:
+    torch.manual_seed(4)
+    query, key, value = (
+        torch.randn(1, heads, 4096, width, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2)
+    )
+    with torch.no_grad():
+        found = attend(query * 3, key, value, True, width**-0.5)
+    assert found is not None
+    output, sums = found
+    plain = F.scaled_dot_product_attention(query * 3, key, value, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(output, plain, rtol=0.0, atol=0.0)
+    tiles = Tiles(Asked(query * 3, key, width**-0.5, Sight(causal=True), sums), list(range(8)))
+    rows = torch.zeros(1, 1, 4096, dtype=torch.float64, device="cuda")
+    rows[..., -1] = 1.0
+    for _ in range(32):
+        rows = 0.5 * rows + 0.5 * tiles.apply(rows, tiles.sums())
+    assert abs(float(rows.sum()) - 1) < 1e-5
