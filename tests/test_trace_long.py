@@ -316,6 +316,12 @@ def test_what_needs_eager_attention_keeps_it(eager_calls: list[str]) -> None:
         overt.trace(BY_NAME[name].make(), families.inputs_of(BY_NAME[name]))
         assert eager_calls
         eager_calls.clear()
+    hidden = torch.zeros(3, 1, 9, 9)
+    hidden[1, :, 4] = -torch.inf  # a query that sees nothing: not a number, in eager attention
+    nothing = overt.trace(model, {**inputs, "attention_mask": hidden}).maps[0]
+    assert eager_calls
+    assert bool(nothing[1, 4].isnan().all())
+    eager_calls.clear()
     kept: list[Any] = []
 
     def output(result: Any) -> Tensor:

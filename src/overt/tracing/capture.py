@@ -327,7 +327,12 @@ def _maps_from_states(watch: Watch, query: Tensor, mask: Tensor | None, kwargs: 
         return False
     if kwargs.get("output_attentions") or kwargs.get("dropout"):
         return False
-    return mask is None or (mask.dim() == 4 and mask.dtype in (query.dtype, torch.bool))
+    if mask is None:
+        return True
+    if mask.dim() != 4 or mask.dtype not in (query.dtype, torch.bool):
+        return False
+    # Eager attention alone says what becomes of queries that see nothing at all.
+    return mask.dtype == torch.bool or bool((mask.amax(dim=-1) > HIDDEN).all())
 
 
 def _ask(
