@@ -21,7 +21,7 @@ import torch
 from overt.tracing.result import Trace
 from overt.view.pages import Page, caption_page, node_page, page
 from selection import covering
-from traces import WORDS, caption, evolving, image, made, neighbourhood, pair, recurrent, sampled
+from traces import WORDS, caption, evolving, image, made, neighbourhood, pair, recurrent, rows_of, sampled
 
 pytest_plugins = ["browser"]
 
@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
     "evolving": (lambda: page(evolving()), {"graph", "strip", "heads", "evolution"}, WORDS),
     "samples": (lambda: page(sampled()), {"graph", "strip", "heads", "uncertainty"}, WORDS),
     "image": (lambda: page(image()), {"graph", "strip", "heads", "image"}, ["[CLS]"]),
+    "rows": (lambda: page(rows_of(WORDS * 30)), {"text", "top", "strip"}, WORDS),
     "caption": (lambda: caption_page([caption()]), {"caption"}, ["a", "dog"]),
     "nodes": (lambda: node_page(neighbourhood(), [0, 3], names=NODES), {"nodes"}, NODES),
 }
@@ -296,6 +297,84 @@ def test_clicks_anywhere_lead_to_a_state_that_can_be_shown(opened: Opener, kind:
                 if state(shown)["view"] != view:
                     choose(shown, view=view)
         assert shown.evaluate(INK, view)["share"] > 0.01, f"{view} went blank"
+
+
+# --- long texts
+
+LONG = [f"word{number}" for number in range(20_000)]
+
+
+def test_a_long_text_is_searched_and_its_top_tokens_lead_to_their_places(opened: Opener) -> None:
+    shown = opened(page(rows_of(LONG)).html(), width=1400)
+    assert (state(shown)["view"], state(shown)["beside"], state(shown)["method"]) == ("text", "top", "raw")
+    assert "word19999" in texts(shown), "the query"
+    assert len(texts(shown)) < 2000, "and not all of the text"
+    shown.keyboard.press("/")
+    shown.keyboard.type("WORD7000 ")
+    settle(shown)
+    assert state(shown)["token"] == 7000
+    assert "word7000" in texts(shown)
+    assert shown.inner_text(".found") == "1 of 1"
+    assert "“word7000” (token 7000)" in status(shown)
+    shown.keyboard.press("Control+a")
+    shown.keyboard.type("word70001")
+    assert shown.inner_text(".found") == "not found"
+    assert shown.evaluate("document.activeElement.type") == "search", "one can go on typing"
+    shown.keyboard.press("Control+a")
+    shown.keyboard.type("word700")
+    for key, place in (("Enter", 3), ("Enter", 4), ("Shift+Enter", 3)):
+        shown.keyboard.press(key)
+        assert shown.inner_text(".found").startswith(f"{place} of 1")
+    # The second line of the list is the largest after the first token.
+    second = next(text for text in texts(shown, 1) if re.fullmatch(r"word\d+", text) and text != "word0")
+    shown.mouse.click(*spot(shown, 1, second))
+    settle(shown)
+    token = int(second.removeprefix("word"))
+    assert state(shown)["token"] == token
+    assert second in texts(shown), "the text shows it"
+    assert f"token={token}" in shown.evaluate("location.hash")
+
+
+def test_the_map_of_a_long_text_goes_where_it_is_pressed(opened: Opener) -> None:
+    shown = opened(page(rows_of(LONG)).html(), "beside=none&token=5")
+    box = shown.query_selector(".scroll").bounding_box()
+    tops = []
+    shown.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 100)
+    shown.mouse.down()
+    for part in (0.3, 0.5, 0.9):
+        shown.mouse.move(box["x"] + part * box["width"], box["y"] + 100)
+        settle(shown)
+        tops.append(shown.evaluate("document.querySelector('.scroll').scrollTop"))
+    assert state(shown)["token"] == 5, "dragging only scrolls"
+    shown.mouse.up()
+    settle(shown)
+    whole = shown.evaluate("document.querySelector('.scroll').scrollHeight")
+    assert 0.2 < tops[0] / whole < tops[1] / whole < 0.6 < tops[2] / whole
+    assert 0.8 < state(shown)["token"] / len(LONG) < 0.95, "letting go chooses what is there"
+
+
+def test_a_phone_shows_a_long_text(opened: Opener) -> None:
+    text = page({"long": rows_of(LONG, queries=[100, 19_999]), "maps": made()}).html()
+    shown = opened(text, width=390, height=800, has_touch=True, is_mobile=True)
+    for view in ("text", "top", "strip"):
+        choose(shown, view=view, trace=0)
+        assert shown.evaluate(OVERFLOW) <= 0, view
+        assert shown.evaluate(INK, view)["share"] > 0.005, f"{view} is blank"
+    choose(shown, view="text", query=3)
+    assert state(shown)["query"] == 100, "the nearest that there is"
+    choose(shown, trace=1)
+    assert "this trace has maps" in " ".join(texts(shown))
+
+
+MARKUP = ["<img src=x onerror=alert(1)>", "</script>", "\u202eevil", "\0", "&lt;"]
+
+
+def test_hostile_tokens_of_a_long_text_are_drawn_as_text(opened: Opener) -> None:
+    shown = opened(page(rows_of([*MARKUP, *WORDS] * 40, layers=2)).html(), "find=%3Cimg")
+    assert shown.inner_text(".found") == "40 found"
+    for view in ("text", "top"):
+        choose(shown, view=view, token=0)
+        assert any(one.startswith("<img") for one in texts(shown)), view
 
 
 # --- scales

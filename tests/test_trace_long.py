@@ -371,23 +371,6 @@ def test_rows_are_saved_in_place_of_maps(tmp_path: Path) -> None:
         overt.trace(model, inputs).save(tmp_path / "maps.safetensors", queries=[1])
 
 
-def test_pages_and_figures_are_refused(tmp_path: Path) -> None:
-    states = states_of(*llama())
-    states.save(tmp_path / "rows.safetensors")
-    for trace, kept in (
-        (states, "queries and keys"),
-        (overt.Trace.load(tmp_path / "rows.safetensors"), "rows"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"^a page shows maps, and this trace has {kept}: trace with a larger"
-        ):
-            trace.html()
-        with pytest.raises(
-            ValueError, match=f"^a figure shows maps, and this trace has {kept}: trace with a la"
-        ):
-            trace.plot("strip")
-
-
 def mask_of(function: Any, padding: Tensor | None = None, **options: Any) -> Tensor:
     made = masking_utils.sdpa_mask(
         2, 700, 700, mask_function=function, attention_mask=padding, allow_is_causal_skip=False, **options

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overt.tracing.kept_rows import KeptRows
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import PosteriorDraw, Trace
 from overt.view.captions import CaptionMaps
@@ -45,6 +46,35 @@ def made(
         "mask": torch.ones(batch, count, dtype=torch.bool),
         "tokens": listed,
         "special": special,
+    }
+    return Trace(**{**given, **fields})
+
+
+def rows_of(
+    tokens: Sequence[str] = WORDS,
+    *,
+    layers: int = 3,
+    queries: Sequence[int] | None = None,
+    seed: int = 0,
+    sharp: float = 2.0,
+    **fields: Any,
+) -> Trace:
+    """A trace of random rows without maps, as one of a long text that was saved; the first token has most."""
+    count = len(tokens)
+    chosen = [count - 1] if queries is None else list(queries)
+    values = {}
+    for number, method in enumerate(("raw", "rollout")):
+        cells = maps(1, layers, len(chosen), count, seed=2 * seed + number, sharp=sharp).double()
+        cells[..., 0] += 1.0
+        values[method] = cells / cells.sum(dim=-1, keepdim=True)
+    special = torch.tensor([[word.startswith("[") and word.endswith("]") for word in tokens]])
+    given: dict[str, Any] = {
+        "kind": "causal",
+        "maps": [],
+        "mask": torch.ones(1, count, dtype=torch.bool),
+        "tokens": [list(tokens)],
+        "special": special,
+        "rows": KeptRows(chosen, count, values),
     }
     return Trace(**{**given, **fields})
 

@@ -26,9 +26,9 @@ function sunk(about = {}) {
 const tops = (surface) => surface.of("text").filter((call) => call.look.size === 10 && call.look.align === "right").map((call) => call.at[0]);
 const said = (surface) => surface.texts.join(" ");
 
-test("strip and graph start with the words’ scale where they are drowned, other views and traces do not", () => {
+test("strip, graph and the views of long texts start with the words’ scale where they are drowned, other views and traces do not", () => {
   const ids = VIEWS.filter((view) => scaledByWords(view, sunk(), { words: null })).map((view) => view.id);
-  assert.deepEqual(ids, ["graph", "strip"]);
+  assert.deepEqual(ids, ["graph", "text", "top", "strip"]);
   assert.equal(scaledByWords(stripView, sunk({ drowned: null }), { words: null }), false);
 });
 

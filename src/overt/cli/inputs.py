@@ -29,6 +29,7 @@ OWN_COMMANDS = {
     CAPTIONS: ("a captioning network", "overt caption photo.jpg"),
     QUESTIONS: ("a network that answers questions", 'overt ask photo.jpg "QUESTION"'),
 }
+TEXTS = ".txt"  # a long text is easier to give as a file
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 # Options that the tracing commands share.
@@ -124,7 +125,11 @@ def names_picture(text: str) -> bool:
 
 
 def read_input(text: str, model: Any = None) -> Any:
-    """The text itself, or the picture at that path; a network over pixels reads it itself."""
+    """The text itself, or the text or picture at that path; a network over pixels reads it itself."""
+    if text.lower().endswith(TEXTS) and " " not in text:
+        if not Path(text).is_file():
+            raise FileNotFoundError(f"text {text} does not exist")
+        return Path(text).read_text(encoding="utf-8")
     if not names_picture(text) or (model is not None and attends_to_pixels(model)):
         return text
     if not Path(text).is_file():

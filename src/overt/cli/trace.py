@@ -28,6 +28,7 @@ from overt.data.pictures import opened
 from overt.models import mcan
 from overt.recipes.asking import Answerer, inputs_of, open_answerer, token_names
 from overt.recipes.caption_reading import SAMPLES
+from overt.tracing.kept_rows import METHODS
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of
@@ -117,6 +118,8 @@ def run(
             applicable = [
                 name for name, method in known_methods("maps").items() if traced.why_not(method) is None
             ]
+            if traced.of_states:  # flow would need maps, which do not fit
+                applicable = [name for name in applicable if name in METHODS]
             shown = applicable if methods is None else methods
             for method in shown:
                 if (reason := traced.why_not(method)) is not None:
@@ -132,7 +135,11 @@ def run(
         running = {name for name in methods or () if method_of(name).runs_model}
         content = traces if len(traces) > 1 else next(iter(traces.values()))
         maps = known_methods("maps").items()
-        applicable = [name for name, method in maps if not any(t.why_not(method) for t in traces.values())]
+        applicable = [
+            name
+            for name, method in maps
+            if not any(t.why_not(method) or (t.of_states and name not in METHODS) for t in traces.values())
+        ]
         page_methods = None if not running else [*applicable, *sorted(running)]
         title = Path(texts[0]).name if names_picture(texts[0]) and len(texts) == 1 else None
         overt.page(content, title=title, residual=residual, methods=page_methods).save(out)
@@ -255,7 +262,10 @@ def _print(
 
 @app.command(rich_help_panel="Read attention")
 def trace(
-    text: Annotated[list[str], typer.Argument(help="Sentence, or path of an image. Several are compared.")],
+    text: Annotated[
+        list[str],
+        typer.Argument(help="Sentence, or path of a text (.txt) or of an image. Several are compared."),
+    ],
     model: Annotated[
         list[str],
         typer.Option(help="Folder of a model, or a name on the hub. Repeatable: several are compared."),

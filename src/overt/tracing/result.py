@@ -387,7 +387,10 @@ class Trace(ShownTrace):
         """Refuse a trace without maps, for what shows them."""
         if self.of_states or self.rows is not None:
             kept = "rows" if self.rows is not None else "queries and keys"
-            raise ValueError(f"{what} shows maps, and this trace has {kept}: trace with a larger memory=…")
+            raise ValueError(
+                f"{what} shows maps, and this trace has {kept}: trace with a larger memory=…, or show its "
+                "rows on a page, t.html(…)"
+            )
 
     def why_not(self, method: str | Method) -> str | None:
         """Why a method cannot read this trace; None if it can."""

@@ -62,11 +62,17 @@ class PageContents:
     progress: bool | None
 
 
-class _Fields:
-    """Packs maps, and records where they are."""
+class Fields:
+    """Packs maps, and records where they are.
 
-    def __init__(self, blocks: list[bytes], mass: float) -> None:
-        self.blocks, self.mass = blocks, mass
+    Args:
+        blocks: to add the bytes to.
+        mass: share of each row's sum that is kept.
+        width: bytes of a weight; by default as each layer's size says.
+    """
+
+    def __init__(self, blocks: list[bytes], mass: float, width: int | None = None) -> None:
+        self.blocks, self.mass, self.width = blocks, mass, width
         self.layers_of: dict[str, list[dict[str, Any] | None]] = {}
 
     def add(self, name: str, layers: Iterable[Tensor | None]) -> None:
@@ -84,7 +90,7 @@ class _Fields:
             self.add(name, (None if c is None else c[0] for c in maps))
 
     def _pack(self, cells: Tensor) -> dict[str, Any]:
-        about, data = pack(cells, self.mass)
+        about, data = pack(cells, self.mass, self.width)
         self.blocks.append(data)
         return {"at": len(self.blocks) - 1, **about}
 
@@ -100,7 +106,7 @@ def entry_of(
     tokens = [trace.tokens[0][place] for place in real.tolist()]
     main_query = trace.main_queries()[0]
     main = positions.tolist().index(main_query) if main_query in positions.tolist() else 0
-    fields = _Fields(blocks, contents.mass)
+    fields = Fields(blocks, contents.mass)
 
     def cut(cells: Tensor | None, rows: Tensor, columns: Tensor) -> Tensor | None:
         return None if cells is None else cells[..., rows, :][..., columns]
@@ -164,13 +170,13 @@ def entry_of(
             entry["missing"][name] = missing
     if pale := drowned(first_rows, trace.special[0, real], len(source) + main):
         entry["drowned"] = short(pale)
-    _add_importances(trace, contents, entry, positions, real, main, number, examples)
+    add_importances(trace, contents, entry, positions, real, main, number, examples)
     if trace.draws:
         columns = positions if trace.maps else source
         _add_spread(trace, contents, entry, fields, positions, columns, real, cut)
-    _add_outputs(trace, entry)
+    add_outputs(trace, entry)
     if trace.grid is not None:
-        _add_picture(trace, entry)
+        add_picture(trace, entry)
     entry["fields"] = fields.layers_of
     return entry
 
@@ -186,7 +192,7 @@ def _add_method(
     method: Method,
     contents: PageContents,
     entry: dict[str, Any],
-    fields: _Fields,
+    fields: Fields,
     first_rows: dict[str, Tensor],
     positions: Tensor,
     real: Tensor,
@@ -252,7 +258,7 @@ def drowned(rows: dict[str, Tensor], special: Tensor, query: int) -> dict[str, A
     return min(cases, key=lambda case: case["word"] / case["special"], default=None)
 
 
-def _add_importances(
+def add_importances(
     trace: Trace,
     contents: PageContents,
     entry: dict[str, Any],
@@ -262,6 +268,7 @@ def _add_importances(
     number: int,
     examples: int,
 ) -> None:
+    """Add what methods that run the model say of each token, or why there is nothing."""
     entry["importances"] = []
     for name, method in methods("model").items():
         requested = contents.running.get(name)
@@ -330,7 +337,7 @@ def _add_spread(
     trace: Trace,
     contents: PageContents,
     entry: dict[str, Any],
-    fields: _Fields,
+    fields: Fields,
     positions: Tensor,
     columns: Tensor,
     real: Tensor,
@@ -363,7 +370,7 @@ def _add_spread(
                 entry["queries"][name] = rows
 
 
-def _add_outputs(trace: Trace, entry: dict[str, Any]) -> None:
+def add_outputs(trace: Trace, entry: dict[str, Any]) -> None:
     """Add the likeliest classes, with the probabilities of any posterior samples."""
     if trace.outputs is None:
         return
@@ -375,7 +382,8 @@ def _add_outputs(trace: Trace, entry: dict[str, Any]) -> None:
     }
 
 
-def _add_picture(trace: Trace, entry: dict[str, Any]) -> None:
+def add_picture(trace: Trace, entry: dict[str, Any]) -> None:
+    """Add an image and the grid of its patches."""
     entry["grid"], entry["image"] = trace.grid, trace.image
     if trace.picture is not None:
         entry["picture"] = picture_link(trace.picture[0])

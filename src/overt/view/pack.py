@@ -30,12 +30,13 @@ MASS = 0.98  # of a row that its kept entries hold
 Array = np.ndarray[Any, Any]
 
 
-def pack(cells: Tensor, mass: float = MASS) -> tuple[dict[str, Any], bytes]:
+def pack(cells: Tensor, mass: float = MASS, width: int | None = None) -> tuple[dict[str, Any], bytes]:
     """Metadata that `unpack` needs, as JSON values, and the bytes.
 
     Args:
         cells: (map, row, column), signed or not; NaN and infinities become zero, and are counted.
         mass: share of each row's absolute sum to keep, in [0, 1].
+        width: bytes of a code, 1 or 2; by default 2 for small fields.
     """
     _check.fraction("mass", mass)
     values = cells.detach().to("cpu", torch.float32).numpy()
@@ -46,7 +47,7 @@ def pack(cells: Tensor, mass: float = MASS) -> tuple[dict[str, Any], bytes]:
     values = np.where(finite, values, np.float32(0.0)) if broken else values
     sizes = np.abs(values)
     kept, median, largest, dropped = _largest(sizes, mass)
-    width = 2 if values.size <= SMALL else 1
+    width = width or (2 if values.size <= SMALL else 1)
     steps, most = STEPS[width], 256**width - 1
     top = np.clip(np.round(steps * np.log2(1.0 + largest / median)), 1, most)
     scale = (largest / (2.0 ** (top / steps) - 1.0)).astype(np.float32)

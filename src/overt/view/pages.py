@@ -13,7 +13,7 @@ import html
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -106,7 +106,7 @@ def page(
     importances: bool | Literal["auto"] = False,
     target: Any = None,
     unk: int | None = None,
-    mass: float = MASS,
+    mass: float | None = None,
     progress: bool | None = None,
 ) -> Page:
     """Traces on one page; two or more can be compared side by side, with a shared selection.
@@ -119,13 +119,15 @@ def page(
             these: flow cannot if weights may be negative.
         queries: the tokens for which to compute rollout and flow: "all", "main" (`Trace.main_queries`),
             numbers, or "auto": all if that is quick, otherwise the main one, and no flow for very long texts.
-            Numbers count an example's tokens as the page shows them, without padding.
+            Numbers count an example's tokens as the page shows them, without padding. Of a trace of states,
+            whose page has rows in place of maps, "auto" is the main one; of one that was saved, all it has.
         residual: weight of the residual connection; by default that of each trace's mixing.
         importances: whether to include the methods that run the model, blank-out and gradients, for models
             that have outputs; "auto" leaves out what is slow or not possible.
         target: what the importances explain, as for `Trace.blankout`.
         unk: id of the replacement token, as for `Trace.blankout`.
-        mass: share of each row's sum that its kept weights hold; the page reports what was left out.
+        mass: share of each row's sum that its kept weights hold, and the page reports what was left out; by
+            default 0.98 of maps, and all of the rows of a trace of states.
         progress: show a progress bar for long flows; by default on a terminal.
     """
     if isinstance(traces, Mapping):
@@ -136,7 +138,6 @@ def page(
     for _, trace in named:
         if not isinstance(trace, Trace):
             raise TypeError(f"traces must come from overt.trace, got {type(trace).__name__}")
-        trace.check_maps("a page")
     if not named:
         raise ValueError("traces must hold at least one trace, got none")
     reading, named_methods = known_methods("maps"), methods is not None
@@ -148,7 +149,8 @@ def page(
     if isinstance(queries, str):
         _check.one_of("queries", queries, ("auto", "all", "main"))
     _check.one_of("importances", importances, (True, False, "auto"))
-    _check.fraction("mass", mass)
+    if mass is not None:
+        _check.fraction("mass", mass)
     blocks: list[bytes] = []
     entries = []
     running: dict[str, bool | Literal["auto"]] = {}
@@ -161,16 +163,19 @@ def page(
             "importances=True includes them"
         )
     map_methods = tuple(name for name in methods if name in reading)
-    contents = PageContents(
-        map_methods, named_methods, running, queries, residual, target, unk, mass, progress
-    )
     for name, trace in named:
+        of_rows = trace.of_states or trace.rows is not None
+        kept = (1.0 if of_rows else MASS) if mass is None else mass
+        contents = PageContents(
+            map_methods, named_methods, running, queries, residual, target, unk, kept, progress
+        )
+        make_entry = _entry_maker(of_rows)
         for number in range(len(trace)):
             example = trace if len(trace) == 1 else trace[number]
             label = label_of(example)
             if name:
                 label = name if len(trace) == 1 else f"{name}: {label}"
-            entries.append({"name": label, **entry_of(example, contents, blocks, number, len(trace))})
+            entries.append({"name": label, **make_entry(example, contents, blocks, number, len(trace))})
     if names is not None:
         if len(names) != len(entries):
             raise ValueError(
@@ -179,7 +184,17 @@ def page(
         for entry, label in zip(entries, names, strict=True):
             entry["name"] = printable(str(label))
     title = str(entries[0]["name"] if title is None else title)
-    return _page(title, entries, blocks, mass)
+    kept = min(1.0 if "rows" in entry else MASS for entry in entries) if mass is None else mass
+    return _page(title, entries, blocks, kept)
+
+
+def _entry_maker(of_rows: bool) -> Callable[..., dict[str, Any]]:
+    """What makes the entry of an example: of its maps, or of rows."""
+    if of_rows:
+        from overt.view.rows import rows_entry  # on first use
+
+        return rows_entry
+    return entry_of
 
 
 def node_page(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from overt.tracing.kept_rows import METHODS
 from overt.tracing.methods.method import check_known, method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.result import Trace
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BAR, LEAST_BAR = 12, 3  # characters
 ROOM = 65  # characters of all columns of values, so that a table fits a terminal of 80
 BLOCKS = " ▏▎▍▌▋▊▉█"
+MOST_ROWS = 40  # of the table of a trace without maps
 SHADES = "·░▒▓█"
 
 
@@ -38,9 +40,12 @@ def table(
 ) -> Table:
     """A table of one example's tokens, with what a query draws from each by several methods.
 
+    Of a trace without maps, whose text is long, it has the tokens with the largest values.
+
     Args:
         trace: its first example is shown.
-        methods: by name; by default all that read maps. Those that run the model need a trace with its model.
+        methods: by name; by default all that read maps, and raw and rollout where there are no maps. Those
+            that run the model need a trace with its model.
         query: whose row to show; by default CLS, or the last token of a causal model or decoder.
         layer: which layer to show.
         title: above the table.
@@ -52,7 +57,9 @@ def table(
     from rich.table import Table
 
     query = trace.main_queries()[0] if query is None else query
-    readers = [method_of(name) for name in (known_methods("maps") if methods is None else methods)]
+    of_rows = trace.of_states or trace.rows is not None
+    every = METHODS if of_rows else known_methods("maps")
+    readers = [method_of(name) for name in (every if methods is None else methods)]
     check_known(readers, arguments)
     columns = {}
     for reader in readers:
@@ -71,7 +78,11 @@ def table(
     wide = max(LEAST_BAR, min(BAR, ROOM // max(len(columns), 1) - 8))
     source = trace.first
     place = source + query % trace.queries
-    for token in torch.nonzero(trace.mask[0]).flatten().tolist():
+    listed = torch.nonzero(trace.mask[0]).flatten().tolist()
+    if of_rows and len(listed) > MOST_ROWS:
+        listed, count = _largest(list(columns.values())), len(listed)
+        grid.caption = f"the tokens with the largest values, of {count:,}"
+    for token in listed:
         if token == source > 0:
             grid.add_section()
         word = escape(_shown(trace.tokens[0][token]))
@@ -109,6 +120,17 @@ def pixel_map(
     place = trace.tokens[0][int(others.argmax())]
     most = f"  most elsewhere on {place}: {float(others.max()):.3f}; on itself: {float(sizes[query]):.3f}"
     return "\n".join([*lines, most])
+
+
+def _largest(columns: list[torch.Tensor]) -> list[int]:
+    """Tokens with the largest values, as many of each column, in the order of the text."""
+    orders = [values.abs().argsort(descending=True, stable=True).tolist() for values in columns]
+    chosen: dict[int, None] = {}
+    for tokens in zip(*orders, strict=True):
+        chosen.update(dict.fromkeys(tokens))
+        if len(chosen) >= MOST_ROWS:
+            break
+    return sorted(list(chosen)[:MOST_ROWS])
 
 
 def _cell(values: torch.Tensor, token: int, wide: int) -> str:

@@ -1,18 +1,20 @@
 // The controls above the panes: those that the visible views use.
 import { choice, element, picker, slider, tick } from "./dom.js";
+import { foundWords, passageFound, passageNext } from "./passage.js";
 import { shown, tokenPlace } from "./words.js";
 
 const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
 
-/** Rebuild the controls. A slider that has the focus stays the same element. */
+/** Rebuild the controls. A slider or a search that has the focus stays the same element. */
 export function fillControls(viewer) {
   const fresh = controlsOf(viewer);
   const old = [...viewer.controls.children];
   const active = viewer.controls.contains(document.activeElement) ? document.activeElement : null;
-  if (active && active.type === "range" && old.length === fresh.length) {
+  if (active && ["range", "search"].includes(active.type) && old.length === fresh.length) {
     old.forEach((control, i) => {
       if (!control.contains(active)) control.replaceWith(fresh[i]);
-      else updateSlider(active, fresh[i].querySelector("input"));
+      else if (active.type === "range") updateSlider(active, fresh[i].querySelector("input"));
+      else control.querySelector("output").textContent = fresh[i].querySelector("output").textContent;
     });
     return;
   }
@@ -59,11 +61,13 @@ function controlsOf(viewer) {
     controls.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));
   }
   if (uses("head") && limits.heads) controls.push(headPicker(viewer));
-  if (uses("query") && limits.queries > 1) controls.push(tokenBox(viewer));
-  if (uses("words") && [trace, traces[state.other]].some((one) => one && one.special.some(Boolean))) {
-    const title = "The scale ends at the largest weight of a word, leaving out special tokens and the token itself";
-    controls.push(tick("scale by words", viewer.words, (words) => select({ words }), title));
+  if (uses("query") && (trace.kept ? trace.kept.length : limits.queries) > 1) controls.push(trace.kept ? queryPicker(viewer) : tokenBox(viewer));
+  if (uses("words") && [trace, traces[state.other]].some((one) => one && one.hasAside)) {
+    const first = trace.sink >= 0 ? "the first token, " : "";
+    const title = `The scale ends at the largest weight of a word, leaving out ${first}special tokens and the token itself`;
+    controls.push(tick(first ? "scale without first token and itself" : "scale by words", viewer.words, (words) => select({ words }), title));
   }
+  if (uses("find")) controls.push(searchBox(viewer));
   if (uses("log")) controls.push(tick("log scale", state.log, (log) => select({ log })));
   if (viewer.fits.length > 1) {
     const others = viewer.fits.filter((view) => view.id !== state.view).map((view) => [view.id, view.title]);
@@ -84,6 +88,41 @@ function headPicker({ store, trace, limits, panes }) {
     control.title = `${trace.method(state.method).title} uses the mean of the heads`;
   }
   return control;
+}
+
+/** The queries that a trace has rows of. */
+function queryPicker({ store, trace }) {
+  const { query } = trace.nearest(store.state);
+  const options = trace.kept.map((one) => [String(one), `${one} ${shown(trace.tokens[trace.source + one], 14)}`]);
+  return picker(trace.source ? "Target" : "Token", options, String(query), (value) => store.select({ query: Number(value) }));
+}
+
+/** Find the next or previous place where the text of the search occurs. */
+export function findNext({ store, trace }, step) {
+  const token = passageNext(passageFound(trace, store.state.find), store.state.token, step);
+  if (token !== null) store.select({ token });
+}
+
+/** Finds text: each letter goes to the first place from here on; Enter and Shift+Enter to the next and the previous. */
+function searchBox(viewer) {
+  const { store, trace } = viewer;
+  const { find, token } = store.state;
+  const box = element("input", { type: "search", "aria-label": "Find", placeholder: "Find in the text", spellcheck: "false", autocomplete: "off", maxlength: "200" });
+  box.value = find;
+  box.addEventListener("input", () => {
+    const places = passageFound(trace, box.value);
+    const from = store.state.token === null ? null : store.state.token - 1; // what is found here already stays
+    store.select({ find: box.value, ...(places.length ? { token: passageNext(places, from, 1) } : {}) });
+  });
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    findNext(viewer, event.shiftKey ? -1 : 1);
+  });
+  const places = passageFound(trace, find);
+  const words = element("output", { class: "found", "aria-live": "polite" }, find.trim() ? foundWords(places, token) : "");
+  const button = (sign, label, step) => element("button", { type: "button", "aria-label": label, title: label, disabled: !places.length, onclick: () => findNext(viewer, step) }, sign);
+  return element("div", { class: "control find" }, box, button("‹", "Previous found", -1), button("›", "Next found", 1), words);
 }
 
 function tokenBox({ store, trace, limits }) {

@@ -34,6 +34,8 @@ export class TraceData {
     this.heads = about.heads || 0;
     this.main = about.main || 0;
     this.drowned = about.drowned || null; // the method and special token that leave the words pale, with its value and the largest of a word
+    this.kept = about.rows ? about.rows.queries : null; // the queries of a trace that has rows in place of maps
+    this.sink = about.rows && !this.source && this.tokens.length > 1 ? 0 : -1; // the first token, which often draws most in a long text
     this.told = (about.nodes || about).methods || []; // every registered method, on the page or not, in order
   }
 
@@ -67,14 +69,31 @@ export class TraceData {
       group,
       layer: last(state.layer, layers),
       head: state.head === null || state.head === undefined || state.head >= heads ? null : state.head,
-      query: last(state.query, Math.max(this.queries, 1)),
+      query: this.keptQuery(last(state.query, Math.max(this.queries, 1))),
       token: state.token < this.tokens.length ? state.token : null,
       method: this.methods.includes(state.method) ? state.method : this.methods[0] || "raw",
     };
   }
 
-  /** The field of the maps' means. */
+  /** Of a trace with rows of some queries, the one nearest to a query. */
+  keptQuery(query) {
+    if (!this.kept || this.kept.includes(query)) return query;
+    return this.kept.reduce((best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best));
+  }
+
+  /** Whether a token is left out by the words' scale, whatever the query. */
+  aside(token) {
+    return Boolean(this.special[token]) || token === this.sink;
+  }
+
+  /** Whether the words' scale differs from that of all tokens, whatever the query. */
+  get hasAside() {
+    return this.sink >= 0 || this.special.some(Boolean);
+  }
+
+  /** The field of the maps' means; the one of raw rows, in a trace that has no maps. */
   get mean() {
+    if (this.kept) return "raw";
     return this.recurrent ? "cross mean" : "mean";
   }
 
@@ -227,7 +246,7 @@ export class TraceData {
     if (method === "spread" || method.startsWith("part ")) return this.unpackedPart(method, layer, query, head);
     const list = this.about.fields && this.about.fields[method === "raw" ? this.mean : method];
     if (list && !list[layer]) return { missing: this.why("layers") };
-    if (method === "raw") {
+    if (method === "raw" && !this.kept) {
       const own = this.map(this.home, layer, head);
       if (!own) return null;
       const values = own.field.row(own.map, query);
@@ -251,8 +270,10 @@ export class TraceData {
       const few = rows.length === 1 ? "one query" : `${rows.length} queries`;
       return { missing: `the page has ${this.method(method).title} for ${few} only: t.html(…, queries="all") includes all` };
     }
-    const field = this.field(method, layer);
-    return field && { values: field.row(0, place), lost: field.lost(0, place) };
+    const single = this.kept && head !== null && this.has(`${method} heads`);
+    const field = this.field(single ? `${method} heads` : method, layer);
+    const map = single ? head : 0;
+    return field && { values: field.row(map, place), lost: field.lost(map, place) };
   }
 
   unpackedPart(name, layer, query, head) {

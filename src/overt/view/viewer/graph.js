@@ -203,6 +203,7 @@ export const graphView = {
   applies(trace) {
     if (trace.recurrent) return "a recurrent decoder passes on what it saw outside attention: there are no layers to draw paths through";
     if (trace.kind === "pixels") return "convolutions and shortcuts pass information on outside attention: there are no layers to draw paths through";
+    if (trace.kept) return "this trace has rows of some tokens in place of maps: there are no weights of the others to draw paths through";
     if (trace.methods.length && trace.layers) return true;
     return "this trace has no layers of tokens: overt.trace(model, text) makes one that does";
   },

@@ -99,6 +99,7 @@ export const headsView = {
   controls: ["group", "layer", "head", "query", "words", "log"],
 
   applies(trace) {
+    if (trace.kept) return "this trace has rows of some tokens in place of maps";
     return trace.layers && trace.has(trace.mean) ? true : "this trace has no maps";
   },
 

@@ -1,7 +1,8 @@
 // Keyboard shortcuts.
+import { findNext } from "./controls.js";
 
 export const KEYS = [
-  ["↑ ↓", "previous, next token"],
+  ["↑ ↓", "previous, next token; in a long text, the next stronger or weaker"],
   ["← →", "layer below, above"],
   ["[ ]", "previous, next head"],
   ["Enter", "pick the node of the chosen token and layer, or release it"],
@@ -9,6 +10,8 @@ export const KEYS = [
   ["1 – 9", "switch to a view"],
   ["g", "log scale"],
   ["w", "scale by words only"],
+  ["/", "find in a long text"],
+  ["n p", "next, previous place found"],
   ["Esc", "clear the selection"],
   ["?", "this list"],
 ];
@@ -37,6 +40,9 @@ export function pressed(viewer, event) {
     m: () => trace.methods.length && store.select({ method: trace.methods[(trace.methods.indexOf(state.method) + 1) % trace.methods.length] }),
     g: () => store.select({ log: !state.log }),
     w: () => store.select({ words: !viewer.words }),
+    "/": () => viewer.controls.querySelector('input[type="search"]')?.focus(),
+    n: () => viewer.uses("find") && findNext(viewer, 1),
+    p: () => viewer.uses("find") && findNext(viewer, -1),
     Escape: () => store.select({ picked: false, token: null, node: null }),
     "?": () => viewer.help.showModal(),
   };
@@ -61,6 +67,10 @@ function nextRow({ store, trace, limits, front, uses }, step) {
   if (uses("group") && state.group === "encoder") {
     const row = state.row === null ? (step > 0 ? -1 : trace.source) : state.row;
     return { row: Math.min(Math.max(row + step, 0), trace.source - 1) };
+  }
+  if (trace.kept) {
+    const at = trace.kept.indexOf(trace.keptQuery(state.query));
+    return { query: trace.kept[Math.min(Math.max(at + step, 0), trace.kept.length - 1)] };
   }
   return { query: Math.min(Math.max(state.query + step, 0), Math.max(limits.queries - 1, 0)) };
 }

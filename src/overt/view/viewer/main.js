@@ -9,7 +9,7 @@ import { Store } from "./store.js";
 import { VIEWS } from "./views.js";
 import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const FIRST = ["nodes", "image", "cross"]; // the most informative views, for traces that have them
+const FIRST = ["nodes", "image", "cross", "text"]; // the most informative views, for traces that have them
 let mounted = 0;
 
 /**
@@ -49,10 +49,11 @@ class Viewer {
     const fits = VIEWS.filter((view) => view.applies(trace) === true);
     const view = fits.find((one) => FIRST.includes(one.id)) || fits[0] || VIEWS[0];
     const wide = this.root.getBoundingClientRect().width > 1100;
-    const strip = view.id !== "strip" && fits.some((one) => one.id === "strip");
+    const beside = view.id === "text" ? "top" : "strip";
+    const second = view.id !== beside && fits.some((one) => one.id === beside);
     return {
       view: view.id,
-      beside: wide && strip ? "strip" : null,
+      beside: wide && second ? beside : null,
       trace: 0,
       other: null,
       group: "",
@@ -62,11 +63,13 @@ class Viewer {
       token: null,
       row: null,
       node: null,
-      method: trace.methods.includes("rollout") ? "rollout" : trace.methods[0] || "raw",
+      // Over a long text, rollout of a causal model mostly ends in the first token.
+      method: trace.methods.includes("rollout") && !trace.kept ? "rollout" : trace.methods[0] || "raw",
       part: "fused",
       picked: false,
       log: false,
       words: null, // as each trace needs it, until the reader chooses
+      find: "",
     };
   }
 
@@ -82,12 +85,14 @@ class Viewer {
     state.layer = within(state.layer, layers, Math.max(layers - 1, 0));
     state.head = within(state.head, heads, null);
     state.query = within(state.query, queries, Math.max(0, Math.min(trace.main, queries - 1)));
+    state.query = trace.keptQuery(state.query);
     state.token = within(state.token, tokens, null);
     state.row = within(state.row, tokens, null);
     state.node = within(state.node, Infinity, null);
     if (methods.length && !methods.includes(state.method)) state.method = methods[0];
     if (!["attention", "convolution", ...this.traces.flatMap((one) => one.parts)].includes(state.part)) state.part = "fused";
     for (const key of ["picked", "log"]) state[key] = Boolean(state[key]);
+    state.find = String(state.find ?? "").slice(0, 200);
     state.words = (state.words ?? null) === null ? null : Boolean(state.words);
     return state;
   }
@@ -120,7 +125,7 @@ class Viewer {
 
   /** Whether the panes that can be scaled by words are; null if some are and some are not. */
   get words() {
-    const able = this.panes.filter(({ view, trace }) => view.controls.includes("words") && view.applies(trace) === true && trace.special.some(Boolean));
+    const able = this.panes.filter(({ view, trace }) => view.controls.includes("words") && view.applies(trace) === true && trace.hasAside);
     const on = able.map((pane) => pane.selection.state.words);
     return on.some((one) => one !== on[0]) ? null : Boolean(on[0]);
   }
@@ -165,7 +170,7 @@ class Viewer {
     const list = element("dl");
     for (const [keys, meaning] of KEYS) list.append(element("dt", {}, keys), element("dd", {}, meaning));
     const close = element("button", { type: "button", onclick: () => this.help.close() }, "Close");
-    const about = element("p", { class: "about" }, `Made by overt ${this.index.version || ""}. Each row keeps its largest weights, up to ${percent(this.index.mass ?? 1)} of its sum; the page shows what was left out.`);
+    const about = element("p", { class: "about" }, `Made by overt ${this.index.version || ""}. ${(this.index.mass ?? 1) < 1 ? `Each row keeps its largest weights, up to ${percent(this.index.mass)} of its sum; the page shows what was left out.` : "No weights were left out."}`);
     this.help.append(element("h2", {}, "Keyboard shortcuts"), list, about, close);
   }
 

@@ -64,6 +64,15 @@ export class Pane {
       const target = this.under(event);
       if (target && target.select) this.store.select(target.select);
     });
+    // A map of the whole at the top of a view: pressing or dragging scrolls there, a click then selects.
+    const go = (event) => {
+      if (!(event.buttons & 1) || event.pointerType === "touch") return;
+      if (event.type === "pointerdown") this.dragging = Number.isFinite(this.under(event)?.scrollTo);
+      const target = this.dragging ? this.under(event) : null;
+      if (Number.isFinite(target?.scrollTo)) this.scroll.scrollTop = target.scrollTo - (this.size.height + this.cover()) / 2;
+    };
+    this.scroll.addEventListener("pointerdown", go);
+    this.scroll.addEventListener("pointermove", go);
     const jump = (event) => {
       if (!event.buttons && event.type !== "pointerdown") return;
       if (event.type === "pointerdown") this.minimap.setPointerCapture(event.pointerId);
@@ -159,12 +168,16 @@ export class Pane {
     context.setTransform(dense, 0, 0, dense, -left * dense, -top * dense);
     this.surface = new CanvasSurface(context);
     this.drawOn(this.surface, wide, top, top + height);
+    const narrow = !this.minimap.hidden;
     this.drawMinimap(tall, height, dense);
-    if (this.late) this.revealChosen();
+    if (narrow === this.minimap.hidden) {
+      this.late = true; // lines break elsewhere beside the minimap
+      this.ask();
+    } else if (this.late) this.revealChosen();
   }
 
   drawMinimap(tall, height, dense) {
-    const wanted = tall > 1.5 * height;
+    const wanted = tall > 1.5 * height && this.view.minimap !== false;
     this.minimap.hidden = !wanted;
     if (!wanted) return;
     const theme = palette(this.theme());
@@ -197,10 +210,19 @@ export class Pane {
     if (Number.isFinite(y)) this.reveal(y);
   }
 
+  /** Height of what stays at the top of the view, above what scrolls. */
+  cover() {
+    return this.view.covered && this.content && !this.content.why ? this.view.covered({ trace: this.trace, ...this.selection, width: Math.max(this.content.width, this.size.width) }) : 0;
+  }
+
   /** Scroll so that a place of the content is visible. */
   reveal(y, size = 24) {
     const { scrollTop: top, clientHeight: height } = this.scroll;
-    if (y < top + 40) this.scroll.scrollTop = Math.max(0, y - 60);
+    const cover = this.cover();
+    if (cover) {
+      const hidden = y < top + cover || y + size > top + height;
+      if (hidden) this.scroll.scrollTop = Math.max(0, y - (cover + height - size) / 2);
+    } else if (y < top + 40) this.scroll.scrollTop = Math.max(0, y - 60);
     else if (y + size > top + height - 30) this.scroll.scrollTop = y + size + 60 - height;
   }
 

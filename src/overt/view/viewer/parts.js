@@ -124,8 +124,8 @@ export function messageHeight(text, width) {
 }
 
 /**
- * The largest size among values; with the selection's `words` on, without special tokens and the query itself, which
- * often dwarf the others. Larger values then get the strongest colour too.
+ * The largest size among values; with the selection's `words` on, without special tokens, the first token of a long
+ * text and the query itself, which often dwarf the others. Larger values then get the strongest colour too.
  */
 export function peakOf(trace, values, seen, query = null) {
   let peak = 0;
@@ -133,7 +133,7 @@ export function peakOf(trace, values, seen, query = null) {
   for (let i = 0; i < values.length; i++) {
     const size = Math.abs(values[i]);
     if (size > rest) rest = size;
-    if (seen.words && (trace.special[i] || i === query)) continue;
+    if (seen.words && (trace.aside(i) || i === query)) continue;
     if (size > peak) peak = size;
   }
   return peak || rest;
@@ -151,14 +151,14 @@ export function scaledByWords(view, trace, { words }) {
 export function wordsNote(trace, seen) {
   const query = trace.source + seen.query;
   // Without words there is nothing to scale by, and `peakOf` uses all tokens.
-  const has = (wanted) => trace.special.some((special, i) => Boolean(special) === wanted && (wanted || i !== query));
+  const has = (wanted) => trace.tokens.some((_, i) => trace.aside(i) === wanted && (wanted || i !== query));
   if (!seen.words || !has(true) || !has(false)) return "";
   const rest = "larger values are drawn like the end of the scale";
   if (!trace.drowned) return `Scaled by words: ${rest}.`;
   const { method, token, special, word } = trace.drowned;
   const main = trace.source + trace.main;
   const drawn = token === main ? "itself" : `“${shown(trace.tokens[token])}”`;
-  const others = trace.about.grid && !trace.source ? "patches" : "words";
+  const others = trace.about.grid && !trace.source ? "patches" : trace.sink >= 0 ? "other tokens" : "words";
   const why = `by ${trace.method(method).title} “${shown(trace.tokens[main])}” draws on ${drawn} with ${number(special)} at layer ${trace.layers}, on ${others} with at most ${number(word)}`;
   return `Scaled by words: ${why}; ${rest}.`;
 }

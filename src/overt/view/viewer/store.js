@@ -18,6 +18,7 @@ const READERS = {
   picked: (text) => text === "1",
   log: (text) => text === "1",
   words: (text) => text === "1",
+  find: String,
 };
 
 function whole(text) {

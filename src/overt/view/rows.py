@@ -1,0 +1,186 @@
+"""The index of a trace without maps: rows of some queries at every layer, in place of maps.
+
+The size of such a page grows with the number of tokens, not with its square. Weights take one byte each, as
+in `overt.view.pack`, or two if there are few; none are left out unless `mass` is below one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from overt.tracing.kept_rows import METHODS
+from overt.tracing.levels import HeldMaps
+from overt.tracing.methods.method import Method, methods
+from overt.tracing.options import numbers
+from overt.tracing.result import Trace
+from overt.view.index import (
+    Fields,
+    PageContents,
+    add_importances,
+    add_outputs,
+    add_picture,
+    drowned,
+    method_entry,
+    printable,
+    short,
+)
+
+FEW = 1_000_000  # values of a trace that take two bytes each
+MOST_HEADS = 3_000_000  # values of a trace up to which rows of single heads are included
+GLUED, SPACED, BROKEN = "012"  # what comes before a token
+
+
+def rows_entry(
+    trace: Trace, contents: PageContents, blocks: list[bytes], number: int, examples: int
+) -> dict[str, Any]:
+    """One example's part of the index; its rows go to `blocks`."""
+    real = trace.mask[0].nonzero().flatten()
+    first = trace.first  # of the queries among the tokens
+    source = int((real < first).sum())
+    positions = real[real >= first] - first
+    main, rows = _queries(trace, contents, positions.tolist())
+    readers = [methods()[name] for name in METHODS]
+    if contents.named:
+        readers += [methods()[name] for name in contents.methods if name not in METHODS]
+    missing = _missing(trace, contents, readers)
+    readers = [method for method in readers if method.name not in missing]
+    found = {
+        method.name: trace.read(method.name, positions[rows], **_arguments(method, contents))[0][..., real]
+        for method in readers
+    }  # by method, (layer, query, token)
+    heads = _heads(trace, found, missing)
+    count = sum(values.numel() for values in found.values()) + heads * found["raw"].numel()
+    fields = Fields(blocks, contents.mass, 2 if count <= FEW else 1)
+    for name, values in found.items():
+        fields.add(name, (layer.unsqueeze(0) for layer in values))
+    if heads:
+        single = trace.raw(positions[rows], heads="each")[0][..., real]
+        fields.add("raw heads", iter(single))
+    aside = trace.special[0, real].clone()
+    aside[0] |= not source
+    place = source + main
+    pale = drowned({name: values[-1, rows.index(main)] for name, values in found.items()}, aside, place)
+    spans = {"rows": (source, len(real)), "columns": (0, len(real))}
+    entry: dict[str, Any] = {
+        "kind": trace.kind,
+        "mixing": trace.mixing,
+        "mixing_title": trace.mixing_kind.title,
+        "methods": [method_entry(method) for method in methods().values()],
+        "tokens": [printable(trace.tokens[0][place]) for place in real.tolist()],
+        "special": trace.special[0, real].int().tolist(),
+        "source": source,
+        "layers": trace.layers,
+        "heads": heads,
+        "groups": {"": {"layers": trace.layers, "heads": heads, **spans}},
+        "main": main,
+        "rows": {"queries": rows, "before": _before(trace, real, source, number)},
+        "missing": missing,
+        "queries": dict.fromkeys(found, rows),
+    }
+    if pale is not None:
+        entry["drowned"] = short(pale)
+    add_importances(trace, contents, entry, positions, real, main, number, examples)
+    add_outputs(trace, entry)
+    if trace.grid is not None:
+        add_picture(trace, entry)
+    entry["fields"] = fields.layers_of
+    return entry
+
+
+def _queries(trace: Trace, contents: PageContents, positions: list[int]) -> tuple[int, list[int]]:
+    """The main query, and all whose rows the page has, as numbers among an example's queries."""
+    wanted = contents.queries
+    found = trace.main_queries()[0]
+    main = positions.index(found) if found in positions else 0
+    if trace.rows is None:
+        if isinstance(wanted, str):
+            return main, list(range(len(positions))) if wanted == "all" else [main]
+        rows = numbers("queries", wanted, len(positions))
+    else:
+        kept = [positions.index(query) for query in trace.rows.queries if query in positions]
+        rows = kept if isinstance(wanted, str) else numbers("queries", wanted, len(positions))
+        if wanted == "main":
+            rows = [main]
+        if not kept or not set(rows) <= set(kept) or (wanted == "all" and len(kept) < len(positions)):
+            some = ", ".join(map(str, kept[:8])) + (", …" if len(kept) > 8 else "")
+            raise ValueError(
+                f"queries must be among those whose rows this trace was saved with, {some or 'none'}, got "
+                f'{wanted!r}: "auto" has these'
+            )
+    rows = list(dict.fromkeys(rows))
+    return main if main in rows else rows[0], rows
+
+
+def _arguments(method: Method, contents: PageContents) -> dict[str, Any]:
+    given = method.fitting({"residual": contents.residual, "progress": contents.progress})
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _missing(trace: Trace, contents: PageContents, readers: list[Method]) -> dict[str, str]:
+    """Methods that the page does not have, and why."""
+    missing = {}
+    for name, method in methods("maps").items():
+        if (reason := trace.why_not(method)) is not None:
+            if contents.named and name in contents.methods:
+                raise ValueError(reason)
+            missing[name] = reason
+        elif contents.named and name not in contents.methods and name != "raw":
+            missing[name] = f"{method.title} was not requested: t.html(…, methods=[…, {name!r}])"
+        elif method not in readers:
+            missing[name] = (
+                f"{method.title} was left out, as this trace keeps no maps: t.html(…, methods=[…, {name!r}]) "
+                "includes it if it fits memory=…"
+            )
+    return missing
+
+
+def _heads(trace: Trace, found: dict[str, Tensor], missing: dict[str, str]) -> int:
+    """How many heads have raw rows of their own on the page."""
+    if not isinstance(trace.maps, HeldMaps) or not trace.maps.heads:
+        return 0
+    heads = int(trace.maps.held[0].shape[1])
+    single = heads * found["raw"].numel()
+    count = sum(values.numel() for values in found.values()) + single
+    if count <= MOST_HEADS and (trace.memory is None or 8 * single <= trace.memory):
+        return heads
+    missing["heads"] = f"rows of single heads were left out: with them the page has {count:,} weights"
+    return 0
+
+
+def _before(trace: Trace, real: Tensor, source: int, number: int) -> str:
+    """What comes before each token, one sign each: nothing, a space, or the end of a line.
+
+    Names of tokens have no spaces, so offsets tell, together with the text where the trace still has it.
+    Without offsets, only a word piece ("##s") is known to continue a word.
+    """
+    names = [trace.tokens[0][place] for place in real.tolist()]
+    signs = [GLUED if name.startswith("##") and len(name) > 2 else SPACED for name in names]
+    if trace.offsets is not None and bool(trace.offsets[0].any()):
+        spans = trace.offsets[0, real].tolist() if len(trace.offsets[0]) == len(trace.mask[0]) else []
+        texts = trace.subject.inputs.extra.get("texts", []) if trace.subject is not None else []
+        text = texts[number] if number < len(texts) else None
+        end, loose = 0, ""  # white space at the end of the token before
+        for place, (name, (start, stop)) in enumerate(zip(names, spans, strict=False)):
+            if start == stop:
+                loose = " "  # a special token
+                continue
+            between = loose + (" " * max(0, start - end) if text is None else text[end:start])
+            if text is None:
+                loose = ""
+                between += " " * (stop - start > len(name) and not name.startswith("##"))
+            else:
+                inside = text[start:stop]
+                core = inside.strip()
+                if core:
+                    between += inside[: inside.index(core[0])]
+                    loose = inside[len(inside.rstrip()) :]
+                else:
+                    loose = ""
+            blank = SPACED if between else GLUED
+            signs[place] = BROKEN if "\n" in between else blank
+            end = max(end, stop)
+    if 0 < source < len(signs):
+        signs[source] = BROKEN
+    return "".join(signs)
