@@ -105,6 +105,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/vision.py --small --batch 8 --side 64 --ways eager
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/page.py --long
 	$(BIN)/python benchmarks/long_trace.py --shape smollm2 --tokens 2000 --ways trace --memory 268435456
 
 bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)

@@ -6,6 +6,12 @@
 The model's maps at 512 tokens are repeated to 12 layers of 12 heads. Random weights are those of an untrained
 BERT-base: their maps are nearly uniform, the worst case for storing few weights. The baseline is what BertViz
 puts into its pages: every weight as JSON, here measured on one layer and multiplied by twelve.
+
+    python benchmarks/page.py --long                          # rows of a long text, in place of maps
+    python benchmarks/page.py --long --rows trace.safetensors # and those of a trace of states that was saved
+
+Rows that are made up have weights between which lie six powers of ten, and half of each row in the first
+token; the text is this project's documentation, over and over.
 """
 
 from __future__ import annotations
@@ -26,8 +32,10 @@ import torch
 
 import overt
 from overt.cli.inputs import open_model
+from overt.tracing.kept_rows import METHODS, KeptRows
 
 TOKENS, LAYERS, HEADS = 512, 12, 12
+LONG = (32_768, 32)  # tokens and layers
 ROOT = Path(__file__).parent.parent
 
 
@@ -109,20 +117,70 @@ def measure(name: str, trace: overt.Trace, folder: Path) -> dict[str, Any]:
     }
 
 
+def made_up() -> overt.Trace:
+    """A trace of random rows over a long text."""
+    tokens, layers = LONG
+    generator = torch.Generator().manual_seed(0)
+
+    def rows() -> torch.Tensor:
+        cells = (3.0 * torch.randn(1, layers, 1, tokens, generator=generator, dtype=torch.float64)).softmax(
+            -1
+        )
+        cells[..., 0] += 1.0
+        return cells / 2.0
+
+    text = words().split()
+    return overt.Trace(
+        kind="causal",
+        maps=[],
+        mask=torch.ones(1, tokens, dtype=torch.bool),
+        tokens=[(text * (1 + tokens // len(text)))[:tokens]],
+        special=torch.zeros(1, tokens, dtype=torch.bool),
+        rows=KeptRows([tokens - 1], tokens, {method: rows() for method in METHODS}),
+    )
+
+
+def measure_rows(name: str, trace: overt.Trace, folder: Path) -> dict[str, Any]:
+    start = time.perf_counter()
+    path = folder / f"{name.replace(' ', '-')}.html"
+    page = overt.page(trace, title=name).save(path)
+    seconds = time.perf_counter() - start
+    entry = page.index["traces"][0]
+    return {
+        "rows": name,
+        "tokens": f"{len(entry['tokens']):,}",
+        "layers": str(entry["layers"]),
+        "bytes of a weight": str(entry["fields"]["raw"][0]["bytes"]),
+        "page MB": path.stat().st_size / 1e6,
+        "made in s": seconds,
+        "opens in s": opening(path, "text"),
+        "top tokens in s": opening(path, "top"),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="folder of a BERT-like encoder")
+    parser.add_argument("--long", action="store_true", help="measure pages of rows")
+    parser.add_argument("--rows", help="a saved trace of rows, for --long")
     options = parser.parse_args()
+    if options.rows and not options.long:
+        parser.error(f"--rows is for --long, got {options.rows} without it")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        if options.model:
-            rows.append(measure("real weights", real(options.model), Path(folder)))
-        rows.append(measure("random weights", random(), Path(folder)))
-    print(
-        f"{LAYERS} layers × {HEADS} heads × {TOKENS} tokens; {platform.machine()}, torch {torch.__version__}"
-    )
+        if options.long:
+            if options.rows:
+                trace = overt.Trace.load(options.rows)
+                rows.append(measure_rows("saved", trace, Path(folder)))
+            rows.append(measure_rows("made up", made_up(), Path(folder)))
+        else:
+            if options.model:
+                rows.append(measure("real weights", real(options.model), Path(folder)))
+            rows.append(measure("random weights", random(), Path(folder)))
+    size = "rows" if options.long else f"{LAYERS} layers × {HEADS} heads × {TOKENS} tokens"
+    print(f"{size}; {platform.machine()}, torch {torch.__version__}")
     print("| " + " | ".join(rows[0]) + " |")
     print("|" + "---|" * len(rows[0]))
     for row in rows:

@@ -118,8 +118,10 @@ def run(
             applicable = [
                 name for name, method in known_methods("maps").items() if traced.why_not(method) is None
             ]
-            if traced.of_states:  # flow would need maps, which do not fit
-                applicable = [name for name in applicable if name in METHODS]
+            if traced.of_states:
+                # Flow would need maps, which do not fit; a page has all of rollout's layers in one go.
+                quick = METHODS[:1] if to_page else METHODS
+                applicable = [name for name in applicable if name in quick]
             shown = applicable if methods is None else methods
             for method in shown:
                 if (reason := traced.why_not(method)) is not None:

@@ -63,21 +63,21 @@ class PageContents:
 
 
 class Fields:
-    """Packs maps, and records where they are.
+    """Packs maps, and records where they are."""
 
-    Args:
-        blocks: to add the bytes to.
-        mass: share of each row's sum that is kept.
-        width: bytes of a weight; by default as each layer's size says.
-    """
-
-    def __init__(self, blocks: list[bytes], mass: float, width: int | None = None) -> None:
-        self.blocks, self.mass, self.width = blocks, mass, width
+    def __init__(self, blocks: list[bytes], mass: float) -> None:
+        self.blocks, self.mass = blocks, mass
         self.layers_of: dict[str, list[dict[str, Any] | None]] = {}
 
-    def add(self, name: str, layers: Iterable[Tensor | None]) -> None:
-        """One (map, row, column) per layer, or None where a layer has none."""
-        self.layers_of[name] = [None if cells is None else self._pack(cells) for cells in layers]
+    def add(self, name: str, layers: Iterable[Tensor | None], width: int | None = None) -> None:
+        """One (map, row, column) per layer, or None where a layer has none.
+
+        Args:
+            name: of the field.
+            layers: its maps.
+            width: bytes of a weight; by default as each layer's size says.
+        """
+        self.layers_of[name] = [None if cells is None else self._pack(cells, width) for cells in layers]
 
     def add_maps(self, group: str, maps: Sequence[Tensor | None], suffix: str = "") -> None:
         """Maps of a batch of one: their mean over heads, and single heads if they were kept."""
@@ -89,8 +89,8 @@ class Fields:
             name = f"{group}{suffix}{' ' if suffix else ''}heads"
             self.add(name, (None if c is None else c[0] for c in maps))
 
-    def _pack(self, cells: Tensor) -> dict[str, Any]:
-        about, data = pack(cells, self.mass, self.width)
+    def _pack(self, cells: Tensor, width: int | None) -> dict[str, Any]:
+        about, data = pack(cells, self.mass, width)
         self.blocks.append(data)
         return {"at": len(self.blocks) - 1, **about}
 

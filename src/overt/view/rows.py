@@ -27,7 +27,7 @@ from overt.view.index import (
     short,
 )
 
-FEW = 1_000_000  # values of a trace that take two bytes each
+FEW = 1_000_000  # values of a trace that take two bytes each; those of single heads take one
 MOST_HEADS = 3_000_000  # values of a trace up to which rows of single heads are included
 GLUED, SPACED, BROKEN = "012"  # what comes before a token
 
@@ -51,13 +51,13 @@ def rows_entry(
         for method in readers
     }  # by method, (layer, query, token)
     heads = _heads(trace, found, missing)
-    count = sum(values.numel() for values in found.values()) + heads * found["raw"].numel()
-    fields = Fields(blocks, contents.mass, 2 if count <= FEW else 1)
+    fields = Fields(blocks, contents.mass)
+    width = 2 if sum(values.numel() for values in found.values()) <= FEW else 1
     for name, values in found.items():
-        fields.add(name, (layer.unsqueeze(0) for layer in values))
+        fields.add(name, (layer.unsqueeze(0) for layer in values), width)
     if heads:
         single = trace.raw(positions[rows], heads="each")[0][..., real]
-        fields.add("raw heads", iter(single))
+        fields.add("raw heads", iter(single), 1)
     aside = trace.special[0, real].clone()
     aside[0] |= not source
     place = source + main

@@ -67,12 +67,12 @@ function controlsOf(viewer) {
     const title = `The scale ends at the largest weight of a word, leaving out ${first}special tokens and the token itself`;
     controls.push(tick(first ? "scale without first token and itself" : "scale by words", viewer.words, (words) => select({ words }), title));
   }
-  if (uses("find")) controls.push(searchBox(viewer));
   if (uses("log")) controls.push(tick("log scale", state.log, (log) => select({ log })));
   if (viewer.fits.length > 1) {
     const others = viewer.fits.filter((view) => view.id !== state.view).map((view) => [view.id, view.title]);
     controls.push(picker("Beside", [["", "–"], ...others], state.beside || "", (value) => select({ beside: value || null })));
   }
+  if (uses("find")) controls.push(searchBox(viewer)); // last: what it says changes its width
   return controls;
 }
 

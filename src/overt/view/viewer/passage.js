@@ -99,6 +99,12 @@ export function passageRow(trace, seen, layer = seen.layer) {
   return trace.row(seen.method, layer, seen.query, seen.method === "raw" ? seen.head : null);
 }
 
+/** Whose weights a row has, where there are several heads; otherwise empty. */
+export function headWords(trace, seen) {
+  if (seen.method !== "raw" || !trace.heads) return "";
+  return `, ${seen.head === null || seen.head === undefined ? "mean of heads" : `head ${seen.head + 1}`}`;
+}
+
 const rankings = new WeakMap();
 
 /** Tokens by the size of their values, the running sum of the sizes, and each token's place: `{ order, sums, total, rank }`. */
@@ -152,9 +158,8 @@ export function passageTip(trace, seen, row, token) {
 export function passageDescribe({ trace, seen }) {
   const row = passageRow(trace, seen);
   if (!row || !row.values) return null;
-  const head = seen.method === "raw" && trace.heads ? `, ${seen.head === null ? "mean of heads" : `head ${seen.head + 1}`}` : "";
   const query = trace.source + seen.query;
-  const what = `${trace.named(seen.method)}, layer ${seen.layer + 1} of ${trace.layers}${head}, of “${passageWord(trace.tokens[query])}” (${tokenPlace(trace, query)})`;
+  const what = `${trace.named(seen.method)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}, of “${passageWord(trace.tokens[query])}” (${tokenPlace(trace, query)})`;
   if (seen.token === null || seen.token === undefined) {
     const most = Array.from(ranking(row.values).order.subarray(0, 5), (token) => `“${passageWord(trace.tokens[token])}” (${tokenPlace(trace, token)}) ${number(row.values[token])}`);
     return `${what}: ${most.join(", ")}`;

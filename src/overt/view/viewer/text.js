@@ -1,7 +1,7 @@
 // A long text with each token in the colour of its weight, below a map of the whole text at every layer.
 // Only the lines on the screen are drawn.
 import { drawMessage, drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { endsLine, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
+import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, tokenPlace } from "./words.js";
 
@@ -214,8 +214,8 @@ function textDrawLine({ surface, trace, seen, theme, values, row, query, scale, 
 function textDrawHead(scene, first, last) {
   const { surface, trace, seen, theme, width, top, head, scale, query, values, row } = scene;
   const room = width - 2 * TEXT_EDGE;
-  const title = `${trace.measure(seen.method)}, layer ${seen.layer + 1}${seen.log ? ", log scale" : ""}`;
-  const legend = Math.min(190, room / 2);
+  const title = `${trace.measure(seen.method)}, layer ${seen.layer + 1}${headWords(trace, seen)}${seen.log ? ", log scale" : ""}`;
+  const legend = Math.min(210, room / 2);
   drawScale(surface, theme, scale, TEXT_EDGE, top + 6, fitted(title, legend + 40, 11), legend);
   const word = `“${passageWord(trace.tokens[query], 24)}”`;
   const said = `what ${word} (${tokenPlace(trace, query)}) draws on`;
