@@ -246,7 +246,7 @@ def test_the_command_writes_the_page_of_a_long_file(
     arguments = ["trace", str(tmp_path / "text.txt"), "--model", str(tmp_path / "model"), "--out", str(out)]
     run = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert run.exit_code == 0, run.output
-    assert "what 'end' draws on" in run.output
+    assert "what 'end' draws" in run.output
     found = re.search(r'id="overt-index">(.*?)</script>', out.read_text(), re.S)
     assert found
     entry = json.loads(found[1])["traces"][0]
