@@ -1,4 +1,9 @@
-"""Take the screenshots of README.md and docs/gallery.md: python docs/screens.py [demo/index.html]."""
+"""Take the screenshots of README.md and docs/gallery.md.
+
+    python docs/screens.py [demo/index.html] [long.html]
+
+The second page is of a long text; without it, its screenshot stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,21 @@ SCREENS = {  # name → selection, colours
     "evolution": ("trace=1&view=evolution&layer=3&beside=none", "light"),
     "heads": ("trace=0&view=heads&layer=5&head=3&beside=none", "dark"),
 }
+LONG = {"text": ("layer=24&find=kl_weight&token=3191", "light")}
 
 
 def main() -> None:
-    """Open the page once for each screenshot."""
+    """Open a page once for each screenshot."""
     page = Path(sys.argv[1] if len(sys.argv) > 1 else "demo/index.html").resolve()
     if not page.is_file():
         raise SystemExit(f"there is no page {page}: run `overt demo` first")
+    screens = [(page, *screen) for screen in SCREENS.items()]
+    if len(sys.argv) > 2:
+        screens += [(Path(sys.argv[2]).resolve(), *screen) for screen in LONG.items()]
     args = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found(), args=args)
-        for name, (selection, colours) in SCREENS.items():
+        for page, name, (selection, colours) in screens:
             height = 560 if name == "graph" else 790
             shown = browser.new_page(viewport={"width": 1280, "height": height})
             shown.emulate_media(color_scheme="dark" if colours == "dark" else "light")

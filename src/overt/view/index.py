@@ -416,7 +416,7 @@ def label_of(trace: Trace) -> str:
     words: list[str] = []
     length = 0
     for token, special, real in zip(trace.tokens[0], trace.special[0], trace.mask[0], strict=True):
-        if not real or special:
+        if not real or special or not token.strip("ĠĊ▁ \n"):
             continue
         piece = printable(token)[:40]
         glued = piece.startswith("##") and bool(words)

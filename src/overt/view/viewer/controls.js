@@ -63,9 +63,9 @@ function controlsOf(viewer) {
   if (uses("head") && limits.heads) controls.push(headPicker(viewer));
   if (uses("query") && (trace.kept ? trace.kept.length : limits.queries) > 1) controls.push(trace.kept ? queryPicker(viewer) : tokenBox(viewer));
   if (uses("words") && [trace, traces[state.other]].some((one) => one && one.hasAside)) {
-    const first = trace.sink >= 0 ? "the first token, " : "";
-    const title = `The scale ends at the largest weight of a word, leaving out ${first}special tokens and the token itself`;
-    controls.push(tick(first ? "scale without first token and itself" : "scale by words", viewer.words, (words) => select({ words }), title));
+    const [label, of, first] = trace.sink >= 0 ? ["scale by other tokens", "another token", "the first token, "] : ["scale by words", "a word", ""];
+    const title = `The scale ends at the largest weight of ${of}, leaving out ${first}special tokens and the token itself`;
+    controls.push(tick(label, viewer.words, (words) => select({ words }), title));
   }
   if (uses("log")) controls.push(tick("log scale", state.log, (log) => select({ log })));
   if (viewer.fits.length > 1) {

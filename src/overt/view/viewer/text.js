@@ -48,10 +48,11 @@ export function textLines(trace, width) {
     } while (stop < count && passageBefore(trace, stop) === "0" && !endsLine(trace.tokens[stop]) && !endsLine(trace.tokens[stop - 1]));
     const breaks = passageBefore(trace, start) === "2" || (start > 0 && endsLine(trace.tokens[start - 1]));
     const gap = passageBefore(trace, start) === "0" ? 0 : TEXT_GAP;
-    if (breaks || used + gap + word > room) used = Infinity;
+    if (breaks || (used + gap + word > room && !endsLine(trace.tokens[start]))) used = Infinity;
     for (let i = start; i < stop; i++) {
       const space = i === start && used > 0 ? gap : 0;
-      if (used + space + wide[i] > room) {
+      const most = endsLine(trace.tokens[i]) ? room + TEXT_EDGE - 2 : room; // the sign may stand in the margin
+      if (used + space + wide[i] > most) {
         lines.push({ start: i, stop: i });
         used = 0;
         x[i] = 0;
