@@ -152,6 +152,19 @@ class Subject:
         """The model's own name of `input_ids`."""
         return str(self.inputs.extra.get("ids", name)) if name == "input_ids" else name
 
+    def first_token(self, name: str, what: str) -> int:
+        """The token that an argument's first id is; an error where its ids are not the tokens of the maps."""
+        pair = self.kind == "encoder–decoder"
+        start = self.first if name == "decoder_input_ids" else 0
+        tokens = (self.first if pair and not start else self.mask.shape[1]) - start
+        ids = self.inputs.arguments[name]
+        if ids.shape != (len(self.mask), tokens):
+            raise ValueError(
+                f"{what} needs an id for each token: {name} has shape {tuple(ids.shape)}, and attention runs "
+                f"over {tokens} tokens, so the model adds or pools some; methods that read maps can be used"
+            )
+        return start
+
     @staticmethod
     def _contrasts(result: Any) -> bool:
         """Whether the output compares every text with every image, as CLIP's does."""
@@ -303,6 +316,8 @@ def checkpointed(model: nn.Module, layers: list[str]) -> Iterator[None]:
 
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if layers else []
     modules = [model.get_submodule(name) for name in layers]
+    # Hooks of other libraries, such as those that load a layer's weights, are instances' own forward.
+    earlier = [vars(module).get("forward") for module in modules]
     try:
         for parameter, _ in flags:
             parameter.requires_grad_(False)
@@ -310,7 +325,10 @@ def checkpointed(model: nn.Module, layers: list[str]) -> Iterator[None]:
             object.__setattr__(module, "forward", again(module.forward))
         yield
     finally:
-        for module in modules:
-            vars(module).pop("forward", None)
+        for module, forward in zip(modules, earlier, strict=True):
+            if forward is None:
+                vars(module).pop("forward", None)
+            else:
+                object.__setattr__(module, "forward", forward)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)

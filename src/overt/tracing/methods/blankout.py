@@ -55,11 +55,11 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
     rows = options.rows
     _check.whole("rows", rows, 1)
     inputs, mask = subject.inputs, subject.mask
+    cells = _blanks(subject, options.unk)
     logits = subject.logits(inputs.arguments)
     places = subject.places(logits, options.queries)
     target = subject.target(logits, options.target, places)
     whole = subject.score(logits, target, places)
-    cells = _blanks(subject, options.unk)
     batch, tokens = mask.shape
     effects = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
     pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
@@ -118,9 +118,7 @@ def _blanks(subject: Subject, unk: int | None) -> dict[int, tuple[str, tuple[Any
             raise ValueError("blank-out needs the id of an unknown token: give unk=…")
         _check.whole("unk", filler, 0)
         check_ids(subject.model, torch.tensor([filler]), "unk")
-        start = source if name == "decoder_input_ids" else 0
-        if start == 0 and subject.kind == "encoder–decoder" and ids.shape[1] != source:
-            continue
+        start = subject.first_token(name, "blank-out")
         cells |= {start + token: (name, (token,), int(filler)) for token in range(ids.shape[1])}
     if not cells:
         raise ValueError(

@@ -57,6 +57,8 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
     _check.one_of("kind", options.kind, ("norm", "input", "integrated", "sum"))
     _check.whole("steps", options.steps, 1)
     kind = options.kind
+    for name in subject.texts:
+        subject.first_token(name, "a gradient for each token")
     rows = []
     with (
         torch.inference_mode(False),
@@ -205,12 +207,12 @@ class _Leaves:
         subject = self.subject
         out = torch.zeros(subject.mask.shape, dtype=torch.float64)
         for name, part in zip(self.names, parts, strict=True):
-            start = subject.first if name == "decoder_input_ids" else 0
             if name == "pixel_values":
                 summed = _patches(subject, part)
                 end = subject.first if subject.kind == "encoder–decoder" else out.shape[1]
                 start = end - summed.shape[1]
             else:
+                start = subject.first_token(name, "a gradient for each token")
                 summed = part.sum(dim=-1).reshape(len(out), -1)
             out[:, start : start + summed.shape[1]] = summed.detach().cpu()
         return out

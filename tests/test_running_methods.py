@@ -1,0 +1,69 @@
+"""Methods that run the model: which inputs they explain, what they compute, and what they leave behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import families
+import other_models as other
+import overt
+
+IDS = torch.randint(1, other.WORDS, (2, 6), generator=torch.Generator().manual_seed(3))
+
+
+class Classifier(nn.Module):
+    """Attention over a token of its own and the text's, or over the text's tokens pooled in pairs."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.change, self.emb = change, nn.Embedding(other.WORDS, other.WIDTH)
+        self.cls = nn.Parameter(torch.ones(1, 1, other.WIDTH))
+        self.blocks = nn.ModuleList([other.Block(other.NanoAttention(causal=False)) for _ in range(2)])
+        self.head = nn.Linear(other.WIDTH, 3)
+        other.spread(self)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.emb(x) if not x.is_floating_point() else x
+        if self.change == "added":
+            x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
+        elif self.change == "pooled":
+            x = x.unflatten(1, (-1, 2)).mean(dim=2)
+        shown = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, shown)
+        return self.head(x.mean(dim=1))
+
+
+@pytest.mark.parametrize(("change", "tokens"), [("added", 7), ("pooled", 3)])
+def test_tokens_that_are_not_ids_are_not_given_the_effects_of_ids(change: str, tokens: int) -> None:
+    traced = overt.trace(Classifier(change), IDS)
+    message = rf"an id for each token: x has shape \(2, 6\), and attention runs over {tokens} tokens"
+    with pytest.raises(ValueError, match=f"^blank-out needs {message}"):
+        traced.blankout(unk=0)
+    with pytest.raises(ValueError, match=f"^a gradient for each token needs {message}"):
+        traced.gradients()
+
+
+def test_a_forward_of_an_instances_own_is_kept() -> None:
+    """As those by which other libraries load a layer's weights when it runs."""
+    family = families.BY_NAME["Llama"]
+    model, inputs = family.make(), families.inputs_of(family)
+    layer, ran = model.model.layers[1], []
+    plain = layer.forward
+
+    def loading(*args: Any, **kwargs: Any) -> Any:
+        ran.append(layer)
+        return plain(*args, **kwargs)
+
+    layer.forward = loading
+    states = overt.trace(model, inputs, memory=1000)
+    assert states.of_states
+    ran.clear()
+    states.gradients(-1)
+    assert len(ran) == 2  # in the backward pass again
+    assert layer.forward is loading
+    assert "forward" not in vars(model.model.layers[0])
