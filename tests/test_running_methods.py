@@ -48,6 +48,25 @@ def test_tokens_that_are_not_ids_are_not_given_the_effects_of_ids(change: str, t
         traced.gradients()
 
 
+def test_ids_in_a_mapping_are_explained_whatever_they_are_called() -> None:
+    model, mask = Classifier(), torch.ones(2, 6, dtype=torch.int64)
+    plain, named = overt.trace(model, IDS), overt.trace(model, {"x": IDS, "attention_mask": mask})
+    assert named.tokens == plain.tokens == [[str(number) for number in row] for row in IDS.tolist()]
+    torch.testing.assert_close(named.gradients(), plain.gradients())
+    torch.testing.assert_close(named.blankout(unk=0), plain.blankout(unk=0))
+    assert (named.blankout(unk=0) != 0).any()
+
+
+def test_inputs_without_ids_or_pixels_have_no_gradients() -> None:
+    message = "^gradients need token ids that an nn.Embedding reads, or pixel_values; the model was given "
+    vectors = torch.randn(2, 6, other.WIDTH)
+    with pytest.raises(ValueError, match=f"{message}x$"):
+        overt.trace(Classifier(), vectors).gradients()
+    bert = families.BY_NAME["BERT"].make()
+    with pytest.raises(ValueError, match=f"{message}inputs_embeds$"):
+        overt.trace(bert, {"inputs_embeds": torch.randn(2, 6, families.WIDTH)}).gradients()
+
+
 def test_a_forward_of_an_instances_own_is_kept() -> None:
     """As those by which other libraries load a layer's weights when it runs."""
     family = families.BY_NAME["Llama"]

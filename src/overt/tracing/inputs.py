@@ -342,10 +342,15 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
     labels = arguments.get("labels")
     batch = Inputs({name: value for name, value in arguments.items() if name not in LABELS})
     batch.labels = labels if isinstance(labels, Tensor) else None
+    own = _own_name(model, arguments)
     for name, value in batch.arguments.items():
-        if isinstance(value, np.ndarray) or (_is_list(value) and name in ("input_ids", "attention_mask")):
+        if isinstance(value, np.ndarray) or (_is_list(value) and name in (own, "attention_mask")):
             batch.arguments[name] = torch.as_tensor(value)
-    ids, mask = batch.arguments.get("input_ids"), batch.arguments.get("attention_mask")
+    ids, mask = batch.arguments.get(own), batch.arguments.get("attention_mask")
+    if own != "input_ids":
+        whole = isinstance(ids, Tensor) and ids.dim() == 2 and ids.dtype in (torch.int32, torch.int64)
+        ids = ids if whole else None
+        batch.extra |= {"ids": own} if whole else {}
     if isinstance(mask, Tensor) and mask.dim() == 2:
         batch.mask = mask.bool().cpu()
     pixels = batch.arguments.get("pixel_values")
@@ -362,6 +367,15 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
     if isinstance(pixels, Tensor) and pixels.dim() == 4:
         _add_grid(model, batch, pixels)
     return batch
+
+
+def _own_name(model: nn.Module, arguments: Mapping[str, Any]) -> str:
+    """The model's own name of `input_ids`: that of its forward's first argument, where it has none."""
+    parameters = inspect.signature(model.forward).parameters
+    first = next(iter(parameters), None)
+    if first is None or "input_ids" in parameters or "input_ids" in arguments or first not in arguments:
+        return "input_ids"
+    return first
 
 
 def _from_floats(model: nn.Module, values: Tensor) -> Inputs:

@@ -68,6 +68,7 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
         _Leaves(subject) as leaves,
     ):
         logits = subject.logits(leaves.arguments)
+        leaves.check()
         places = subject.places(logits, options.queries)
         target = subject.target(logits.detach(), options.target, places)
         score = subject.score(logits, target, places)
@@ -189,6 +190,15 @@ class _Leaves:
                 return leaf
         return None
 
+    def check(self) -> None:
+        """Refuse inputs that have no leaf, once the model has run."""
+        if not self.values:
+            names = ", ".join(self.arguments)
+            raise ValueError(
+                "gradients need token ids that an nn.Embedding reads, or pixel_values; the model was given "
+                f"{names}"
+            )
+
     def blank(self, unknown: int | None) -> list[Tensor]:
         """Where the integral starts: unknown tokens, or images of 0."""
         starts = [torch.zeros_like(value) for value in self.values[: len(self.values) - len(self.modules)]]
@@ -201,9 +211,6 @@ class _Leaves:
 
     def tokens(self, parts: list[Tensor]) -> Tensor:
         """Values at each leaf, summed for each token: (batch, token)."""
-        if not self.values:
-            names = ", ".join(self.arguments)
-            raise ValueError(f"gradients need input_ids or pixel_values; the model was given {names}")
         subject = self.subject
         out = torch.zeros(subject.mask.shape, dtype=torch.float64)
         for name, part in zip(self.names, parts, strict=True):
