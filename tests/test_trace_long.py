@@ -7,20 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
-from transformers import masking_utils
+from transformers import PreTrainedTokenizerFast, masking_utils
+from typer.testing import CliRunner
 
 import families
 import overt
 from eager_families import own_eager
 from families import BY_NAME, FAMILIES, Family
 from long_traces import BYTES, states_of
+from overt import judge
 from overt.attaching import find
+from overt.cli import app
 from overt.tracing import capture
 from overt.tracing.asked import Sight
 from overt.tracing.capture import OWN_EAGER
 from overt.tracing.levels import held_of
 from overt.tracing.masks import sight_of
+from overt.tracing.states import StateLevel
 
 # One of each kind of layout and mask; the others are like one of these.
 FIRST = {
@@ -129,6 +136,49 @@ def test_results_over_the_budget_are_refused_with_their_bytes() -> None:
         overt.trace(model, inputs, memory=100)
     with pytest.raises(ValueError, match="memory must be a whole number"):
         overt.trace(model, inputs, memory=0)
+
+
+def test_methods_that_do_not_fit_the_budget_are_known_before_they_run(tmp_path: Path) -> None:
+    model, inputs = llama()
+    states = overt.trace(model, inputs, memory=BYTES)
+    reason = states.why_not("flow")
+    assert reason is not None
+    assert reason.startswith("flow through 3 levels of 9 tokens would take 5,832 bytes, over memory=1,000")
+    assert states.why_not("rollout") is None
+    states.memory = 2000  # for one layer
+    assert states.why_not("flow", layers=0) is None
+    assert states.flow(layers=0).shape == (3, 1, 1, 9)
+    assert {method for method, _ in judge.correlate(states, unk=3, bootstrap=2).mean} == {"raw", "rollout"}
+
+    words = {word: number for number, word in enumerate(["[UNK]", *"abcdefghijklmnopqrstuvwxyz"])}
+    spelling = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    spelling.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=spelling, unk_token="[UNK]").save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    command = ["trace", " ".join(words), "--model", str(tmp_path)]
+    few, enough = (CliRunner().invoke(app, [*command, "--memory", str(most)]) for most in (1000, 2**20))
+    assert (few.exit_code, enough.exit_code) == (0, 0), few.output
+    assert "rollout" in few.output
+    assert "flow" not in few.output
+    assert "flow" in enough.output
+    refused_one = CliRunner().invoke(app, [*command, "--memory", "1000", "--method", "flow"])
+    assert "--method flow: flow through 3 levels" in str(refused_one.exception)
+
+
+def test_flow_of_states_on_another_device_is_solved_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = states_of(*llama())
+
+    class Elsewhere(Tensor):
+        def numpy(self, *_: Any, **__: Any) -> Any:
+            raise TypeError("can't convert a cuda tensor to numpy")
+
+        def cpu(self, *_: Any, **__: Any) -> Tensor:
+            return self.as_subclass(Tensor)
+
+    row = StateLevel.row
+    monkeypatch.setattr(StateLevel, "row", lambda *given: row(*given).as_subclass(Elsewhere))
+    assert type(states.levels().level(1, "mean", 0.5).row([0])) is Elsewhere
+    assert states.flow(-1).shape == (3, 3, 1, 9)
 
 
 def refused(model: nn.Module, inputs: dict[str, Tensor], reason: str, **options: Any) -> None:

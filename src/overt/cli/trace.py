@@ -55,6 +55,7 @@ def run(
     stack: str | None = None,
     out: Path | None = None,
     image: Path | None = None,
+    memory: int | None = None,
 ) -> dict[str, overt.Trace]:
     """Trace each text through each model, print a table for each, and write a page or the trace to `out`.
 
@@ -75,6 +76,7 @@ def run(
             "--mixing": None if mixing == "attention" else mixing,
             "--stack": stack,
             "--image": image,
+            "--memory": memory,
         }
         _caption(texts, models, given, samples, out)
         return {}
@@ -100,6 +102,7 @@ def run(
             sizes = join_or(map(str, stacks))
             raise ValueError(f"--out {out} stores one trace: choose a size of maps with --stack: {sizes}")
         extras = _extras(model, mixing, samples, to_page)
+        extras |= {} if memory is None else {"memory": memory}
         for text, part in product(texts, stacks):
             tokens = None
             if answerer is None or image is None:
@@ -116,7 +119,9 @@ def run(
             heading = f"{label}: " if label else ""
             arguments = {"residual": residual, "receptive_field": receptive_field}
             applicable = [
-                name for name, method in known_methods("maps").items() if traced.why_not(method) is None
+                name
+                for name, method in known_methods("maps").items()
+                if traced.why_not(method, _layers(traced, layer)) is None
             ]
             if traced.of_states:
                 # Flow would need maps, which do not fit; a page has all of rollout's layers in one go.
@@ -124,7 +129,7 @@ def run(
                 applicable = [name for name in applicable if name in quick]
             shown = applicable if methods is None else methods
             for method in shown:
-                if (reason := traced.why_not(method)) is not None:
+                if (reason := traced.why_not(method, _layers(traced, layer))) is not None:
                     raise ValueError(f"--method {method}: {reason}")
             if traced.kind != "pixels":
                 _print(console, traced, shown, layer, query, heading, arguments)
@@ -190,6 +195,11 @@ def _answerer(name: str, image: Path | None) -> Answerer | None:
     if image is None:
         raise ValueError(f"--model {name} answers questions about an image: give it with --image photo.jpg")
     return open_answerer(Path(name), Path(name).name)
+
+
+def _layers(traced: overt.Trace, layer: int) -> int | None:
+    """The layer to read; None for one that the model lacks, which is refused later."""
+    return layer if -traced.layers <= layer < traced.layers else None
 
 
 def _stacks(model: Any, stack: str | None) -> list[str | None]:
@@ -304,6 +314,12 @@ def trace(
         Path | None,
         typer.Option(help="Image, for models that answer questions about it (overt ask): the texts."),
     ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes that maps may take; above, queries and keys are kept. Default: 2**30.", min=1
+        ),
+    ] = None,
 ) -> None:
     """Show which tokens or pixels a model's attention draws on, by raw attention, rollout and flow."""
     run(
@@ -320,4 +336,5 @@ def trace(
         stack=stack,
         out=out,
         image=image,
+        memory=memory,
     )

@@ -7,6 +7,7 @@ row of a map and a measure of the tokens' importance; then mean and spread over 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,7 +159,8 @@ def correlate(
         traces: traces of batches; may be a generator, since each is used once and released.
         targets: the classes that blank-out and gradients explain: one tensor for all sentences, or one tensor
             per trace. None uses each trace's default.
-        methods: methods that read maps; by default all, "raw", "rollout", "flow" and any others registered.
+        methods: methods that read maps; by default all that can read the first trace of "raw", "rollout",
+            "flow" and any others registered.
         references: methods that run the model: "blankout", "blankout-absolute", "gradients",
             "gradient-input", "integrated", and any others registered.
         query: the query whose row is read; by default CLS, the first token, or the last token of a causal
@@ -169,7 +171,13 @@ def correlate(
         seed: random seed of the resampling.
     """
     known, judges = known_methods("maps"), _references()
-    methods = tuple(known) if methods is None else methods
+    if isinstance(traces, Trace):
+        traces = [traces]
+        targets = targets if targets is None or np.ndim(targets) == 1 else [targets]
+    if not isinstance(traces, Iterable):
+        raise TypeError(f"traces must be a trace or traces of batches, got {type(traces).__name__}")
+    if methods is None:
+        traces, methods = _readable(traces)
     for argument, names, allowed in (
         ("methods", methods, tuple(known)),
         ("references", references, tuple(judges)),
@@ -179,11 +187,6 @@ def correlate(
         for name in names:
             _check.one_of(argument, name, allowed)
     _check.whole("bootstrap", bootstrap, 1)
-    if isinstance(traces, Trace):
-        traces = [traces]
-        targets = targets if targets is None or np.ndim(targets) == 1 else [targets]
-    if not isinstance(traces, Iterable):
-        raise TypeError(f"traces must be a trace or traces of batches, got {type(traces).__name__}")
     pairs = [(method, reference) for reference in references for method in methods]
     # By whether the query's own token is among the tokens.
     rows: dict[bool, dict[Pair, list[Floats]]] = {
@@ -210,6 +213,15 @@ def correlate(
     rng = np.random.default_rng(seed)
     inner = _summary(rows[True], bootstrap, rng, None)
     return _summary(rows[False], bootstrap, rng, inner)
+
+
+def _readable(traces: Iterable[Trace]) -> tuple[Iterable[Trace], tuple[str, ...]]:
+    """The same traces, and the methods that can read the first."""
+    traces = iter(traces)
+    first = list(itertools.islice(traces, 1))
+    known = known_methods("maps")
+    readable = tuple(name for name in known if all(trace.why_not(name) is None for trace in first))
+    return itertools.chain(first, traces), readable or tuple(known)
 
 
 class _Targets:

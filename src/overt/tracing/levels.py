@@ -46,7 +46,7 @@ class MapLevel:
         return self.cells[..., list(places), :]
 
     def apply(self, rows: Tensor) -> Tensor:
-        """A product with the map."""
+        """A product with the map, where it is; rows of levels of states are on the model's device."""
         return rows.to(self.cells.device) @ self.cells
 
 

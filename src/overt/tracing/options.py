@@ -86,7 +86,14 @@ def check_heads(heads: object, count: int) -> None:
 CELL = 4  # bytes of a cell of a map, which is float32
 
 
+def over_bytes(what: str, count: int, most: int | None, remedy: str) -> str | None:
+    """Why there is no room for this many bytes; None if there is. `most` None allows any."""
+    if most is None or count <= most:
+        return None
+    return f"{what} would take {count:,} bytes, over memory={most:,}: {remedy}"
+
+
 def check_bytes(what: str, count: int, most: int | None, remedy: str) -> None:
     """Refuse what takes more bytes than there may be; `most` None allows any."""
-    if most is not None and count > most:
-        raise ValueError(f"{what} would take {count:,} bytes, over memory={most:,}: {remedy}")
+    if (reason := over_bytes(what, count, most, remedy)) is not None:
+        raise ValueError(reason)

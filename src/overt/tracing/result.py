@@ -25,6 +25,7 @@ from overt.tracing.methods.method import (
     read_levels,
     read_subject,
     why_not_levels,
+    why_over_budget,
 )
 from overt.tracing.mixing.mixing import Mixing, mixings
 from overt.tracing.options import Arguments, Numbers, numbers
@@ -392,8 +393,13 @@ class Trace(ShownTrace):
                 "rows on a page, t.html(…)"
             )
 
-    def why_not(self, method: str | Method) -> str | None:
-        """Why a method cannot read this trace; None if it can."""
+    def why_not(self, method: str | Method, layers: Numbers = None) -> str | None:
+        """Why a method cannot read this trace; None if it can.
+
+        Args:
+            method: any registered method.
+            layers: which layers it is to read, all by default: a trace of states may have room for fewer.
+        """
         reader = method_of(method) if isinstance(method, str) else method
         if reader.runs_model:
             no_model = "this trace has no model (it was loaded from a file, for example)"
@@ -402,7 +408,8 @@ class Trace(ShownTrace):
             return self.subject.why_not(reader.title)
         if self.rows is not None:
             return self.rows.why_not(reader.name)
-        return why_not_levels(reader, self.levels())
+        levels = self.levels()
+        return why_not_levels(reader, levels) or why_over_budget(reader, levels, layers)
 
     def read(self, method: str, queries: Numbers = None, **options: Any) -> Tensor:
         """Apply a method by name: `t.read("rollout", layers=-1)` is `t.rollout(layers=-1)`.

@@ -15,7 +15,7 @@ from overt import _check
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
-from overt.tracing.options import Arguments, Heads, Options, check_bytes
+from overt.tracing.options import Arguments, Heads, Options
 from overt.tracing.progress import watching
 
 MOST_CELLS = 2**26  # of the levels held at once, in float64
@@ -53,13 +53,7 @@ def flow_of(levels: Levels, request: MethodRequest) -> Tensor:
     flows = torch.zeros(shape, dtype=torch.float64)
     solved: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
     highest = max(levels.level_of(layer) for layer in request.layers)
-    at_once = max(1, MOST_CELLS // (highest * levels.tokens**2))
-    check_bytes(
-        f"flow through {highest} levels of {levels.tokens:,} tokens",
-        min(at_once, batch) * highest * levels.tokens**2 * 8,
-        levels.budget,
-        "rollout needs no maps; or trace with more",
-    )
+    at_once = _at_once(levels, highest)
     with watching(progress, batch * (copies * len(request.layers) if request.each else 1)) as watch:
         for start in range(0, batch, at_once):
             chunk = levels.examples(start, start + at_once)
@@ -81,6 +75,17 @@ def flow_of(levels: Levels, request: MethodRequest) -> Tensor:
     return flows if request.each else flows.squeeze(2)
 
 
+def _at_once(levels: Levels, highest: int) -> int:
+    """How many examples' levels are held at once."""
+    return max(1, MOST_CELLS // (highest * levels.tokens**2))
+
+
+def held_by_flow(levels: Levels, layer: int) -> int:
+    """Bytes of the levels that flow holds at once, up to the top of a layer."""
+    highest = levels.level_of(layer)
+    return min(_at_once(levels, highest), len(levels.mask)) * highest * levels.tokens**2 * 8
+
+
 def _stacks(levels: Levels, request: MethodRequest, highest: int) -> np.ndarray[Any, Any]:
     """The levels of some examples, (level, example, token, token), in place: two copies may not fit."""
     stacks = np.empty((highest, levels.mask.shape[0], levels.tokens, levels.tokens))
@@ -92,7 +97,7 @@ def _stacks(levels: Levels, request: MethodRequest, highest: int) -> np.ndarray[
 def _capacities(levels: Levels, number: int, heads: Heads, residual: float) -> np.ndarray[Any, Any]:
     passing = float("inf") if levels.cross else 1.0
     level = levels.level(number, heads, residual, clip=levels.signed, passing=passing)
-    capacities: np.ndarray[Any, Any] = level.row(range(levels.tokens)).numpy()
+    capacities: np.ndarray[Any, Any] = level.row(range(levels.tokens)).cpu().numpy()
     return capacities
 
 
@@ -185,5 +190,6 @@ register_method(
         value="amount",
         signed=False,
         edges=flow_over_edges,
+        holds=held_by_flow,
     )
 )

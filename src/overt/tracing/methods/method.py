@@ -18,7 +18,7 @@ from overt import _check
 from overt._modes import evaluating
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels, averaged, unit_rows, unit_sizes
-from overt.tracing.options import Heads, Numbers, Options, check_bytes, check_heads, numbers
+from overt.tracing.options import Heads, Numbers, Options, check_bytes, check_heads, numbers, over_bytes
 from overt.tracing.subject import Subject
 
 Reads = Literal["maps", "model"]
@@ -67,6 +67,8 @@ class Method:
         edges: its form on the edge lists of a graph network, (walk, request) → (sample, head, place), or
             None.
         variants: further names for use by the judge, with their options.
+        holds: (levels, highest layer) → bytes of the levels that it holds at once, which must fit the budget
+            of a trace of states; None for a method that reads rows.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Method:
     signed: bool = True
     edges: Callable[..., Tensor] | None = None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    holds: Callable[[Levels, int], int] | None = None
 
     @property
     def runs_model(self) -> bool:
@@ -254,6 +257,8 @@ def read_levels(method: Method, levels: Levels, queries: Numbers, arguments: Map
         rows = len(levels.mask) * len(request.layers) * copies * len(request.queries)
         asked_for = f"{method.title} of {len(request.queries)} queries in {len(request.layers)} layers"
         check_bytes(asked_for, rows * levels.tokens * 8, levels.budget, "ask for fewer, or trace with more")
+    if (reason := why_over_budget(method, levels, request.layers)) is not None:
+        raise ValueError(reason)
     values = _run(method, levels, request)
     if options.receptive_field:
         uniform = _run(method, levels.uniform(), replace(request, heads="mean"))
@@ -289,6 +294,17 @@ def check_values(method: Method, values: Any, shape: tuple[int | None, ...]) -> 
             f"the method {method.name!r} must return shape {expected}, got {tuple(values.shape)}"
         )
     return values.detach().double().cpu()
+
+
+def why_over_budget(method: Method, levels: Levels, layers: Numbers = None) -> str | None:
+    """Why the budget of a trace of states has no room for a method over some layers; None if it has."""
+    if method.holds is None or levels.budget is None or levels.recurrent:
+        return None
+    highest = max(numbers("layers", layers, levels.layers))
+    through = f"{method.title} through {levels.level_of(highest)} levels of {levels.tokens:,} tokens"
+    return over_bytes(
+        through, method.holds(levels, highest), levels.budget, "rollout needs no maps; or trace with more"
+    )
 
 
 def why_not_levels(method: Method, levels: Levels) -> str | None:
