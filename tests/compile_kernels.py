@@ -5,13 +5,14 @@ exactly the argument kinds (types, alignment, constants) that it would have ther
 
 With `--digest`, a digest of each kernel's PTX follows, of its instructions alone: names, line numbers and
 comments are left out. A change of names or of layout in the source leaves digests as they are. `--dtype` and
-`--variant` choose among types and masks.
+`--variant` choose among types and masks, `--architecture` the GPU, whose shared memory kernels must fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from overt.mechanisms import backend
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.kernels.launch import Ready
 from overt.tracing.asked import Asked, Sight
+from overt.tracing.kernels import carry
 from overt.tracing.states import StateLevel
 
 TYPES = {
@@ -45,7 +47,10 @@ FORMS: dict[str, list[overt.Mechanism]] = {
 STATES = "states"  # rows through queries and keys, in traces
 PIXELS = "pixels"  # positions of pixels, in a network over images
 VARIANTS = ("plain", "causal", "padded", "dropout", "left", "left causal", "left dropout")
+SHARED = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes, by compute capability
+architecture = 90
 compiled: dict[str, int] = {}
+shared: dict[str, int] = {}  # most bytes that a kernel wants
 digests: dict[str, list[str]] = {}
 
 
@@ -81,8 +86,10 @@ def compile_only(
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, fixed, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=ready.options)
-    assert made.metadata.shared <= 232_448, f"{kernel.__name__} wants {made.metadata.shared} bytes"
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=ready.options)
+    wanted = made.metadata.shared
+    assert wanted <= SHARED[architecture], f"{kernel.__name__} wants {wanted} bytes, {fixed}"
+    shared[kernel.__name__] = max(wanted, shared.get(kernel.__name__, 0))
     compiled[kernel.__name__] = compiled.get(kernel.__name__, 0) + 1
     text = f"{instructions(made.asm['ptx'], kernel.__name__)}\n{made.metadata.shared} {ready.options}"
     found = digests.setdefault(kernel.__name__, [])
@@ -114,11 +121,17 @@ def compile_pixels(dtype: torch.dtype) -> None:
 
 
 def compile_states(dtype: torch.dtype) -> None:
-    """Compile what carries rows down through queries and keys: 32 layers of 32 heads, in groups of four."""
-    for sight in (Sight(), Sight(causal=True), Sight(causal=True, window=64, keys=torch.ones(1, 200) > 0)):
-        query, key = torch.randn(1, 32, 200, 128, dtype=dtype), torch.randn(1, 8, 200, 128, dtype=dtype)
-        StateLevel(Asked(query, key, 0.1, sight)).apply(torch.rand(1, 32, 200))
-    print(" ".join(f"{name}×{count}" for name, count in sorted(compiled.items())))
+    """Compile what carries rows down through queries and keys: of 32 layers, and of each of 32 heads."""
+    carry.shared_memory = lambda _: SHARED[architecture]
+    window = Sight(causal=True, window=64, keys=torch.ones(1, 200) > 0)
+    everything = itertools.product((Sight(), Sight(causal=True), window), (128,), (32,))
+    sizes = itertools.product((Sight(causal=True),), (64, 128, 256), (32, 128, 1024))
+    for sight, width, rows in (*everything, *sizes):
+        query, key = torch.randn(1, 32, 200, width, dtype=dtype), torch.randn(1, 8, 200, width, dtype=dtype)
+        level = StateLevel(Asked(query, key, 0.1, sight))
+        assert level._unfit() is None
+        level.apply(torch.rand(1, rows, 200))
+    print(" ".join(f"{name}×{count} ≤{shared[name]:,} B" for name, count in sorted(compiled.items())))
 
 
 def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
@@ -147,8 +160,10 @@ if __name__ == "__main__":
     parser.add_argument("form", choices=[*FORMS, PIXELS, STATES])
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--architecture", type=int, choices=[*SHARED], default=architecture)
     parser.add_argument("--digest", action="store_true", help="print digests of the kernels' instructions")
     asked = parser.parse_args()
+    architecture = asked.architecture
     main(asked.form, getattr(torch, asked.dtype), asked.variant)
     if asked.digest:
         print("\n".join(f"{name} {' '.join(found)}" for name, found in sorted(digests.items())))

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from overt.mechanisms import backend as switch
 from overt.tracing.asked import Asked, Sight
+from overt.tracing.kernels import carry
 from overt.tracing.states import Place, StateLevel, moved
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 HALVES = [torch.float16, torch.bfloat16] if CUDA else [torch.float16]  # the interpreter's bfloat16 is wrong
+SHARED = [232_448, 166_912, 101_376, 65_536]  # bytes of an H100, an A100, an RTX 30 or 40, a T4
 TOKENS = 70
 REAL = torch.arange(TOKENS) < torch.tensor([[TOKENS], [41]])
 EVERY = torch.ones(2, TOKENS, dtype=torch.bool)
@@ -41,13 +43,15 @@ def asked(sight: Sight, queries: int = TOKENS, keys: int = TOKENS, **options: An
     return moved(Asked(query, normal(1, 2, 2, keys, 20, **options), 0.4, sight), DEVICE)
 
 
-def check(held: Asked, real: tuple[Tensor, Tensor] | None, heads: Any, atol: float = 1e-6) -> None:
+def check(
+    held: Asked, real: tuple[Tensor, Tensor] | None, heads: Any, atol: float = 1e-6, count_rows: int = 3
+) -> None:
     """Against the same level in blocks, in float64."""
     _, _, count, keys = held.shape
     place = Place(count + keys, keys, count, 0, 0.3)
     level = StateLevel(held, heads, place, real)
     assert level._unfit() is None
-    rows = normal(5, 2, 3, place.nodes).abs().softmax(dim=-1).double().to(DEVICE)
+    rows = normal(5, 2, count_rows, place.nodes).abs().softmax(dim=-1).double().to(DEVICE)
     wide = replace(held, query=held.query.double(), key=held.key.double())
     want = StateLevel(wide, heads, place, real).apply(rows)
     got = level.apply(rows)
@@ -75,3 +79,24 @@ def test_masks_that_kernels_do_not_know_run_in_blocks() -> None:
     bias = torch.zeros(1, 1, TOKENS, TOKENS)
     assert StateLevel(asked(Sight(bias=bias)))._unfit() == "a bias"
     assert StateLevel(asked(Sight()), real=(REAL, REAL))._unfit() == "padding that is seen"
+
+
+def test_padding_may_be_shared_by_all_examples() -> None:
+    check(asked(Sight(keys=REAL[1:])), (REAL[1:].expand(2, -1), REAL[1:].expand(2, -1)), "mean")
+
+
+def test_any_number_of_rows_goes_down_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setattr(carry, "ROWS_AT_ONCE", 16)
+    check(asked(Sight(causal=True), 33, 33), None, "mean", count_rows=2 * carry.ROWS_AT_ONCE + 1)
+
+
+def test_tiles_fit_the_shared_memory_of_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = ((128, 64, 8), (64, 64, 8), (64, 32, 4), (32, 32, 4), (32, 16, 4))
+    monkeypatch.setattr(carry, "TILES", tiles)
+    carry.tile_of.cache_clear()
+    chosen = {(width, shared): carry.tile_of(width, shared) for width in (64, 128, 256) for shared in SHARED}
+    carry.tile_of.cache_clear()
+    assert [chosen[width, SHARED[0]] for width in (64, 128, 256)] == [tiles[0]] * 3
+    assert None not in chosen.values()
+    assert len(set(chosen.values())) > 2

@@ -342,7 +342,8 @@ def examples(held: Held, rows: slice | list[int]) -> Held:
     if isinstance(held, Asked):
         return asked_of(held, rows)
     keys = held.sight.keys
-    sight = replace(held.sight, keys=None if keys is None else keys[rows])
+    shared = keys is None or keys.shape[0] != held.shape[0]  # by all examples
+    sight = held.sight if keys is None or shared else replace(held.sight, keys=keys[rows])
     count = len(torch.arange(held.shape[0])[rows])
     return Uniform(sight, (count, *held.shape[1:]))
 

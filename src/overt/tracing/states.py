@@ -213,7 +213,11 @@ class StateLevel:
             return "wide heads, or queries and keys of different types"
         if any(x.stride(2) * x.shape[2] >= 2**31 for x in (asked.query, asked.key)):
             return "more than 32 bits can address"
-        return unfit(KERNELS, asked.query, asked.key, off=switched_off())
+        if (reason := unfit(KERNELS, asked.query, asked.key, off=switched_off())) is not None:
+            return reason
+        from overt.tracing.kernels.carry import has_room
+
+        return None if has_room(asked) else "more shared memory than the GPU has"
 
     def _by_kernels(self, rows: Tensor, out: Tensor) -> Tensor:
         """`apply` on a GPU: rows sum to one but for rounding, so sums of weights are not needed."""

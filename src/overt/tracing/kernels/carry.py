@@ -19,7 +19,10 @@ from overt.mechanisms.kernels.tiles import HIDDEN, NOWHERE, rows_at
 from overt.tracing.asked import Asked
 
 LOG2E = 1.4426950408889634
-QUERIES, KEYS = (32, 16) if INTERPRETED else (128, 64)  # of a tile
+# Queries and keys of a tile, and the warps of its program; the first that a GPU's shared memory has room for.
+TILES = ((32, 16, 4),) if INTERPRETED else ((128, 64, 8), (64, 64, 8), (64, 32, 4), (32, 32, 4), (32, 16, 4))
+ROWS_AT_ONCE = 128  # that one pass over the scores carries down: accumulators of more do not fit
+SHARED = 65_536  # bytes of shared memory, in the interpreter
 PROGRAMS = 1024  # at least so many, where there is work for them
 MOST_QUERIES = 8192  # that one program sums over in float32; programs are summed in float64
 NO_WINDOW = -1
@@ -160,25 +163,54 @@ def carry_down(
 
 
 @lru_cache(MOST)
-def _ready_sums(integers: tuple[int, ...], batch: int, constants: tuple[tuple[str, int], ...]) -> Ready:
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take on a device."""
+    if device.type != "cuda":
+        return SHARED
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"])
+
+
+@lru_cache(MOST)
+def tile_of(width: int, shared: int) -> tuple[int, int, int] | None:
+    """Queries, keys and warps of the largest tile that fits this many bytes; None if none does.
+
+    Args:
+        width: of a head, a power of two.
+        shared: bytes of shared memory.
+    """
+    for queries, keys, warps in TILES:
+        # Queries and keys, then rows, lie there beside the summed probabilities.
+        if 4 * (max((queries + keys) * width, ROWS_AT_ONCE * queries) + queries * keys) <= shared:
+            return queries, keys, warps
+    return None
+
+
+@lru_cache(MOST)
+def _ready_sums(
+    integers: tuple[int, ...], batch: int, tile: tuple[int, int, int], constants: tuple[tuple[str, int], ...]
+) -> Ready:
     queries, chosen = integers[0], integers[3]
-    grid = blocks(queries, QUERIES), batch * chosen, 1
-    return Ready(row_sums, grid, integers, dict(constants), warps=8)
+    grid = blocks(queries, tile[0]), batch * chosen, 1
+    return Ready(row_sums, grid, integers, dict(constants), warps=tile[2])
 
 
 @lru_cache(MOST)
 def _ready_rows(
-    integers: tuple[int, ...], batch: int, count: int, constants: tuple[tuple[str, int], ...]
+    integers: tuple[int, ...],
+    batch: int,
+    count: int,
+    tile: tuple[int, int, int],
+    constants: tuple[tuple[str, int], ...],
 ) -> Ready:
     queries, keys = integers[:2]
-    tiles = blocks(keys, KEYS)
+    tiles = blocks(keys, tile[1])
     pieces = max(blocks(PROGRAMS, tiles * batch), blocks(queries, MOST_QUERIES))
-    span = blocks(blocks(queries, pieces), QUERIES) * QUERIES
+    span = blocks(blocks(queries, pieces), tile[0]) * tile[0]
     pieces = blocks(queries, span)
     constants = *constants, ("ROWS", power_of_two(count))
-    return Ready(
-        carry_down, (tiles, batch * pieces, 1), (*integers, count, span, pieces), dict(constants), warps=8
-    )
+    grid = tiles, batch * pieces, 1
+    return Ready(carry_down, grid, (*integers, count, span, pieces), dict(constants), warps=tile[2])
 
 
 class Tiles:
@@ -195,7 +227,7 @@ class Tiles:
         padded = sight.keys is not None
         real = torch.empty(1, dtype=torch.uint8, device=query.device)
         if sight.keys is not None:
-            real = sight.keys.to(query.device, torch.uint8).contiguous()
+            real = sight.keys.to(query.device, torch.uint8).expand(len(query), -1).contiguous()
         chosen = torch.tensor(heads, device=query.device)
         self.known = None if asked.sums is None else asked.sums[:, chosen] * LOG2E
         self.tensors = query, key, real, chosen
@@ -207,13 +239,17 @@ class Tiles:
             queries, keys, query.shape[-1], len(heads), all_heads // key.shape[1], sight.offset, window,
             *query.stride()[:3], *key.stride()[:3],
         )  # fmt: skip
+        width = power_of_two(query.shape[-1])
+        tile = tile_of(width, shared_memory(query.device))
+        assert tile is not None  # `has_room` is asked first
+        self.tile = tile
         self.constants = (
-            ("WIDTH", power_of_two(query.shape[-1])),
+            ("WIDTH", width),
             ("CAUSAL", int(sight.causal)),
             ("WINDOW", int(sight.window is not None)),
             ("PADDED", int(padded)),
-            ("BLOCK_Q", QUERIES),
-            ("BLOCK_K", KEYS),
+            ("BLOCK_Q", tile[0]),
+            ("BLOCK_K", tile[1]),
         )
 
     def sums(self) -> Tensor:
@@ -222,7 +258,8 @@ class Tiles:
             return self.known
         batch, _, queries, _ = self.shape
         out = torch.empty(batch, self.chosen, queries, device=self.tensors[0].device)
-        _ready_sums(self.integers, batch, self.constants).run((*self.tensors, out), (self.scale,))
+        ready = _ready_sums(self.integers, batch, self.tile, self.constants)
+        ready.run((*self.tensors, out), (self.scale,))
         return out
 
     def apply(self, rows: Tensor, sums: Tensor) -> Tensor:
@@ -233,12 +270,21 @@ class Tiles:
             sums: from `sums`.
         """
         batch, _, _, keys = self.shape
-        rows = rows.float().contiguous()
-        count = rows.shape[1]
-        ready = _ready_rows(self.integers, batch, count, self.constants)
-        out = torch.empty(batch, ready.integers[-1], count, keys, device=rows.device)
-        ready.run((*self.tensors, sums, rows, out), (self.scale,))
-        return out.sum(dim=1, dtype=torch.float64) / self.chosen
+        parts = []
+        for start in range(0, rows.shape[1], ROWS_AT_ONCE):
+            part = rows[:, start : start + ROWS_AT_ONCE].float().contiguous()
+            count = part.shape[1]
+            ready = _ready_rows(self.integers, batch, count, self.tile, self.constants)
+            out = torch.empty(batch, ready.integers[-1], count, keys, device=part.device)
+            ready.run((*self.tensors, sums, part, out), (self.scale,))
+            parts.append(out.sum(dim=1, dtype=torch.float64).div_(self.chosen))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def has_room(asked: Asked) -> bool:
+    """Whether the device's shared memory has room for the kernels."""
+    width = power_of_two(asked.query.shape[-1])
+    return tile_of(width, shared_memory(asked.query.device)) is not None
 
 
 def _rows_whole(x: Tensor) -> Tensor:
