@@ -67,6 +67,22 @@ def test_inputs_without_ids_or_pixels_have_no_gradients() -> None:
         overt.trace(bert, {"inputs_embeds": torch.randn(2, 6, families.WIDTH)}).gradients()
 
 
+def test_gradients_of_the_last_token_need_no_other_logits() -> None:
+    family = families.BY_NAME["Llama"]
+    model, inputs = family.make(), families.inputs_of(family)
+    made: list[torch.Size] = []
+    model.lm_head.register_forward_hook(lambda *given: made.append(given[2].shape))
+    traced = overt.trace(model, inputs)
+    made.clear()
+    for kind in ("norm", "input"):
+        both, last = traced.gradients([2, 8], kind=kind), traced.gradients(-1, kind=kind)
+        assert [shape[1] for shape in made] == [9, 1]
+        torch.testing.assert_close(last[:, :, 0], both[:, :, 1], rtol=1e-4, atol=1e-9)
+        made.clear()
+    chosen = traced.gradients([8], target=[3, 4, 5])
+    torch.testing.assert_close(chosen[:, :, 0], traced.gradients([2, 8], target=[3, 4, 5])[:, :, 1])
+
+
 def test_a_forward_of_an_instances_own_is_kept() -> None:
     """As those by which other libraries load a layer's weights when it runs."""
     family = families.BY_NAME["Llama"]

@@ -6,6 +6,7 @@ with a single output, the score is that output.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,12 +59,30 @@ class Subject:
         random = f"the outputs of {type(self.model).__name__} are random, in evaluation mode as well"
         return f"no {what}: {random}, so runs cannot be compared; methods that read maps can be used"
 
-    def logits(self, arguments: dict[str, Any]) -> Tensor:
-        """(batch, position, classes); a single position where the model has one output for all tokens."""
+    def logits(self, arguments: dict[str, Any], last: bool = False) -> Tensor:
+        """(batch, position, classes); a single position where the model has one output for all tokens.
+
+        Args:
+            arguments: those of the model's forward.
+            last: of the last position alone, where `asks_last` is True.
+        """
         # The model may have moved since the trace.
         device = next((p.device for p in self.model.parameters()), None)
         moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-        return self.logits_in(self.model(**moved))
+        if not last:
+            return self.logits_in(self.model(**moved))
+        logits: Tensor = self.model(**moved, logits_to_keep=1).logits
+        assert logits.shape[1] == 1
+        return logits
+
+    def asks_last(self, queries: Any) -> bool:
+        """Whether queries are the last position alone, and the model can be asked for its logits only."""
+        if self.kind != "causal" or self.output is not None or queries is None:
+            return False
+        takes = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        positions = self.mask.shape[1] - self.first
+        free = "logits_to_keep" not in self.inputs.arguments
+        return takes and free and numbers("queries", queries, positions) == [positions - 1]
 
     def some(self, rows: list[int]) -> Subject:
         """The same model with some of the examples."""

@@ -67,7 +67,8 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
         checkpointed(subject.model, subject.layers),
         _Leaves(subject) as leaves,
     ):
-        logits = subject.logits(leaves.arguments)
+        last = subject.asks_last(options.queries)
+        logits = subject.logits(leaves.arguments, last)
         leaves.check()
         places = subject.places(logits, options.queries)
         target = subject.target(logits.detach(), options.target, places)
@@ -116,7 +117,7 @@ def _integrated(
         times = values[0].shape[0] // rows
         arguments = subject.rows(leaves.arguments, torch.arange(batch).repeat(times))
         with leaves.replaced(values, arguments):
-            logits = subject.logits(arguments)
+            logits = subject.logits(arguments, subject.asks_last(options.queries))
         places = [0] if logits.shape[1] == 1 else [place]
         return subject.score(logits, target.repeat(times).unsqueeze(1), places).squeeze(1)
 
