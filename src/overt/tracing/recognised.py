@@ -57,7 +57,7 @@ from overt.tracing.origins import (
     tensors,
 )
 from overt.tracing.products import Letters, letters_of, shown_in, values_back, values_of
-from overt.tracing.running import functions_uncompiled, is_tokenwise
+from overt.tracing.running import Samples, functions_uncompiled, is_tokenwise, samples_of
 from overt.tracing.sights import Refusal, asked_of, causal_offset, sight_of, sight_of_torch, visible_of
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class _Frame:
         main: the first argument of the layer, among `Origin.states`.
         attended: whether attention ran in it.
         made: tokens of the attentions that ran in it.
+        samples: two tokens of its arguments, if it is to be run for them alone.
     """
 
     module: nn.Module
@@ -131,6 +132,7 @@ class _Frame:
     main: int = 0
     attended: bool = False
     made: set[int] = field(default_factory=set)
+    samples: Samples | None = None
 
 
 def list_entries(path: str) -> set[str]:
@@ -199,6 +201,10 @@ class Recogniser(TorchFunctionMode):
                     below = NOTHING if above is None else earlier(self._origin(tensor, above).states)
                     keep(origins, tensor, Origin(states=below | {self.count}))
                     frame.main = frame.main or self.count
+        if not ignored and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
+            self.busy = True
+            frame.samples = samples_of(args, kwargs)
+            self.busy = False
         self.frames.append(frame)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -220,7 +226,7 @@ class Recogniser(TorchFunctionMode):
                     made = states | frame.made | earlier(known.states)
                     keep(above.origins, tensor, replace(known, states=made, sides=None, softmax=None))
         if not frame.ignored and not frame.attended and self.edit() is None:
-            self._check_tokens(frame, above, args, kwargs, output)
+            self._check_tokens(frame, above, output)
         if above is None and module is self.model and self.sole and not frame.attended:
             shown = [*self.calls][:8] + (["…"] if len(self.calls) > 8 else [])
             seen = f"; calls seen: {', '.join(shown)}" if shown else "; it calls nothing of the kind"
@@ -229,9 +235,7 @@ class Recogniser(TorchFunctionMode):
                 f"with values){seen} (overt.rollout and overt.flow take weights from any source)"
             )
 
-    def _check_tokens(
-        self, frame: _Frame, above: _Frame | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def _check_tokens(self, frame: _Frame, above: _Frame | None, output: Any) -> None:
         """Whether a layer that does not attend leaves each token to itself."""
         scripted = isinstance(frame.module, torch.jit.ScriptModule)
         if scripted and above is not None and isinstance(above.module, torch.jit.ScriptModule):
@@ -242,7 +246,7 @@ class Recogniser(TorchFunctionMode):
             return
         self.busy = True
         try:
-            alone = is_tokenwise(frame.module, args, kwargs, output)
+            alone = is_tokenwise(frame.module, frame.samples, output)
         finally:
             self.busy = False
         (self.tokenwise if alone else self.mixing).update(entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,18 +50,43 @@ def functions_uncompiled() -> Iterator[None]:
 ALONE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU)
 
 
-def is_tokenwise(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Arguments of a module, with the first and the last token alone: copies, made before the module runs.
+
+    Attributes:
+        lead: the first two sizes of the module's first argument.
+        first: positional and named arguments with the first token of the first example.
+        last: those with the last token of the last example.
+    """
+
+    lead: torch.Size
+    first: Any
+    last: Any
+
+
+def samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Samples | None:
+    """Copies of two tokens among a module's arguments; None where there is no axis of tokens."""
+    x = args[0] if args and isinstance(args[0], Tensor) else None
+    if x is None or x.dim() < 3 or not x.numel():
+        return None
+    lead = x.shape[:2]
+    return Samples(lead, *(_taken((args, kwargs), lead, token) for token in ENDS))
+
+
+ENDS = (slice(0, 1), slice(-1, None))
+
+
+def is_tokenwise(module: nn.Module, samples: Samples | None, output: Any) -> bool:
     """Whether a module's output for the first and the last token is what it gives for these tokens alone."""
     if isinstance(module, ALONE):
         return True
-    x = args[0] if args and isinstance(args[0], Tensor) else None
     out = next(tensors(output), None)
-    if x is None or out is None or x.dim() < 3 or out.shape[:2] != x.shape[:2]:
+    if samples is None or out is None or out.shape[:2] != samples.lead:
         return False
-    for token in (slice(0, 1), slice(-1, None)):
-        given, named = _taken((args, kwargs), x.shape[:2], token)
+    for token, (given, named) in zip(ENDS, (samples.first, samples.last), strict=True):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _unchanged(module):
                 alone = next(tensors(module(*given, **named)), None)
         except Exception:  # whatever a module raises that takes no single token
             return False
@@ -72,10 +98,31 @@ def is_tokenwise(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Give a module its attributes and buffers back, and torch its random numbers."""
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    kept = [(vars(part), dict(vars(part)), dict(part._buffers)) for part in parts]
+    copies = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        for attributes, before, buffers in kept:
+            attributes.clear()
+            attributes.update(before)
+            attributes["_buffers"].clear()
+            attributes["_buffers"].update(buffers)
+        for buffer, copy in copies:
+            if not torch.equal(buffer, copy):
+                buffer.copy_(copy)
+
+
 def _taken(value: Any, lead: torch.Size, token: slice) -> Any:
     """Arguments with one example's one token, where they have an axis for each."""
     if isinstance(value, Tensor):
-        return value[token, token] if value.shape[:2] == lead else value
+        return value[token, token].clone() if value.shape[:2] == lead else value
     if type(value) in (tuple, list):
         return type(value)(_taken(entry, lead, token) for entry in value)
     if type(value) is dict:
