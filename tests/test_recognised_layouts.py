@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import other_models as other
@@ -66,3 +67,164 @@ def test_layers_that_are_run_again_leave_the_model_alone(name: str) -> None:
     close_to(traced.maps, maps)
     if name == "entry":
         assert (model.h[1].calls, model.h[1].seen.tolist()) == (1, [1, 1]), "as if it had run once"
+
+
+class Floats(nn.Module):
+    """Layers over states that are given."""
+
+    def __init__(self, attention: Any, layers: int = 2) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([Block(attention()) for _ in range(layers)])
+        other.spread(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.h:
+            x = block(x)
+        return x
+
+
+class Joined(NanoAttention):
+    """Batch and heads in one axis, in either order."""
+
+    heads_first = False
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        shape = q.transpose(0, 1).shape if self.heads_first else q.shape
+        turn = (lambda x: x.transpose(0, 1)) if self.heads_first else (lambda x: x)
+        q, k, v = (turn(x).reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        return turn(((q @ k.mT * 0.5).softmax(dim=-1) @ v).view(shape))
+
+
+class HeadsJoined(Joined):
+    heads_first = True
+
+
+class TokensFirst(NanoAttention):
+    """fairseq: (token, batch, width)."""
+
+    def forward(self, x: Tensor, _mask: Any = None) -> Tensor:
+        q, k, v = (each.reshape(len(x), -1, 4).transpose(0, 1) for each in self.c_attn(x).chunk(3, dim=-1))
+        mixed = (q @ k.mT * 0.5).softmax(dim=-1) @ v
+        return self.c_proj(mixed.transpose(0, 1).reshape(x.shape))
+
+
+class Turned(NanoAttention):
+    """Heads before the batch."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        return super().attend(*(x.transpose(0, 1) for x in (q, k, v)), None).transpose(0, 1)
+
+
+class Channels(NanoAttention):
+    """XCiT: attention between channels."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        return F.scaled_dot_product_attention(q.mT, k.mT, v.mT).mT
+
+
+class Patches(Floats):
+    """PatchTST: variables in the batch, time in patches."""
+
+    def __init__(self) -> None:
+        super().__init__(NanoAttention)
+        self.patch = nn.Linear(4, other.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.patch(x.mT.reshape(-1, x.shape[1] // 4, 4)))
+
+
+class Axial(NanoAttention):
+    """Along one axis, then the other."""
+
+    def forward(self, x: Tensor, _mask: Any = None) -> Tensor:
+        x = x + super().forward(x)
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+class RowsAndColumns(Text):
+    """The MSA Transformer: sequences, then positions, are examples."""
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.embedded(idx)
+        for block in self.h:
+            x = block(x).transpose(0, 1)
+        return x
+
+
+SIZES = [(2, 6), (2, 8), (2, 4), (1, 4), (4, 4), (4, 6)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_batch_and_heads_are_told_apart(size: tuple[int, int]) -> None:
+    x = torch.randn(*size, other.WIDTH, generator=torch.Generator().manual_seed(2))
+    model = Floats(lambda: Joined(causal=False))
+    close_to(overt.trace(model, x, heads=True).maps, other.maps_by_hand(model.h, x))
+    model = Floats(lambda: HeadsJoined(causal=False))
+    if size[0] == 1:
+        close_to(overt.trace(model, x, heads=True).maps, other.maps_by_hand(model.h, x))
+    else:
+        with pytest.raises(ValueError, match="an order that is not known: trace one example at a time"):
+            overt.trace(model, x)
+    model, same = Floats(TokensFirst), Floats(lambda: NanoAttention(causal=False))
+    close_to(overt.trace(model, x.transpose(0, 1), heads=True).maps, other.maps_by_hand(same.h, x))
+
+
+CROSSED = {
+    "heads first": (Text(Turned), IDS.repeat(2, 1), "an order that is not known"),
+    "heads first, joined": (Text(HeadsJoined), IDS.repeat(2, 1), "an order that is not known"),
+    "channels": (Text(Channels), IDS, "between channels, not tokens"),
+    "as many channels as tokens": (Text(Channels), IDS[:, :4], "between channels, not tokens"),
+    "patches": (Patches(), torch.randn(2, 16, 8), "regroups its batch .*a batch of 16 of other axes"),
+    "rows and columns": (RowsAndColumns(NanoAttention), IDS.repeat(3, 1), "a batch of 6 of other axes"),
+    "both axes": (Floats(Axial), torch.randn(3, 3, other.WIDTH), "its tokens for examples"),
+}
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_axes_that_are_not_examples_heads_and_tokens_are_refused(name: str) -> None:
+    model, inputs, message = CROSSED[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        overt.trace(model, inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_as_many_examples_as_heads_are_traced() -> None:
+    ids = torch.randint(0, other.WORDS, (4, 4), generator=torch.Generator().manual_seed(4))
+    for attention in (NanoAttention, other.MinAttention, other.EinsumAttention, other.TuneAttention):
+        model = Text(attention)
+        scale = 0.4 if attention is other.TuneAttention else 0.5
+        want = other.maps_by_hand(model.h, model.embedded(ids), scale)
+        close_to(overt.trace(model, ids, heads=True).maps, want)
+
+
+class Latents(Text):
+    """Perceiver: a few latents ask about the tokens, then attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: NanoAttention(causal=False))
+        self.latents = nn.Parameter(torch.randn(1, 4, other.WIDTH))
+        self.across = other.TuneAttention(causal=False)
+        other.spread(self)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        z = self.latents.expand(len(idx), -1, -1)
+        z = z + self.across(z, self.embedded(idx))
+        for block in self.h:
+            z = block(z)
+        return z
+
+
+def test_latents_are_not_taken_for_tokens() -> None:
+    with pytest.raises(ValueError, match=r"h\.0\.attn reads what across wrote.*seen: across, h\.0\.attn"):
+        overt.trace(Latents(), IDS)
+    assert overt.trace(Latents(), IDS, stack="h").tokens[0] == ["#0", "#1", "#2", "#3"], "if asked for"
+
+
+def test_names_of_added_tokens_are_not_made_up() -> None:
+    class Pooled(Text):
+        def embedded(self, idx: Tensor) -> Tensor:
+            x = super().embedded(idx)
+            return torch.cat([x.new_ones(len(x), 1, other.WIDTH), x], dim=1)
+
+    traced = overt.trace(Pooled(NanoAttention), IDS)
+    assert traced.tokens[0] == [f"#{number}" for number in range(7)]

@@ -154,6 +154,7 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
                 "that are not tokens are not supported"
             )
     _check_memory(groups, collector)
+    _check_lowest(groups, collector)
     for group in (groups.maps, groups.encoder, groups.cross):
         for below, above in itertools.pairwise(calls[number] for number in group):
             if above.after is not None and below.token and below.token not in above.after:
@@ -161,6 +162,19 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
                     f"{above.path} does not read what {below.path} wrote, so they are no layers of one "
                     "chain, but side by side, as heads or towers are: name the calls of a chain with "
                     f'stack={{"encoder": […]}}; {_seen(collector)}'
+                )
+
+
+def _check_lowest(groups: CallGroups, collector: Collector) -> None:
+    """Refuse a stack that reads what an attention outside it wrote, unless the caller chose it."""
+    calls, inside = collector.calls, {*groups.maps, *groups.encoder, *groups.cross}
+    for group in (groups.maps, groups.encoder):
+        after = calls[group[0]].after if group and collector.stack is None else None
+        for number, call in enumerate(calls):
+            if after and call.token in after and number not in inside:
+                raise ValueError(
+                    f"{calls[group[0]].path} reads what {call.path} wrote, which is in no list of layers, so "
+                    f"maps would not lead to the input: choose calls with stack=…; {_seen(collector)}"
                 )
 
 
@@ -382,7 +396,9 @@ def _token_axis(
             if inputs.extra.get("named") and call is not None:
                 sizes = [len(names) for names in words or ()]
                 raise ValueError(f"tokens must be {batch} lists of {length} words, got lists of {sizes}")
-            words = [[str(number) for number in range(length)] for _ in range(batch)]
+            # Tokens of the input are known, but which of these they are is not: some were added, perhaps.
+            mark = "" if words is None else "#"
+            words = [[f"{mark}{number}" for number in range(length)] for _ in range(batch)]
         if special is None or special.shape != (batch, length):
             special = torch.zeros(batch, length, dtype=torch.bool)
         return mask, special & mask, words

@@ -8,7 +8,8 @@ maps would not fit the budget, queries and keys are reported without weights, an
 
 For each tensor, what it was made from is followed as well: which arguments of its layer, and which earlier
 attentions. Queries and keys that are projections of different arguments are those of cross-attention, and
-calls of one chain must each read what the one before has written.
+calls of one chain must each read what the one before has written. Its axes are followed, too, so that
+examples are not taken for heads, nor widths for tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import inspect
 import math
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,6 +44,18 @@ from overt.tracing.asking import (
     tolerance,
     unrepeated,
 )
+from overt.tracing.axes import (
+    PART,
+    PLAIN,
+    Axes,
+    Axis,
+    combined,
+    follow_axes,
+    given,
+    is_first,
+    labels_of,
+    plain,
+)
 from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
@@ -65,6 +79,7 @@ if TYPE_CHECKING:
 
 KNOWN = "scaled_dot_product_attention, flex_attention, multi_head_attention_forward, or a softmax over keys"
 ATTENDS = re.compile(r"attention|flash_attn|attn_func")
+UNORDERED = "it has batch and heads in an order that is not known: trace one example at a time"
 NUMBERED = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 
@@ -172,6 +187,9 @@ class Recogniser(TorchFunctionMode):
         self.paths = {module: path for path, module in model.named_modules()}
         self.frames: list[_Frame] = []
         self.batches: set[int] = set()
+        self.axes: dict[int, tuple[weakref.ref[Tensor], Axes]] = {}
+        self.seconds: set[int] = set()  # labels of axes that may be the batch's, after the tokens'
+        self.orders: set[bool] = set()  # whether examples were on the first axis of the arguments
         self.calls: dict[str, None] = {}  # attention-like calls that were seen, in words
         self.tokenwise: set[str] = set()
         self.mixing: set[str] = set()
@@ -191,6 +209,10 @@ class Recogniser(TorchFunctionMode):
         ignored = module in self.ignored or (above is not None and above.ignored)
         if above is None and module is self.model:
             self.batches = _batches(args, kwargs)
+            for tensor, axes in given((args, kwargs)):
+                self._keep_axes(tensor, axes)
+                if tensor.dim() == 3 and tensor.is_floating_point():
+                    self.seconds |= labels_of(axes[1])
         layer = above is None or path.rpartition(".")[2].isdigit()
         origins: Origins = {} if above is None or layer else above.origins
         frame = _Frame(module, path, ignored, origins, 0 if above is None or layer else above.main)
@@ -225,6 +247,8 @@ class Recogniser(TorchFunctionMode):
                     known = self._origin(tensor, frame)
                     made = states | frame.made | earlier(known.states)
                     keep(above.origins, tensor, replace(known, states=made, sides=None, softmax=None))
+            if frame.ignored and not above.ignored:
+                self._follow_axes(None, "", args, kwargs, output)
         if not frame.ignored and not frame.attended and self.edit() is None:
             self._check_tokens(frame, above, output)
         if above is None and module is self.model and self.sole and not frame.attended:
@@ -266,6 +290,12 @@ class Recogniser(TorchFunctionMode):
         if self.busy or not self.frames or self.frames[-1].ignored or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        result = self._made(func, name, args, kwargs)
+        self._follow_axes(func, name, args, kwargs, result)
+        return result
+
+    def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call returns."""
         reader = READERS.get(func) if name != "flex_attention" else Recogniser.read_flex
         if reader is not None:
             return self._read(reader, func, name, args, kwargs)
@@ -294,6 +324,22 @@ class Recogniser(TorchFunctionMode):
             inputs = [self._origin(tensor) for tensor in tensors((args, kwargs))]
             for out, origin in follow(name, args, inputs, outs):
                 self._note(out, origin)
+
+    def _keep_axes(self, tensor: Tensor, axes: Axes) -> None:
+        key = id(tensor)
+        self.axes[key] = weakref.ref(tensor, lambda _: self.axes.pop(key, None)), axes
+
+    def _axes(self, tensor: Tensor) -> Axes | None:
+        ref, axes = self.axes.get(id(tensor), (None, None))
+        return axes if ref is not None and ref() is tensor else None
+
+    def _follow_axes(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note which axes the results have."""
+        outs = list(tensors(result))
+        if outs:
+            known = {id(t): axes for t in tensors((args, kwargs)) if (axes := self._axes(t)) is not None}
+            for out, axes in follow_axes(func, name, args, kwargs, known, outs):
+                self._keep_axes(out, axes)
 
     def _start(self, args: Any, kwargs: Any, result: Any) -> None:
         """A softmax has run."""
@@ -448,6 +494,14 @@ class Recogniser(TorchFunctionMode):
         """How many examples are in an axis of batch × head."""
         if not self.batches:
             return size
+        axes = self._axes(values)
+        if axes is not None and (labels_of(axes[0]) or 1 in self.batches):
+            leading = axes[0][0] if axes[0] else (PLAIN, 1)
+            if leading[0] != PLAIN:
+                return leading[1]
+            if not labels_of(axes[0]):
+                return 1
+            raise Refusal(UNORDERED)
         batches = {batch for batch in self.batches if size % batch == 0}
         if not batches:
             raise Refusal(self._regrouped(size))
@@ -459,21 +513,67 @@ class Recogniser(TorchFunctionMode):
                 if same or before[axis + 1] != before[axis] or before[axis] == 1:
                     return before[axis]
                 batches.clear()
-        if size in batches or batches == {1}:
-            return size if size in batches else 1
-        raise Refusal("it joins batch and heads in an order that is not known: trace one example at a time")
+        if batches in ({size}, {1}):
+            return batches.pop()
+        raise Refusal(UNORDERED)
 
     def _regrouped(self, size: int) -> str:
         module = type(self.frames[-1].module).__name__
         known = " or ".join(str(batch) for batch in sorted(self.batches))
+        where = "of other axes of the input" if size in self.batches else f"where the input has {known}"
         return (
-            f"{module} attends in windows, or regroups its batch in another way (a batch of {size} where the "
-            f"input has {known}): not supported"
+            f"{module} attends in windows, or regroups its batch in another way (a batch of {size} {where}): "
+            "not supported"
         )
 
     def _check_batch(self, size: int) -> None:
         if self.batches and size not in self.batches and self.edit() is None:
             raise Refusal(self._regrouped(size))
+
+    def _check_axes(self, lead: Axes, queries: Axis, keys: Axis, width: Axis) -> None:
+        """Refuse a map whose axes are not examples, heads and tokens, as far as they are known.
+
+        Args:
+            lead: axes before the queries, (batch, head) or (batch · head).
+            queries: axis of the queries.
+            keys: axis of the keys.
+            width: axis of the values' numbers.
+        """
+        if self.edit() is not None:
+            return
+        if labels_of(width):
+            raise Refusal(
+                "it attends between channels, not tokens: keys that are not tokens are not supported"
+            )
+        if len(lead) == 2:
+            batch, heads = lead
+        else:
+            (joined,) = lead or ((),)
+            outer = bool(joined) and joined[0][0] != PLAIN
+            batch, heads = (joined[:1], joined[1:]) if outer else ((), joined)
+        size = math.prod(size for _, size in batch)
+        if not labels_of(batch) and (labels_of(heads) or (batch and batch == heads and size in self.batches)):
+            raise Refusal(UNORDERED)
+        label = batch[0][0] if batch else PLAIN
+        if labels_of(heads) or (labels_of(batch) and (len(batch) > 1 or label == PART)):
+            raise Refusal(self._regrouped(size))
+        if label < 0:
+            return
+        along = labels_of(queries) | labels_of(keys)
+        if not is_first(label) and (label not in self.seconds or not all(map(is_first, along))):
+            raise Refusal(self._regrouped(size))
+        self.orders.add(is_first(label))
+        if len(self.orders) > 1:
+            raise Refusal(
+                "other attentions have its examples for tokens, and its tokens for examples: not supported"
+            )
+
+    def _check_states(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """`_check_axes` of queries, keys and values, each (…, token, dim)."""
+        q, k, v = (self._axes(tensor) or plain(tensor) for tensor in (query, key, value))
+        lead = combined([each[:-2] for each in (q, k, v)], query.shape[:-2])
+        if lead is not None:
+            self._check_axes(lead, q[-2], k[-2], q[-1] + k[-1] + v[-1])
 
     def read_sdpa(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """torch's scaled dot-product attention."""
@@ -505,6 +605,7 @@ class Recogniser(TorchFunctionMode):
             if not self.inside(self._path()):
                 return self._finish(Recognised("", output=func(*args, **kwargs)), made)
             q, k, v = (self._heads(tensor, name) for tensor, name in names)
+            self._check_states(query, key, value)
             scaling = q.shape[-1] ** -0.5 if scale is None else scale
             cells = asked_of(q, k, scaling, Sight()).shape
             states = self._wants_states(cells, torch.promote_types(q.dtype, torch.float32).itemsize)
@@ -602,19 +703,20 @@ class Recogniser(TorchFunctionMode):
         if not self.inside(self._path()):
             result = func(*args, **kwargs)
             return (self._finish(Recognised("", output=result[0]), made), *result[1:])
-        plain = asked_of(query, key, scale, Sight())
+        self._check_states(query, key, value)
+        unmasked = asked_of(query, key, scale, Sight())
         why = f"the score_mod of {self._path()} changes scores" if changes_scores(score_mod) else None
         if options.get("OUTPUT_LOGSUMEXP") or options.get("OUTPUT_MAX"):
             why = f"{self._path()} asks flex_attention for sums or maxima of scores, which need all of them"
-        if self._wants_states(plain.shape, torch.promote_types(query.dtype, torch.float32).itemsize, why):
-            asked = self._flex_in_parts(plain, block_mask)
+        if self._wants_states(unmasked.shape, torch.promote_types(query.dtype, torch.float32).itemsize, why):
+            asked = self._flex_in_parts(unmasked, block_mask)
             nothing = query.new_empty(0)
             call = Recognised("", self._kind_of(asked, sides), asked=asked, output=attended(asked, value))
             call.after, call.reads = self._after(query), self._after(value)
             return self._finish(call, made), nothing, nothing
         try:
-            shown = mask_of(block_mask[-1], plain)
-            scores = plain.scores(torch.promote_types(query.dtype, torch.float32))
+            shown = mask_of(block_mask[-1], unmasked)
+            scores = unmasked.scores(torch.promote_types(query.dtype, torch.float32))
             changed = modified(score_mod, scores)
             bias = modified(score_mod, torch.zeros_like(scores))
         except Exception as error:
@@ -625,7 +727,7 @@ class Recogniser(TorchFunctionMode):
         if bool(bias.any()):
             hidden = torch.where(shown, bias, HIDDEN)
             sight = Sight(bias=hidden)
-        asked = replace(plain, sight=sight)
+        asked = replace(unmasked, sight=sight)
         whole = changed.masked_fill(~shown, HIDDEN)
         blind = (whole == HIDDEN).all(dim=-1, keepdim=True)
         weights = whole.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
@@ -758,6 +860,10 @@ class Recogniser(TorchFunctionMode):
         made = self._made_from(weights, values)
         order = [letters.weights.index(letter) for letter in letters.rows]
         rows = weights.permute(order)
+        axes, columns = self._axes(weights) or plain(weights), self._axes(values) or plain(values)
+        width = columns[letters.values.index(letters.columns[-1])]
+        ordered = tuple(axes[place] for place in order)
+        self._check_axes(ordered[:-2], ordered[-2], ordered[-1], width)
         whole, back = self._as_map(rows, values)
         value = values_of(values, letters, whole)
         edit = self.edit()
