@@ -228,3 +228,60 @@ def test_names_of_added_tokens_are_not_made_up() -> None:
 
     traced = overt.trace(Pooled(NanoAttention), IDS)
     assert traced.tokens[0] == [f"#{number}" for number in range(7)]
+
+
+class Masked(NanoAttention):
+    """A softmax of scores that are masked in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        later = torch.ones(q.shape[-2], q.shape[-2]).triu(1)
+        scores = q @ k.mT * 0.5
+        if self.way == "added":
+            scores = scores + later * -10000.0
+            if mask is not None:
+                scores = scores + (1 - mask.float())[:, None, None] * -10000.0
+            return scores.softmax(dim=-1) @ v
+        if self.way == "keys first":
+            scores = (k @ q.mT * 0.5).masked_fill(later.mT.bool(), -torch.inf)
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None, :, None], -1e9)
+            return torch.einsum("bhkq,bhkd->bhqd", scores.softmax(dim=-2), v)
+        if self.way == "heads last":
+            scores = scores.permute(0, 2, 3, 1).masked_fill(later.bool()[:, :, None], -torch.inf)
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None, :, None], -torch.inf)
+            return torch.einsum("bqkh,bhkd->bhqd", scores.softmax(dim=2), v)
+        seen = 1 - later if mask is None else (1 - later) * mask[:, None, None].float()
+        weights = scores.softmax(dim=-1)
+        if self.way == "multiplied":
+            return (weights * seen) @ v
+        return torch.where(seen.bool(), weights, 0.0) @ v
+
+
+LEFT = torch.tensor([[True] * 4, [False] + [True] * 3])  # as many tokens as heads
+
+
+@pytest.mark.parametrize("way", ["added", "keys first", "heads last", "multiplied", "where"])
+def test_masks_of_a_softmax_are_seen_in_every_layout(way: str) -> None:
+    model, ids = Text(lambda: Masked(way)), IDS[:, :4]
+    traced = overt.trace(model, ids)
+    assert (traced.kind, traced.main_queries()) == ("causal", [3, 3])
+    right = LEFT.flip(1)
+    for mask in (LEFT, right):
+        traced = overt.trace(model, {"idx": ids, "mask": mask})
+        assert torch.equal(traced.mask, mask)
+    assert traced.main_queries() == [3, 2]
+
+
+def test_finite_masks_of_torchs_attention_hide() -> None:
+    layer = nn.TransformerEncoderLayer(other.WIDTH, other.HEADS, 24, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    hidden = torch.full((6, 6), -1e9).triu(1)
+    padding = torch.zeros(2, 6).masked_fill(torch.arange(6) > torch.tensor([[5], [3]]), -1e9)
+    inputs = {"src": torch.randn(2, 6, other.WIDTH), "mask": hidden, "src_key_padding_mask": padding}
+    traced = overt.trace(model, inputs)
+    assert (traced.kind, traced.main_queries()) == ("causal", [5, 3])

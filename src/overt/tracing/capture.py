@@ -873,17 +873,19 @@ def _slow_path() -> Iterator[None]:
 
 
 def _visible_of_torch(arguments: Mapping[str, Any], weights: Tensor) -> Tensor | None:
+    from overt.tracing.sights import UNSEEN
+
     batch, heads, queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool, device=weights.device)
     mask, padding = arguments.get("attn_mask"), arguments.get("key_padding_mask")
     if mask is None and padding is None:
         return None
     if mask is not None:
-        shown = ~mask if mask.dtype == torch.bool else mask != float("-inf")
+        shown = ~mask if mask.dtype == torch.bool else mask > UNSEEN
         shown = shown.view(batch, heads, queries, keys).any(dim=1) if shown.dim() == 3 else shown
         visible = visible & shown
     if padding is not None:
-        hidden = padding if padding.dtype == torch.bool else padding == float("-inf")
+        hidden = padding if padding.dtype == torch.bool else padding <= UNSEEN
         visible = visible & ~hidden.view(-1, 1, keys)
     return visible.cpu()
 

@@ -13,15 +13,15 @@ PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "baddbmm", "
 MIXES = {"matmul", "__matmul__", "bmm", "einsum"}
 RESHAPES = {"view", "reshape", "flatten", "unflatten", "_unsafe_view"}
 TURNS = {"transpose", "permute", "swapaxes", "movedim", "t", "__get__"}
+LAYOUTS = RESHAPES | TURNS | {"unsqueeze", "squeeze", "expand", "contiguous", "__getitem__"}
 # What leaves the weights of a softmax weights: a change of layout or of precision, …
-MOVES = (RESHAPES | TURNS) | {
-    "unsqueeze", "squeeze", "expand", "contiguous", "clone", "detach", "to", "type", "type_as", "float",
-    "double", "half", "bfloat16", "dropout", "dropout_",
+MOVES = LAYOUTS | {
+    "clone", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16", "dropout", "dropout_",
 }  # fmt: skip
 # … and what makes other weights of them.
 CHANGES = {
     "nan_to_num", "masked_fill", "masked_fill_", "mul", "mul_", "__mul__", "__rmul__", "__imul__", "div",
-    "__truediv__", "add", "__add__", "__radd__", "sub", "__sub__", "__getitem__",
+    "__truediv__", "add", "__add__", "__radd__", "sub", "__sub__", "__getitem__", "where",
 }  # fmt: skip
 NOTHING: frozenset[int] = frozenset()
 

@@ -84,11 +84,21 @@ def values_back(value: Tensor, like: Tensor, letters: Letters) -> Tensor:
     return value.reshape(shape).permute([order.index(axis) for axis in range(len(order))])
 
 
-def shown_in(shown: Tensor | None, whole: Tensor) -> Tensor | None:
-    """Which cells of a map a softmax saw, (batch, query, key); None for all."""
-    if shown is None:
+def shown_in(shown: Tensor | None, order: list[int], whole: Tensor, changed: bool) -> Tensor | None:
+    """Which cells of a map are seen, (batch, query, key); None for all.
+
+    Args:
+        shown: which cells the softmax saw, in the layout of the weights; None for all.
+        order: of the axes of the weights in the map.
+        whole: the map.
+        changed: whether weights may have been set to zero after the softmax.
+    """
+    if shown is not None and (shown.dim() != len(order) or shown.numel() != whole.numel()):
+        shown, changed = None, True
+    seen = None if shown is None else shown.permute(order).reshape(whole.shape)
+    if changed:
+        left = whole.detach() != 0
+        seen = left if seen is None else seen & left
+    if seen is None or bool(seen.all()):
         return None
-    queries, keys = whole.shape[-2:]
-    if shown.numel() == whole.numel() and shown.shape[-2:] == (queries, keys):
-        return shown.reshape(whole.shape).any(dim=1).cpu()
-    return (whole.detach() != 0).any(dim=1).cpu()
+    return seen.any(dim=1).cpu()

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overt.mechanisms.attention import FINITE_HIDDEN
 from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.site import Kind
 from overt.tracing.asked import HIDDEN, Asked, Sight
@@ -59,6 +58,7 @@ from overt.tracing.axes import (
 from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
+    LAYOUTS,
     MIXES,
     NOTHING,
     UNKNOWN,
@@ -72,7 +72,15 @@ from overt.tracing.origins import (
 )
 from overt.tracing.products import Letters, letters_of, shown_in, values_back, values_of
 from overt.tracing.running import Samples, functions_uncompiled, is_tokenwise, samples_of
-from overt.tracing.sights import Refusal, asked_of, causal_offset, sight_of, sight_of_torch, visible_of
+from overt.tracing.sights import (
+    UNSEEN,
+    Refusal,
+    asked_of,
+    causal_offset,
+    sight_of,
+    sight_of_torch,
+    visible_of,
+)
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
@@ -307,7 +315,7 @@ class Recogniser(TorchFunctionMode):
         else:
             if ATTENDS.search(name) and isinstance(result, Tensor | tuple):
                 self._refuse(name, f"it calls {name}, which is not understood")
-            self._follow(name, args, kwargs, result)
+            self._follow(func, name, args, kwargs, result)
         return result
 
     def _origin(self, tensor: Tensor, frame: _Frame | None = None) -> Origin:
@@ -317,12 +325,19 @@ class Recogniser(TorchFunctionMode):
     def _note(self, tensor: Tensor, origin: Origin) -> None:
         keep(self.frames[-1].origins, tensor, origin)
 
-    def _follow(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _follow(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note what the results were made from."""
         outs = list(tensors(result))
         if outs:
             inputs = [self._origin(tensor) for tensor in tensors((args, kwargs))]
             for out, origin in follow(name, args, inputs, outs):
+                softmax = origin.softmax
+                if softmax is not None and softmax.shown is not None and name in LAYOUTS:
+                    try:  # the same with what it saw
+                        moved = replace(softmax, shown=func(softmax.shown, *args[1:], **kwargs))
+                    except (TypeError, RuntimeError):
+                        moved = replace(softmax, shown=None, changed=True)
+                    origin = replace(origin, softmax=moved)
                 self._note(out, origin)
 
     def _keep_axes(self, tensor: Tensor, axes: Axes) -> None:
@@ -348,7 +363,7 @@ class Recogniser(TorchFunctionMode):
             return
         self._call("softmax")
         origin = self._origin(scores)
-        hidden = scores.detach() <= FINITE_HIDDEN
+        hidden = scores.detach() <= UNSEEN
         shown = ~hidden if bool(hidden.any()) else None
         axis = kwargs.get("dim", next((arg for arg in args if isinstance(arg, int)), -1))
         last = axis in (-1, result.dim() - 1)
@@ -380,7 +395,7 @@ class Recogniser(TorchFunctionMode):
         except Refusal as refusal:
             self._refuse(name, str(refusal))
             result = func(*args, **kwargs)
-            self._follow(name, args, kwargs, result)
+            self._follow(func, name, args, kwargs, result)
             return result
         return call
 
@@ -834,7 +849,7 @@ class Recogniser(TorchFunctionMode):
             except Refusal as refusal:
                 self._refuse("softmax", str(refusal))
         result = func(*args, **kwargs)
-        self._follow(name, args, kwargs, result)
+        self._follow(func, name, args, kwargs, result)
         return result
 
     def _is_made(self, values: Tensor) -> bool:
@@ -884,7 +899,7 @@ class Recogniser(TorchFunctionMode):
             if not call.sums_to_one and not (softmax.changed and softmax.last):
                 raise Refusal("its softmax is not over the keys whose values it is multiplied with")
             call.signed = bool((whole.detach() < 0).any())
-            call.visible = shown_in(softmax.shown, whole)
+            call.visible = shown_in(softmax.shown, order, whole, softmax.changed)
             sides = softmax.sides
             if sides is None:  # queries passed through something that is not seen
                 sides = frozenset({self.frames[-1].main}), self._origin(values).projected

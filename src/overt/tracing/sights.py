@@ -11,6 +11,9 @@ from torch import Tensor
 from overt.mechanisms.attention import FINITE_HIDDEN
 from overt.tracing.asked import HIDDEN, Asked, Sight
 
+# A score that hides a key, though another score, or a bias, was added to the mask's number.
+UNSEEN = FINITE_HIDDEN / 2
+
 
 class Refusal(Exception):  # noqa: N818, turned into a call that is refused
     """Why a call cannot be read."""
@@ -47,7 +50,7 @@ def sight_of(mask: Tensor) -> Sight:
         mask: (batch or 1, head or 1, query or 1, key).
     """
     if mask.dtype != torch.bool:
-        shown = (mask > FINITE_HIDDEN) | mask.isnan()
+        shown = (mask > UNSEEN) | mask.isnan()
         endless = bool((mask[~shown] == HIDDEN).all())
         plain = not bool(mask[shown].any()) and (endless or bool(shown.any(dim=-1).all()))
         # Where nothing is visible, cells that are hidden by a finite number are visible all the same.
@@ -79,7 +82,7 @@ def visible_of(asked: Asked) -> Tensor | None:
     device = asked.query.device
     seen = asked.sight.shown(torch.arange(queries, device=device), torch.arange(keys, device=device))
     if asked.sight.bias is not None:
-        shown = (asked.sight.bias > FINITE_HIDDEN).any(dim=1, keepdim=True)
+        shown = (asked.sight.bias > UNSEEN).any(dim=1, keepdim=True)
         seen = shown if seen is None else seen & shown
     if seen is None:
         return None
