@@ -285,3 +285,101 @@ def test_finite_masks_of_torchs_attention_hide() -> None:
     inputs = {"src": torch.randn(2, 6, other.WIDTH), "mask": hidden, "src_key_padding_mask": padding}
     traced = overt.trace(model, inputs)
     assert (traced.kind, traced.main_queries()) == ("causal", [5, 3])
+
+
+class Known(nn.Module):
+    """torch's own attention, as a module of one argument."""
+
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        self.inside = nn.MultiheadAttention(other.WIDTH, other.HEADS, batch_first=True)
+        self.norm = nn.LayerNorm(other.WIDTH) if causal else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.inside(self.norm(x), x, x)[0]
+        return mixed
+
+
+class Beside(nn.Module):
+    """Two attentions that read the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Known(), Known()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.a(x) + self.b(x)
+
+
+class Twice(nn.Module):
+    """One tower for two inputs."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return sum(getattr(y, "last_hidden_state", y) for y in (self.tower(a), self.tower(b)))  # type: ignore
+
+
+def bert() -> nn.Module:
+    import transformers as hf
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16, "num_hidden_layers": 2}
+    return hf.BertModel(hf.BertConfig(vocab_size=20, **sizes))
+
+
+@pytest.mark.parametrize("name", ["beside", "torch", "transformers"])
+def test_calls_that_were_not_recognised_must_form_a_chain_too(name: str) -> None:
+    if name == "beside":
+        model: nn.Module = Text(Known)
+        model.h[1].attn = Beside()
+        inputs: Any = IDS
+    elif name == "torch":
+        model, inputs = Twice(Text(Known)), {"a": IDS, "b": IDS.flip(1)}
+    else:
+        model, inputs = Twice(bert()), {"a": IDS, "b": IDS.flip(1)}
+    with pytest.raises(ValueError, match=r"does not read what .* wrote, so they are no layers of one chain"):
+        overt.trace(model, inputs)
+
+
+def test_parts_of_transformers_are_traced_in_any_model() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = bert()
+
+        def forward(self, idx: Tensor) -> Tensor:
+            states: Tensor = self.bert(idx).last_hidden_state
+            return states
+
+    assert len(overt.trace(Wrapped(), IDS).maps) == 2
+
+
+def test_queries_that_are_normalised_alone_are_still_of_the_same_tokens() -> None:
+    model = Text(lambda: Known(causal=True), layers=2)
+    traced = overt.trace(model, IDS, heads=True)
+    assert traced.kind == "encoder"
+    with torch.no_grad():
+        x = model.h[0].ln_1(model.embedded(IDS))
+        inside = model.h[0].attn.inside
+        want = inside(model.h[0].attn.norm(x), x, x, average_attn_weights=False)[1]
+    close_to(traced.maps[:1], [want])
+
+
+@pytest.mark.parametrize("way", ["first", "beside"])
+def test_cross_attention_comes_after_self_attention(way: str) -> None:
+    class Other(other.Decoding):
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            if way == "first":
+                x = x + self.across(self.ln_2(x), memory)
+                return x + self.own(self.ln_1(x))
+            return x + self.own(self.ln_1(x)) + self.across(self.ln_2(x), memory)
+
+    model = other.Pair()
+    for layer in model.decoder:
+        layer.__class__ = Other
+    with pytest.raises(
+        ValueError, match=r"decoder\.0\.across does not read what decoder\.0\.own wrote: only layers of self"
+    ):
+        overt.trace(model, {"source": IDS, "target": IDS[:, :5]})

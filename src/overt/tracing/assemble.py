@@ -163,6 +163,14 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
                     "chain, but side by side, as heads or towers are: name the calls of a chain with "
                     f'stack={{"encoder": […]}}; {_seen(collector)}'
                 )
+    if groups.maps:
+        order = itertools.chain.from_iterable(zip(groups.maps, groups.cross, strict=False))
+        for below, above in itertools.pairwise(calls[number] for number in order):
+            if above.after is not None and below.token and below.token not in above.after:
+                raise ValueError(
+                    f"{above.path} does not read what {below.path} wrote: only layers of self-attention, "
+                    f"then cross-attention, are supported; {_seen(collector)}"
+                )
 
 
 def _check_lowest(groups: CallGroups, collector: Collector) -> None:
@@ -208,7 +216,8 @@ def _check_whole(model: nn.Module, collector: Collector, groups: CallGroups) -> 
             layers = model.get_submodule(chain)
         except AttributeError:
             continue
-        lists = (nn.ModuleList, nn.Sequential) if group and calls[group[0]].token else nn.ModuleList
+        known = bool(group) and calls[group[0]].reads is not None  # others of the list were looked at, too
+        lists = (nn.ModuleList, nn.Sequential) if known else nn.ModuleList
         if not group or chain == paths[0] or not isinstance(layers, lists):
             continue
         # A layer may be one of cross-attention alone, and the caller need not have named all.

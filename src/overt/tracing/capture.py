@@ -595,6 +595,17 @@ def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: b
         lambda path: watch.inside(path, _chain(path)),
     )
     recogniser.tokenwise = watch.tokenwise
+
+    def seen(call: CapturedAttention) -> None:
+        """Note the calls that one that was not recognised reads."""
+        if not call.token:
+            reading = recogniser.reading(call.path)
+            call.token, call.after, call.reads = reading.token, reading.after, reading.reads
+            if call.kind == "cross" and reading.same:
+                call.kind = "decoder" if _is_causal(call.visible) else "encoder"
+        collect(call)
+
+    collect, watch.seen = watch.seen, seen
     stack.enter_context(recognising(recogniser))
 
 

@@ -133,6 +133,23 @@ class Recognised:
 Edit = Callable[[str, Tensor], Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What an attention that is captured in another way was given.
+
+    Attributes:
+        token: a number of its own.
+        after: tokens of the calls that its queries were made from; None if unknown.
+        reads: tokens of the calls that its values were made from; None if unknown.
+        same: whether queries and keys were made from the same states.
+    """
+
+    token: int = 0
+    after: frozenset[int] | None = None
+    reads: frozenset[int] | None = None
+    same: bool = False
+
+
 @dataclass(eq=False)
 class _Frame:
     """A module that is running.
@@ -146,6 +163,7 @@ class _Frame:
         attended: whether attention ran in it.
         made: tokens of the attentions that ran in it.
         samples: two tokens of its arguments, if it is to be run for them alone.
+        reading: of a module whose attention is captured in another way.
     """
 
     module: nn.Module
@@ -156,6 +174,7 @@ class _Frame:
     attended: bool = False
     made: set[int] = field(default_factory=set)
     samples: Samples | None = None
+    reading: Reading | None = None
 
 
 def list_entries(path: str) -> set[str]:
@@ -231,11 +250,38 @@ class Recogniser(TorchFunctionMode):
                     below = NOTHING if above is None else earlier(self._origin(tensor, above).states)
                     keep(origins, tensor, Origin(states=below | {self.count}))
                     frame.main = frame.main or self.count
+        if ignored and above is not None and not above.ignored:
+            frame.reading = self._reading(args, kwargs)
         if not ignored and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
             self.busy = True
             frame.samples = samples_of(args, kwargs)
             self.busy = False
         self.frames.append(frame)
+
+    def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """What a module that starts to run, and is not looked into, was given."""
+        named: list[Any] = [
+            kwargs.get(name, args[place] if place < len(args) else None)
+            for place, name in enumerate(("query", "key", "value"))
+        ]
+        if not all(isinstance(each, Tensor) for each in named) or "query" not in kwargs:
+            return Reading(after=self._after(*tensors((args, kwargs))))
+        query, key, value = named
+        asked, answering = self._origin(query).states, self._origin(key).states
+        same = bool(asked) and asked == answering and query.shape == key.shape
+        return Reading(0, self._after(query), self._after(value), same)
+
+    def reading(self, path: str) -> Reading:
+        """What an attention was given that was captured in another way; those of one model are a chain."""
+        frame = next((frame for frame in self.frames if frame.ignored), None)
+        if frame is None or frame.reading is None or threading.get_ident() != self.thread:
+            return Reading()
+        self.count += 1
+        found = replace(frame.reading, token=-self.count)
+        if frame.path != path and found.after is not None:
+            found = replace(found, after=found.after | frame.made)
+        frame.made.add(found.token)
+        return found
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module has run."""
