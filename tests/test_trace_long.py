@@ -23,7 +23,7 @@ from overt import judge
 from overt.attaching import find
 from overt.cli import app
 from overt.tracing import capture
-from overt.tracing.asked import Sight
+from overt.tracing.asked import Asked, Sight
 from overt.tracing.capture import OWN_EAGER
 from overt.tracing.levels import held_of
 from overt.tracing.masks import sight_of
@@ -109,6 +109,57 @@ def test_shapes_decide() -> None:
     zeroed = overt.trace(model, inputs, mixing="value-zeroing", memory=needed)  # runs layers again
     assert zeroed.memory is None
     refused(model, inputs, "mixing='value-zeroing' makes maps of its own", mixing="value-zeroing")
+
+
+def test_what_the_error_advises_is_just_enough() -> None:
+    t5 = BY_NAME["T5"].make()
+    pair = {"input_ids": families.tokens(1, 200), "decoder_input_ids": families.tokens(1, 2)}
+    needed = 4 * (3 * 200**2 + 3 * 2 * 2 + 3 * 2 * 200 + 4 * 200**2)
+    for memory in (BYTES, needed - 1):
+        with pytest.raises(ValueError, match=rf"^maps would take {needed:,} bytes.*; give memory={needed}$"):
+            overt.trace(t5, pair, memory=memory)
+    assert overt.trace(t5, pair, memory=needed).memory is None
+
+
+def test_shapes_decide_for_torchs_and_our_own_models() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    torchs = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    both = nn.Transformer(16, 2, 2, 3, 16, batch_first=True)
+    sides = {"src": torch.randn(2, 20, 16), "tgt": torch.randn(2, 7, 16)}
+    own = overt.Encoder(16, 2, 3, hidden=16)
+    cases: list[tuple[nn.Module, Any, int]] = [
+        (torchs, {"src": torch.randn(2, 30, 16)}, 4 * (4 + 2) * 2 * 30**2),
+        (both, sides, 4 * 2 * (2 * 20**2 + 3 * 7**2 + 3 * 7 * 20 + 2 * 20**2)),
+        (own, torch.randn(2, 30, 16), 4 * (3 + 2) * 2 * 30**2),
+    ]
+    for model, inputs, needed in cases:
+        assert not overt.trace(model, inputs, memory=needed).of_states
+        states = overt.trace(model, inputs, memory=needed - 1)
+        levels = states.levels()
+        held = [*levels.maps, *levels.encoder, *levels.cross]
+        assert all(isinstance(each, Asked) for each in held)  # the first layer knew
+
+
+def test_layers_that_are_not_traced_do_not_count() -> None:
+    family = BY_NAME["CLIP"]
+    model, inputs = family.make(), families.inputs_of(family)
+    batch, tokens = 3, 10  # of the image, with CLS
+    needed = 4 * (3 + 4) * batch * tokens**2
+    assert not overt.trace(model, inputs, stack="vision_model", memory=needed).of_states
+    assert overt.trace(model, inputs, stack="vision_model", memory=needed - 1).of_states
+
+
+def test_an_encoder_decoder_has_states_in_all_of_its_layers_or_in_none() -> None:
+    bart = BY_NAME["BART"].make()
+    pair = {"input_ids": families.tokens(1, 4), "decoder_input_ids": families.tokens(1, 40)}
+    states = overt.trace(bart, pair, memory=4000)
+    assert all(isinstance(held, Asked) for held in (*states.levels().encoder, *states.levels().cross))
+    assert states.rollout(-1, heads=[1, 2], layers=-1).shape == (1, 1, 1, 44)
+    albert = families.BY_NAME["ALBERT"]
+    needed = 4 * (3 + 4) * 3 * 9**2
+    assert not overt.trace(albert.make(), families.inputs_of(albert), memory=needed).of_states
+    states = overt.trace(albert.make(), families.inputs_of(albert), memory=needed - 1)
+    assert all(isinstance(held, Asked) for held in states.levels().maps)
 
 
 def test_results_over_the_budget_are_refused_with_their_bytes() -> None:

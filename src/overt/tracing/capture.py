@@ -38,9 +38,6 @@ from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
-
-if TYPE_CHECKING:
-    from overt.tracing.asked import Asked
     from overt.tracing.recognised import Recognised
 
 NAME = "overt-trace"
@@ -159,18 +156,16 @@ class Watch:
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
 
-    def expect(self, path: str) -> None:
+    def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
-        if self.budget is not None and self.inside(path, _chain(path)):
-            self.budget.attentions += 1
+        if self.budget is not None:
+            self.budget.expect(path, _chain(path), kind)
 
     def wants_states(self, path: str, shape: tuple[int, ...], cell: int, why_maps: str | None = None) -> bool:
         """Whether a call is to leave queries and keys; an error where it should and cannot."""
         if self.budget is None or self.edit is not None:
             return False
-        if self.inside(path, _chain(path)):
-            return self.budget.wants_states(shape, cell, why_maps)
-        return not (why_maps or self.budget.why_maps) and self.budget.is_over(shape, cell)
+        return self.budget.wants_states(shape, cell, why_maps, path)
 
     def say_replaced(self, by: str) -> None:
         """Warn, once, that a model's attention is not the one that it was loaded with."""
@@ -287,7 +282,7 @@ def _dispatch(
     output: Tensor
     if watch is not None and watch.budget is not None and watch.edit is None and place is not None:
         shape, why = (*query.shape[:3], key.shape[2]), _why_eager(module, kwargs)
-        states = watch.budget.wants_states(shape, query.element_size(), why)
+        states = watch.budget.wants_states(shape, query.element_size(), why, place.path)
         if states or (why is None and _maps_from_states(watch, query, attention_mask, kwargs)):
             output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs, states)
             watch.seen(call)
@@ -518,7 +513,8 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
         return bool(places)
     watch.places = {id(place.module): place for place in plain}
     if watch.budget is not None:
-        watch.budget.attentions += len(plain)
+        for place in plain:
+            watch.budget.expect(place.path, place.chain, place.kind, _times(outer, plain))
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
         return True  # all attentions of an attached model have their own module
@@ -529,6 +525,15 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     watch.sdpa = not asks and all(getattr(model, "_supports_sdpa", False) for model in models)
     stack.enter_context(_implementation(list(configs.values())))
     return True
+
+
+def _times(models: list[Any], places: list[Dispatched]) -> int:
+    """How often each attention runs, in a model whose layers share them (ALBERT); once in any other."""
+    config: Any = getattr(models[0], "config", None)
+    if len(models) > 1 or not isinstance(getattr(config, "num_hidden_groups", None), int):
+        return 1
+    calls = int(config.num_hidden_layers) * int(getattr(config, "inner_group_num", 1))
+    return max(1, -(-calls // len(places)))
 
 
 def _holds(outer: nn.Module, inner: nn.Module) -> bool:
@@ -662,7 +667,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
     if watch.budget is not None:
         object.__setattr__(module, "forward", forward)
         stack.callback(object.__delattr__, module, "forward")
-        watch.expect(name)
+        watch.expect(name, kind)
     stack.enter_context(_hook(module.register_forward_pre_hook(before)))
     stack.enter_context(_hook(module.register_forward_hook(look)))
 
@@ -720,7 +725,7 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
     if watch.budget is not None:
         object.__setattr__(module.map, "attend", attend)
         stack.callback(object.__delattr__, module.map, "attend")
-        watch.expect(path)
+        watch.expect(path, kind)
     project = module._project
     stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True)))
     stack.enter_context(_hook(module.map.register_forward_hook(look)))
@@ -848,7 +853,8 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
             return mixed, None
         return mixed, weights.mean(dim=-3) if average else weights
 
-    watch.expect(path)
+    expected: Kind = "decoder" if "decoder" in chain else "encoder"
+    watch.expect(path, "cross" if path.endswith("multihead_attn") else expected)  # as torch's layers call it
     stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
     stack.enter_context(_hook(module.register_forward_hook(look, with_kwargs=True)))
     stack.enter_context(_slow_path())

@@ -57,6 +57,8 @@ class Collector:
         self.stacks: dict[str, None] = {}
         self.seen: dict[str, None] = {}
         self.tokenwise: set[str] = set()
+        if budget is not None:
+            budget.inside = self.inside
 
     def __call__(self, call: CapturedAttention) -> None:
         """Receive one attention."""
@@ -72,16 +74,16 @@ class Collector:
             if not self.budget.states:
                 self._made(call, call.asked)
                 return
-            call.asked = self.budget.kept_states(call.asked)
+            call.asked = self.budget.kept_states(call.asked, call.path)
             self.calls.append(call)
             self.shapes.append(torch.Size(call.asked.shape))
             self.maps.append(call.asked)
             self.parts.append({})
             return
         if self.budget is not None:
-            why = call.why_maps or f"{call.path} is traced by its weights"
-            self.budget.check_map(call.weights.shape, call.weights.element_size(), why)
-            self.budget.kept_map(call.weights.shape)
+            why, shape = call.why_maps or f"{call.path} is traced by its weights", call.weights.shape
+            self.budget.check_map(shape, call.weights.element_size(), why, call.path)
+            self.budget.kept_map(shape, call.path)
         if call.recurrent or call.grid is not None:
             self._check_weights_only(call)
         nothing = torch.empty(0)  # even a small view would keep all of the weights in memory
@@ -97,7 +99,7 @@ class Collector:
         from overt.tracing.states import StateLevel
 
         assert self.budget is not None
-        self.budget.kept_map(asked.shape)
+        self.budget.kept_map(asked.shape, call.path)
         self.calls.append(replace(call, asked=None))
         self.shapes.append(torch.Size(asked.shape))
         cells = StateLevel(asked, "each" if self.mixing.keep else "mean").cells()

@@ -479,7 +479,7 @@ class Recogniser(TorchFunctionMode):
         if self.budget is None or self.edit() is not None:
             return False
         self._expect()
-        return self.budget.wants_states(shape, cell, why_maps)
+        return self.budget.wants_states(shape, cell, why_maps, self._path())
 
     def _expect(self) -> None:
         """Count the calls to come: modules like this one, at paths that differ in the number of a layer."""

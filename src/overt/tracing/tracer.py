@@ -104,7 +104,8 @@ def trace(
     batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     _check.whole("memory", memory, 1)
     chosen = stack_of(stack)
-    collector = Collector(kind(heads), parts, chosen, Budget(memory, heads, _why_maps(kind, parts, samples)))
+    budget = Budget(memory, heads, _why_maps(kind, parts, samples), target=_target_length(model, batch))
+    collector = Collector(kind(heads), parts, chosen, budget)
     arguments = _last_logits(model, batch, memory) if output is None and not kind.gradients else None
 
     def score(result: Any) -> Tensor:
@@ -137,6 +138,17 @@ def _why_maps(kind: type[Mixing], parts: bool, samples: int) -> str | None:
     if parts:
         return "parts are maps"
     return "each posterior sample has maps" if samples else None
+
+
+def _target_length(model: nn.Module, batch: Inputs) -> int | None:
+    """Length of the decoder's sequence, as the inputs have it; None where they do not."""
+    for name in ("decoder_input_ids", "decoder_inputs_embeds"):
+        if isinstance(given := batch.arguments.get(name), Tensor) and given.dim() > 1:
+            return given.shape[1]
+    given = batch.arguments.get("tgt")  # of torch.nn.Transformer
+    if not isinstance(given, Tensor) or given.dim() not in (2, 3):
+        return None
+    return given.shape[1 if given.dim() == 3 and getattr(model, "batch_first", False) else 0]
 
 
 def _last_logits(model: nn.Module, batch: Inputs, memory: int) -> dict[str, Any] | None:
