@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 import families
 import other_models as other
@@ -81,6 +82,20 @@ def test_gradients_of_the_last_token_need_no_other_logits() -> None:
         made.clear()
     chosen = traced.gradients([8], target=[3, 4, 5])
     torch.testing.assert_close(chosen[:, :, 0], traced.gradients([2, 8], target=[3, 4, 5])[:, :, 1])
+
+
+def test_a_callers_cache_is_left_alone() -> None:
+    family = families.BY_NAME["Llama"]
+    model, inputs = family.make(), families.inputs_of(family)
+    cache = DynamicCache(config=model.config)
+    traced = overt.trace(model, {**inputs, "past_key_values": cache})
+    assert torch.equal(traced.maps[1], overt.trace(model, inputs).maps[1])
+    assert cache.get_seq_length() == 0
+    model(**inputs, past_key_values=cache, use_cache=True)
+    assert cache.get_seq_length() == 9
+    with pytest.raises(ValueError, match=r"^past_key_values holds tokens already, .*: trace without a"):
+        overt.trace(model, {"input_ids": IDS[:, :2].repeat(2, 1)[:3], "past_key_values": cache})
+    assert cache.get_seq_length() == 9
 
 
 def test_a_forward_of_an_instances_own_is_kept() -> None:

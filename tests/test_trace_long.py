@@ -466,6 +466,10 @@ def test_rows_are_saved_in_place_of_maps(tmp_path: Path) -> None:
         back.raw([3, 4])
     with pytest.raises(ValueError, match="no flow: this trace was saved as rows of raw and rollout"):
         back.flow(3)
+    usual = {"heads": "mean", "receptive_field": False, "normalize": False, "layers": None, "residual": None}
+    assert torch.equal(back.rollout(3, **usual), back.rollout(3))
+    with pytest.raises(ValueError, match="rows, which are fixed: receptive_field cannot be given"):
+        back.rollout(3, receptive_field=True)
     with pytest.raises(ValueError, match="rows, which are fixed: residual cannot be given"):
         back.rollout(3, residual=0.1)
     with pytest.raises(ValueError, match="a trace of maps is saved whole, got queries"):

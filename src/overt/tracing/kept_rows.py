@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
 
 from overt.tracing.levels import unit_rows
-from overt.tracing.options import Numbers, numbers
+from overt.tracing.options import Numbers, Options, numbers
 
 METHODS = ("raw", "rollout")
 
@@ -45,11 +45,12 @@ class KeptRows:
             raise ValueError(reason)
         given = {name: value for name, value in options.items() if value is not None}
         normalize, layers = bool(given.pop("normalize", False)), given.pop("layers", None)
-        if given.get("heads") == "mean":
-            del given["heads"]
-        if given:
+        usual = {option.name: option.default for option in fields(Options)}
+        changed = [name for name, value in given.items() if type(value) is not type(usual.get(name))]
+        changed += [name for name in given if name not in changed and given[name] != usual[name]]
+        if changed:
             raise ValueError(
-                f"this trace was saved as rows, which are fixed: {', '.join(given)} cannot be given"
+                f"this trace was saved as rows, which are fixed: {', '.join(changed)} cannot be given"
             )
         chosen = self.queries if queries is None else numbers("queries", queries, self.count)
         if missing := [query for query in chosen if query not in self.queries]:

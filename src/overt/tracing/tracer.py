@@ -103,6 +103,7 @@ def trace(
     read = pixel_inputs if attends_to_pixels(model) else prepare
     batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     _check.whole("memory", memory, 1)
+    _drop_cache(batch)
     chosen = stack_of(stack)
     budget = Budget(memory, heads, _why_maps(kind, parts, samples), target=_target_length(model, batch))
     collector = Collector(kind(heads), parts, chosen, budget)
@@ -138,6 +139,17 @@ def _why_maps(kind: type[Mixing], parts: bool, samples: int) -> str | None:
     if parts:
         return "parts are maps"
     return "each posterior sample has maps" if samples else None
+
+
+def _drop_cache(batch: Inputs) -> None:
+    """Refuse a cache that holds tokens, whose maps would be missing; an empty one is not filled."""
+    cache = batch.arguments.pop("past_key_values", None)
+    length: Any = getattr(cache, "get_seq_length", lambda: 0 if cache is None else len(cache))
+    if int(length()):
+        raise ValueError(
+            "past_key_values holds tokens already, and a trace has the maps of one pass: trace without a "
+            "cache, with the whole sequence as inputs"
+        )
 
 
 def _target_length(model: nn.Module, batch: Inputs) -> int | None:
