@@ -383,3 +383,72 @@ def test_cross_attention_comes_after_self_attention(way: str) -> None:
         ValueError, match=r"decoder\.0\.across does not read what decoder\.0\.own wrote: only layers of self"
     ):
         overt.trace(model, {"source": IDS, "target": IDS[:, :5]})
+
+
+class Gated(NanoAttention):
+    """Attention, and a softmax that is something else."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(causal=False)
+        self.way, self.router = way, nn.Linear(other.WIDTH, 3)
+        self.codes = nn.Parameter(torch.randn(5, other.WIDTH))
+        self.experts = nn.ModuleList([nn.Linear(other.WIDTH, other.WIDTH) for _ in range(3)])
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x)
+        return (q * other.heads_of(x).softmax(dim=-1), k, v) if self.way == "queries" else (q, k, v)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        return (q @ k.mT * 0.5).softmax(dim=-1) @ v
+
+    def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+        y = super().forward(x, mask)
+        if self.way == "codes":
+            codes = F.normalize(self.codes, dim=-1)
+            y = y + (x @ codes.T).softmax(dim=-1) @ codes
+        if self.way == "experts":
+            each = torch.stack([expert(x) for expert in self.experts], dim=2)
+            y = y + (self.router(x).softmax(dim=-1).unsqueeze(-2) @ each).squeeze(-2)
+        return y
+
+
+@pytest.mark.parametrize("tokens", [6, 4])
+@pytest.mark.parametrize("way", ["queries", "codes", "experts"])
+def test_gates_codes_and_experts_are_not_taken_for_attention(way: str, tokens: int) -> None:
+    model, ids = Text(lambda: Gated(way)), IDS[:, :tokens]
+    traced = overt.trace(model, ids, heads=True)
+    assert traced.kind == "encoder"
+    close_to(traced.maps, other.maps_by_hand(model.h, model.embedded(ids)))
+
+
+class Linear(NanoAttention):
+    """Linear attention: a softmax over tokens for each channel, another over channels."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        return q.softmax(dim=-1) @ (k.softmax(dim=-2).mT @ v)
+
+
+@pytest.mark.parametrize("tokens", [6, 4])
+def test_linear_attention_is_refused(tokens: int) -> None:
+    with pytest.raises(ValueError, match="0 self-attentions and 3 cross-attentions"):
+        overt.trace(Text(Linear), IDS[:, :tokens])
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["low", "cast back"])
+def test_weights_under_autocast_are_those_of_its_queries_and_keys(cast: bool) -> None:
+    class Kept(NanoAttention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+            q, k = (x.float() if cast else x for x in (q, k))
+            self.kept = q, k
+            return super().attend(q, k, v.float() if cast else v, mask)
+
+    model = Text(Kept)
+    for block in model.h:
+        block.attn.c_attn.weight.data *= 8  # scores of hundreds
+    with torch.autocast("cpu", torch.bfloat16):
+        traced = overt.trace(model, IDS, heads=True)
+    for cells, block in zip(traced.maps, model.h, strict=True):
+        q, k = (x.bfloat16().double() for x in block.attn.kept)
+        scores = (q @ k.mT * 0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+        assert scores.max() > 100
+        torch.testing.assert_close(cells, scores.softmax(dim=-1).float(), atol=1e-5, rtol=1e-5)

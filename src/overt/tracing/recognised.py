@@ -221,6 +221,7 @@ class Recogniser(TorchFunctionMode):
         self.tokenwise: set[str] = set()
         self.mixing: set[str] = set()
         self.parameters: set[int] = set()  # where they are stored
+        self.constants: dict[int, weakref.ref[Tensor]] = {}  # made from parameters alone
         self.count = 0
         self.busy = False
         self.thread = threading.get_ident()
@@ -375,7 +376,11 @@ class Recogniser(TorchFunctionMode):
         """Note what the results were made from."""
         outs = list(tensors(result))
         if outs:
-            inputs = [self._origin(tensor) for tensor in tensors((args, kwargs))]
+            given_tensors = list(tensors((args, kwargs)))
+            inputs = [self._origin(tensor) for tensor in given_tensors]
+            if all(origin is UNKNOWN for origin in inputs) and all(map(self._is_constant, given_tensors)):
+                for out in outs:
+                    self._keep_constant(out)
             for out, origin in follow(name, args, inputs, outs):
                 softmax = origin.softmax
                 if softmax is not None and softmax.shown is not None and name in LAYOUTS:
@@ -385,6 +390,10 @@ class Recogniser(TorchFunctionMode):
                         moved = replace(softmax, shown=None, changed=True)
                     origin = replace(origin, softmax=moved)
                 self._note(out, origin)
+
+    def _keep_constant(self, tensor: Tensor) -> None:
+        key = id(tensor)
+        self.constants[key] = weakref.ref(tensor, lambda _: self.constants.pop(key, None))
 
     def _keep_axes(self, tensor: Tensor, axes: Axes) -> None:
         key = id(tensor)
@@ -600,7 +609,7 @@ class Recogniser(TorchFunctionMode):
             keys: axis of the keys.
             width: axis of the values' numbers.
         """
-        if self.edit() is not None:
+        if self.edit() is not None or len(lead) > 2:
             return
         if labels_of(width):
             raise Refusal(
@@ -665,7 +674,7 @@ class Recogniser(TorchFunctionMode):
                 return self._finish(Recognised("", output=output), made)
             if not self.inside(self._path()):
                 return self._finish(Recognised("", output=func(*args, **kwargs)), made)
-            q, k, v = (self._heads(tensor, name) for tensor, name in names)
+            q, k, v = (_as_computed(self._heads(tensor, name)) for tensor, name in names)
             self._check_states(query, key, value)
             scaling = q.shape[-1] ** -0.5 if scale is None else scale
             cells = asked_of(q, k, scaling, Sight()).shape
@@ -680,7 +689,8 @@ class Recogniser(TorchFunctionMode):
                     sight = self._in_parts(attn_mask, mask, *cells[2:]) if states else sight_of(mask)
             asked = asked_of(q, unrepeated(k) if states else k, scaling, sight)
             answer = self._states if states else self._answer
-            call = answer(asked, v, output, sides, query)
+            with _full_precision(query):
+                call = answer(asked, v, output, sides, query)
             call.reads = self._after(value)
             return self._finish(call, made)
 
@@ -775,26 +785,11 @@ class Recogniser(TorchFunctionMode):
             call = Recognised("", self._kind_of(asked, sides), asked=asked, output=attended(asked, value))
             call.after, call.reads = self._after(query), self._after(value)
             return self._finish(call, made), nothing, nothing
-        try:
-            shown = mask_of(block_mask[-1], unmasked)
-            scores = unmasked.scores(torch.promote_types(query.dtype, torch.float32))
-            changed = modified(score_mod, scores)
-            bias = modified(score_mod, torch.zeros_like(scores))
-        except Exception as error:
-            line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise Refusal(f"its mask_mod or score_mod cannot be read ({line})") from error
-        additive = torch.allclose(changed, scores + bias, atol=1e-5, rtol=1e-5)
-        sight = sight_of(shown)
-        if bool(bias.any()):
-            hidden = torch.where(shown, bias, HIDDEN)
-            sight = Sight(bias=hidden)
-        asked = replace(unmasked, sight=sight)
-        whole = changed.masked_fill(~shown, HIDDEN)
-        blind = (whole == HIDDEN).all(dim=-1, keepdim=True)
-        weights = whole.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
-        visible = None if bool(shown.all()) else shown.any(dim=1).cpu()
+        with _full_precision(query):
+            asked, weights, visible, additive = _flexible(unmasked, score_mod, block_mask[-1])
         result = func(*args, **kwargs)
-        call = self._answer(asked, value, result[0], sides, query, weights, visible, additive)
+        with _full_precision(query):
+            call = self._answer(asked, value, result[0], sides, query, weights, visible, additive)
         call.reads, call.why_maps = self._after(value), why or ""
         return (self._finish(call, made), *result[1:])
 
@@ -848,7 +843,8 @@ class Recogniser(TorchFunctionMode):
             self._check_batch(whole.shape[0])
             asked = asked_of(q, k, q.shape[-1] ** -0.5, sight_of_torch(given, whole))
             dtype = torch.promote_types(q.dtype, torch.float32)
-            apart = (asked.weights(dtype).detach() - whole.detach()).nan_to_num().abs().max()
+            with _full_precision(q):
+                apart = (asked.weights(dtype).detach() - whole.detach()).nan_to_num().abs().max()
             if float(apart) > tolerance(q.dtype):
                 raise Refusal(f"its weights are not those of its mask (they differ by {float(apart):.1g})")
             call = Recognised("", "encoder", whole, visible_of(asked), asked, v)
@@ -890,7 +886,7 @@ class Recogniser(TorchFunctionMode):
             equation = next((arg for arg in args if isinstance(arg, str)), None)
             try:
                 letters = letters_of(equation, factors, place)
-                if letters is not None:
+                if letters is not None and self._over_tokens(factors, place, softmax, letters):
                     return self._mix(func, equation, factors, place, softmax, letters)
             except Refusal as refusal:
                 self._refuse("softmax", str(refusal))
@@ -899,13 +895,36 @@ class Recogniser(TorchFunctionMode):
         return result
 
     def _is_made(self, values: Tensor) -> bool:
-        """Whether values are states of the model, not one of its parameters."""
-        if self._origin(values) is not UNKNOWN:
+        """Whether values are states of the model, not one of its parameters, nor made from them alone."""
+        return self._origin(values) is not UNKNOWN or not self._is_constant(values)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter or a buffer of the model, or made from them alone."""
+        ref = self.constants.get(id(tensor))
+        if ref is not None and ref() is tensor:
             return True
         if not self.parameters:
             known = (*self.model.parameters(), *self.model.buffers())
             self.parameters = {parameter.untyped_storage().data_ptr() for parameter in known}
-        return values.untyped_storage().data_ptr() not in self.parameters
+        try:
+            return tensor.untyped_storage().data_ptr() in self.parameters
+        except (RuntimeError, NotImplementedError):  # it has none
+            return False
+
+    def _over_tokens(self, factors: list[Tensor], place: int, softmax: Softmax, letters: Letters) -> bool:
+        """Whether a softmax that is not of products of queries and keys may be weights of tokens.
+
+        A gate, or a router, is none: what it sums over is a width, or the experts of one token.
+        """
+        if softmax.sides is not None:
+            return True
+        columns = self._axes(factors[1 - place])
+        if columns is not None and any(map(labels_of, columns)):
+            summed = letters.values.index(letters.columns[-2])
+            if factors[1 - place].shape[summed] > 1 and not labels_of(columns[summed]):
+                return False
+        sums = factors[place].detach().double().sum(dim=letters.weights.index(letters.rows[-1]))
+        return bool(((sums - 1).abs() < tolerance(factors[place].dtype)).logical_or(~(sums > 0)).all())
 
     def _mix(
         self,
@@ -950,6 +969,13 @@ class Recogniser(TorchFunctionMode):
             if sides is None:  # queries passed through something that is not seen
                 sides = frozenset({self.frames[-1].main}), self._origin(values).projected
             call.kind = self._kind(whole, call.visible, sides)
+            if (
+                softmax.sides is None
+                and any(map(labels_of, axes))
+                and ordered[-2]
+                and not labels_of(ordered[-2])
+            ):
+                call.kind = "cross"  # its queries are no tokens
             call.after = None if softmax.sides is None else self._after(weights)
             call.reads = self._after(values)
             if not torch.is_grad_enabled():
@@ -994,6 +1020,41 @@ def _across(sides: tuple[frozenset[int], frozenset[int]] | None, square: bool) -
     if sides is None or not (sides[0] or sides[1]):
         return not square
     return not sides[0] & sides[1]  # one of them may come from elsewhere than the layer's arguments
+
+
+def _flexible(unmasked: Asked, score_mod: Any, mask_mod: Any) -> tuple[Asked, Tensor, Tensor | None, bool]:
+    """What FlexAttention was asked, its weights, what is visible, and whether scores are only added to."""
+    try:
+        shown = mask_of(mask_mod, unmasked)
+        scores = unmasked.scores(torch.promote_types(unmasked.query.dtype, torch.float32))
+        changed = modified(score_mod, scores)
+        bias = modified(score_mod, torch.zeros_like(scores))
+    except Exception as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Refusal(f"its mask_mod or score_mod cannot be read ({line})") from error
+    additive = torch.allclose(changed, scores + bias, atol=1e-5, rtol=1e-5)
+    sight = sight_of(shown)
+    if bool(bias.any()):
+        hidden = torch.where(shown, bias, HIDDEN)
+        sight = Sight(bias=hidden)
+    whole = changed.masked_fill(~shown, HIDDEN)
+    blind = (whole == HIDDEN).all(dim=-1, keepdim=True)
+    weights = whole.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+    visible = None if bool(shown.all()) else shown.any(dim=1).cpu()
+    return replace(unmasked, sight=sight), weights, visible, additive
+
+
+def _full_precision(tensor: Tensor) -> Any:
+    """Leave autocast, which would round weights as they are computed."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _as_computed(tensor: Tensor) -> Tensor:
+    """A tensor as torch's attention takes it under autocast."""
+    device = tensor.device.type
+    if tensor.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def _projected(given: dict[str, Any], unbatched: bool) -> tuple[Tensor, Tensor, Tensor]:
