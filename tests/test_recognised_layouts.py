@@ -452,3 +452,77 @@ def test_weights_under_autocast_are_those_of_its_queries_and_keys(cast: bool) ->
         scores = (q @ k.mT * 0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
         assert scores.max() > 100
         torch.testing.assert_close(cells, scores.softmax(dim=-1).float(), atol=1e-5, rtol=1e-5)
+
+
+class Convolved(nn.Module):
+    def __init__(self, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(other.WIDTH, other.WIDTH, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mT).mT
+
+
+class TokenMixer(nn.Module):
+    """MLP-Mixer: a matrix over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mT).mT
+
+
+class Conformer(Block):
+    """A block with something beside attention."""
+
+    def __init__(self, beside: nn.Module) -> None:
+        super().__init__(NanoAttention(causal=False))
+        self.beside = beside
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        return super().forward(x + self.beside(x), *others)
+
+
+class Recurrent(Text):
+    """A recurrent network between layers."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__(NanoAttention)
+        self.gru, self.after = nn.GRU(other.WIDTH, other.WIDTH, batch_first=True), after
+        other.spread(self)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.gru(self.embedded(idx))[0]
+        for block in self.h:
+            x = block(x) if self.after else self.gru(block(x))[0]
+        return self.gru(x)[0]
+
+
+@pytest.mark.parametrize(
+    "beside", [Convolved(3), nn.Conv1d(6, 6, 1), TokenMixer()], ids=lambda m: type(m).__name__
+)
+def test_mixing_beside_attention_is_refused(beside: nn.Module) -> None:
+    model = Text(NanoAttention, layers=2)
+    model.h[1] = other.spread(Conformer(beside))
+    with pytest.raises(ValueError, match=r"^h\.1\.beside mixes tokens without attention") as caught:
+        overt.trace(model, IDS)
+    assert "\n" not in str(caught.value)
+
+
+def test_modules_that_leave_each_token_to_itself_are_not() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.linspace(0.5, 1.5, x.shape[1])[:, None]  # by position
+
+    for beside in (Convolved(1), Scaled(), nn.Sequential(nn.Linear(other.WIDTH, other.WIDTH), nn.Tanh())):
+        model = Text(NanoAttention, layers=2)
+        model.h[1] = other.spread(Conformer(beside))
+        assert len(overt.trace(model, IDS).maps) == 2
+
+
+def test_mixing_between_layers_is_refused_but_not_before_or_after_them() -> None:
+    with pytest.raises(ValueError, match=r"^gru mixes tokens without attention"):
+        overt.trace(Recurrent(after=False), IDS)
+    assert len(overt.trace(Recurrent(after=True), IDS).maps) == 3

@@ -238,6 +238,23 @@ def _check_whole(model: nn.Module, collector: Collector, groups: CallGroups) -> 
             )
 
 
+def _check_mixers(collector: Collector, groups: CallGroups) -> None:
+    """Refuse modules that mix tokens without attention, in a layer or between layers."""
+    calls = collector.calls
+    for group in (groups.maps, groups.encoder, groups.cross):
+        layers = {found[1] for n in group if (found := re.match(r"(.*?\.\d+\.)", calls[n].path + "."))}
+        tokens = {calls[n].token for n in (*group, *groups.encoder) if calls[n].token}
+        read = frozenset().union(*((calls[n].after or ()) for n in group))
+        read = read.union(*((calls[n].reads or ()) for n in groups.cross))
+        for mixer in collector.mixers:
+            inside = any((mixer.path + ".").startswith(layer) for layer in layers)
+            if inside or (mixer.token in read and mixer.reads & tokens):
+                raise ValueError(
+                    f"{mixer.path} mixes tokens without attention (a convolution or a recurrent network?), "
+                    "so maps alone do not show how tokens mix: not supported"
+                )
+
+
 def _chain_in(stack: Stack | None, call: CapturedAttention) -> str:
     """The list of layers that a call is in; below the stack that was chosen, if that is in a list itself."""
     if not isinstance(stack, str) or not stack.startswith(call.chain + "."):
@@ -294,6 +311,7 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     calls, sizes = collector.calls, collector.shapes
     groups = sort_calls(collector)
     _check_whole(model, collector, groups)
+    _check_mixers(collector, groups)
     batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]
     source = sizes[groups.cross[0]][-1] if groups.cross else 0
     lowest = calls[(groups.encoder or groups.cross or groups.maps)[0]]

@@ -43,6 +43,9 @@ def given(arguments: Any) -> Iterator[tuple[Tensor, Axes]]:
     for number, tensor in enumerate(found):
         labels = [number * STEP + axis for axis in range(tensor.dim())]
         labels[0] = firsts.setdefault(tensor.shape[0], labels[0])
+        if tensor.is_floating_point() and tensor.dim() > 1:
+            colours = [axis for axis in range(1, tensor.dim() - 2) if tensor.shape[axis] in (1, 3, 4)]
+            labels[colours[0] if colours else -1] = PLAIN  # the width of states
         yield tensor, tuple(_axis(label, size) for label, size in zip(labels, tensor.shape, strict=True))
 
 
@@ -100,6 +103,8 @@ def _after(
         return None if first is None else (*first, _axis(PLAIN, 2))
     if name == "scaled_dot_product_attention":
         return None if first is None else (*first[:-1], _axis(PLAIN, shape[-1]))
+    if name == "multi_head_attention_forward":
+        return first if shape == tuple(inputs[0].shape) else None
     inside = [known[id(tensor)] for tensor in inputs if id(tensor) in known]
     if not name and first is not None and len(first) == len(shape) - 1:  # a module that embeds tokens
         inside.append((*first, _axis(PLAIN, shape[-1])))
@@ -206,11 +211,8 @@ def combined(inputs: Sequence[Axes], shape: Sequence[int]) -> Axes | None:
     for place, size in enumerate(reversed(shape), start=1):
         axes = [each[-place] for each in inputs if len(each) >= place]
         labelled = [axis for axis in axes if labels_of(axis)]
-        fitting = [axis for axis in labelled if _size(axis) == size]
-        if fitting:
-            found.append(fitting[0])
-        else:
-            found.append(_resized((labelled or axes)[0], size))
+        fitting = [axis for axis in (*labelled, *axes) if _size(axis) == size]
+        found.append(fitting[0] if fitting else _resized((labelled or axes)[0], size))
     return tuple(reversed(found))
 
 

@@ -38,7 +38,7 @@ from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
-    from overt.tracing.recognised import Recognised
+    from overt.tracing.recognised import Mixer, Recognised
 
 NAME = "overt-trace"
 # Arguments of eager attentions that change what a softmax of scaled products would be.
@@ -155,6 +155,7 @@ class Watch:
     sdpa: bool = False  # whether all of a model's attention may be torch's
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
+    mixers: list[Mixer] = field(default_factory=list)  # modules that mix tokens without attention
 
     def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
@@ -599,7 +600,7 @@ def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: b
         watch.budget,
         lambda path: watch.inside(path, _chain(path)),
     )
-    recogniser.tokenwise = watch.tokenwise
+    recogniser.tokenwise, recogniser.mixers = watch.tokenwise, watch.mixers
 
     def seen(call: CapturedAttention) -> None:
         """Note the calls that one that was not recognised reads."""

@@ -22,6 +22,7 @@ from overt.tracing.subject import differentiable, with_history
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
+    from overt.tracing.recognised import Mixer
 Stack = str | Mapping[str, Sequence[str]]  # a path, or chain → paths
 
 
@@ -44,6 +45,7 @@ class Collector:
         stacks: all stacks that ran, in order.
         seen: paths of all calls that ran, in order.
         tokenwise: layers that do not attend, nor mix tokens otherwise.
+        mixers: modules that mix tokens without attention.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Collector:
         self.stacks: dict[str, None] = {}
         self.seen: dict[str, None] = {}
         self.tokenwise: set[str] = set()
+        self.mixers: list[Mixer] = []
         if budget is not None:
             budget.inside = self.inside
 
@@ -212,7 +215,7 @@ def collect(
                 inside=collector.inside,
             )
         )
-        collector.tokenwise = watch.tokenwise
+        collector.tokenwise, collector.mixers = watch.tokenwise, watch.mixers
         contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
         contexts.enter_context(mixing.around(model, watch))
         result = model(**(with_history(arguments) if mixing.gradients else arguments))

@@ -71,7 +71,17 @@ from overt.tracing.origins import (
     tensors,
 )
 from overt.tracing.products import Letters, letters_of, shown_in, values_back, values_of
-from overt.tracing.running import Samples, functions_uncompiled, is_tokenwise, samples_of
+from overt.tracing.running import (
+    ALONE,
+    STATISTICS,
+    Probe,
+    Samples,
+    functions_uncompiled,
+    is_mixing,
+    is_tokenwise,
+    probe_of,
+    samples_of,
+)
 from overt.tracing.sights import (
     UNSEEN,
     Refusal,
@@ -150,6 +160,21 @@ class Reading:
     same: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """A module that mixes tokens without attention.
+
+    Attributes:
+        token: a number of its own among attentions.
+        path: of the module.
+        reads: tokens of the attentions that its arguments were made from.
+    """
+
+    token: int
+    path: str
+    reads: frozenset[int]
+
+
 @dataclass(eq=False)
 class _Frame:
     """A module that is running.
@@ -164,6 +189,9 @@ class _Frame:
         made: tokens of the attentions that ran in it.
         samples: two tokens of its arguments, if it is to be run for them alone.
         reading: of a module whose attention is captured in another way.
+        probe: what it was given, to see whether it mixes tokens without attention.
+        beside: the modules that ran in it and do not attend: path, module, probe, axes of the output, and a
+            token like those of attentions.
     """
 
     module: nn.Module
@@ -175,6 +203,8 @@ class _Frame:
     made: set[int] = field(default_factory=set)
     samples: Samples | None = None
     reading: Reading | None = None
+    probe: Probe | None = None
+    beside: list[tuple[str, nn.Module, Probe, Axes, Mixer]] = field(default_factory=list)
 
 
 def list_entries(path: str) -> set[str]:
@@ -193,6 +223,7 @@ class Recogniser(TorchFunctionMode):
         budget: decides between maps and states; None for maps.
         inside: whether the call at a path is traced; of others, nothing but the path is reported.
         tokenwise: entries of lists of layers that do not attend, and leave each token to itself.
+        mixers: modules beside attention, or between, that mix tokens.
     """
 
     def __init__(
@@ -220,6 +251,7 @@ class Recogniser(TorchFunctionMode):
         self.calls: dict[str, None] = {}  # attention-like calls that were seen, in words
         self.tokenwise: set[str] = set()
         self.mixing: set[str] = set()
+        self.mixers: list[Mixer] = []
         self.parameters: set[int] = set()  # where they are stored
         self.constants: dict[int, weakref.ref[Tensor]] = {}  # made from parameters alone
         self.count = 0
@@ -256,6 +288,10 @@ class Recogniser(TorchFunctionMode):
         if not ignored and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
             self.busy = True
             frame.samples = samples_of(args, kwargs)
+            self.busy = False
+        if not ignored and above is not None and self._may_mix(module, args):
+            self.busy = True
+            frame.probe = probe_of(args, kwargs, self._axes)
             self.busy = False
         self.frames.append(frame)
 
@@ -306,6 +342,11 @@ class Recogniser(TorchFunctionMode):
                 self._follow_axes(None, "", args, kwargs, output)
         if not frame.ignored and not frame.attended and self.edit() is None:
             self._check_tokens(frame, above, output)
+            self._put_beside(frame, above, args, kwargs, output)
+        if frame.attended and self.edit() is None:
+            self.busy = True
+            self.mixers += [mixer for _, m, probe, out, mixer in frame.beside if is_mixing(m, probe, out)]
+            self.busy = False
         if above is None and module is self.model and self.sole and not frame.attended:
             shown = [*self.calls][:8] + (["…"] if len(self.calls) > 8 else [])
             seen = f"; calls seen: {', '.join(shown)}" if shown else "; it calls nothing of the kind"
@@ -313,6 +354,28 @@ class Recogniser(TorchFunctionMode):
                 f"{self.sole} cannot be traced: no attention was recognised ({KNOWN} that is next multiplied "
                 f"with values){seen} (overt.rollout and overt.flow take weights from any source)"
             )
+
+    def _may_mix(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
+        """Whether a module may mix tokens: its type does not tell that it does not."""
+        if isinstance(module, STATISTICS):
+            return False
+        axes = self._axes(args[0]) if args and isinstance(args[0], Tensor) else None
+        return not isinstance(module, ALONE) or (axes is not None and bool(labels_of(axes[-1])))
+
+    def _put_beside(self, frame: _Frame, above: _Frame | None, args: Any, kwargs: Any, output: Any) -> None:
+        """Note a module that does not attend, and what it made, should it mix tokens."""
+        out = next(tensors(output), None)
+        axes = None if out is None else self._axes(out)
+        if above is None or frame.probe is None or axes is None:
+            return
+        self.count += 1
+        reads = earlier(frozenset().union(*(self._origin(t, above).states for t in tensors((args, kwargs)))))
+        mixer = Mixer(-self.count, frame.path, reads)
+        above.beside.append((frame.path, frame.module, frame.probe, axes, mixer))
+        above.made.add(mixer.token)
+        for tensor in tensors(output):
+            origin = self._origin(tensor, above)
+            keep(above.origins, tensor, replace(origin, states=origin.states | {mixer.token}))
 
     def _check_tokens(self, frame: _Frame, above: _Frame | None, output: Any) -> None:
         """Whether a layer that does not attend leaves each token to itself."""

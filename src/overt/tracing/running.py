@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt.tracing.axes import Axes, labels_of
 from overt.tracing.origins import tensors
 
 
@@ -117,6 +118,106 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
         for buffer, copy in copies:
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
+
+
+STATISTICS = (nn.Softmax, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.Embedding)
+FEW = 16  # tokens for which a module is run again
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A module's arguments, to run it again with others.
+
+    Attributes:
+        few: positional and named arguments with few tokens: copies, made before the module runs.
+        whole: all of them.
+        version: of the tensor that is changed, among all of them; it is another if the module changed it.
+        axes: those of the tensor that is changed.
+    """
+
+    few: Any
+    whole: Any
+    version: int
+    axes: Axes
+
+
+def probe_of(args: Any, kwargs: Any, axes_of: Callable[[Tensor], Axes | None]) -> Probe | None:
+    """What a module is given, if it is given states whose axes are known."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            for dim, axis in enumerate(axes_of(value) or ()):
+                if len(axis) == 1 and labels_of(axis):
+                    value = value.narrow(dim, 0, min(FEW, value.shape[dim]))
+            return value.clone()
+        if type(value) in (tuple, list):
+            return type(value)(map(cut, value))
+        return {name: cut(entry) for name, entry in value.items()} if type(value) is dict else value
+
+    x = _states((args, kwargs))
+    axes = None if x is None else axes_of(x)
+    if x is None or axes is None or not any(map(labels_of, axes)):
+        return None
+    return Probe(cut((args, kwargs)), (args, kwargs), x._version, axes)
+
+
+def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
+    """Whether what a module gives for a token is known to depend on others.
+
+    Args:
+        module: the module.
+        probe: what it was given.
+        out: axes of what it gave.
+    """
+    for given in (probe.few, probe.whole):
+        x = _states(given)
+        if x is None or (given is probe.whole and x._version != probe.version):
+            return False
+        try:
+            with torch.no_grad(), _unchanged(module):
+                return _mixes(module, given, x, probe.axes, out)
+        except Exception:  # whatever a module raises that takes no fewer tokens
+            continue
+    return False
+
+
+def _mixes(module: nn.Module, given: Any, x: Tensor, axes: Axes, out: Axes) -> bool:
+    plain = next(tensors(module(*_with(given, x, x)[0], **_with(given, x, x)[1])))
+    for dim, axis in enumerate(axes):
+        places = [place for place, each in enumerate(out) if labels_of(each) == labels_of(axis)]
+        if not places and plain.shape == x.shape and not labels_of(out[dim]):
+            places = [dim]
+        if not labels_of(axis) or x.shape[dim] < 2 or axes.count(axis) > 1 or len(places) != 1:
+            continue
+        for changed in (0, -1):
+            other = x.clone()
+            other.select(dim, changed).mul_(-1).add_(1)
+            args, kwargs = _with(given, x, other)
+            found = next(tensors(module(*args, **kwargs)))
+            if found.shape[places[0]] != x.shape[dim]:
+                break
+            rest = slice(1, None) if changed == 0 else slice(None, -1)
+            left, right = (each.movedim(places[0], 0)[rest].double().nan_to_num() for each in (plain, found))
+            if float((left - right).abs().max()) > 1e-4 * float(left.abs().max()) + 1e-6:
+                return True
+    return False
+
+
+def _states(value: Any) -> Tensor | None:
+    return next(
+        (tensor for tensor in tensors(value) if tensor.is_floating_point() and tensor.dim() > 1), None
+    )
+
+
+def _with(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Copies of arguments, with one tensor in place of another."""
+    if isinstance(value, Tensor):
+        return new.clone() if value is old else value.clone()
+    if type(value) in (tuple, list):
+        return type(value)(_with(entry, old, new) for entry in value)
+    if type(value) is dict:
+        return {name: _with(entry, old, new) for name, entry in value.items()}
+    return value
 
 
 def _taken(value: Any, lead: torch.Size, token: slice) -> Any:
