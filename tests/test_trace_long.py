@@ -147,6 +147,11 @@ def test_layers_that_are_not_traced_do_not_count() -> None:
     needed = 4 * (3 + 4) * batch * tokens**2
     assert not overt.trace(model, inputs, stack="vision_model", memory=needed).of_states
     assert overt.trace(model, inputs, stack="vision_model", memory=needed - 1).of_states
+    needed = 4 * (3 + 4) * batch * 9**2
+    assert not overt.trace(model, inputs, stack="text_model", memory=needed).of_states
+    states = overt.trace(model, inputs, stack="text_model", memory=needed - 1)
+    assert states.of_states
+    assert all(held.sight.bias is None for held in states.levels().maps)  # type: ignore[union-attr]
 
 
 def test_an_encoder_decoder_has_states_in_all_of_its_layers_or_in_none() -> None:

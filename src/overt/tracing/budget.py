@@ -59,6 +59,7 @@ class Budget:
         groups: those that are traced, by the list of layers and the kind, in the order of the model.
         places: path → its group.
         others: paths of attentions that are not traced.
+        configs: by a config's id, whether attentions of its model are traced: all, none or some.
     """
 
     most: int
@@ -73,10 +74,13 @@ class Budget:
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     places: dict[str, Group] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
+    configs: dict[int, set[bool]] = field(default_factory=dict)
 
-    def expect(self, path: str, chain: str, kind: str, times: int = 1) -> None:
-        """Count an attention that is to run, before the pass."""
-        if not self.inside(path, chain):
+    def expect(self, path: str, chain: str, kind: str, times: int = 1, config: object = None) -> None:
+        """Count an attention that is to run, before the pass; `config` is its model's, if it has one."""
+        inside = self.inside(path, chain)
+        self.configs.setdefault(id(config), set()).add(inside)
+        if not inside:
             self.others.add(path)
             return
         group = self.groups.setdefault((chain, kind), Group(kind))
@@ -89,29 +93,39 @@ class Budget:
         batch, heads, queries, keys = shape
         return batch * queries * keys * CELL * (heads if self.heads else 1)
 
+    def needed_next(self, shape: Shape, cell: int, config: object) -> int:
+        """What maps take, by the shape of the next call, when a mask is made for it.
+
+        0 where that may be an attention that is not traced.
+
+        Args:
+            shape: of the call's map.
+            cell: bytes of one of its weights.
+            config: of the model that makes the mask.
+        """
+        if self.others and self.configs.get(id(config)) != {True}:
+            return 0
+        left = [group for group in self.groups.values() if group.left]
+        fitting = [group for group in left if (group.kind == "cross") == (shape[-2] != shape[-1])]
+        return self._needed(shape, cell, next(iter(fitting or left), None))
+
     def needed(
-        self,
-        shape: Shape,
-        cell: int,
-        path: str | None = None,
-        *,
-        all_alike: bool = False,
-        alone: bool = False,
+        self, shape: Shape, cell: int, path: str, *, all_alike: bool = False, alone: bool = False
     ) -> int:
         """What the maps of all attentions take, and the weights of the one call with the most.
 
         Args:
             shape: of a call's map.
             cell: bytes of one of its weights.
-            path: of the call; None for the next one, when a mask is made for it.
+            path: of the call.
             all_alike: whether maps of unknown shape are taken to have this one; otherwise they take nothing.
             alone: count no other attention to come; they leave states.
         """
         if alone:
             return self.kept + self.map_bytes(shape) + math.prod(shape) * cell
-        if path is None and self.others:
-            return 0  # the mask may be that of an attention that is not traced
-        group = self._next(shape) if path is None else self.places.get(path)
+        return self._needed(shape, cell, self.places.get(path), all_alike)
+
+    def _needed(self, shape: Shape, cell: int, group: Group | None, all_alike: bool = False) -> int:
         if group is None:
             left = max(1, self.attentions - self.calls)
             return self.kept + left * self.map_bytes(shape) + math.prod(shape) * cell
@@ -124,12 +138,6 @@ class Budget:
                 total += left * self.map_bytes(known)
                 largest = max(largest, math.prod(known) * cell)
         return total + largest
-
-    def _next(self, shape: Shape) -> Group | None:
-        """The group whose call is next, by the order of the model."""
-        left = [group for group in self.groups.values() if group.left]
-        across = [group for group in left if (group.kind == "cross") == (shape[-2] != shape[-1])]
-        return next(iter(across or left), None)
 
     def _expected(self, group: Group, now: Group, shape: Shape) -> Shape | None:
         """The shape of an encoder–decoder's maps before they are made; None if unknown."""

@@ -407,7 +407,8 @@ def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: 
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         heads = getattr(config, "num_attention_heads", 1)
         shape = batch_size, heads if isinstance(heads, int) else 1, q_length, kv_length
-        if budget.states or budget.needed(shape, kwargs.get("dtype", torch.float32).itemsize) > budget.most:
+        cell = kwargs.get("dtype", torch.float32).itemsize
+        if budget.states or budget.needed_next(shape, cell, config) > budget.most:
             budget.states = True
             kwargs.pop("dtype", None)
             return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
@@ -515,7 +516,8 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     watch.places = {id(place.module): place for place in plain}
     if watch.budget is not None:
         for place in plain:
-            watch.budget.expect(place.path, place.chain, place.kind, _times(outer, plain))
+            config = getattr(place.module, "config", None)
+            watch.budget.expect(place.path, place.chain, place.kind, _times(outer, plain), config)
     attached = {id(place.module) for place in places} - set(watch.places)
     if attached:
         return True  # all attentions of an attached model have their own module
