@@ -404,6 +404,17 @@ def test_a_mask_that_shows_what_is_true_hides_the_rest(eager: bool) -> None:
         assert eager or torch.allclose(cells.sum(dim=-1), torch.ones(()))
 
 
+def test_a_model_that_adds_such_a_mask_is_traced_as_it_is() -> None:
+    family = BY_NAME["BERT"]
+    model, inputs = family.make(), families.inputs_of(family)
+    model.config._attn_implementation = "eager"
+    count = inputs["input_ids"].shape[1]
+    inputs["attention_mask"] = torch.eye(count, dtype=torch.bool)[None, None]
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    torch.testing.assert_close(overt.trace(model, inputs).outputs, expected)
+
+
 def test_padding_on_the_left_in_float64() -> None:
     model, inputs = llama()
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

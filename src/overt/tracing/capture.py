@@ -153,6 +153,7 @@ class Watch:
     turned: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # boolean masks, as they are added
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     sdpa: bool = False  # whether all of a model's attention may be torch's
+    eager: bool = False  # whether eager attention is the model's own
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
     mixers: list[Mixer] = field(default_factory=list)  # modules that mix tokens without attention
@@ -226,8 +227,11 @@ class Watch:
         return known[1]
 
     def added(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """A mask as eager attention adds it: one that shows what is True is for torch's attention alone."""
-        if mask is None or mask.dtype != torch.bool:
+        """A mask as eager attention adds it: one that shows what is True is for torch's attention alone.
+
+        A model with eager attention of its own adds it as 0 and 1, and so it is traced.
+        """
+        if mask is None or mask.dtype != torch.bool or self.eager:
             return mask
         known = self.turned.get(id(mask))
         if known is None or known[0] is not mask:
@@ -325,7 +329,7 @@ def _maps_from_states(watch: Watch, query: Tensor, mask: Tensor | None, kwargs: 
         return False
     if mask is None:
         return True
-    if mask.dim() != 4 or mask.dtype not in (query.dtype, torch.bool):
+    if mask.dim() != 4 or mask.dtype not in (query.dtype, None if watch.eager else torch.bool):
         return False
     # Eager attention alone says what becomes of queries that see nothing at all.
     return mask.dtype == torch.bool or bool((mask.amax(dim=-1) > HIDDEN).all())
@@ -523,6 +527,7 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
         return True  # all attentions of an attached model have their own module
     configs = {id(c): c for m in (*models, *(p.module for p in plain)) if (c := getattr(m, "config", None))}
     loaded = {getattr(config, "_attn_implementation_internal", None) for config in configs.values()}
+    watch.eager = "eager" in loaded
     watch.replaced = {name for name in loaded if isinstance(name, str) and "flash" in name}
     asks = any(getattr(config, "output_attentions", None) for config in configs.values())
     watch.sdpa = not asks and all(getattr(model, "_supports_sdpa", False) for model in models)
