@@ -526,3 +526,50 @@ def test_mixing_between_layers_is_refused_but_not_before_or_after_them() -> None
     with pytest.raises(ValueError, match=r"^gru mixes tokens without attention"):
         overt.trace(Recurrent(after=False), IDS)
     assert len(overt.trace(Recurrent(after=True), IDS).maps) == 3
+
+
+class Padded(nn.Module):
+    """A model whose attention_mask is given to its attention in some way."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.text, self.use = Text(lambda: NanoAttention(causal=False)), use
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = self.use(attention_mask)
+        logits: Tensor = self.text(input_ids, None if mask is None else mask[:, None, None])
+        return logits
+
+
+def test_a_mask_means_what_the_model_makes_of_it() -> None:
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    plain = overt.trace(Padded(lambda mask: mask), {"input_ids": IDS, "attention_mask": real})
+    other_way = overt.trace(Padded(lambda mask: ~mask), {"input_ids": IDS, "attention_mask": ~real})
+    ignoring = overt.trace(Padded(lambda _mask: None), {"input_ids": IDS, "attention_mask": real})
+    for traced in (plain, other_way, ignoring):
+        assert torch.equal(traced.mask, real)
+    assert torch.equal(plain.rollout(), other_way.rollout())
+    with pytest.raises(
+        ValueError, match=r"attention_mask must be 1 at tokens and 0 at padding.*ones, 1 are at"
+    ) as e:
+        overt.trace(Padded(lambda mask: mask.roll(1, dims=1)), {"input_ids": IDS, "attention_mask": real})
+    assert "\n" not in str(e.value)
+
+
+def test_padding_of_a_target_is_found() -> None:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(other.WORDS, other.WIDTH)
+            self.net = nn.Transformer(other.WIDTH, 4, 1, 1, 24, batch_first=True)
+
+        def forward(self, source: Tensor, target: Tensor, padding: Tensor) -> Tensor:
+            later = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            pair = self.words(source), self.words(target)
+            states: Tensor = self.net(*pair, tgt_mask=later, tgt_key_padding_mask=padding)
+            return states
+
+    padding = torch.tensor([[0.0] * 5, [0.0] * 3 + [-torch.inf] * 2])
+    traced = overt.trace(Translator(), {"source": IDS, "target": IDS[:, :5], "padding": padding})
+    assert torch.equal(traced.mask[:, 6:], padding == 0)
+    assert traced.main_queries() == [4, 2]

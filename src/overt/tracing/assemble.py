@@ -404,23 +404,29 @@ def _token_axis(
     """Mask, special tokens and names along the token axis."""
 
     def axis(
-        length: int, mask: Tensor | None, words: Any, special: Any, call: CapturedAttention | None
+        length: int,
+        mask: Tensor | None,
+        words: Any,
+        special: Any,
+        call: CapturedAttention | None,
+        target: bool = False,
     ) -> Any:
-        of_image = inputs.grid is not None and call is not None
-        if mask is None or mask.shape != (batch, length) or of_image:
-            mask = torch.ones(batch, length, dtype=torch.bool)
-            if call is not None and call.visible is not None:
-                # A key that no query sees is padding.
-                mask = mask & call.visible.any(dim=-2)
-            elif call is not None and call.of_states and call.asked is not None:
-                from overt.tracing.asking import keys_seen
+        of_image = inputs.grid is not None and not target
+        seen = torch.ones(batch, length, dtype=torch.bool)
+        if call is not None and call.visible is not None:
+            # A key that no query sees is padding.
+            seen = seen & call.visible.any(dim=-2)
+        elif call is not None and call.of_states and call.asked is not None:
+            from overt.tracing.asking import keys_seen
 
-                seen = keys_seen(call.asked.sight)
-                mask = mask if seen is None else mask & seen
+            known = keys_seen(call.asked.sight)
+            seen = seen if known is None else seen & known
+        fits = mask is not None and mask.shape == (batch, length) and not of_image
+        mask = _agreed(mask, seen) if mask is not None and fits else seen
         if of_image and inputs.grid is not None:
             words, special = _patch_names(batch, length, inputs.grid)
         if words is None or len(words) != batch or any(len(names) != length for names in words):
-            if inputs.extra.get("named") and call is not None:
+            if inputs.extra.get("named") and not target:
                 sizes = [len(names) for names in words or ()]
                 raise ValueError(f"tokens must be {batch} lists of {length} words, got lists of {sizes}")
             # Tokens of the input are known, but which of these they are is not: some were added, perhaps.
@@ -440,9 +446,24 @@ def _token_axis(
     if named and all(len(each) == source + queries for each in named):  # those of the target, too
         named, target = [each[:source] for each in named], [each[source:] for each in named]
     before = axis(source, inputs.mask, named, inputs.special, lowest)
-    after = axis(queries, extra.get("target mask"), target, extra.get("target special"), None)
+    own = calls[groups.maps[0]] if groups.maps else None
+    after = axis(queries, extra.get("target mask"), target, extra.get("target special"), own, target=True)
     words = [left + right for left, right in zip(before[2], after[2], strict=True)]
     return torch.cat([before[0], after[0]], dim=1), torch.cat([before[1], after[1]], dim=1), words
+
+
+def _agreed(mask: Tensor, seen: Tensor) -> Tensor:
+    """A mask that was given, after comparing it with the tokens that queries see; both (batch, token)."""
+    mask = mask.cpu()
+    hidden, shown = int((mask & ~seen).sum()), int((~mask & seen).sum())
+    if torch.equal(mask, ~seen):
+        return seen  # in this model, it is 1 at padding
+    if not (hidden and shown):
+        return mask
+    raise ValueError(
+        "attention_mask must be 1 at tokens and 0 at padding, or the reverse, as the model takes it: of its "
+        f"ones, {hidden} are at tokens that no query sees, of its zeros {shown} at tokens that are seen"
+    )
 
 
 def _patch_names(batch: int, length: int, grid: tuple[int, int]) -> tuple[Any, Any]:
