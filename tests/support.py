@@ -42,7 +42,7 @@ OTHERS = """
 `overt.trace` [recognises attention](trace.md#any-other-pytorch-model) in models that neither transformers nor
 Overt dispatches. Where a package is named, `make test-peers` compares with the weights that the package
 returns itself, in the version of `constraints.txt`; the others are small copies of code, compared with
-weights by hand (`tests/test_recognised.py`). The last column says whether
+weights by hand (`tests/test_recognised.py`, `tests/test_recognised_layouts.py`). The last column says whether
 [long inputs](trace.md#long-inputs) are traced from queries and keys (`tests/test_recognised_states.py`);
 *maps* means that maps must fit `memory=`.
 
@@ -52,6 +52,8 @@ weights by hand (`tests/test_recognised.py`). The last column says whether
 | minGPT | softmax, dropout, `@ v` | a copy | works | maps |
 | DINO | softmax, `@ v`, without a mask | a copy | works | maps |
 | torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works | works |
+| fairseq | batch and heads in one axis, tokens first | a copy | works | maps |
+| SAGAN | softmax, `@ v`, over pixels, by convolutions | a copy | works | maps |
 | FlexAttention | `flex_attention`, also compiled, `block_mask`, `score_mod` | a copy | works | works (3) |
 | decoders of x-transformers (1) | softmax and `einsum` | x-transformers | works | maps (2) |
 | encoders of x-transformers, padded | the same, or torch's attention | x-transformers | works | maps (2) |
@@ -64,6 +66,12 @@ weights by hand (`tests/test_recognised.py`). The last column says whether
 | MSA Transformer | attention over rows and columns | fair-esm | refused |  |
 | timm's vision transformers | as DINO or nanoGPT | timm, if it can be imported | not tried |  |
 | Swin | windows, in the batch | a copy; timm, if it can be imported | refused |  |
+| XCiT | attention between channels | a copy | refused |  |
+| Perceiver | latents, which are not tokens | a copy | refused |  |
+| PatchTST | variables in the batch | a copy | refused |  |
+| Conformer, recurrent networks between layers | mix tokens beside attention | a copy | refused |  |
+| linear attention | no weights of tokens | a copy | refused |  |
+| a tower that runs twice | side by side | a copy; transformers | refused |  |
 | a module for each head | softmax and `@ v`, side by side | a copy | refused |  |
 | scripted models (`torch.jit`) | cannot be seen | a copy | refused |  |
 

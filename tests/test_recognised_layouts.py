@@ -573,3 +573,116 @@ def test_padding_of_a_target_is_found() -> None:
     traced = overt.trace(Translator(), {"source": IDS, "target": IDS[:, :5], "padding": padding})
     assert torch.equal(traced.mask[:, 6:], padding == 0)
     assert traced.main_queries() == [4, 2]
+
+
+class Bare(nn.Module):
+    """Attention without projections."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT * 0.25).softmax(dim=-1) @ x
+
+
+class NonLocal(nn.Module):
+    """SAGAN: attention over the pixels of what a convolution made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Conv2d(other.WIDTH, other.WIDTH, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).flatten(2) for each in (self.q, self.k, self.v))
+        self.kept = (q.mT @ k).softmax(dim=-1)
+        return x + (v @ self.kept.mT).view(x.shape)
+
+
+def test_self_attention_without_projections_or_by_convolutions_is_self_attention() -> None:
+    model = Text(Bare)
+    traced = overt.trace(model, IDS)
+    with torch.no_grad():
+        x = model.h[0].ln_1(model.embedded(IDS))
+    assert traced.kind == "encoder"
+    close_to(traced.maps[:1], [(x @ x.mT * 0.25).softmax(dim=-1)])
+    pixels = other.spread(nn.Sequential(nn.Conv2d(3, other.WIDTH, 4, 4), NonLocal(), NonLocal()))
+    traced = overt.trace(pixels, torch.randn(2, 3, 8, 12))
+    assert (traced.kind, traced.paths) == ("encoder", ["1", "2"])
+    close_to(traced.maps, [layer.kept for layer in list(pixels)[1:]])
+
+
+class Written(NanoAttention):
+    """A softmax and a product, written in some way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(causal=False)
+        self.way = way
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        scores = q @ k.mT * 0.5
+        if self.way == "special":
+            return torch.special.softmax(scores, dim=-1) @ v
+        if self.way == "right":
+            return v.__rmatmul__(scores.softmax(dim=-1))
+        if self.way == "dropout":
+            return F.dropout(scores.softmax(dim=-1), 0.5) @ v
+        if self.way == "off":
+            return F.dropout(scores.softmax(dim=-1), 0.5, training=self.training) @ v
+        return torch.vmap(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v)(q, k, v)
+
+
+@pytest.mark.parametrize("way", ["special", "right", "off"])
+def test_other_ways_to_write_a_softmax_are_known(way: str) -> None:
+    model = Text(lambda: Written(way))
+    close_to(overt.trace(model, IDS, heads=True).maps, other.maps_by_hand(model.h, model.embedded(IDS)))
+
+
+@pytest.mark.parametrize(("way", "message"), [("dropout", r"\(p=0\.5\)"), ("vmap", "inside torch.vmap")])
+def test_refusals_name_what_came(way: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        overt.trace(Text(lambda: Written(way)), IDS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tower_that_runs_twice_is_to_be_traced_by_itself() -> None:
+    model = Twice(Text(NanoAttention))
+    with pytest.raises(ValueError, match="trace the module that runs more than once by itself"):
+        overt.trace(model, {"a": IDS, "b": IDS.flip(1)})
+    assert len(overt.trace(model.tower, IDS).maps) == 3
+
+
+def test_layers_that_are_attributes_are_ordered_by_what_they_read() -> None:
+    class Named(Text):
+        def __init__(self) -> None:
+            super().__init__(NanoAttention)
+            self.first, self.second, self.third = self.h
+            del self.h
+
+        def forward(self, idx: Tensor) -> Tensor:
+            return self.third(self.second(self.first(self.embedded(idx))))
+
+    model = Named()
+    traced = overt.trace(model, IDS, heads=True)
+    assert traced.paths == ["first.attn", "second.attn", "third.attn"]
+    layers = [model.first, model.second, model.third]
+    close_to(traced.maps, other.maps_by_hand(layers, model.embedded(IDS)))
+
+
+def test_inputs_that_a_forward_has_no_argument_for_are_refused_in_one_line() -> None:
+    class Unnamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text = Text(NanoAttention)
+
+        def forward(self, *args: Tensor) -> Tensor:
+            logits: Tensor = self.text(*args)
+            return logits
+
+    class Only(Unnamed):
+        def forward(self, *, words: Tensor) -> Tensor:
+            return super().forward(words)
+
+    with pytest.raises(
+        ValueError, match=r"Text has no attention_mask to hide padding .*give texts of one length"
+    ):
+        overt.trace(Text(NanoAttention), [[1, 2, 3, 4], [5, 6]])
+    with pytest.raises(ValueError, match=r"Unnamed has no argument input_ids \(its forward takes \*args"):
+        overt.trace(Unnamed(), IDS)
+    assert len(overt.trace(Only(), IDS).maps) == 3

@@ -54,9 +54,9 @@ def sort_calls(collector: Collector) -> CallGroups:
     if not cross and all(calls[number].grid is not None for number in in_layers):
         groups = CallGroups("pixels", by_chain[chains[0]], [], [])  # the finest: images shrink
     elif not cross:
-        if len(chains) > 1:
+        if len(chains) > 1 and not _follow_each_other(calls, in_layers):
             raise ValueError(several)
-        self_attentions = by_chain[chains[0]]
+        self_attentions = in_layers
         kind: TraceKind = "causal" if all(_causal(calls[number]) for number in self_attentions) else "encoder"
         groups = CallGroups(kind, self_attentions, [], [])
     else:
@@ -77,6 +77,14 @@ def sort_calls(collector: Collector) -> CallGroups:
         groups = CallGroups("encoder–decoder", decoder, by_chain[others[0]] if others else [], cross)
     _check_groups(groups, collector)
     return groups
+
+
+def _follow_each_other(calls: Sequence[CapturedAttention], numbers: Sequence[int]) -> bool:
+    """Whether calls outside all lists of layers are layers all the same: each reads the one before."""
+    pairs = itertools.pairwise(calls[number] for number in numbers)
+    return all(call.chain == call.path for call in calls) and all(
+        below.token and above.after is not None and below.token in above.after for below, above in pairs
+    )
 
 
 CHAINS = ("encoder", "decoder", "cross")
@@ -158,10 +166,12 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
     for group in (groups.maps, groups.encoder, groups.cross):
         for below, above in itertools.pairwise(calls[number] for number in group):
             if above.after is not None and below.token and below.token not in above.after:
+                advice = 'name the calls of a chain with stack={"encoder": […]}'
+                if sum(call.path == above.path for call in calls) > 1:
+                    advice = "trace the module that runs more than once by itself, on one of its inputs"
                 raise ValueError(
                     f"{above.path} does not read what {below.path} wrote, so they are no layers of one "
-                    "chain, but side by side, as heads or towers are: name the calls of a chain with "
-                    f'stack={{"encoder": […]}}; {_seen(collector)}'
+                    f"chain, but side by side, as heads or towers are: {advice}; {_seen(collector)}"
                 )
     if groups.maps:
         order = itertools.chain.from_iterable(zip(groups.maps, groups.cross, strict=False))

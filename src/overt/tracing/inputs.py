@@ -70,6 +70,7 @@ def prepare(
     batch = _batch_of(model, inputs, tokenizer, processor)
     if not isinstance(inputs, Mapping):
         _name_ids(model, batch)
+        _check_names(model, batch)
     if decoder is not None and not is_pair(model):
         name = type(model).__name__
         raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
@@ -119,7 +120,8 @@ def _name_ids(model: nn.Module, batch: Inputs) -> None:
     arguments = batch.arguments
     parameters = inspect.signature(model.forward).parameters
     first = next(iter(parameters.values()), None)
-    named = first is not None and first.kind is first.POSITIONAL_OR_KEYWORD and first.default is first.empty
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    named = first is not None and first.kind in kinds and first.default is first.empty
     if first is None or not named or "input_ids" not in arguments or "input_ids" in parameters:
         return
     mask = arguments.get("attention_mask")
@@ -127,6 +129,24 @@ def _name_ids(model: nn.Module, batch: Inputs) -> None:
         arguments = {name: value for name, value in arguments.items() if name != "attention_mask"}
     batch.extra["ids"] = first.name
     batch.arguments = {first.name if n == "input_ids" else n: value for n, value in arguments.items()}
+
+
+def _check_names(model: nn.Module, batch: Inputs) -> None:
+    """Refuse inputs that a forward has no argument for."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [name for name in batch.arguments if name not in parameters]
+    named = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
+    takes = f"its forward takes {named or 'nothing'}"
+    if unknown == ["attention_mask"]:
+        what = "no attention_mask to hide padding"
+        raise ValueError(f"{name_of(model)} has {what} ({takes}): give texts of one length")
+    if unknown:
+        raise ValueError(
+            f"{name_of(model)} has no argument {unknown[0]} ({takes}): give a mapping of its arguments, or a "
+            "module that names them"
+        )
 
 
 def _from_rows(model: nn.Module, rows: Any, tokenizer: Any) -> Inputs:

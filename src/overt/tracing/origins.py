@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "baddbmm", "linear", "addmm", "conv1d"}
-MIXES = {"matmul", "__matmul__", "bmm", "einsum"}
+PRODUCTS |= {"conv2d", "conv3d", "mm"}
+MIXES = {"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"}
+DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout"}
 RESHAPES = {"view", "reshape", "flatten", "unflatten", "_unsafe_view"}
 TURNS = {"transpose", "permute", "swapaxes", "movedim", "t", "__get__"}
 LAYOUTS = RESHAPES | TURNS | {"unsqueeze", "squeeze", "expand", "contiguous", "__getitem__"}
@@ -35,12 +37,14 @@ class Softmax:
         sides: what queries and keys are projections of, as in `Origin`.
         last: whether it is still over the last axis.
         changed: whether its result was changed, by more than a change of layout.
+        dropped: how much of its result was dropped out.
     """
 
     shown: Tensor | None
     sides: tuple[frozenset[int], frozenset[int]] | None
     last: bool
     changed: bool = False
+    dropped: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +93,18 @@ def earlier(states: frozenset[int]) -> frozenset[int]:
     return frozenset(state for state in states if state < 0)
 
 
+def side_of(origin: Origin) -> frozenset[int]:
+    """The arguments that queries or keys are projections of, or that they are made from."""
+    return origin.projected or frozenset(state for state in origin.states if state > 0)
+
+
+def dropped_by(args: Any, kwargs: Any) -> float:
+    """How much a call of dropout drops."""
+    p, train = (*args[1:3], *(0.5, True)[len(args) - 1 :])[:2]
+    p, train = kwargs.get("p", p), kwargs.get("training", kwargs.get("train", train))
+    return float(p) if train else 0.0
+
+
 def follow(name: str, args: Any, inputs: list[Origin], outs: list[Tensor]) -> Iterator[tuple[Tensor, Origin]]:
     """What the results of a call were made from, by what its arguments were."""
     known = [origin for origin in inputs if origin is not UNKNOWN]
@@ -101,8 +117,8 @@ def follow(name: str, args: Any, inputs: list[Origin], outs: list[Tensor]) -> It
         sources = [origin for origin in known if origin.states]
         if len(sources) == 1:  # by a parameter
             projected = frozenset(state for state in states if state > 0)
-        elif len(sources) > 1 and sides is None and all(origin.projected for origin in sources[-2:]):
-            sides = sources[-2].projected, sources[-1].projected
+        elif len(sources) > 1 and sides is None:
+            sides = side_of(sources[-2]), side_of(sources[-1])
     reshaped = next((origin.reshaped for origin in known if origin.reshaped is not None), None)
     softmax = next((origin.softmax for origin in known if origin.softmax is not None), None)
     if softmax is not None:

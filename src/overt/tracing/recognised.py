@@ -58,6 +58,7 @@ from overt.tracing.axes import (
 from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
+    DROPOUTS,
     LAYOUTS,
     MIXES,
     NOTHING,
@@ -65,9 +66,11 @@ from overt.tracing.origins import (
     Origin,
     Origins,
     Softmax,
+    dropped_by,
     earlier,
     follow,
     keep,
+    side_of,
     tensors,
 )
 from overt.tracing.products import Letters, letters_of, shown_in, values_back, values_of
@@ -98,6 +101,8 @@ if TYPE_CHECKING:
 KNOWN = "scaled_dot_product_attention, flex_attention, multi_head_attention_forward, or a softmax over keys"
 ATTENDS = re.compile(r"attention|flash_attn|attn_func")
 UNORDERED = "it has batch and heads in an order that is not known: trace one example at a time"
+MAPPED = "it runs inside torch.vmap, or another transform of torch.func, where nothing can be read"
+SOFTMAX = re.compile(r"_?(special_|safe_)?softmax([._]|$)")
 NUMBERED = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 
@@ -420,7 +425,7 @@ class Recogniser(TorchFunctionMode):
         if name in MIXES:
             return self._maybe_mix(func, name, args, kwargs)
         result = func(*args, **kwargs)
-        if name.startswith("softmax"):
+        if SOFTMAX.match(name):
             self._start(args, kwargs, result)
         else:
             if ATTENDS.search(name) and isinstance(result, Tensor | tuple):
@@ -452,6 +457,9 @@ class Recogniser(TorchFunctionMode):
                     except (TypeError, RuntimeError):
                         moved = replace(softmax, shown=None, changed=True)
                     origin = replace(origin, softmax=moved)
+                softmax = origin.softmax
+                if softmax is not None and name in DROPOUTS and (dropped := dropped_by(args, kwargs)):
+                    origin = replace(origin, softmax=replace(softmax, dropped=dropped))
                 self._note(out, origin)
 
     def _keep_constant(self, tensor: Tensor) -> None:
@@ -480,6 +488,8 @@ class Recogniser(TorchFunctionMode):
         if not isinstance(result, Tensor) or scores is None or result.dim() < 2:
             return
         self._call("softmax")
+        if torch._C._functorch.is_functorch_wrapped_tensor(scores):
+            return self._refuse("softmax", MAPPED)
         origin = self._origin(scores)
         hidden = scores.detach() <= UNSEEN
         shown = ~hidden if bool(hidden.any()) else None
@@ -509,6 +519,8 @@ class Recogniser(TorchFunctionMode):
         """One of torch's attentions."""
         self._call(name)
         try:
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors((args, kwargs)))):
+                raise Refusal(MAPPED)
             call = reader(self, func, args, kwargs)
         except Refusal as refusal:
             self._refuse(name, str(refusal))
@@ -941,6 +953,9 @@ class Recogniser(TorchFunctionMode):
     def _maybe_mix(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A product: it may be of weights with values."""
         factors = list(tensors((args, kwargs)))
+        if name == "__rmatmul__":
+            func, name, args = torch.matmul, "matmul", (args[1], args[0])
+            factors.reverse()
         origins = [self._origin(tensor) for tensor in factors]
         place = next((n for n, origin in enumerate(origins) if origin.softmax is not None), None)
         if len(factors) == 2 and place is not None and self._is_made(factors[1 - place]):
@@ -1022,6 +1037,8 @@ class Recogniser(TorchFunctionMode):
         if edit is None and self.inside(self._path()):
             self._expect()
             self._check_batch(whole.shape[0])
+            if softmax.dropped:
+                raise Refusal(f"it drops out in evaluation, too (p={softmax.dropped:g})")
             sums = whole.detach().double().sum(dim=-1)
             call.sums_to_one = bool(((sums - 1).abs() < tolerance(whole.dtype)).logical_or(~(sums > 0)).all())
             if not call.sums_to_one and not (softmax.changed and softmax.last):
@@ -1030,7 +1047,7 @@ class Recogniser(TorchFunctionMode):
             call.visible = shown_in(softmax.shown, order, whole, softmax.changed)
             sides = softmax.sides
             if sides is None:  # queries passed through something that is not seen
-                sides = frozenset({self.frames[-1].main}), self._origin(values).projected
+                sides = frozenset({self.frames[-1].main}), side_of(self._origin(values))
             call.kind = self._kind(whole, call.visible, sides)
             if (
                 softmax.sides is None
