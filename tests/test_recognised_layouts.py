@@ -430,8 +430,9 @@ class Linear(NanoAttention):
 
 @pytest.mark.parametrize("tokens", [6, 4])
 def test_linear_attention_is_refused(tokens: int) -> None:
-    with pytest.raises(ValueError, match="0 self-attentions and 3 cross-attentions"):
-        overt.trace(Text(Linear), IDS[:, :tokens])
+    for ids in (IDS, IDS[:1]):
+        with pytest.raises(ValueError, match="0 self-attentions and 3 cross-attentions"):
+            overt.trace(Text(Linear), ids[:, :tokens])
 
 
 @pytest.mark.parametrize("cast", [False, True], ids=["low", "cast back"])
@@ -643,7 +644,7 @@ def test_refusals_name_what_came(way: str, message: str) -> None:
 
 def test_a_tower_that_runs_twice_is_to_be_traced_by_itself() -> None:
     model = Twice(Text(NanoAttention))
-    with pytest.raises(ValueError, match="trace the module that runs more than once by itself"):
+    with pytest.raises(ValueError, match="trace a module that runs more than once by itself"):
         overt.trace(model, {"a": IDS, "b": IDS.flip(1)})
     assert len(overt.trace(model.tower, IDS).maps) == 3
 
@@ -685,4 +686,8 @@ def test_inputs_that_a_forward_has_no_argument_for_are_refused_in_one_line() -> 
         overt.trace(Text(NanoAttention), [[1, 2, 3, 4], [5, 6]])
     with pytest.raises(ValueError, match=r"Unnamed has no argument input_ids \(its forward takes \*args"):
         overt.trace(Unnamed(), IDS)
+    with pytest.raises(
+        ValueError, match=r"Pair needs target as well: give a mapping of its arguments, {'source'"
+    ):
+        overt.trace(other.Pair(), IDS)
     assert len(overt.trace(Only(), IDS).maps) == 3

@@ -168,7 +168,8 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
             if above.after is not None and below.token and below.token not in above.after:
                 advice = 'name the calls of a chain with stack={"encoder": […]}'
                 if sum(call.path == above.path for call in calls) > 1:
-                    advice = "trace the module that runs more than once by itself, on one of its inputs"
+                    advice = "trace a module that runs more than once by itself, on one of its inputs"
+                    advice += " (heads that are computed one by one are not supported)"
                 raise ValueError(
                     f"{above.path} does not read what {below.path} wrote, so they are no layers of one "
                     f"chain, but side by side, as heads or towers are: {advice}; {_seen(collector)}"

@@ -20,6 +20,7 @@ from overt.models.seq2seq import Seq2Seq
 from overt.models.word_by_word import IGNORED
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 GENERATED = 64  # tokens at most, where an encoder–decoder generates the target
 
 
@@ -90,6 +91,14 @@ def prepare(
     accepted = inspect.signature(model.forward).parameters
     if "use_cache" in accepted and "use_cache" not in batch.arguments and _config(model) is not None:
         batch.arguments["use_cache"] = False
+    needed = [p.name for p in accepted.values() if p.default is p.empty and p.kind in NAMED]
+    if missing := [
+        name for name in needed if name not in batch.arguments and not isinstance(inputs, Mapping)
+    ]:
+        raise ValueError(
+            f"{name_of(model)} needs {', '.join(missing)} as well: give a mapping of its arguments, "
+            f"{{{', '.join(f'{name!r}: …' for name in needed)}}}"
+        )
     return batch
 
 
@@ -120,8 +129,7 @@ def _name_ids(model: nn.Module, batch: Inputs) -> None:
     arguments = batch.arguments
     parameters = inspect.signature(model.forward).parameters
     first = next(iter(parameters.values()), None)
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    named = first is not None and first.kind in kinds and first.default is first.empty
+    named = first is not None and first.kind in NAMED and first.default is first.empty
     if first is None or not named or "input_ids" not in arguments or "input_ids" in parameters:
         return
     mask = arguments.get("attention_mask")

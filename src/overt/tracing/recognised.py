@@ -997,7 +997,7 @@ class Recogniser(TorchFunctionMode):
         if softmax.sides is not None:
             return True
         columns = self._axes(factors[1 - place])
-        if columns is not None and any(map(labels_of, columns)):
+        if columns is not None:
             summed = letters.values.index(letters.columns[-2])
             if factors[1 - place].shape[summed] > 1 and not labels_of(columns[summed]):
                 return False
