@@ -691,3 +691,21 @@ def test_inputs_that_a_forward_has_no_argument_for_are_refused_in_one_line() -> 
     ):
         overt.trace(other.Pair(), IDS)
     assert len(overt.trace(Only(), IDS).maps) == 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_axes_are_known_beyond_a_module_that_cannot_be_seen() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.run = torch.jit.trace(lambda x: x / x.norm(dim=-1, keepdim=True), torch.ones(1, 2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed: Tensor = self.run(x)
+            return normed
+
+    model, ids = Text(NanoAttention), IDS.repeat(2, 1)
+    for block in model.h:
+        block.ln_1 = Fused()
+    with torch.inference_mode():
+        close_to(overt.trace(model, ids, heads=True).maps, other.maps_by_hand(model.h, model.embedded(ids)))

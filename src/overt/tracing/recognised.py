@@ -195,8 +195,8 @@ class _Frame:
         samples: two tokens of its arguments, if it is to be run for them alone.
         reading: of a module whose attention is captured in another way.
         probe: what it was given, to see whether it mixes tokens without attention.
-        beside: the modules that ran in it and do not attend: path, module, probe, axes of the output, and a
-            token like those of attentions.
+        beside: the modules that ran in it and do not attend, with their probe, the axes of their output, and
+            what they are if they mix tokens.
     """
 
     module: nn.Module
@@ -209,7 +209,7 @@ class _Frame:
     samples: Samples | None = None
     reading: Reading | None = None
     probe: Probe | None = None
-    beside: list[tuple[str, nn.Module, Probe, Axes, Mixer]] = field(default_factory=list)
+    beside: list[tuple[nn.Module, Probe, Axes, Mixer]] = field(default_factory=list)
 
 
 def list_entries(path: str) -> set[str]:
@@ -291,13 +291,11 @@ class Recogniser(TorchFunctionMode):
         if ignored and above is not None and not above.ignored:
             frame.reading = self._reading(args, kwargs)
         if not ignored and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
-            self.busy = True
-            frame.samples = samples_of(args, kwargs)
-            self.busy = False
+            with self._unseen():
+                frame.samples = samples_of(args, kwargs)
         if not ignored and above is not None and self._may_mix(module, args):
-            self.busy = True
-            frame.probe = probe_of(args, kwargs, self._axes)
-            self.busy = False
+            with self._unseen():
+                frame.probe = probe_of(args, kwargs, self._axes)
         self.frames.append(frame)
 
     def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
@@ -343,15 +341,16 @@ class Recogniser(TorchFunctionMode):
                     known = self._origin(tensor, frame)
                     made = states | frame.made | earlier(known.states)
                     keep(above.origins, tensor, replace(known, states=made, sides=None, softmax=None))
-            if frame.ignored and not above.ignored:
-                self._follow_axes(None, "", args, kwargs, output)
+            if not above.ignored:
+                unknown = [tensor for tensor in tensors(output) if self._axes(tensor) is None]
+                self._follow_axes(None, "", args, kwargs, unknown if frame.ignored else _alike(unknown, args))
         if not frame.ignored and not frame.attended and self.edit() is None:
             self._check_tokens(frame, above, output)
             self._put_beside(frame, above, args, kwargs, output)
         if frame.attended and self.edit() is None:
-            self.busy = True
-            self.mixers += [mixer for _, m, probe, out, mixer in frame.beside if is_mixing(m, probe, out)]
-            self.busy = False
+            with self._unseen():
+                mixing = [each for each in frame.beside if is_mixing(each[0], each[1], each[2])]
+                self.mixers += [mixer for *_, mixer in mixing]
         if above is None and module is self.model and self.sole and not frame.attended:
             shown = [*self.calls][:8] + (["…"] if len(self.calls) > 8 else [])
             seen = f"; calls seen: {', '.join(shown)}" if shown else "; it calls nothing of the kind"
@@ -359,6 +358,15 @@ class Recogniser(TorchFunctionMode):
                 f"{self.sole} cannot be traced: no attention was recognised ({KNOWN} that is next multiplied "
                 f"with values){seen} (overt.rollout and overt.flow take weights from any source)"
             )
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """What runs inside is not looked at."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     def _may_mix(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
         """Whether a module may mix tokens: its type does not tell that it does not."""
@@ -376,7 +384,7 @@ class Recogniser(TorchFunctionMode):
         self.count += 1
         reads = earlier(frozenset().union(*(self._origin(t, above).states for t in tensors((args, kwargs)))))
         mixer = Mixer(-self.count, frame.path, reads)
-        above.beside.append((frame.path, frame.module, frame.probe, axes, mixer))
+        above.beside.append((frame.module, frame.probe, axes, mixer))
         above.made.add(mixer.token)
         for tensor in tensors(output):
             origin = self._origin(tensor, above)
@@ -391,11 +399,8 @@ class Recogniser(TorchFunctionMode):
         entries = list_entries(frame.path) - (set() if above is None else list_entries(above.path))
         if not (entries or scripted):
             return
-        self.busy = True
-        try:
+        with self._unseen():
             alone = is_tokenwise(frame.module, frame.samples, output)
-        finally:
-            self.busy = False
         (self.tokenwise if alone else self.mixing).update(entries)
         self.tokenwise -= self.mixing
         if scripted and not alone:
@@ -1100,6 +1105,12 @@ def _across(sides: tuple[frozenset[int], frozenset[int]] | None, square: bool) -
     if sides is None or not (sides[0] or sides[1]):
         return not square
     return not sides[0] & sides[1]  # one of them may come from elsewhere than the layer's arguments
+
+
+def _alike(outs: list[Tensor], args: tuple[Any, ...]) -> list[Tensor]:
+    """Results of a module that have the shape of its first argument, and so, it is assumed, its axes."""
+    shape = args[0].shape if args and isinstance(args[0], Tensor) else None
+    return [out for out in outs if out.shape == shape]
 
 
 def _flexible(unmasked: Asked, score_mod: Any, mask_mod: Any) -> tuple[Asked, Tensor, Tensor | None, bool]:

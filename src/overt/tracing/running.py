@@ -146,10 +146,11 @@ def probe_of(args: Any, kwargs: Any, axes_of: Callable[[Tensor], Axes | None]) -
 
     def cut(value: Any) -> Any:
         if isinstance(value, Tensor):
-            for dim, axis in enumerate(axes_of(value) or ()):
-                if len(axis) == 1 and labels_of(axis):
-                    value = value.narrow(dim, 0, min(FEW, value.shape[dim]))
-            return value.clone()
+            axes = axes_of(value) or ()
+            dims = [dim for dim, axis in enumerate(axes) if len(axis) == 1 and labels_of(axis)]
+            for dim in dims:
+                value = value.narrow(dim, 0, min(FEW, value.shape[dim]))
+            return value.clone() if dims else value
         if type(value) in (tuple, list):
             return type(value)(map(cut, value))
         return {name: cut(entry) for name, entry in value.items()} if type(value) is dict else value
@@ -158,7 +159,7 @@ def probe_of(args: Any, kwargs: Any, axes_of: Callable[[Tensor], Axes | None]) -
     axes = None if x is None else axes_of(x)
     if x is None or axes is None or not any(map(labels_of, axes)):
         return None
-    return Probe(cut((args, kwargs)), (args, kwargs), x._version, axes)
+    return Probe(cut((args, kwargs)), (args, kwargs), _version(x), axes)
 
 
 def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
@@ -171,7 +172,7 @@ def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
     """
     for given in (probe.few, probe.whole):
         x = _states(given)
-        if x is None or (given is probe.whole and x._version != probe.version):
+        if x is None or (given is probe.whole and _version(x) != probe.version):
             return False
         try:
             with torch.no_grad(), _unchanged(module):
@@ -182,7 +183,8 @@ def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
 
 
 def _mixes(module: nn.Module, given: Any, x: Tensor, axes: Axes, out: Axes) -> bool:
-    plain = next(tensors(module(*_with(given, x, x)[0], **_with(given, x, x)[1])))
+    args, kwargs = _with(given, x, x)
+    plain = next(tensors(module(*args, **kwargs)))
     for dim, axis in enumerate(axes):
         places = [place for place, each in enumerate(out) if labels_of(each) == labels_of(axis)]
         if not places and plain.shape == x.shape and not labels_of(out[dim]):
@@ -201,6 +203,10 @@ def _mixes(module: nn.Module, given: Any, x: Tensor, axes: Axes, out: Axes) -> b
             if float((left - right).abs().max()) > 1e-4 * float(left.abs().max()) + 1e-6:
                 return True
     return False
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # which tensors of inference mode lack
 
 
 def _states(value: Any) -> Tensor | None:
