@@ -464,6 +464,17 @@ class Convolved(nn.Module):
         return self.conv(x.mT).mT
 
 
+class Shifted(nn.Module):
+    """A convolution of tokens that were padded outside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = nn.Conv1d(other.WIDTH, other.WIDTH, 2, dilation=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.beside(F.pad(x.mT, (3, 0))).mT
+
+
 class TokenMixer(nn.Module):
     """MLP-Mixer: a matrix over tokens."""
 
@@ -501,9 +512,10 @@ class Recurrent(Text):
         return self.gru(x)[0]
 
 
-@pytest.mark.parametrize(
-    "beside", [Convolved(3), nn.Conv1d(6, 6, 1), TokenMixer()], ids=lambda m: type(m).__name__
-)
+BESIDE = [Convolved(3), nn.Conv1d(6, 6, 1), TokenMixer(), Shifted()]
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=lambda module: type(module).__name__)
 def test_mixing_beside_attention_is_refused(beside: nn.Module) -> None:
     model = Text(NanoAttention, layers=2)
     model.h[1] = other.spread(Conformer(beside))

@@ -290,10 +290,11 @@ class Recogniser(TorchFunctionMode):
                     frame.main = frame.main or self.count
         if ignored and above is not None and not above.ignored:
             frame.reading = self._reading(args, kwargs)
-        if not ignored and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
+        looked = not ignored and self.edit() is None
+        if looked and (list_entries(path) or isinstance(module, torch.jit.ScriptModule)):
             with self._unseen():
                 frame.samples = samples_of(args, kwargs)
-        if not ignored and above is not None and self._may_mix(module, args):
+        if looked and above is not None and self._may_mix(module, args):
             with self._unseen():
                 frame.probe = probe_of(args, kwargs, self._axes)
         self.frames.append(frame)

@@ -91,7 +91,7 @@ def is_tokenwise(module: nn.Module, samples: Samples | None, output: Any) -> boo
                 alone = next(tensors(module(*given, **named)), None)
         except Exception:  # whatever a module raises that takes no single token
             return False
-        whole = out[token, token]
+        whole = out[token, token].detach()
         if alone is None or alone.shape != whole.shape:
             return False
         if float((alone - whole).abs().max()) > 1e-3 * float(whole.abs().max()) + 1e-6:
@@ -191,16 +191,20 @@ def _mixes(module: nn.Module, given: Any, x: Tensor, axes: Axes, out: Axes) -> b
             places = [dim]
         if not labels_of(axis) or x.shape[dim] < 2 or axes.count(axis) > 1 or len(places) != 1:
             continue
-        for changed in (0, -1):
+        for changed in {0, x.shape[dim] // 2, x.shape[dim] - 1}:
             other = x.clone()
             other.select(dim, changed).mul_(-1).add_(1)
             args, kwargs = _with(given, x, other)
-            found = next(tensors(module(*args, **kwargs)))
-            if found.shape[places[0]] != x.shape[dim]:
-                break
-            rest = slice(1, None) if changed == 0 else slice(None, -1)
-            left, right = (each.movedim(places[0], 0)[rest].double().nan_to_num() for each in (plain, found))
-            if float((left - right).abs().max()) > 1e-4 * float(left.abs().max()) + 1e-6:
+            left, right = (
+                each.movedim(places[0], 0).flatten(1).double().nan_to_num()
+                for each in (plain, next(tensors(module(*args, **kwargs))))
+            )
+            differs = (left - right).abs().amax(dim=1) > 1e-4 * float(left.abs().max()) + 1e-6
+            if len(differs) == x.shape[dim]:
+                differs[changed] = False
+            elif int(differs.sum()) < 2:  # tokens were cut off, or joined
+                continue
+            if bool(differs.any()):
                 return True
     return False
 
