@@ -105,6 +105,11 @@ def _after(
         return None if first is None else (*first[:-1], _axis(PLAIN, shape[-1]))
     if name == "multi_head_attention_forward":
         return first if shape == tuple(inputs[0].shape) else None
+    if not name and first is not None and len(first) == len(shape) == 4:
+        batch, heads, tokens, _ = (_size(axis) for axis in first)
+        if shape[:3] == (batch, tokens, heads):  # attention, which returns heads after tokens
+            back = first[0], first[2], first[1], _axis(PLAIN, shape[3])
+            return None if heads == tokens else back
     inside = [known[id(tensor)] for tensor in inputs if id(tensor) in known]
     if not name and first is not None and len(first) == len(shape) - 1:  # a module that embeds tokens
         inside.append((*first, _axis(PLAIN, shape[-1])))
