@@ -124,7 +124,8 @@ def compile_states(dtype: torch.dtype) -> None:
     """Compile what carries rows down through queries and keys: of 32 layers, and of each of 32 heads."""
     carry.shared_memory = lambda _: SHARED[architecture]
     window = Sight(causal=True, window=64, keys=torch.ones(1, 200) > 0)
-    everything = itertools.product((Sight(), Sight(causal=True), window), (128,), (32,))
+    chunks = Sight(causal=True, chunk=64)
+    everything = itertools.product((Sight(), Sight(causal=True), window, chunks), (128,), (32,))
     sizes = itertools.product((Sight(causal=True),), (64, 128, 256), (32, 128, 1024))
     for sight, width, rows in (*everything, *sizes):
         query, key = torch.randn(1, 32, 200, width, dtype=dtype), torch.randn(1, 8, 200, width, dtype=dtype)

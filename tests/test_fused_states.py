@@ -26,6 +26,8 @@ SIGHTS = {
     "causal": (Sight(causal=True), EVERY),
     "padded left": (Sight(causal=True, keys=REAL.flip(1)), REAL.flip(1)),
     "window": (Sight(causal=True, window=21, keys=REAL), REAL),
+    "window to both sides": (Sight(causal=True, offset=9, window=19), EVERY),
+    "chunks": (Sight(causal=True, chunk=23), EVERY),
 }
 
 

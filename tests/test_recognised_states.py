@@ -18,9 +18,10 @@ from other_models import Block, Decoding, MinAttention, NanoAttention, Pair, Tex
 from overt.models.agreement import AgreementClassifier
 from overt.tracing import read
 from overt.tracing.asked import Sight
-from overt.tracing.asking import sight_in_parts, sight_of_torch_in_parts
+from overt.tracing.asking import sight_of_torch_in_parts
 from overt.tracing.capture import CapturedAttention, watching
 from overt.tracing.levels import held_of
+from overt.tracing.masks import sight_of
 
 IDS = torch.randint(0, other.WORDS, (2, 9), generator=torch.Generator().manual_seed(3))
 REAL = torch.arange(9) < torch.tensor([[9], [6]])
@@ -271,14 +272,14 @@ def test_masks_in_blocks_are_the_masks() -> None:
     lower = torch.ones(count, count, dtype=torch.bool).tril()
     real = torch.arange(count) >= torch.tensor([[0], [500]])
     seen = (lower & real[:, None, None, :]).expand(-1, 3, -1, -1)
-    sight = sight_in_parts(seen, count, count)
+    sight = sight_of(seen, count, count)
     assert (sight.causal, sight.bias) == (True, None)
     assert torch.equal(sight.keys, real)  # type: ignore[arg-type]
     hidden = torch.zeros(seen.shape).masked_fill(~seen, -1e9)
-    sight = sight_in_parts(hidden, count, count)
+    sight = sight_of(hidden, count, count)
     assert (sight.causal, sight.bias) == (True, None), "those that see only what is hidden are padding"
     hidden[0, :, 700] = -1e9  # a token that others see, and that sees all alike
-    assert torch.equal(sight_in_parts(hidden, count, count).bias, hidden[:, :1])  # type: ignore[arg-type]
+    assert torch.equal(sight_of(hidden, count, count).bias, hidden[:, :1])  # type: ignore[arg-type]
     given = {"attn_mask": ~lower, "key_padding_mask": draws(1, 2, count).where(real, -torch.inf)}
     both = sight_of_torch_in_parts(given, (2, 3, count, count))
     assert both.causal

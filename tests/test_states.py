@@ -25,6 +25,10 @@ SIGHTS = {
     "causal, padded left": (Sight(causal=True, keys=LEFT), LEFT),
     "window": (Sight(causal=True, window=4), EVERY),
     "window, padded": (Sight(causal=True, window=3, keys=RIGHT), RIGHT),
+    "window to both sides": (Sight(causal=True, offset=2, window=5), EVERY),
+    "window to both sides, padded": (Sight(causal=True, offset=3, window=7, keys=LEFT), LEFT),
+    "chunks": (Sight(causal=True, chunk=4), EVERY),
+    "chunks, padded": (Sight(causal=True, chunk=5, keys=RIGHT), RIGHT),
     "a bias": (Sight(bias=torch.linspace(-2, 2, TOKENS**2).view(1, 1, TOKENS, TOKENS)), EVERY),
     "padding that is seen": (Sight(), RIGHT),
 }
@@ -68,6 +72,17 @@ def check(levels: Levels, method: str, atol: float = 1e-12, queries: Any = None,
     torch.testing.assert_close(got, want, rtol=0.0, atol=atol)
 
 
+@pytest.mark.parametrize("sight", [Sight(True, 1, 3), Sight(True, chunk=3), Sight(True, 4)])
+def test_queries_past_the_last_key_may_see_none(sight: Sight) -> None:
+    held = asked(0, sight, queries=TOKENS, keys=7)
+    want = held.weights()
+    for block in (None, 2 * 2 * 7 * 4):
+        torch.testing.assert_close(StateLevel(held, "each", block=block).cells(), want)
+        torch.testing.assert_close(StateLevel(held, "each", block=block).row(range(TOKENS)), want)
+        rows = normal(1, 2, 3, TOKENS)
+        torch.testing.assert_close(StateLevel(held, block=block).apply(rows), rows @ want.mean(dim=1))
+
+
 @pytest.mark.parametrize("name", SIGHTS)
 @pytest.mark.parametrize("method", ["raw", "rollout"])
 def test_rows_of_states_are_those_of_maps(name: str, method: str) -> None:
@@ -103,7 +118,7 @@ def test_receptive_fields_by_sums_are_those_of_uniform_maps(name: str) -> None:
 
 def test_a_receptive_field_under_another_mask_is_refused() -> None:
     levels = Levels([asked(0, SIGHTS["a bias"][0])], EVERY)
-    with pytest.raises(ValueError, match="receptive_field needs masks of padding, causality and causal win"):
+    with pytest.raises(ValueError, match="receptive_field needs masks of padding, causality, windows and ch"):
         read_levels(method_of("raw"), levels, [0], {"receptive_field": True})
 
 

@@ -22,13 +22,14 @@ from long_traces import BYTES, states_of
 from overt import judge
 from overt.attaching import find
 from overt.cli import app
-from overt.tracing import capture
+from overt.tracing import capture, masks
 from overt.tracing.asked import Asked, Sight
 from overt.tracing.capture import OWN_EAGER
 from overt.tracing.levels import held_of
-from overt.tracing.masks import sight_of
+from overt.tracing.masks import shown_cells, sight_of
 from overt.tracing.states import StateLevel
 
+NOTHING = torch.zeros(2, dtype=torch.int64)
 # One of each kind of layout and mask; the others are like one of these.
 FIRST = {
     "ALBERT",
@@ -503,6 +504,7 @@ def mask_of(function: Any, padding: Tensor | None = None, **options: Any) -> Ten
 def test_masks_of_transformers_are_turned_back_into_parts() -> None:
     real = torch.arange(700) < torch.tensor([[700], [600]])
     causal, window = masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function
+    near = masking_utils.sliding_window_bidirectional_mask_function
     cases = [
         (mask_of(causal), Sight(causal=True)),
         (mask_of(causal, real), Sight(causal=True, keys=real)),
@@ -510,25 +512,80 @@ def test_masks_of_transformers_are_turned_back_into_parts() -> None:
         (mask_of(window(64), real), Sight(causal=True, window=64, keys=real)),
         (mask_of(masking_utils.bidirectional_mask_function, real), Sight(keys=real)),
         (real[:, None, None, :], Sight(keys=real)),
+        (mask_of(near(50), real), Sight(causal=True, offset=50, window=101, keys=real)),
+        (mask_of(masking_utils.chunked_causal_mask_function(100, NOTHING)), Sight(causal=True, chunk=100)),
+        (mask_of(causal)[..., 300:, :], Sight(causal=True, offset=300)),
     ]
     for mask, want in cases:
         added = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
         for form in (mask, added):
-            got = sight_of(form, 700, 700)
-            assert (got.causal, got.window, got.bias) == (want.causal, want.window, None)
+            got = sight_of(form, max(form.shape[-2], 400), 700)
+            assert (got.causal, got.offset, got.window, got.chunk, got.bias) == (
+                want.causal, want.offset, want.window, want.chunk, None,
+            )  # fmt: skip
             assert (got.keys is None) == (want.keys is None)
             assert got.keys is None or torch.equal(got.keys, want.keys)  # type: ignore[arg-type]
 
 
 def test_other_masks_are_kept_as_they_are() -> None:
-    chunks = mask_of(masking_utils.chunked_causal_mask_function(100, torch.zeros(2, dtype=torch.int64)))
-    near = mask_of(masking_utils.sliding_window_bidirectional_mask_function(50))
-    for mask in (chunks, near):
+    shifted = mask_of(masking_utils.chunked_causal_mask_function(100, torch.tensor([0, 7])))
+    blocks = torch.block_diag(torch.ones(400, 400), torch.ones(300, 300)).bool().expand(2, 1, -1, -1)
+    for mask in (shifted, blocks):
         bias = sight_of(mask, 700, 700).bias
         assert bias is not None
         assert torch.equal(bias == 0.0, mask)
     slope = torch.linspace(-1, 0, 49).view(1, 1, 7, 7)
     assert torch.equal(sight_of(slope, 7, 7).bias, slope)  # type: ignore[arg-type]
+
+
+def test_a_mask_without_room_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = llama()
+    sizes: list[int] = []
+    monkeypatch.setattr(masks, "shown_cells", lambda mask: sizes.append(mask.shape[-2]) or shown_cells(mask))
+    monkeypatch.setattr(masks, "ROWS", 4)
+    odd = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    odd[..., 5, 2] = False
+    added = torch.where(odd, 0.0, torch.finfo(torch.float32).min)
+    message = "^the mask of model.layers.0.self_attn, which is more than .* would take 324 bytes, over"
+    for mask in (odd, added):
+        given = {**inputs, "attention_mask": mask}
+        with pytest.raises(ValueError, match=message):
+            overt.trace(model, given, memory=300)
+        assert max(sizes) == 4
+    for mask in (odd, added):
+        held: Any = held_of(states_of(model, {**inputs, "attention_mask": mask}).maps)
+        assert torch.equal(held[0].sight.bias == 0.0, odd)
+
+
+@pytest.mark.parametrize("sight", [Sight(True, chunk=4), Sight(True, 2), Sight(True, 2, 5), Sight(True, -1)])
+def test_maps_and_states_under_any_part_are_those_of_eager_attention(sight: Sight) -> None:
+    model, inputs = llama()
+    places = torch.arange(9)
+    shown = sight.shown(places, places)
+    assert shown is not None
+    mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = model.eval()(**{**inputs, "attention_mask": mask}, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    given = {**inputs, "attention_mask": mask}
+    maps, states = overt.trace(model, given), states_of(model, given)
+    held: Any = held_of(states.maps)
+    for layer, whole in enumerate(want):
+        torch.testing.assert_close(maps.maps[layer], whole.mean(dim=1), rtol=0, atol=1e-6, check_dtype=False)
+        rows = held[layer].weights().mean(dim=1)
+        torch.testing.assert_close(rows, whole.mean(dim=1), rtol=0, atol=1e-6, check_dtype=False)
+    assert states.kind == maps.kind
+
+
+def test_windows_to_both_sides_need_no_bias() -> None:
+    family = BY_NAME["ModernBERT"]
+    states = states_of(family.make(), families.inputs_of(family, padded=True))
+    held: Any = held_of(states.maps)
+    sights = [asked.sight for asked in held]
+    assert states.kind == "encoder"
+    assert all(sight.bias is None for sight in sights)
+    assert any(sight.window is not None for sight in sights)
 
 
 def test_families_that_keep_eager_attention_are_those_that_differ_from_a_plain_softmax() -> None:

@@ -22,8 +22,11 @@ class Sight:
 
     Attributes:
         causal: query i sees keys up to i + offset, and none after.
-        offset: of causal attention and of windows, for queries that continue earlier keys.
+        offset: of causal attention and of windows, for queries that continue earlier keys. With a window, it
+            may be how far queries see ahead: a window to both sides is causal with an offset.
         window: query i sees no more than this many keys up to i + offset; None for all.
+        chunk: query i sees keys of its own chunk of this many only, counted from key 0; None for all. There
+            is a window or there are chunks, not both.
         keys: boolean (batch, key), False at padding; None where all are tokens.
         bias: added to the scores, (batch or 1, head or 1, query or 1, key), −inf in hidden cells; None for
             nothing. Of all parts, only this one may be as large as a map.
@@ -34,6 +37,13 @@ class Sight:
     window: int | None = None
     keys: Tensor | None = None
     bias: Tensor | None = None
+    chunk: int | None = None
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether torch's attention needs a mask for it, beside its own `is_causal`."""
+        parts = (self.window, self.chunk, self.keys, self.bias)
+        return any(part is not None for part in parts) or (self.causal and self.offset != 0)
 
     def shown(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Which keys the queries at these places see, boolean (batch or 1, 1, query, key); None for all.
@@ -47,6 +57,9 @@ class Sight:
         if self.window is not None:
             near = ahead > -self.window
             seen = near if seen is None else seen & near
+        if self.chunk is not None:
+            own = keys.unsqueeze(0) // self.chunk == (queries.unsqueeze(1) + self.offset) // self.chunk
+            seen = own if seen is None else seen & own
         seen = None if seen is None else seen[None, None]
         if self.keys is not None:
             real = self.keys[:, keys][:, None, None, :]

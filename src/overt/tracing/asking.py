@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overt.mechanisms.attention import FINITE_HIDDEN
 from overt.tracing import masks
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.sights import Refusal
@@ -67,42 +66,9 @@ def unrepeated(key: Tensor) -> Tensor:
     return key
 
 
-def sight_in_parts(mask: Tensor, queries: int, keys: int) -> Sight:
-    """A mask of torch's attention in parts, as `sights.sight_of`, but in blocks of rows.
-
-    Args:
-        mask: boolean (True is visible) or added, (batch or 1, head or 1, query or 1, key).
-        queries: number of queries.
-        keys: number of keys.
-    """
-    first = mask[:, :1]
-    if all(torch.equal(mask[:, number : number + 1], first) for number in range(1, mask.shape[1])):
-        mask = first
-    if mask.dtype != torch.bool and _shows_what_it_hides(mask):
-        return Sight(bias=mask.detach().clone())
-    return masks.sight_of(mask, queries, keys)
-
-
-def _blocks(mask: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, mask.shape[-2], masks.ROWS):
-        yield start, mask[..., start : start + masks.ROWS, :]
-
-
-def _shows_what_it_hides(mask: Tensor) -> bool:
-    """Whether keys that are hidden by a finite number are seen by a query that sees no other, and is seen."""
-    known = torch.zeros(mask.shape[0], mask.shape[-1], dtype=torch.bool, device=mask.device)
-    alone: list[Tensor] = []  # (batch, query)
-    for _, rows in _blocks(mask):
-        shown = (rows > FINITE_HIDDEN) | rows.isnan()
-        known |= shown.any(dim=-2).any(dim=1)
-        alone.append((~shown.any(dim=-1) & (rows > HIDDEN).any(dim=-1)).any(dim=1))
-    found = torch.cat(alone, dim=-1)
-    if found.shape[-1] == known.shape[-1]:
-        found = found & known  # the rows of padding are of no interest
-    return bool(found.any())
-
-
-def sight_of_torch_in_parts(given: dict[str, Any], shape: tuple[int, ...]) -> Sight:
+def sight_of_torch_in_parts(
+    given: dict[str, Any], shape: tuple[int, ...], room: Callable[[int], None] | None = None
+) -> Sight:
     """The masks of torch's functional attention in parts; see `sights.sight_of_torch`."""
     batch, heads, queries, keys = shape
     mask, padding = given["attn_mask"], given["key_padding_mask"]
@@ -110,17 +76,26 @@ def sight_of_torch_in_parts(given: dict[str, Any], shape: tuple[int, ...]) -> Si
     if mask is not None:
         mask = mask.view(batch, heads, queries, keys) if mask.dim() == 3 and len(mask) > 1 else mask
         mask = mask.view(1, 1, *mask.shape[-2:]) if mask.dim() < 4 else mask
-        sight = sight_in_parts(~mask if mask.dtype == torch.bool else mask, queries, keys)
+        shown = ~mask if mask.dtype == torch.bool else mask
+        sight = masks.sight_of(shown, queries, keys, room=room)
     if padding is None:
         return sight
     padding = padding.view(-1, 1, 1, keys)
-    more = sight_in_parts(~padding if padding.dtype == torch.bool else padding, queries, keys)
+    shown = ~padding if padding.dtype == torch.bool else padding
+    more = masks.sight_of(shown, queries, keys, room=room)
     if more.bias is not None:
-        bias = more.bias if sight.bias is None else sight.bias + more.bias
-        return replace(sight, bias=bias)
+        return replace(sight, bias=_sum(sight.bias, more.bias, room))
     if sight.keys is None or more.keys is None:
         return replace(sight, keys=more.keys if sight.keys is None else sight.keys)
     return replace(sight, keys=sight.keys & more.keys)
+
+
+def _sum(bias: Tensor | None, more: Tensor, room: Callable[[int], None] | None) -> Tensor:
+    if bias is None:
+        return more
+    if room is not None:
+        room(masks.cells_of(bias, more) * torch.promote_types(bias.dtype, more.dtype).itemsize)
+    return bias + more
 
 
 def hides_later(asked: Asked) -> bool:
@@ -129,12 +104,14 @@ def hides_later(asked: Asked) -> bool:
     sight = asked.sight
     if queries != keys or keys < 2:
         return False
-    if sight.causal or sight.bias is None:
-        return sight.causal and sight.offset <= 0
+    if sight.causal and sight.offset <= 0:
+        return True
+    if sight.bias is None:
+        return False
     places = torch.arange(keys, device=sight.bias.device)
-    for start, rows in _blocks(sight.bias):
+    for start, rows in masks.blocks(sight.bias):
         at = torch.arange(start, start + rows.shape[-2], device=places.device)
-        if bool(((rows > FINITE_HIDDEN) & (places > at.unsqueeze(1))).any()):
+        if bool((masks.shown_cells(rows) & (places > at.unsqueeze(1))).any()):
             return False
     return True
 
@@ -144,8 +121,8 @@ def keys_seen(sight: Sight) -> Tensor | None:
     if sight.bias is None:
         return None if sight.keys is None else sight.keys.cpu()
     seen = torch.zeros(sight.bias.shape[0], sight.bias.shape[-1], dtype=torch.bool, device=sight.bias.device)
-    for _, rows in _blocks(sight.bias):
-        seen |= (rows > FINITE_HIDDEN).any(dim=-2).any(dim=1)
+    for _, rows in masks.blocks(sight.bias):
+        seen |= masks.shown_cells(rows).any(dim=-2).any(dim=1)
     return (seen if sight.keys is None else seen & sight.keys).cpu()
 
 
@@ -153,8 +130,7 @@ def attended(asked: Asked, value: Tensor) -> Tensor:
     """What torch's attention makes of values, (batch, head, query, dim), masks being made for few rows."""
     sight, (_, heads, queries, keys) = asked.sight, asked.shape
     grouped = heads != asked.key.shape[1]
-    whole = sight.keys is None and sight.window is None and sight.bias is None
-    if whole and not (sight.causal and sight.offset):
+    if not sight.needs_mask:
         return F.scaled_dot_product_attention(
             asked.query, asked.key, value, is_causal=sight.causal, scale=asked.scale, enable_gqa=grouped
         )

@@ -205,16 +205,11 @@ class Watch:
             self.masks[id(mask)] = known
         return known[1]
 
-    def fitting(self, path: str, sight: Sight) -> Sight:
-        """The same, if what a mask has besides its parts fits the budget; an error otherwise."""
-        if sight.bias is not None and self.budget is not None:
-            check_bytes(
-                f"the mask of {path}, which is more than padding, causality and a causal window,",
-                sight.bias.numel() * sight.bias.element_size(),
-                self.budget.most,
-                "give more memory=…",
-            )
-        return sight
+    def room(self, path: str) -> Callable[[int], None]:
+        """Refuses bytes of a mask that is kept whole, if they exceed the budget."""
+        most = None if self.budget is None else self.budget.most
+        what = f"the mask of {path}, which is more than padding, causality, a window or chunks,"
+        return lambda count: check_bytes(what, count, most, "give more memory=…")
 
     def sight(self, path: str, mask: Tensor, queries: int, keys: int) -> Sight:
         """A mask from transformers in parts, computed once for the layers that share it."""
@@ -222,7 +217,7 @@ class Watch:
 
         known = self.sights.get(id(mask))
         if known is None or known[0] is not mask:
-            known = mask, self.fitting(path, sight_of(mask.detach(), queries, keys))
+            known = mask, sight_of(mask, queries, keys, room=self.room(path))
             self.sights[id(mask)] = known
         return known[1]
 
@@ -247,23 +242,23 @@ class Watch:
             return Sight()
         known = self.sights.get(id(mask))
         if known is None or known[0] is not mask:
-            whole = mask.detach()[..., :keys]
-            shown, _ = split_mask(whole)
-            # A query to which all keys are hidden by a finite number sees all of them alike.
-            blind = not bool(shown.any(dim=-1).all())
-            known = mask, Sight(bias=whole) if blind else sight_of(whole, queries, keys)
+            known = mask, sight_of(mask.detach(), queries, keys, exact=True)
             self.sights[id(mask)] = known
         return known[1]
 
     def sight_of_call(self, path: str, call: AttentionCall) -> Sight:
         """What one of Overt's own attentions shows, in parts; its masks are kept whole if they fit."""
+        from overt.tracing.masks import cells_of
+
         queries, keys = call.shape[2:]
         seen, bias = call.seen, call.bias
         if call.mask is not None:
             bias = torch.zeros((), device=call.mask.device) if bias is None else bias
-            bias = torch.where(call.mask, bias, HIDDEN)
-        sight = Sight(seen.causal, keys - queries if seen.causal else 0, None, seen.key_visible, bias)
-        return self.fitting(path, sight)
+        if bias is not None:
+            cells = bias.numel() if call.mask is None else cells_of(bias, call.mask)
+            self.room(path)(cells * bias.element_size())
+            bias = bias if call.mask is None else torch.where(call.mask, bias, HIDDEN)
+        return Sight(seen.causal, keys - queries if seen.causal else 0, None, seen.key_visible, bias)
 
 
 _thread_state = threading.local()
@@ -370,7 +365,7 @@ def _ask(
         mask = watch.added(mask, query.dtype)
         call.visible = watch.visible(mask, keys)
         sight = watch.sight_of_eager(mask, queries, keys)
-        if sight.bias is None and sight.keys is None and sight.window is None:
+        if not sight.needs_mask:
             mask, kwargs = None, {**kwargs, "is_causal": sight.causal}
         elif mask is not None:
             mask = mask[..., :keys]
@@ -816,7 +811,7 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
 
         turned = module.batch_first and mixed.dim() == 3
         given = _arguments_of_torch(module, kwargs, turned)
-        sight = watch.fitting(path, sight_of_torch_in_parts(given, shape_of_torch(given)))
+        sight = sight_of_torch_in_parts(given, shape_of_torch(given), watch.room(path))
         try:
             asked = asked_of_torch(given, sight, mixed.transpose(0, 1) if turned else mixed)
         except Refusal as refusal:
@@ -898,7 +893,7 @@ def _slow_path() -> Iterator[None]:
 
 
 def _visible_of_torch(arguments: Mapping[str, Any], weights: Tensor) -> Tensor | None:
-    from overt.tracing.sights import UNSEEN
+    from overt.tracing.masks import UNSEEN
 
     batch, heads, queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool, device=weights.device)

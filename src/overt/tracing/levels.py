@@ -335,12 +335,12 @@ class Levels:
 
 def examples(held: Held, rows: slice | list[int]) -> Held:
     """Some of the examples of a layer."""
-    from overt.tracing.states import Uniform, asked_of
+    from overt.tracing.states import Uniform, examples_of
 
     if isinstance(held, Tensor):
         return held[rows]
     if isinstance(held, Asked):
-        return asked_of(held, rows)
+        return examples_of(held, rows)
     keys = held.sight.keys
     shared = keys is None or keys.shape[0] != held.shape[0]  # by all examples
     sight = held.sight if keys is None or shared else replace(held.sight, keys=keys[rows])

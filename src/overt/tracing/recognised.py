@@ -37,7 +37,6 @@ from overt.tracing.asking import (
     check_same,
     hides_later,
     mixed_rows,
-    sight_in_parts,
     sight_of_torch_in_parts,
     some_rows,
     tolerance,
@@ -56,6 +55,7 @@ from overt.tracing.axes import (
     plain,
 )
 from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
+from overt.tracing.masks import UNSEEN, sight_of
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
     DROPOUTS,
@@ -85,15 +85,7 @@ from overt.tracing.running import (
     probe_of,
     samples_of,
 )
-from overt.tracing.sights import (
-    UNSEEN,
-    Refusal,
-    asked_of,
-    causal_offset,
-    sight_of,
-    sight_of_torch,
-    visible_of,
-)
+from overt.tracing.sights import Refusal, asked_of, causal_offset, sight_of_torch, visible_of
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
@@ -612,19 +604,14 @@ class Recogniser(TorchFunctionMode):
         """A mask in parts, computed once for the layers that share it; it may be kept whole if it fits."""
         known = self.sights.get(id(mask))
         if known is None or known[0] is not mask:
-            known = mask, self._fitting(sight_in_parts(whole, queries, keys))
+            known = mask, sight_of(whole, queries, keys, room=self._room)
             self.sights[id(mask)] = known
         return known[1]
 
-    def _fitting(self, sight: Sight) -> Sight:
-        if sight.bias is not None and self.budget is not None:
-            check_bytes(
-                f"the mask of {self._path()}, which is more than padding, causality and a causal window,",
-                sight.bias.numel() * sight.bias.element_size(),
-                self.budget.most,
-                "give more memory=…",
-            )
-        return sight
+    def _room(self, count: int) -> None:
+        """Refuse a mask that is kept whole, if its bytes exceed the budget."""
+        what = f"the mask of {self._path()}, which is more than padding, causality, a window or chunks,"
+        check_bytes(what, count, None if self.budget is None else self.budget.most, "give more memory=…")
 
     # torch's attentions
 
@@ -767,7 +754,10 @@ class Recogniser(TorchFunctionMode):
                 sight = Sight(causal=True, offset=offset or 0)
                 if offset is None:
                     mask = self._mask(attn_mask, q, k)
-                    sight = self._in_parts(attn_mask, mask, *cells[2:]) if states else sight_of(mask)
+                    if states:
+                        sight = self._in_parts(attn_mask, mask, *cells[2:])
+                    else:
+                        sight = sight_of(mask, *cells[2:], exact=True)
             asked = asked_of(q, unrepeated(k) if states else k, scaling, sight)
             answer = self._states if states else self._answer
             with _full_precision(query):
@@ -886,7 +876,7 @@ class Recogniser(TorchFunctionMode):
         except Exception as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise Refusal(f"its mask_mod cannot be read ({line})") from error
-        sight = self._fitting(sight_in_parts(mask, *asked.shape[2:]))
+        sight = sight_of(mask, *asked.shape[2:], room=self._room)
         self._check_batch(asked.shape[0])
         return asked_of(asked.query, asked.key, asked.scale, sight)
 
@@ -943,7 +933,7 @@ class Recogniser(TorchFunctionMode):
     def _states_of_torch(self, given: dict[str, Any], shape: tuple[int, ...], output: Tensor) -> Recognised:
         """A call of torch's functional attention, without its weights."""
         self._check_batch(shape[0])
-        sight = self._fitting(sight_of_torch_in_parts(given, shape))
+        sight = sight_of_torch_in_parts(given, shape, self._room)
         asked = asked_of_torch(given, sight, output)
         call = Recognised("", asked=asked, output=output)
         query, key = given["query"], given["key"]
@@ -1125,7 +1115,7 @@ def _flexible(unmasked: Asked, score_mod: Any, mask_mod: Any) -> tuple[Asked, Te
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise Refusal(f"its mask_mod or score_mod cannot be read ({line})") from error
     additive = torch.allclose(changed, scores + bias, atol=1e-5, rtol=1e-5)
-    sight = sight_of(shown)
+    sight = sight_of(shown, *shown.shape[-2:], exact=True)
     if bool(bias.any()):
         hidden = torch.where(shown, bias, HIDDEN)
         sight = Sight(bias=hidden)

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.mechanisms.attention import FINITE_HIDDEN
 from overt.tracing.asked import HIDDEN, Asked, Sight
-
-# A score that hides a key, though another score, or a bias, was added to the mask's number.
-UNSEEN = FINITE_HIDDEN / 2
+from overt.tracing.masks import UNSEEN, sight_of
 
 
 class Refusal(Exception):  # noqa: N818, turned into a call that is refused
@@ -43,39 +40,6 @@ def causal_offset(mask: Any) -> int | None:
     return int(mask.seq_len_kv - mask.seq_len_q) if lower else 0
 
 
-def sight_of(mask: Tensor) -> Sight:
-    """A mask in parts: which cells are seen, boolean, or what is added to the scores.
-
-    Args:
-        mask: (batch or 1, head or 1, query or 1, key).
-    """
-    if mask.dtype != torch.bool:
-        shown = (mask > UNSEEN) | mask.isnan()
-        endless = bool((mask[~shown] == HIDDEN).all())
-        plain = not bool(mask[shown].any()) and (endless or bool(shown.any(dim=-1).all()))
-        # Where nothing is visible, cells that are hidden by a finite number are visible all the same.
-        return sight_of(shown) if plain else Sight(bias=mask)
-    if bool(mask.all()):
-        return Sight()
-    if bool((mask == mask[:, :1]).all()):
-        mask = mask[:, :1]
-    keys = mask.any(dim=-2)[:, 0]  # (batch or 1, key)
-    queries, count = mask.shape[-2:]
-    real = None if bool(keys.all()) else keys
-    if mask.shape[1] == 1:
-        whole = keys[:, None, None, :].expand_as(mask)
-        if torch.equal(mask, whole):
-            return Sight(keys=real)
-        lower = torch.ones(queries, count, dtype=torch.bool, device=mask.device).tril()
-        for causal, offset in (
-            (lower, 0),
-            (lower.new_ones(queries, count).tril(count - queries), count - queries),
-        ):
-            if torch.equal(mask, whole & causal):
-                return Sight(causal=True, offset=offset, keys=real)
-    return Sight(bias=torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, HIDDEN))
-
-
 def visible_of(asked: Asked) -> Tensor | None:
     """Which cells of a map are visible, boolean (batch or 1, query, key) on the CPU; None for all."""
     _, _, queries, keys = asked.shape
@@ -100,7 +64,7 @@ def sight_of_torch(given: dict[str, Any], weights: Tensor) -> Sight:
         whole = whole + _added(mask, weights.dtype)
     if padding is not None:
         whole = whole + _added(padding.view(-1, 1, 1, keys), weights.dtype)
-    return sight_of(whole)
+    return sight_of(whole, queries, keys, exact=True)
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -167,7 +167,7 @@ class StateLevel:
         if seen is not None:
             scores.masked_fill_(~seen, HIDDEN)
         weights = scores.softmax(dim=-1)
-        if sight.keys is not None or sight.bias is not None or sight.offset < 0:
+        if _may_be_blind(asked):
             weights.masked_fill_(scores.amax(dim=-1, keepdim=True) == HIDDEN, 0.0)
         return weights
 
@@ -326,17 +326,31 @@ class StateLevel:
                 start, cells = hidden
                 scores[..., start:].masked_fill_(cells, HIDDEN)
             weights = torch.softmax(scores, dim=-1, out=room.of("weights", shape, query))
-            if sight.keys is not None or sight.bias is not None or sight.offset < 0:
+            if _may_be_blind(asked):
                 blind = scores.amax(dim=-1, keepdim=True) == HIDDEN if high > low else None
                 weights = weights if blind is None else weights.masked_fill_(blind, 0.0)
             yield weights
 
 
+def _may_be_blind(asked: Asked) -> bool:
+    """Whether there may be queries that see no key."""
+    sight, (_, _, queries, keys) = asked.sight, asked.shape
+    near = sight.window is not None or sight.chunk is not None
+    return (
+        sight.keys is not None
+        or sight.bias is not None
+        or sight.offset < 0
+        or (near and queries + sight.offset > keys)
+    )
+
+
 def key_range(sight: Sight, start: int, stop: int, keys: int) -> tuple[int, int]:
     """The keys that any of some consecutive queries may see: first, and one after the last."""
     high = min(keys, max(0, stop + sight.offset)) if sight.causal else keys
-    low = 0 if sight.window is None else min(high, max(0, start + sight.offset - sight.window + 1))
-    return low, high
+    low = 0 if sight.window is None else start + sight.offset - sight.window + 1
+    if sight.chunk is not None:
+        low = (start + sight.offset) // sight.chunk * sight.chunk
+    return min(high, max(0, low)), high
 
 
 def _hidden(
@@ -344,7 +358,7 @@ def _hidden(
 ) -> tuple[int, Tensor] | None:
     """Cells that are hidden, boolean (batch or 1, 1, query, key from a start on), and that start."""
     start = low
-    if sight.causal and sight.window is None and sight.keys is None:
+    if sight.causal and sight.window is None and sight.chunk is None and sight.keys is None:
         # Only keys that come after the first query are hidden from any of them.
         start = max(low, min(high, int(queries.min()) + sight.offset + 1))
     seen = sight.shown(queries.to(device), torch.arange(start, high, device=device))
@@ -428,6 +442,9 @@ class UniformLevel:
         low = torch.zeros_like(high)
         if self.sight.window is not None:
             low = torch.minimum((last - self.sight.window).clamp(min=0), high)
+        elif self.sight.chunk is not None:
+            start = (last - 1) // self.sight.chunk * self.sight.chunk
+            low = torch.minimum(start.clamp(min=0), high)
         return before[:, high] - before[:, low]
 
     def _received(self, each: Tensor) -> Tensor:
@@ -443,6 +460,10 @@ class UniformLevel:
         at = torch.arange(count) + sight.offset  # the last key that each query sees
         given = each.new_zeros(*each.shape[:-1], length)
         given[..., at[at >= 0]] = each[..., at >= 0]
+        if sight.chunk is not None:
+            padded = torch.nn.functional.pad(given, (0, -length % sight.chunk))
+            cut = padded.view(*given.shape[:-1], -1, sight.chunk)
+            return cut.flip(-1).cumsum(dim=-1).flip(-1).flatten(-2)[..., :keys]
         if sight.window is None or sight.window >= length:
             return given.flip(-1).cumsum(dim=-1).flip(-1)[..., :keys]
         window = sight.window
@@ -458,10 +479,10 @@ class UniformLevel:
 def uniform_of(held: Asked | Uniform) -> Uniform:
     """Uniform attention under the same mask; refused where the mask is not in parts."""
     sight = held.sight
-    if sight.bias is not None or (sight.window is not None and not sight.causal):
+    if sight.bias is not None or not (sight.causal or (sight.window is None and sight.chunk is None)):
         raise ValueError(
-            "receptive_field needs masks of padding, causality and causal windows in a trace of states: this "
-            "one has others; trace with a larger memory=… to keep maps"
+            "receptive_field needs masks of padding, causality, windows and chunks in a trace of states: "
+            "this one has others; trace with a larger memory=… to keep maps"
         )
     return Uniform(sight, (held.shape[0], held.shape[-2], held.shape[-1]))
 
@@ -477,7 +498,7 @@ def moved(asked: Asked, device: torch.device | str) -> Asked:
     return replace(asked, query=asked.query.to(device), key=asked.key.to(device), sight=sight, sums=sums)
 
 
-def asked_of(asked: Asked, rows: slice | list[int]) -> Asked:
+def examples_of(asked: Asked, rows: slice | list[int]) -> Asked:
     """Some of the examples."""
     batch, sight = asked.shape[0], asked.sight
 

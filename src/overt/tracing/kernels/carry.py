@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 128  # that one pass over the scores carries down: accumulators o
 SHARED = 65_536  # bytes of shared memory, in the interpreter
 PROGRAMS = 1024  # at least so many, where there is work for them
 MOST_QUERIES = 8192  # that one program sums over in float32; programs are summed in float64
-NO_WINDOW = -1
+NO_WINDOW, A_WINDOW, CHUNKS = 0, 1, 2  # what WINDOW says; `window` is then a number of keys
 
 
 @helper
@@ -47,8 +47,10 @@ def _scores(
     ahead = column[None, :] - row[:, None] - offset
     if CAUSAL:
         seen = seen & (ahead <= 0)
-    if WINDOW:
+    if WINDOW == 1:
         seen = seen & (ahead > -window)
+    if WINDOW == 2:
+        seen = seen & (column[None, :] // window == (row[:, None] + offset) // window)
     if PADDED:
         real = tl.load(keys_real + example * keys + column, mask=column_inside, other=0)
         seen = seen & (real[None, :] != 0)
@@ -77,7 +79,7 @@ def row_sums(
         chosen: number of heads.
         group: heads of a key head.
         offset: as in `Sight`.
-        window: as in `Sight`.
+        window: or chunk, as in `Sight`.
         query_batch: stride of an example's queries; the others likewise.
     """
     example = (tl.program_id(1) // chosen).to(tl.int64)
@@ -88,8 +90,10 @@ def row_sums(
     low, high = 0, keys
     if CAUSAL:
         high = tl.minimum(keys, tl.maximum(0, last + offset + 1))
-    if WINDOW:
+    if WINDOW == 1:
         low = tl.maximum(0, first + offset - window + 1) // BLOCK_K * BLOCK_K
+    if WINDOW == 2:
+        low = tl.maximum(0, first + offset) // window * window // BLOCK_K * BLOCK_K
     largest = tl.full((BLOCK_Q,), HIDDEN, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     for start in range(low, high, BLOCK_K):
@@ -138,8 +142,10 @@ def carry_down(
     low, high = piece * span, tl.minimum(piece * span + span, queries)
     if CAUSAL:  # queries that come before these keys do not see them
         low = tl.maximum(low, tl.maximum(0, first - offset) // BLOCK_Q * BLOCK_Q)
-    if WINDOW:
+    if WINDOW == 1:
         high = tl.minimum(high, tl.maximum(0, first + BLOCK_K - 1 + window - offset))
+    if WINDOW == 2:  # up to the end of the last key's chunk
+        high = tl.minimum(high, tl.maximum(0, (first + BLOCK_K - 1) // window * window + window - offset))
     which = tl.arange(0, ROWS)
     held = tl.zeros((ROWS, BLOCK_K), tl.float32)
     for start in range(low, high, BLOCK_Q):
@@ -233,11 +239,12 @@ class Tiles:
         self.tensors = query, key, real, chosen
         self.shape, self.chosen = asked.shape, len(heads)
         self.scale = asked.scale * LOG2E
-        window = NO_WINDOW if sight.window is None else sight.window
+        near = NO_WINDOW if sight.window is None else A_WINDOW
+        near = near if sight.chunk is None else CHUNKS
         _, all_heads, queries, keys = asked.shape
         self.integers = (
-            queries, keys, query.shape[-1], len(heads), all_heads // key.shape[1], sight.offset, window,
-            *query.stride()[:3], *key.stride()[:3],
+            queries, keys, query.shape[-1], len(heads), all_heads // key.shape[1], sight.offset,
+            sight.window or sight.chunk or 0, *query.stride()[:3], *key.stride()[:3],
         )  # fmt: skip
         width = power_of_two(query.shape[-1])
         tile = tile_of(width, shared_memory(query.device))
@@ -246,7 +253,7 @@ class Tiles:
         self.constants = (
             ("WIDTH", width),
             ("CAUSAL", int(sight.causal)),
-            ("WINDOW", int(sight.window is not None)),
+            ("WINDOW", near),
             ("PADDED", int(padded)),
             ("BLOCK_Q", tile[0]),
             ("BLOCK_K", tile[1]),
