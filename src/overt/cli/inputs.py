@@ -126,11 +126,16 @@ def names_picture(text: str) -> bool:
 
 def read_input(text: str, model: Any = None) -> Any:
     """The text itself, or the text or picture at that path; a network over pixels reads it itself."""
+    if model is not None and attends_to_pixels(model):
+        return text
     if text.lower().endswith(TEXTS) and " " not in text:
         if not Path(text).is_file():
             raise FileNotFoundError(f"text {text} does not exist")
-        return Path(text).read_text(encoding="utf-8")
-    if not names_picture(text) or (model is not None and attends_to_pixels(model)):
+        try:
+            return Path(text).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"text {text} is not in UTF-8") from None
+    if not names_picture(text):
         return text
     if not Path(text).is_file():
         raise FileNotFoundError(f"picture {text} does not exist")
