@@ -1,8 +1,9 @@
 """Traces of long inputs: the last token's raw and rollout rows at every layer, beside a plain forward pass.
 
 Each length is measured in a process of its own, the forward pass and the trace one after the other: the pass
-with torch's own choice of attention, without a cache, with the last position's logits alone. The baseline is
-eager attention with `output_attentions=True`; where it fails, the table says how. Weights are random unless
+with torch's own choice of attention, without a cache, with the last position's logits alone. Times are the
+medians of --repeats runs after one that is not counted. The baseline is eager attention with
+`output_attentions=True`, beside the same pass; where it fails, the table says how. Weights are random unless
 --model names a folder.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import json
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -46,14 +48,13 @@ def model_of(options: argparse.Namespace, length: int) -> Any:
 
     cuda = torch.cuda.is_available()
     kind = torch.bfloat16 if cuda else torch.float32
-    attention = "eager" if options.way == "eager" else "sdpa"
     if options.model is not None:
         loaded: Any = AutoModelForCausalLM
-        model = loaded.from_pretrained(options.model, dtype=kind, attn_implementation=attention).eval()
+        model = loaded.from_pretrained(options.model, dtype=kind, attn_implementation="sdpa").eval()
         return model.to("cuda") if cuda else model
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPES[options.shape], max_position_embeddings=length)
-    config._attn_implementation = attention
+    config._attn_implementation = "sdpa"
     before = torch.get_default_dtype()
     torch.set_default_dtype(kind)
     try:
@@ -64,18 +65,22 @@ def model_of(options: argparse.Namespace, length: int) -> Any:
         torch.set_default_dtype(before)
 
 
-def measured(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and the peak of memory in GiB: the GPU's, or the process's so far."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    run()
-    if not torch.cuda.is_available():
-        taken = time.perf_counter() - start
-        return taken, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
-    torch.cuda.synchronize()
-    return time.perf_counter() - start, torch.cuda.max_memory_allocated() / GIB
+def measured(run: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median seconds after a first run, and the peak of memory in GiB: the GPU's, or the process's so far."""
+    cuda = torch.cuda.is_available()
+    seconds = []
+    for _ in range(repeats + 1):
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        run()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    if cuda:
+        return statistics.median(seconds[1:]), torch.cuda.max_memory_allocated() / GIB
+    return statistics.median(seconds[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -96,25 +101,27 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     short = ids[:, :256]
     forward(short)
-    seconds, gib = measured(lambda: forward(ids))
+    seconds, gib = measured(lambda: forward(ids), options.repeats)
     found = {"forward seconds": seconds, "forward GiB": gib}
     if options.way == "eager":
-        seconds, gib = measured(lambda: forward(ids, output_attentions=True))
+        model.set_attn_implementation("eager")
+        seconds, gib = measured(lambda: forward(ids, output_attentions=True), options.repeats)
     elif options.way == "trace":
         rows(short, 2**16)
-        seconds, gib = measured(lambda: rows(ids, options.memory))
+        seconds, gib = measured(lambda: rows(ids, options.memory), options.repeats)
     else:
         overt.trace(model, short, memory=2**16).gradients()
         trace = overt.trace(model, ids, memory=options.memory)
         trace.maps = trace.maps[:1]  # what gradients need is the model
-        seconds, gib = measured(trace.gradients)
+        seconds, gib = measured(trace.gradients, options.repeats)
     return {**found, "seconds": seconds, "GiB": gib}
 
 
 def in_a_process(way: str, length: int, options: argparse.Namespace) -> dict[str, float] | str:
     """What one way takes, or why it failed."""
     command = [sys.executable, __file__, "--way", way, "--tokens", str(length), "--shape", options.shape]
-    command += ["--memory", str(options.memory)] + (["--model", options.model] if options.model else [])
+    command += ["--memory", str(options.memory), "--repeats", str(options.repeats)]
+    command += ["--model", options.model] if options.model else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -130,6 +137,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8000], help="lengths of the input")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["trace", "eager"])
     parser.add_argument("--memory", type=int, default=2**30, help="of overt.trace")
+    parser.add_argument("--repeats", type=int, default=3, help="runs that are timed, after one that is not")
     parser.add_argument("--report", type=Path, help="a file for the table, in Markdown")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
