@@ -123,6 +123,7 @@ def compile_pixels(dtype: torch.dtype) -> None:
 def compile_states(dtype: torch.dtype) -> None:
     """Compile what carries rows down through queries and keys: of 32 layers, and of each of 32 heads."""
     carry.shared_memory = lambda _: SHARED[architecture]
+    carry.has_tf32 = lambda _: architecture >= 80
     window = Sight(causal=True, window=64, keys=torch.ones(1, 200) > 0)
     chunks = Sight(causal=True, chunk=64)
     everything = itertools.product((Sight(), Sight(causal=True), window, chunks), (128,), (32,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -94,11 +95,16 @@ def test_any_number_of_rows_goes_down_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tiles_fit_the_shared_memory_of_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = ((128, 64, 8), (64, 64, 8), (64, 32, 4), (32, 32, 4), (32, 16, 4))
-    monkeypatch.setattr(carry, "TILES", tiles)
+    monkeypatch.setattr(carry, "TILES", ((32, 128, 4, 2), (32, 64, 4, 2), (32, 64, 4, 1)))
     carry.tile_of.cache_clear()
-    chosen = {(width, shared): carry.tile_of(width, shared) for width in (64, 128, 256) for shared in SHARED}
+    kinds = list(itertools.product((1, 2, 4), (1, 3, 4), (64, 128, 256), (2, 4)))
+    found = {shared: [carry.tile_of(*kind, shared) for kind in kinds] for shared in SHARED}
     carry.tile_of.cache_clear()
-    assert [chosen[width, SHARED[0]] for width in (64, 128, 256)] == [tiles[0]] * 3
-    assert None not in chosen.values()
-    assert len(set(chosen.values())) > 2
+    for shared, choices in found.items():
+        for (heads, group, width, size), choice in zip(kinds, choices, strict=True):
+            assert choice is not None
+            tile, unit = choice
+            assert unit <= heads
+            assert carry.bytes_of(tile, unit, group % unit == 0, width, size) <= shared
+    assert found[SHARED[0]][kinds.index((4, 4, 128, 2))] == ((32, 128, 4, 2), 4)  # the one that was timed
+    assert len({choice for choices in found.values() for choice in choices}) > 4

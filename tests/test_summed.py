@@ -10,10 +10,13 @@ from overt.tracing.asked import Asked, Sight
 from overt.tracing.kernels.carry import Tiles
 from overt.tracing.summed import attend
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-def asked_of(groups: int, causal: bool) -> Asked:
+
+def asked_of(groups: int, causal: bool, device: str = "cpu") -> Asked:
     torch.manual_seed(3)
-    query, key = torch.randn(2, 4, 70, 16) * 3, torch.randn(2, 4 // groups, 70, 16)
+    query, key = (torch.randn(2, heads, 70, 16).to(device) for heads in (4, 4 // groups))
+    query = query * 3
     return Asked(query, key, 0.3, Sight(causal=causal))
 
 
@@ -49,16 +52,15 @@ def test_other_ways_have_no_sums() -> None:
 
 @pytest.mark.parametrize("heads", [[0, 1, 2, 3], [2, 0]])
 def test_kernels_take_sums_that_are_known(heads: list[int]) -> None:
-    asked = asked_of(2, True)
-    found = attend(asked.query, asked.key, torch.randn(2, 2, 70, 16), True, asked.scale)
-    assert found is not None
-    known = Asked(asked.query, asked.key, asked.scale, asked.sight, found[1])
-    rows = torch.rand(2, 3, 70, dtype=torch.float64)
+    asked = asked_of(2, True, DEVICE)
+    sums = asked.scores().logsumexp(dim=-1).float()
+    known = Asked(asked.query, asked.key, asked.scale, asked.sight, sums)
+    rows = torch.rand(2, 3, 70, dtype=torch.float64).to(DEVICE)
     expected = rows @ asked.weights()[:, heads].mean(dim=1)
     for each in (asked, known):
         tiles = Tiles(each, heads)
         torch.testing.assert_close(tiles.apply(rows, tiles.sums()), expected, rtol=1e-5, atol=1e-6)
-    wrong = Tiles(Asked(asked.query, asked.key, asked.scale, asked.sight, found[1] + 1.0), heads)
+    wrong = Tiles(Asked(asked.query, asked.key, asked.scale, asked.sight, sums + 1.0), heads)
     assert not torch.allclose(wrong.apply(rows, wrong.sums()), expected, rtol=1e-2)  # they are what is used
 
 

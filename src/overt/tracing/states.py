@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from overt.mechanisms.backend import KERNELS, switched_off, unfit
-from overt.mechanisms.call import repeat_heads
 from overt.tracing.asked import HIDDEN, Asked, Sight
 from overt.tracing.options import Heads
 
@@ -55,11 +54,12 @@ class Place:
         device, count = weights.device, weights.shape[-2]
         at = torch.tensor(list(places), dtype=torch.int64, device=device)
         numbers = torch.arange(len(at), device=device)
-        mine = torch.tensor([self.is_query(place) for place in places], dtype=torch.bool, device=device)
-        assert int(mine.sum()) == count
+        mine = torch.tensor([number for number, place in enumerate(places) if self.is_query(place)])
+        assert len(mine) == count
+        mine = mine.to(device, torch.int64)
         own, kept = self.share(weights.sum(dim=-1, keepdim=True))
         out = weights.new_zeros(*weights.shape[:-2], len(at), self.nodes)
-        out[..., numbers[mine], self.key : self.key + weights.shape[-1]] = own * weights
+        out[..., mine, self.key : self.key + weights.shape[-1]] = own * weights
         itself = weights.new_full((*weights.shape[:-2], len(at)), self.passing)
         itself[..., mine] = kept.squeeze(-1)
         out[..., numbers, at] += itself
@@ -128,8 +128,11 @@ class StateLevel:
         for start in range(0, len(queries), size):
             at = torch.tensor(queries[start : start + size])
             low, high = key_range(self.asked.sight, int(at.min()), int(at.max()) + 1, keys)
-            tiles = self._tiles(at, low, high)
-            weights = torch.cat(list(tiles), dim=1) if self._each else self._mean(tiles)
+            if batch * heads * len(at) * (high - low) <= self._most_cells:
+                weights = self._chosen(self._at_once(at, low, high))
+            else:
+                tiles = self._tiles(at, low, high)
+                weights = torch.cat(list(tiles), dim=1) if self._each else self._mean(tiles)
             weights = self._without_padding(weights, at, low, high)
             parts.append(torch.nn.functional.pad(weights.double(), (low, keys - high)))
         weights = torch.cat([part.to(self.asked.query.device) for part in parts], dim=-2)
@@ -140,8 +143,7 @@ class StateLevel:
         batch, heads, queries, keys = self.asked.shape
         device = self.asked.query.device
         if batch * heads * queries * keys <= self._most_cells:
-            whole = self._at_once()
-            return whole if self._each else whole.mean(dim=1)
+            return self._chosen(self._at_once(torch.arange(queries), 0, keys))
         shape = (batch, heads, queries, keys) if self._each else (batch, queries, keys)
         out = torch.zeros(shape, dtype=self.dtype, device=device)
         room = Room()
@@ -154,22 +156,40 @@ class StateLevel:
                 out[:, members[0] : members[-1] + 1, start:stop, low:high] = tile
         return out
 
-    def _at_once(self) -> Tensor:
-        """Weights of all heads, (batch, head, query, key), in one product."""
+    def _at_once(self, at: Tensor, low: int, high: int) -> Tensor:
+        """Weights of some queries and of all heads, (batch, head, query, key), in one product.
+
+        Args:
+            at: places of the queries.
+            low: first key that any of them sees.
+            high: one after the last.
+        """
         asked, sight = self.asked, self.asked.sight
-        _, heads, queries, keys = asked.shape
-        key = repeat_heads(asked.key.to(self.dtype), heads)
-        scores = (asked.query.to(self.dtype) * asked.scale) @ key.mT
+        batch, heads, _, _ = asked.shape
+        device = asked.query.device
+        key = asked.key[:, :, low:high].to(self.dtype)
+        there = at.to(device)
+        query = asked.query[:, :, there]
+        query = (query.to(self.dtype) * asked.scale).reshape(batch, key.shape[1], -1, key.shape[-1])
+        scores = (query @ key.mT).view(batch, heads, len(at), high - low)
         if sight.bias is not None:
-            scores += sight.bias.to(self.dtype)
-        places = (torch.arange(count, device=scores.device) for count in (queries, keys))
-        seen = sight.shown(*places)
-        if seen is not None:
-            scores.masked_fill_(~seen, HIDDEN)
+            scores += _bias(sight.bias, None, there, low, high).to(self.dtype)
+        hidden = _hidden(sight, at, low, high, device)
+        if hidden is not None:
+            start, cells = hidden
+            scores[..., start:].masked_fill_(cells, HIDDEN)
         weights = scores.softmax(dim=-1)
-        if _may_be_blind(asked):
+        if _may_be_blind(asked) and high > low:
             weights.masked_fill_(scores.amax(dim=-1, keepdim=True) == HIDDEN, 0.0)
         return weights
+
+    def _chosen(self, weights: Tensor) -> Tensor:
+        """Weights of all heads averaged over the chosen ones, (batch, query, key), or as they are."""
+        if self._each:
+            return weights
+        return (
+            weights.mean(dim=1) if isinstance(self.heads, str) else weights[:, list(self.heads)].mean(dim=1)
+        )
 
     def apply(self, rows: Tensor) -> Tensor:
         """Rows over this level's nodes carried down, float64 (batch, row, token)."""
@@ -365,8 +385,8 @@ def _hidden(
     return None if seen is None else (start - low, ~seen)
 
 
-def _bias(bias: Tensor, heads: list[int], queries: slice | Tensor, low: int, high: int) -> Tensor:
-    part = bias[:, heads] if bias.shape[1] > 1 else bias
+def _bias(bias: Tensor, heads: list[int] | None, queries: slice | Tensor, low: int, high: int) -> Tensor:
+    part = bias[:, heads] if heads is not None and bias.shape[1] > 1 else bias
     part = part[:, :, queries] if bias.shape[2] > 1 else part
     return part[..., low:high]
 
