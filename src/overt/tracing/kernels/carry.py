@@ -278,8 +278,10 @@ def tile_of(heads: int, group: int, width: int, size: int, shared: int) -> tuple
         size: bytes of a number of queries and keys.
         shared: bytes of shared memory.
     """
-    units = [unit for unit in UNITS if unit <= heads]
-    choices = [(tile, unit) for unit in units for tile in TILES]
+    # Products of float32 are written out number by number: larger programs take minutes to compile.
+    large = size < 4 or INTERPRETED
+    units = [unit for unit in UNITS if unit <= (heads if large else 1)]
+    choices = [(tile, unit) for unit in units for tile in TILES if large or tile[1] < 128]
     for tile, unit in (*choices, *((tile, 1) for tile in SMALL_TILES)):
         if bytes_of(tile, unit, group % unit == 0, width, size) <= shared:
             return tile, unit
