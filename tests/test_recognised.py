@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
+import families
 import other_models as other
 import overt
 import support
 from other_models import Block, MinAttention, NanoAttention, Pair, Picture, Text, TuneAttention
+from overt.mechanisms.attention import MultiheadAttention
 from overt.tracing.capture import CapturedAttention, watching
 
 IDS = torch.randint(0, other.WORDS, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -618,6 +621,64 @@ def test_threads_take_turns_and_leave_each_other_alone() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(16)))
+
+
+class Own(nn.Module):
+    """A layer with Overt's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        mixed: Tensor = self.attend(input, input, input, need_weights=False)[0]
+        return input + mixed
+
+
+@pytest.mark.parametrize("name", ["torch", "ours", "attached", "recognised", "transformers"])
+def test_a_thread_that_does_not_trace_is_neither_seen_nor_changed(name: str) -> None:
+    """It is in the middle of the model while a trace begins, and leaves it while the trace ends."""
+    model: nn.Module = Text(NanoAttention)
+    given: dict[str, Any] = {"idx": IDS}
+    if name == "torch":
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        given = {"src": torch.randn(2, 7, 16)}
+    elif name == "ours":
+        model, given = nn.Sequential(Own(), Own()), {"input": torch.randn(2, 7, 16)}
+    elif name != "recognised":
+        family = families.BY_NAME["Llama"]
+        model, given = family.make(), families.inputs_of(family)
+        if name == "attached":
+            overt.attach(model, overt.Bayesian())
+    model.eval()
+    begun, traced = threading.Event(), threading.Event()
+    calls: list[CapturedAttention] = []
+    parts = [module for path, module in model.named_modules() if path.rpartition(".")[2] == "0"]
+
+    def wait(*_: Any) -> None:
+        if threading.current_thread().name.startswith("other") and not begun.is_set():
+            begun.set()
+            assert traced.wait(60)
+
+    def run() -> Any:
+        with torch.no_grad():
+            found = model(**given)
+        return found if isinstance(found, Tensor) else found[0]
+
+    want = run()
+    handle = parts[0].register_forward_hook(wait)
+    with ThreadPoolExecutor(1, thread_name_prefix="other") as pool:
+        other_run = pool.submit(run)
+        assert begun.wait(60)
+        with watching(model, calls.append):
+            traced.set()
+            torch.testing.assert_close(other_run.result(), want, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(pool.submit(run).result(), want, atol=1e-6, rtol=1e-5)
+            assert not calls
+            run()
+            assert calls
+    handle.remove()
 
 
 def test_parts_that_are_not_known_are_recognised_beside_those_that_are() -> None:

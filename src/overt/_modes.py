@@ -1,9 +1,11 @@
-"""Change the mode of a model's modules, or how torch computes, temporarily."""
+"""Change the mode of a model's modules, or what they call, or how torch computes, temporarily."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +33,26 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; each module's mode is restored at the end."""
     with switched(in_other_mode(model, lambda _: False)):
         yield
+
+
+def in_this_thread(
+    function: Callable[..., Any], elsewhere: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A function for the thread that calls this: hooks of a module are called by all that run it.
+
+    Args:
+        function: a hook, or what takes the place of a method.
+        elsewhere: the method, for other threads; they pass by hooks, whatever the arguments: torch gives
+            other ones to a hook that is just being removed.
+    """
+    thread = threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return function(*args, **kwargs)
+        return None if elsewhere is None else elsewhere(*args, **kwargs)
+
+    return called
 
 
 @contextmanager

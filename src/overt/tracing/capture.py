@@ -12,15 +12,17 @@ from __future__ import annotations
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from overt._modes import evaluating
+from overt._modes import evaluating, in_this_thread
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.attention import register as register_attached
 from overt.attaching.find import Dispatched, dispatched, eager_of, is_plain, name_of
@@ -263,6 +265,14 @@ class Watch:
 
 _thread_state = threading.local()
 _one_at_a_time = threading.RLock()
+# By a config's id, what its model was loaded with: other threads go on with it while one traces.
+_loaded: dict[int, tuple[weakref.ref[Any], str | None]] = {}
+
+
+def _loaded_with(config: Any) -> str:
+    """The attention that the model of a config was loaded with."""
+    ref, name = _loaded.get(id(config), (None, None))
+    return name if ref is not None and ref() is config and name is not None else "eager"
 
 
 def _dispatch(
@@ -274,24 +284,29 @@ def _dispatch(
     """
     watch: Watch | None = getattr(_thread_state, "now", None)
     eager = eager_of(module)
+    if watch is None:  # a thread that does not trace
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get(_loaded_with(getattr(module, "config", None)), eager)
+        found: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **kwargs)
+        return found
     if eager is None:
         raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be captured")
-    place = None if watch is None else watch.places.get(id(module))
-    if watch is not None and watch.edit is not None and place is not None:
+    place = watch.places.get(id(module))
+    if watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor
-    if watch is not None and watch.budget is not None and watch.edit is None and place is not None:
+    if watch.budget is not None and watch.edit is None and place is not None:
         shape, why = (*query.shape[:3], key.shape[2]), _why_eager(module, kwargs)
         states = watch.budget.wants_states(shape, query.element_size(), why, place.path)
         if states or (why is None and _maps_from_states(watch, query, attention_mask, kwargs)):
             output, call = _ask(watch, place, module, query, key, value, attention_mask, kwargs, states)
             watch.seen(call)
             return output, None
-    if watch is not None:
-        watch.say_replaced("its family's eager attention")
-        attention_mask = watch.added(attention_mask, query.dtype)
+    watch.say_replaced("its family's eager attention")
+    attention_mask = watch.added(attention_mask, query.dtype)
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
-    if watch is not None and watch.edit is None and place is not None:
+    if watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
         if watch.values:
@@ -397,10 +412,14 @@ def _projected_later(watch: Watch, call: CapturedAttention, value: Tensor, outpu
 
 def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:
     """The mask of eager attention, or that of sdpa, often none at all, where maps would not fit."""
-    from transformers.masking_utils import eager_mask, sdpa_mask
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 
     watch: Watch | None = getattr(_thread_state, "now", None)
-    budget = None if watch is None else watch.budget
+    if watch is None:  # a thread that does not trace
+        make: Any = ALL_MASK_ATTENTION_FUNCTIONS.get(_loaded_with(kwargs.get("config")), eager_mask)
+        made: Tensor | None = make(batch_size, q_length, kv_length, *args, **kwargs)
+        return made
+    budget = watch.budget
     if budget is not None and budget.why_maps is None:
         config: Any = kwargs.get("config")
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -472,11 +491,15 @@ def watching(
                 _watch_rows(path, module, watch, stack)
                 traceable = True
             elif isinstance(module, MechanismLayer) and module.part_names and parts:
-                stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_parts(watch))))
+                stack.enter_context(
+                    _hook(module.register_forward_pre_hook(in_this_thread(_look_at_parts(watch))))
+                )
             elif isinstance(inner := getattr(module, "base_layer", None), nn.Module) and values:
                 watch.wrappers[id(inner)] = module
             elif values and _is_projection(module):
-                stack.enter_context(_hook(module.register_forward_pre_hook(_look_at_projection(watch))))
+                stack.enter_context(
+                    _hook(module.register_forward_pre_hook(in_this_thread(_look_at_projection(watch))))
+                )
         _watch_others(model, watch, stack, traceable)
         before = getattr(_thread_state, "now", None)
         _thread_state.now = watch
@@ -550,7 +573,10 @@ def _implementation(configs: list[Any]) -> Iterator[None]:
         (c, c._attn_implementation_internal) for c in configs if hasattr(c, "_attn_implementation_internal")
     ]
     try:
-        for config, _ in implementations:
+        for config, implementation in implementations:
+            if implementation != NAME:
+                forget = partial(lambda key, _: _loaded.pop(key, None), id(config))
+                _loaded[id(config)] = weakref.ref(config, forget), implementation
             config._attn_implementation_internal = NAME
         yield
     finally:
@@ -668,11 +694,11 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
     kind, run = module.kind, module.forward
     acting = _acting(name, module.map)
     if watch.budget is not None:
-        object.__setattr__(module, "forward", forward)
+        object.__setattr__(module, "forward", in_this_thread(forward, run))
         stack.callback(object.__delattr__, module, "forward")
         watch.expect(name, kind)
-    stack.enter_context(_hook(module.register_forward_pre_hook(before)))
-    stack.enter_context(_hook(module.register_forward_hook(look)))
+    stack.enter_context(_hook(module.register_forward_pre_hook(in_this_thread(before))))
+    stack.enter_context(_hook(module.register_forward_hook(in_this_thread(look))))
 
 
 def _acting(path: str, map: AttentionMap | None) -> str | None:
@@ -726,14 +752,14 @@ def _watch_own(path: str, module: MultiheadAttention, watch: Watch, stack: ExitS
 
     acting, run = _acting(path, module.map), module.map.attend
     if watch.budget is not None:
-        object.__setattr__(module.map, "attend", attend)
+        object.__setattr__(module.map, "attend", in_this_thread(attend, run))
         stack.callback(object.__delattr__, module.map, "attend")
         watch.expect(path, kind)
     project = module._project
-    stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True)))
-    stack.enter_context(_hook(module.map.register_forward_hook(look)))
+    stack.enter_context(_hook(module.register_forward_pre_hook(in_this_thread(before), with_kwargs=True)))
+    stack.enter_context(_hook(module.map.register_forward_hook(in_this_thread(look))))
     if edits:
-        object.__setattr__(module, "_project", edited)
+        object.__setattr__(module, "_project", in_this_thread(edited, project))
         stack.callback(object.__delattr__, module, "_project")
 
 
@@ -753,8 +779,8 @@ def _watch_pixels(path: str, module: AugmentedConv2d, watch: Watch, stack: ExitS
         call.parts, watch.parts_shown = watch.parts_shown, {}
         watch.seen(call)
 
-    stack.enter_context(_hook(module.qkv.register_forward_hook(measure)))
-    stack.enter_context(_hook(module.map.register_forward_hook(look)))
+    stack.enter_context(_hook(module.qkv.register_forward_hook(in_this_thread(measure))))
+    stack.enter_context(_hook(module.map.register_forward_hook(in_this_thread(look))))
 
 
 def _watch_rows(path: str, module: AttentionMap, watch: Watch, stack: ExitStack) -> None:
@@ -780,7 +806,7 @@ def _watch_rows(path: str, module: AttentionMap, watch: Watch, stack: ExitStack)
         return rows
 
     make = module.rows
-    object.__setattr__(module, "rows", rows)
+    object.__setattr__(module, "rows", in_this_thread(rows, make))
     stack.callback(object.__delattr__, module, "rows")
 
 
@@ -858,8 +884,10 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
 
     expected: Kind = "decoder" if "decoder" in chain else "encoder"
     watch.expect(path, "cross" if path.endswith("multihead_attn") else expected)  # as torch's layers call it
-    stack.enter_context(_hook(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)))
-    stack.enter_context(_hook(module.register_forward_hook(look, with_kwargs=True)))
+    stack.enter_context(
+        _hook(module.register_forward_pre_hook(in_this_thread(before), with_kwargs=True, prepend=True))
+    )
+    stack.enter_context(_hook(module.register_forward_hook(in_this_thread(look), with_kwargs=True)))
     stack.enter_context(_slow_path())
 
 

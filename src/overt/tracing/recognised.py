@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from overt._modes import in_this_thread
 from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.site import Kind
 from overt.tracing.asked import HIDDEN, Asked, Sight
@@ -253,13 +253,12 @@ class Recogniser(TorchFunctionMode):
         self.constants: dict[int, weakref.ref[Tensor]] = {}  # made from parameters alone
         self.count = 0
         self.busy = False
-        self.thread = threading.get_ident()
 
     # modules
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module starts to run."""
-        if self.busy or threading.get_ident() != self.thread:
+        if self.busy:
             return
         above = self.frames[-1] if self.frames else None
         path = self.paths.get(module, "")
@@ -307,7 +306,7 @@ class Recogniser(TorchFunctionMode):
     def reading(self, path: str) -> Reading:
         """What an attention was given that was captured in another way; those of one model are a chain."""
         frame = next((frame for frame in self.frames if frame.ignored), None)
-        if frame is None or frame.reading is None or threading.get_ident() != self.thread:
+        if frame is None or frame.reading is None:
             return Reading()
         self.count += 1
         found = replace(frame.reading, token=-self.count)
@@ -318,7 +317,7 @@ class Recogniser(TorchFunctionMode):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module has run."""
-        if self.busy or threading.get_ident() != self.thread or not self.frames:
+        if self.busy or not self.frames:
             return
         frame = self.frames.pop()
         above = self.frames[-1] if self.frames else None
@@ -1189,8 +1188,10 @@ def recognising(recogniser: Recogniser) -> Iterator[None]:
     with ExitStack() as stack:
         for module in recogniser.paths:
             for handle in (
-                module.register_forward_pre_hook(recogniser.enter, with_kwargs=True),
-                module.register_forward_hook(recogniser.leave, with_kwargs=True, always_call=True),
+                module.register_forward_pre_hook(in_this_thread(recogniser.enter), with_kwargs=True),
+                module.register_forward_hook(
+                    in_this_thread(recogniser.leave), with_kwargs=True, always_call=True
+                ),
             ):
                 stack.callback(handle.remove)
         stack.enter_context(functions_uncompiled())

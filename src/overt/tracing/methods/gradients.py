@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
-from overt._modes import switched
+from overt._modes import in_this_thread, switched
 from overt.tracing.inputs import patch_of
 from overt.tracing.methods.method import Cost, Method, register_method
 from overt.tracing.options import Arguments, Options
@@ -154,7 +154,7 @@ class _Leaves:
     def __enter__(self) -> _Leaves:
         for module in self.subject.model.modules():
             if isinstance(module, nn.Embedding):
-                self.handles.append(module.register_forward_hook(self._look))
+                self.handles.append(module.register_forward_hook(in_this_thread(self._look)))
         return self
 
     def __exit__(self, *details: object) -> None:

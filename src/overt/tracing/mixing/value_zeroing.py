@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from overt._modes import in_this_thread
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import running_again
 from overt.mechanisms.mechanism import MechanismLayer
@@ -71,7 +72,7 @@ class ValueZeroing(Mixing):
                 )
         self.watch = watch
         handles = [
-            module.register_forward_hook(self._end_hook(path), with_kwargs=True)
+            module.register_forward_hook(in_this_thread(self._end_hook(path)), with_kwargs=True)
             for path, module in model.named_modules()
             if path.rpartition(".")[2].isdigit()
         ]
