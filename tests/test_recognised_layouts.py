@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import other_models as other
 import overt
+from long_traces import states_of
 from other_models import Block, NanoAttention, Text
 
 IDS = torch.randint(0, other.WORDS, (2, 6), generator=torch.Generator().manual_seed(3))
@@ -721,3 +722,68 @@ def test_axes_are_known_beyond_a_module_that_cannot_be_seen() -> None:
         block.ln_1 = Fused()
     with torch.inference_mode():
         close_to(overt.trace(model, ids, heads=True).maps, other.maps_by_hand(model.h, model.embedded(ids)))
+
+
+class CausalLayer(nn.Module):
+    """torch's attention, as a module or as a function, under a causal mask and padding."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.inside, self.functional = nn.MultiheadAttention(other.WIDTH, other.HEADS), functional
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        states, inside = x.transpose(0, 1), self.inside
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        if not self.functional:
+            options = {"need_weights": False, "key_padding_mask": hidden, "attn_mask": later}
+            return x + inside(states, states, states, **options)[0].transpose(0, 1)
+        mixed, _ = F.multi_head_attention_forward(
+            states, states, states, other.WIDTH, other.HEADS, inside.in_proj_weight, inside.in_proj_bias,
+            None, None, False, 0.0, inside.out_proj.weight, inside.out_proj.bias, False, hidden, False, later,
+        )  # fmt: skip
+        return x + mixed.transpose(0, 1)
+
+
+class CausalLayers(nn.Module):
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CausalLayer(functional) for _ in range(3))
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, hidden)
+        return x
+
+
+@pytest.mark.parametrize("functional", [False, True], ids=["module", "function"])
+def test_padding_on_the_left_of_torchs_causal_attention_leaves_no_nan(functional: bool) -> None:
+    """Padding sees no key, and torch's weights are then NaN, but what a model goes on with is not."""
+    model: Any = other.spread(CausalLayers(functional))
+    x = torch.randn(2, 6, other.WIDTH)
+    hidden = torch.tensor([[False] * 6, [True] * 2 + [False] * 4])
+    inputs: list[Tensor] = []
+    handles = [
+        layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+        for layer in model.layers
+    ]
+    output = model(x, hidden)  # with gradients, torch does not take its fast path
+    for handle in handles:
+        handle.remove()
+    assert output.isfinite().all()
+    given = {"x": x, "hidden": hidden}
+    traces = overt.trace(model, given, heads=True), states_of(model, given)
+    seen = torch.ones(6, 6, dtype=torch.bool).tril() & ~hidden[:, None, None, :]
+    for number, states in enumerate(inputs):
+        attention = model.layers[number].inside
+        q, k = (
+            other.heads_of(F.linear(states, weight, bias)).double()
+            for weight, bias in zip(
+                attention.in_proj_weight.chunk(3)[:2], attention.in_proj_bias.chunk(3)[:2], strict=True
+            )
+        )
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, float("-inf"))
+        want = scores.softmax(dim=-1).nan_to_num().float()
+        torch.testing.assert_close(traces[0].maps[number], want, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(traces[1].maps[number], want.mean(dim=1), atol=1e-5, rtol=1e-4)
+    assert [trace.kind for trace in traces] == ["causal", "causal"]
+    assert all(torch.equal(trace.mask, ~hidden) for trace in traces)

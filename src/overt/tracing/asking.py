@@ -32,6 +32,22 @@ def check_same(mixed: Tensor, output: Tensor, weights: Tensor) -> None:
         raise Refusal("its mask cannot be read: the weights that follow from it give another output")
 
 
+def without_blind(weights: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Weights that torch returns, with zeros in place of NaN for queries that see no key.
+
+    Where nobody requests its weights, torch's attention gives such queries zeros, which later layers read.
+
+    Args:
+        weights: (…, query, key).
+        query: what queries are made of.
+        key: what keys are made of; NaN in either of them stays NaN.
+    """
+    blind = weights.isnan().all(dim=-1, keepdim=True)
+    if not bool(blind.any()) or bool(query.isnan().any()) or bool(key.isnan().any()):
+        return weights
+    return weights.masked_fill(blind, 0.0)
+
+
 def some_rows(asked: Asked) -> list[int]:
     """Queries at which a call is checked: the first, the last, and some between."""
     batch, heads, queries, keys = asked.shape

@@ -848,6 +848,8 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
         watch.seen(CapturedAttention(path, chain, kind, torch.empty(0), asked=asked))
 
     def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        from overt.tracing.asking import without_blind
+
         del args
         mixed, weights = output
         request = requests.pop()
@@ -855,16 +857,17 @@ def _watch_torch(path: str, module: nn.MultiheadAttention, watch: Watch, stack: 
             ask(kwargs, mixed)
             return output
         need, average = request
-        unbatched = weights.dim() == 3
-        whole = weights.unsqueeze(0) if unbatched else weights
         query, key = kwargs["query"], kwargs["key"]
+        seeing = weights if need else without_blind(weights, query, key)
+        unbatched = weights.dim() == 3
+        whole = seeing.unsqueeze(0) if unbatched else seeing
         kind: Kind = "cross" if key is not query and key.shape != query.shape else "encoder"
         if key is not query and not torch.equal(key, query):
             kind = "cross"
         call = CapturedAttention(path, chain, kind, whole, _visible_of_torch(kwargs, whole))
         if kind == "encoder" and _is_causal(call.visible):
             call.kind = "decoder"
-        if watch.values or watch.edit is not None or torch.is_grad_enabled():
+        if watch.values or watch.edit is not None or torch.is_grad_enabled() or seeing is not weights:
             call.value, call.output = (
                 _value_of_torch(module, kwargs["value"], unbatched),
                 module.out_proj.weight,

@@ -41,6 +41,7 @@ from overt.tracing.asking import (
     some_rows,
     tolerance,
     unrepeated,
+    without_blind,
 )
 from overt.tracing.axes import (
     PART,
@@ -899,13 +900,14 @@ class Recogniser(TorchFunctionMode):
             output, weights = func(*args, **kwargs)  # weights only where the model itself requests them
             return self._finish(self._states_of_torch(given, shape, output), made), weights
         output, weights = func(**{**given, "need_weights": True, "average_attn_weights": False})
+        seeing = weights if need else without_blind(weights, query, key)
         unbatched = weights.dim() == 3
-        whole = weights.unsqueeze(0) if unbatched else weights
+        whole = seeing.unsqueeze(0) if unbatched else seeing
         q, k, v = _projected(given, unbatched)
         edit = self.edit()
         if edit is not None:
             v = edit(self._path(), v)
-        if edit is not None or torch.is_grad_enabled() or self.values:
+        if edit is not None or torch.is_grad_enabled() or self.values or seeing is not weights:
             joined = (whole @ v).transpose(1, 2).flatten(2)
             again = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
             output = again[0] if unbatched else again.transpose(0, 1)
