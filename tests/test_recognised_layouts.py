@@ -288,6 +288,48 @@ def test_finite_masks_of_torchs_attention_hide() -> None:
     assert (traced.kind, traced.main_queries()) == ("causal", [5, 3])
 
 
+class Sloped(NanoAttention):
+    """MPT: a bias that falls with each token, counted from the last; here as steep in every head."""
+
+    SLOPE = 400.0  # over 30 tokens, as 0.5 over 24,000
+
+    def __init__(self, way: str, hidden: float = float("-inf")) -> None:
+        super().__init__()
+        self.way, self.hidden = way, hidden
+
+    def bias(self, tokens: int) -> Tensor:
+        falling = (torch.arange(tokens) - tokens + 1) * self.SLOPE
+        later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        return falling.expand(tokens, -1).masked_fill(later, self.hidden)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        bias = self.bias(q.shape[2])
+        if self.way == "torch":
+            return F.scaled_dot_product_attention(q, k, v, bias)
+        return (q @ k.mT * 0.5 + bias).softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize("hidden", [float("-inf"), -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("way", ["torch", "softmax"])
+def test_tokens_with_a_very_negative_bias_are_no_padding(way: str, hidden: float) -> None:
+    """Only differences of scores count, and the first token is all that its own query sees."""
+    model: Any = Text(lambda: Sloped(way, hidden))
+    ids = torch.arange(60).view(2, 30) % other.WORDS
+    traces = [overt.trace(model, ids)]
+    if way == "torch":
+        traces.append(states_of(model, ids, memory=4000))
+    with torch.no_grad():
+        block = model.h[0]
+        q, k, _ = block.attn.projected(block.ln_1(model.embedded(ids)))
+    scores = q.double() @ k.double().mT * 0.5 + block.attn.bias(30)
+    want = scores.softmax(dim=-1).mean(dim=1)
+    for traced in traces:
+        assert traced.mask.all()
+        assert traced.kind == "causal"
+        torch.testing.assert_close(traced.raw(range(30))[:, 0], want, atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(traced.rollout(range(30)).sum(dim=-1), torch.ones(2, 3, 30).double())
+
+
 class Known(nn.Module):
     """torch's own attention, as a module of one argument."""
 

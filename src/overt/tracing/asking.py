@@ -125,9 +125,9 @@ def hides_later(asked: Asked) -> bool:
     if sight.bias is None:
         return False
     places = torch.arange(keys, device=sight.bias.device)
-    for start, rows in masks.blocks(sight.bias):
-        at = torch.arange(start, start + rows.shape[-2], device=places.device)
-        if bool((masks.shown_cells(rows) & (places > at.unsqueeze(1))).any()):
+    for start, _, shown in masks.blocks(sight.bias):
+        at = torch.arange(start, start + shown.shape[-2], device=places.device)
+        if bool((shown & (places > at.unsqueeze(1))).any()):
             return False
     return True
 
@@ -137,8 +137,8 @@ def keys_seen(sight: Sight) -> Tensor | None:
     if sight.bias is None:
         return None if sight.keys is None else sight.keys.cpu()
     seen = torch.zeros(sight.bias.shape[0], sight.bias.shape[-1], dtype=torch.bool, device=sight.bias.device)
-    for _, rows in masks.blocks(sight.bias):
-        seen |= masks.shown_cells(rows).any(dim=-2).any(dim=1)
+    for *_, shown in masks.blocks(sight.bias):
+        seen |= shown.any(dim=-2).any(dim=1)
     return (seen if sight.keys is None else seen & sight.keys).cpu()
 
 

@@ -924,7 +924,7 @@ def _slow_path() -> Iterator[None]:
 
 
 def _visible_of_torch(arguments: Mapping[str, Any], weights: Tensor) -> Tensor | None:
-    from overt.tracing.masks import UNSEEN
+    from overt.tracing.masks import shown_cells
 
     batch, heads, queries, keys = weights.shape
     visible = torch.ones(1, queries, keys, dtype=torch.bool, device=weights.device)
@@ -932,11 +932,11 @@ def _visible_of_torch(arguments: Mapping[str, Any], weights: Tensor) -> Tensor |
     if mask is None and padding is None:
         return None
     if mask is not None:
-        shown = ~mask if mask.dtype == torch.bool else mask > UNSEEN
+        shown = ~mask if mask.dtype == torch.bool else shown_cells(mask)
         shown = shown.view(batch, heads, queries, keys).any(dim=1) if shown.dim() == 3 else shown
         visible = visible & shown
     if padding is not None:
-        hidden = padding if padding.dtype == torch.bool else padding <= UNSEEN
+        hidden = padding if padding.dtype == torch.bool else ~shown_cells(padding)
         visible = visible & ~hidden.view(-1, 1, keys)
     return visible.cpu()
 

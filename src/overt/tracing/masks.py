@@ -15,6 +15,8 @@ from overt.tracing.asked import HIDDEN, Sight
 ROWS = 512  # rows of a mask that are looked at together
 # A score that hides a key, though another score, or a bias, was added to the mask's number.
 UNSEEN = FINITE_HIDDEN / 2
+AROUND = 500.0  # no score and no bias is so large, but for one that falls with each token
+FAR_BELOW = -1e8  # a number that hides whatever the bias
 
 
 def sight_of(
@@ -53,13 +55,36 @@ def sight_of(
 
 def shown_cells(mask: Tensor) -> Tensor:
     """Which cells a mask shows, boolean; those with finite numbers may be hidden."""
-    return mask if mask.dtype == torch.bool else (mask > UNSEEN) | mask.isnan()
+    return mask if mask.dtype == torch.bool else _above(mask, _least_shown(mask))
 
 
-def blocks(mask: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """First row, and some rows of a mask."""
+def blocks(mask: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """First row, some rows of a mask, and which of their cells it shows."""
+    least = _least_shown(mask)
+    for start, rows in _blocks(mask):
+        yield start, rows, rows if rows.dtype == torch.bool else _above(rows, least)
+
+
+def _blocks(mask: Tensor) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, mask.shape[-2], ROWS):
         yield start, mask[..., start : start + ROWS, :]
+
+
+def _above(mask: Tensor, least: float) -> Tensor:
+    return (mask > least) | mask.isnan()
+
+
+def _least_shown(mask: Tensor) -> float:
+    """The number that hides, with all below.
+
+    A bias that falls with each token reaches it, too, over many tokens. It then has numbers around it, and
+    only numbers far below hide.
+    """
+    if mask.dtype != torch.bool:
+        for _, rows in _blocks(mask):
+            if bool(((rows < UNSEEN + AROUND) & (rows > UNSEEN - AROUND)).any()):
+                return max(FAR_BELOW, 0.9 * torch.finfo(mask.dtype).min)
+    return UNSEEN
 
 
 def cells_of(*masks: Tensor) -> int:
@@ -78,8 +103,7 @@ def _reveals(mask: Tensor, exact: bool) -> bool:
     """Whether a query that sees no other key sees those that finite numbers hide; padding, only if exact."""
     known = torch.zeros(mask.shape[0], mask.shape[-1], dtype=torch.bool, device=mask.device)
     alone: list[Tensor] = []  # (batch, query)
-    for _, rows in blocks(mask):
-        shown = shown_cells(rows)
+    for _, rows, shown in blocks(mask):
         known |= shown.any(dim=-2).any(dim=1)
         alone.append((~shown.any(dim=-1) & (rows > HIDDEN).any(dim=-1)).any(dim=1))
     found = torch.cat(alone, dim=-1)
@@ -90,7 +114,7 @@ def _reveals(mask: Tensor, exact: bool) -> bool:
 
 def _biased(mask: Tensor) -> bool:
     """Whether an additive mask has other numbers than 0 where it shows a key."""
-    return any(bool((shown_cells(rows) & (rows != 0.0)).any()) for _, rows in blocks(mask))
+    return any(bool((shown & (rows != 0.0)).any()) for _, rows, shown in blocks(mask))
 
 
 class _Shown:
@@ -119,8 +143,8 @@ class _Shown:
 
     def _blocks(self) -> Iterator[tuple[int, Tensor]]:
         """First row, and rows as boolean (batch, row, key)."""
-        for start, rows in blocks(self.mask[:, 0]):
-            yield start, shown_cells(rows)
+        for start, _, shown in blocks(self.mask[:, 0]):
+            yield start, shown
 
     def guesses(self) -> list[Sight]:
         """Parts that may make this mask, likeliest first."""

@@ -56,7 +56,7 @@ from overt.tracing.axes import (
     plain,
 )
 from overt.tracing.flex import changes_scores, mask_in_blocks, mask_of, modified
-from overt.tracing.masks import UNSEEN, sight_of
+from overt.tracing.masks import shown_cells, sight_of
 from overt.tracing.options import check_bytes
 from overt.tracing.origins import (
     DROPOUTS,
@@ -489,8 +489,8 @@ class Recogniser(TorchFunctionMode):
         if torch._C._functorch.is_functorch_wrapped_tensor(scores):
             return self._refuse("softmax", MAPPED)
         origin = self._origin(scores)
-        hidden = scores.detach() <= UNSEEN
-        shown = ~hidden if bool(hidden.any()) else None
+        seen = shown_cells(scores.detach())
+        shown = None if bool(seen.all()) else seen
         axis = kwargs.get("dim", next((arg for arg in args if isinstance(arg, int)), -1))
         last = axis in (-1, result.dim() - 1)
         self._note(result, replace(origin, softmax=Softmax(shown, origin.sides, last), sides=None))

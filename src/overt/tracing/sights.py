@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from overt.tracing.asked import HIDDEN, Asked, Sight
-from overt.tracing.masks import UNSEEN, sight_of
+from overt.tracing.masks import shown_cells, sight_of
 
 
 class Refusal(Exception):  # noqa: N818, turned into a call that is refused
@@ -46,7 +46,7 @@ def visible_of(asked: Asked) -> Tensor | None:
     device = asked.query.device
     seen = asked.sight.shown(torch.arange(queries, device=device), torch.arange(keys, device=device))
     if asked.sight.bias is not None:
-        shown = (asked.sight.bias > UNSEEN).any(dim=1, keepdim=True)
+        shown = shown_cells(asked.sight.bias).any(dim=1, keepdim=True)
         seen = shown if seen is None else seen & shown
     if seen is None:
         return None
