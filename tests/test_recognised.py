@@ -202,7 +202,7 @@ def test_functional_multi_head_attention_is_read() -> None:
 
 
 @pytest.mark.parametrize("attention", [NanoAttention, MinAttention, Functional])
-@pytest.mark.parametrize("mixing", ["norm", "effective", "gradient", "value-zeroing"])
+@pytest.mark.parametrize("mixing", ["norm", "effective", "gradient", "relevance", "value-zeroing", "alti"])
 def test_every_mixing_is_that_of_torchs_own_attention(attention: Any, mixing: str) -> None:
     """The same weights in torch's MultiheadAttention, which is watched in another way."""
 

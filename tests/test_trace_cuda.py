@@ -14,7 +14,9 @@ from overt.models.seq2seq import Seq2Seq
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("mixing", ["attention", "norm", "effective", "gradient", "value-zeroing"])
+@pytest.mark.parametrize(
+    "mixing", ["attention", "norm", "effective", "gradient", "relevance", "value-zeroing", "alti"]
+)
 @pytest.mark.parametrize("name", ["BERT", "Llama", "T5", "ViT"])
 def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, mixing: Any) -> None:
     family = BY_NAME[name]

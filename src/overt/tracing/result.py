@@ -95,8 +95,8 @@ class Trace(ShownTrace):
             without an image, or if it has other than 1 or 3 channels.
         encoder_maps: the encoder's maps, for an encoder–decoder.
         cross: cross-attention, (batch, [head,] target, source), one per decoder layer.
-        mixing: what the maps hold: "attention", "effective", "norm", "gradient", "value-zeroing", or the name
-            of another registered mixing.
+        mixing: what the maps hold: "attention", "effective", "norm", "gradient", "relevance",
+            "value-zeroing", "alti", or the name of another registered mixing.
         parts: for a model traced with `parts=True`, the parts that its mechanisms expose, and "fused", the
             map in use. Evolving has "attention", the layer's own map, and "convolution", what the convolution
             makes of it and the previous map. Each has one map per layer, or None where there is none: where a

@@ -69,11 +69,15 @@ def trace(
             changes no output (Brunner et al. 2020); signed in rollout, clipped at zero and renormalised in
             flow. "norm": ‖α f(x)‖, the size of what is added (Kobayashi et al. 2020). "gradient":
             max(0, A ⊙ ∂y/∂A) with y the target's logit. The rows of these two are normalised to sum to one
-            before the residual is added. "value-zeroing": how far each token's output of a layer turns when
-            another token's values are zeroed (Mohebbi et al. 2023); it includes the residual, so methods add
-            none by default. It runs each layer again for every token.
-        target: for "gradient": a class or token, or one per example; the default is that of `Trace.blankout`.
-        query: for "gradient" on models with one output per position: the position to explain; by default the
+            before the residual is added. "relevance": the same as "gradient", not normalised; its rollout is
+            gradient-weighted attention (Chefer et al. 2021). "value-zeroing": how far each token's output of
+            a layer turns when another token's values are zeroed (Mohebbi et al. 2023); it includes the
+            residual, so methods add none by default. It runs each layer again for every token. "alti": how
+            much of what attention makes of a token, residual included, each token accounts for (Ferrando et
+            al. 2022).
+        target: for "gradient" and "relevance": a class or token, or one per example; the default is that of
+            `Trace.blankout`.
+        query: for these two, on models with one output per position: the position to explain; by default the
             first token of an encoder, the last real token of other models.
         parts: keep the parts of the maps that the model's mechanisms expose, as Evolving does.
         samples: number of posterior samples to draw from a model with random weights, in addition to the

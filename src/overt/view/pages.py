@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from overt import _check
 from overt._extras import need
@@ -28,10 +28,11 @@ from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import Trace
 from overt.view import bundle
-from overt.view.captions import CaptionMaps, caption_entry
 from overt.view.index import PageContents, Queries, entry_of, label_of, printable, short
-from overt.view.neighbourhood import page_data
 from overt.view.pack import MASS
+
+if TYPE_CHECKING:
+    from overt.view.captions import CaptionMaps
 
 HEIGHT = 620  # pixels, in a notebook
 COLOURS = 8  # for classes of nodes; if there are more classes, the last colour is for the rest
@@ -222,6 +223,8 @@ def node_page(
         listed = [operator.index(node) for node in nodes]  # type: ignore[union-attr]
     if not listed:
         raise ValueError("nodes must name at least one node, got none")
+    from overt.view.neighbourhood import page_data
+
     hoods = [page_data(trace, node, labels=labels, names=names, **arguments) for node in listed]
     classes = _classes(trace.named("labels", labels), hoods)
     entries = []
@@ -241,6 +244,8 @@ def caption_page(captions: Sequence[CaptionMaps], *, title: str | None = None) -
     """
     if not captions:
         raise ValueError("captions must hold at least one caption, got none")
+    from overt.view.captions import caption_entry
+
     entries = [caption_entry(each) for each in captions]
     return _page(entries[0]["name"] if title is None else title, entries, [], 1.0)
 

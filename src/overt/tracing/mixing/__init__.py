@@ -5,4 +5,6 @@ import overt.tracing.mixing.attention
 import overt.tracing.mixing.effective
 import overt.tracing.mixing.norm
 import overt.tracing.mixing.gradient
+import overt.tracing.mixing.relevance
 import overt.tracing.mixing.value_zeroing
+import overt.tracing.mixing.alti

@@ -22,6 +22,7 @@ from overt.mechanisms.chain import running_again
 from overt.mechanisms.mechanism import MechanismLayer
 from overt.tracing.capture import CapturedAttention, Edit, Watch
 from overt.tracing.levels import unit_rows
+from overt.tracing.mixing.layers import is_layer, layer_of, states_in
 from overt.tracing.mixing.mixing import Mixing, register_mixing
 from overt.tracing.progress import counting
 
@@ -51,7 +52,7 @@ class ValueZeroing(Mixing):
 
     def map(self, call: CapturedAttention) -> None:
         """Wait for the layer to end."""
-        layer = _layer(call)
+        layer = layer_of(call)
         if layer is not None:
             shape = torch.empty(call.weights.shape, device="meta")  # the weights themselves are not needed
             self.calls.setdefault(layer, []).append(replace(call, weights=shape))
@@ -74,7 +75,7 @@ class ValueZeroing(Mixing):
         handles = [
             module.register_forward_hook(in_this_thread(self._end_hook(path)), with_kwargs=True)
             for path, module in model.named_modules()
-            if path.rpartition(".")[2].isdigit()
+            if is_layer(path)
         ]
         try:
             yield
@@ -122,15 +123,6 @@ class _Run(NamedTuple):
     calls: list[CapturedAttention]
 
 
-def _layer(call: CapturedAttention) -> str | None:
-    """Path of the layer that contains an attention; None if there is none, or the attention is the layer."""
-    if call.chain == call.path:
-        return None
-    number = call.path.removeprefix(f"{call.chain}.").partition(".")[0]
-    layer = f"{call.chain}.{number}"
-    return None if layer == call.path else layer
-
-
 class _Rerun:
     """Runs a layer again on its recorded inputs."""
 
@@ -164,7 +156,7 @@ class _Rerun:
         if all(attention.batch_first for attention in attentions):
             return False
         if self.batch != self.queries:
-            shape = tuple(_states(output).shape[:2])
+            shape = tuple(states_in(output, "value zeroing").shape[:2])
             return shape == (self.queries, self.batch)
         # As many examples as tokens: the axis that doubles with the batch is the batch axis.
         batches: set[int] = set()
@@ -259,7 +251,7 @@ class _Rerun:
 
     def _tokens(self, output: Any, copies: int) -> Tensor:
         """The hidden states among what a layer returns, (copies · batch, query, width)."""
-        states = _states(output)
+        states = states_in(output, "value zeroing")
         if states.dim() == 2 and self.batch == 1:
             states = states.unsqueeze(1 if self.second else 0)  # without a batch axis
         ordered = states.transpose(0, 1) if self.second and states.dim() == 3 else states
@@ -269,14 +261,6 @@ class _Rerun:
             f"{self.path} must return hidden states of shape ({self.batch}, {self.queries}, width) for value "
             f"zeroing, got {tuple(states.shape)}"
         )
-
-
-def _states(output: Any) -> Tensor:
-    """The hidden states among what a layer returns."""
-    states = output[0] if isinstance(output, tuple | list) and output else output
-    if not isinstance(states, Tensor):
-        raise ValueError(f"a layer must return hidden states for value zeroing, got {type(states).__name__}")
-    return states
 
 
 def _without_cache(value: Any) -> Any:
