@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Python for a GPU's tests and benchmarks: one whose torch sees it, which that of .venv may not.
 GPU ?= $(BIN)/python
 
-.PHONY: help demo test test-quick test-all test-gpu test-peers browser lint wheel bench bench-gpu support families docs clean
+.PHONY: help demo test test-quick test-all test-gpu test-peers test-scale browser lint wheel bench bench-gpu support families docs clean
 
 help:
 	@echo "make demo        train four small models, trace them, write demo/index.html (about 5 minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-all    run the tests with every combination of their parameters"
 	@echo "make test-gpu    run the tests of the GPU kernels; GPU=python3 chooses another Python than .venv's"
 	@echo "make test-peers  install x-transformers and fair-esm, and trace their models"
+	@echo "make test-scale  install pyarrow, datasets, Ray and DuckDB, and trace corpora with them (about 4 minutes)"
 	@echo "make browser     install a browser for the tests of pages, if there is none"
 	@echo "make lint        check style, format and types"
 	@echo "make wheel       build a wheel, install it into an empty environment and run it there"
@@ -59,6 +60,11 @@ $(VENV)/.installed-peers: $(VENV)/.installed-test
 	$(PIP) x-transformers fair-esm
 	@touch $@
 
+$(VENV)/.installed-scale: $(VENV)/.installed-test
+	@echo "installing overt[scale] and duckdb into $(VENV) ..."
+	$(PIP) -e '.[scale]' duckdb
+	@touch $@
+
 demo: $(VENV)/.installed-train
 	$(BIN)/overt demo
 
@@ -78,6 +84,9 @@ test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 
 test-peers: $(VENV)/.installed-peers
 	$(BIN)/python -m pytest tests/test_peers.py
+
+test-scale: $(VENV)/.installed-scale
+	$(BIN)/python -m pytest $(sort $(wildcard tests/test_scale_*.py))
 
 browser: $(VENV)/.installed-test
 	@$(BIN)/python tests/browser.py

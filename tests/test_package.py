@@ -32,12 +32,14 @@ HEAVY = [
     "datasets",
     "captum",
     "scipy",
+    "pyarrow",
+    "ray",
     "typer",
     "rich",
 ]
 HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version"]
 ROOMS = [*HELPERS, "data", "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
-ROOMS += ["vision", "__init__", "recipes", "cli", "__main__"]
+ROOMS += ["vision", "corpus", "__init__", "recipes", "cli", "__main__"]
 
 
 def python(code: str) -> str:

@@ -19,6 +19,7 @@ EXTRAS = {
     "notebook": ("anywidget",),
     "interpret": ("captum",),
     "rationales": ("accelerate", "captum", "lime", "sklearn"),
+    "scale": ("pyarrow", "datasets", "ray"),
     "bench": ("ortools", "igraph"),
 }
 
