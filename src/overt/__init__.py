@@ -31,9 +31,10 @@ from overt.tracing import Trace, flow, raw, rollout, trace
 from overt.view import page
 
 if TYPE_CHECKING:
-    from overt import vision
+    from overt import corpus, vision
     from overt.attaching.calibrating import Calibration, calibrate
     from overt.attaching.loss_log import LossLog
+    from overt.corpus.tracer import Tracer
 
 __all__ = [
     "AttentionCall",
@@ -55,9 +56,11 @@ __all__ = [
     "Synthesizer",
     "TokenPosterior",
     "Trace",
+    "Tracer",
     "__version__",
     "attach",
     "calibrate",
+    "corpus",
     "describe",
     "detach",
     "evolve",
@@ -82,6 +85,7 @@ __all__ = [
 _LATER = {
     "Calibration": "overt.attaching.calibrating",
     "LossLog": "overt.attaching.loss_log",
+    "Tracer": "overt.corpus.tracer",
     "calibrate": "overt.attaching.calibrating",
 }
 _MOVED = {
@@ -93,14 +97,14 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import `vision` and what is needed less often on first use; moved names give a warning."""
+    """Import `corpus`, `vision` and what is needed less often on first use; moved names give a warning."""
     import importlib
     import warnings
 
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    if name == "vision":
-        return importlib.import_module("overt.vision")
+    if name in ("corpus", "vision"):
+        return importlib.import_module(f"overt.{name}")
     if name not in _MOVED:
         raise AttributeError(f"module 'overt' has no attribute {name!r}")
 

@@ -67,6 +67,23 @@ def load(
     return _load_model(name, cls, overrides)
 
 
+def open_saved(name: str, settings: Mapping[str, Any], **overrides: Any) -> Any:
+    """A saved model, plain or attached, of the class that its config names, in evaluation mode.
+
+    Args:
+        name: of its folder, or on the hub.
+        settings: its config.
+        overrides: arguments of `from_pretrained`, such as `dtype`.
+    """
+    if settings_in(settings) is not None:
+        return load(name, **overrides)
+    import transformers
+
+    architecture = (settings.get("architectures") or [""])[0]
+    cls = getattr(transformers, architecture, transformers.AutoModel)
+    return cls.from_pretrained(name, **overrides).eval()
+
+
 def _load_model(name: str, cls: type[PreTrainedModel] | None, overrides: dict[str, Any]) -> Any:
     from safetensors import SafetensorError
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 from safetensors import SafetensorError
 
-import overt
 from overt import vision
 from overt._extras import need
-from overt.attaching.settings import settings_in
+from overt.attaching.loading import open_saved
 from overt.cli.shared import join_or
 from overt.models.att2in import MODEL_TYPE as CAPTIONS
 from overt.models.folders import CONFIG
@@ -95,8 +94,6 @@ def check_kind(name: str | Path, kind: str) -> None:
 
 def open_model(name: str) -> Any:
     """Load a model of the class that its config names, with its mechanisms."""
-    import transformers
-    from transformers import AutoModel
     from transformers.utils import logging
 
     # Its messages about unused heads are irrelevant here.
@@ -110,10 +107,7 @@ def open_model(name: str) -> Any:
             return lstm_training.load(Path(name))
         if settings.get("model_type") == VISION:
             return vision.load(name)
-        if settings_in(settings) is not None:
-            return overt.load(name)
-        architecture = (settings.get("architectures") or [""])[0]
-        return getattr(transformers, architecture, AutoModel).from_pretrained(name).eval()
+        return open_saved(name, settings)
     except SafetensorError as error:
         raise OSError(f"--model {name}: its weights cannot be read ({error}); are they complete?") from None
 

@@ -37,24 +37,25 @@ ONE_LAYER, LAYERS = "list<float>", "list<list<float>>"
 MANIFEST, LOG, LOCK = "manifest.json", "log.jsonl", ".lock"
 DATA, ERRORS = "data", "errors"
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
-# Entries of the manifest that two runs into one folder must share, and what to call them.
-MUST_AGREE = {"format": "format", "model": "model", "settings": "settings", "input": "input"}
 
 SPARK = {"int64": "BIGINT", "int32": "INT", "bool": "BOOLEAN", "string": "STRING", "float": "FLOAT"}
 SPARK |= {"double": "DOUBLE"}
 
 
-def output_types(methods: Iterable[str], layers: int) -> dict[str, str]:
+def output_types(methods: Iterable[str], layers: int | Sequence[int] | None) -> dict[str, str]:
     """Column → type, of what a model makes of a text.
 
     Args:
         methods: their names.
-        layers: how many layers are kept: with one, a row of a method has one number per token.
+        layers: which layers are kept. With a single number, a method has one value per token; with several or
+            None, which is all, it has a list of values for each layer.
     """
-    return {**OUTPUTS, **dict.fromkeys(methods, ONE_LAYER if layers == 1 else LAYERS)}
+    return {**OUTPUTS, **dict.fromkeys(methods, ONE_LAYER if isinstance(layers, int) else LAYERS)}
 
 
-def data_types(inputs: Mapping[str, str], methods: Iterable[str], layers: int) -> dict[str, str]:
+def data_types(
+    inputs: Mapping[str, str], methods: Iterable[str], layers: int | Sequence[int] | None
+) -> dict[str, str]:
     """Column → type, of a part of the data."""
     outputs = output_types(methods, layers)
     if taken := [name for name in inputs if name in outputs or name in (ROW, ERROR)]:

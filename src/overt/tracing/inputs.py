@@ -236,7 +236,7 @@ def is_pair(model: nn.Module) -> bool:
     return isinstance(model, Seq2Seq) or bool(getattr(_config(model), "is_encoder_decoder", False))
 
 
-def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
+def tokenizer_of(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
     """The given tokenizer, or the one saved with the model's weights."""
     if isinstance(model, Seq2Seq):
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
@@ -265,7 +265,7 @@ def _tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
 
 def _target_tokenizer(model: nn.Module, tokenizer: Any, required: bool = True) -> Any:
     """The tokenizer of the target, if it has ids of its own; otherwise that of the source."""
-    tokenizer = _tokenizer(model, tokenizer, required)
+    tokenizer = tokenizer_of(model, tokenizer, required)
     return getattr(tokenizer, "target", tokenizer)
 
 
@@ -283,7 +283,7 @@ def _load_tokenizer(source: str, ask_the_hub: bool) -> Any:
 
 
 def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
-    tokenizer = _tokenizer(model, tokenizer)
+    tokenizer = tokenizer_of(model, tokenizer)
     offsets = bool(getattr(tokenizer, "is_fast", False))
     coded = [
         tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=offsets) for text in texts
@@ -293,7 +293,7 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
         raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
     ids = [code["input_ids"] for code in coded]
     longest = max(map(len, ids))
-    arguments = {"input_ids": _pad_rows(ids, longest, _pad(tokenizer))}
+    arguments = {"input_ids": _pad_rows(ids, longest, padding_id(tokenizer))}
     arguments["attention_mask"] = _pad_rows([[1] * len(row) for row in ids], longest, 0)
     kinds = [code.get("token_type_ids") for code in coded]
     if all(kind is not None for kind in kinds):
@@ -315,7 +315,8 @@ def _pad_rows(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor
     return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
 
 
-def _pad(tokenizer: Any) -> int:
+def padding_id(tokenizer: Any) -> int:
+    """Id that fills up shorter texts."""
     for name in ("pad_token_id", "eos_token_id", "unk_token_id"):
         value = getattr(tokenizer, name, None)
         if isinstance(value, int):
@@ -385,7 +386,7 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
     if isinstance(ids, Tensor):
         if ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, token), got {tuple(ids.shape)}")
-        text_tokenizer = _tokenizer(model, tokenizer, required=False)
+        text_tokenizer = tokenizer_of(model, tokenizer, required=False)
         if text_tokenizer is not None:
             batch.tokens, batch.unknown = _words(text_tokenizer, ids), _unknown(text_tokenizer)
             batch.tokenizer = text_tokenizer
@@ -576,7 +577,7 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
         rows = [row[:-1] if row[-1] == text_tokenizer.eos_token_id else row for row in rows]
         longest = max(map(len, rows))
         batch.arguments["decoder_attention_mask"] = _pad_rows([[1] * len(row) for row in rows], longest, 0)
-        return _pad_rows(rows, longest, _pad(text_tokenizer))
+        return _pad_rows(rows, longest, padding_id(text_tokenizer))
     if decoder is not None:
         ids = decoder if isinstance(decoder, Tensor) else _ids(decoder)
         if ids is None or ids.dim() not in (1, 2):

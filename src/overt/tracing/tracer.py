@@ -93,7 +93,6 @@ def trace(
             would take more, queries and keys are kept in their place, and rows are computed from them, up to
             results of this many bytes. This is possible for mixing="attention", without parts and samples.
     """
-    from overt.tracing.budget import Budget
     from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
 
     if not isinstance(model, nn.Module):
@@ -108,6 +107,56 @@ def trace(
     batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     _check.whole("memory", memory, 1)
     _drop_cache(batch)
+    return trace_batch(
+        model,
+        batch,
+        heads=heads,
+        kind=kind,
+        target=target,
+        query=query,
+        parts=parts,
+        samples=samples,
+        seed=seed,
+        stack=stack,
+        output=output,
+        memory=memory,
+    )
+
+
+def trace_batch(
+    model: nn.Module,
+    batch: Inputs,
+    *,
+    heads: bool = False,
+    kind: type[Mixing] | None = None,
+    target: Any = None,
+    query: int | None = None,
+    parts: bool = False,
+    samples: int = 0,
+    seed: int = 0,
+    stack: str | Mapping[str, str | Sequence[str]] | None = None,
+    output: Output | None = None,
+    memory: int = 2**30,
+) -> Trace:
+    """The trace of a batch that `prepare` made, or that is like one that it made.
+
+    Args:
+        model: the model.
+        batch: its arguments, on its device, and their tokens.
+        heads: as for `trace`, and so are the other arguments.
+        kind: the mixing; None for attention.
+        target: for mixings that need a gradient.
+        query: for mixings that need a gradient.
+        parts: keep the parts of the maps.
+        samples: number of posterior samples.
+        seed: random seed of the samples.
+        stack: path of the stack to trace.
+        output: extracts the logits from what the model returns.
+        memory: bytes that maps may take.
+    """
+    from overt.tracing.budget import Budget
+
+    kind = mixing_of("attention") if kind is None else kind
     chosen = stack_of(stack)
     budget = Budget(memory, heads, _why_maps(kind, parts, samples), target=_target_length(model, batch))
     collector = Collector(kind(heads), parts, chosen, budget)
