@@ -948,7 +948,7 @@ def test_a_process_that_dies_ends_the_run_in_one_line(
 
     monkeypatch.setattr(_workers, "ProcessPoolExecutor", Dying)
     tasks = [Task("GAT", seed, None, CORA, 1, tmp_path, "cpu") for seed in (0, 1)]
-    with pytest.raises(OSError, match=r"a training process was killed.*try fewer --workers"):
+    with pytest.raises(OSError, match=r"a worker process was killed.*try fewer --workers"):
         list(graph_training.perform_all(tasks, graph, 2))
 
 

@@ -37,7 +37,7 @@ HEAVY = [
     "typer",
     "rich",
 ]
-HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version"]
+HELPERS = ["_check", "_extras", "_files", "_modes", "_predictions", "_version", "_workers"]
 ROOMS = [*HELPERS, "data", "mechanisms", "models", "attaching", "auto", "tracing", "judge", "view", "graphs"]
 ROOMS += ["vision", "corpus", "__init__", "recipes", "cli", "__main__"]
 

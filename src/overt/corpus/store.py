@@ -13,8 +13,11 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from overt._extras import need
 
@@ -226,11 +229,7 @@ class Store:
 
     def _write_table(self, path: Path, columns: Mapping[str, Sequence[Any]], schema: Any) -> None:
         pa, pq = need("pyarrow", "scale"), need("pyarrow.parquet", "scale")
-        arrays = [
-            values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, type=field.type)
-            for field in schema
-            for values in (columns[field.name],)
-        ]
+        arrays = [_array(columns[field.name], field.type) for field in schema]
         table = pa.Table.from_arrays(arrays, schema=schema)
         with _lasting(path) as part:
             pq.write_table(table, part, compression="zstd", use_dictionary=_repeated(schema))
@@ -252,6 +251,20 @@ class Store:
         line = {"time": when, "host": socket.gethostname(), "event": event, **details}
         with open(self.folder / LOG, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _array(values: Any, kind: Any) -> Any:
+    """Values as a pyarrow array; NaN in an array of numbers, which a tracer makes, is a missing one."""
+    pa = need("pyarrow", "scale")
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    ragged = pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type)
+    if not ragged or not isinstance(values, np.ndarray) or not len(values):
+        return pa.array(values, type=kind, from_pandas=isinstance(values, np.ndarray))
+    # One array of all entries is made quickly, and so are the places where rows begin.
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    flat = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain.from_iterable(values))
+    return pa.ListArray.from_arrays(ends, pa.array(flat, type=kind.value_type), type=kind)
 
 
 def _repeated(schema: Any) -> list[str]:

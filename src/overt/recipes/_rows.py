@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from overt import _check
+from overt._workers import Perform, Tell, cores, side_by_side
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes._runs import RESULT, earlier_result, finished, stored_numbers
 from overt.recipes._training import is_main_process, progress_bar, wait_for_everyone
-from overt.recipes._workers import Perform, Tell, cores, side_by_side
 
 Numbers = dict[tuple[str, int], dict[str, Any]]
 

@@ -17,6 +17,7 @@ from typing import Any
 from overt import _check
 from overt._extras import need
 from overt._files import write_whole
+from overt._workers import Tell, Throttled
 from overt.data import coco, flickr8k, scenes
 from overt.data.captions import CaptionData
 from overt.data.files import data_folder
@@ -35,7 +36,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.caption_training import BEAM, SEARCHES, CaptionRow, CaptionTraining, Shared, shared_of
 from overt.recipes.paired import mean_interval
 from overt.recipes.regions import RegionSource

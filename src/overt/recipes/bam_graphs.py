@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import overt
 from overt import _check
 from overt._extras import need
+from overt._workers import cores
 from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.models.folders import WEIGHTS, load_weights
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import earlier_result
 from overt.recipes._training import progress_bar, torch_device
-from overt.recipes._workers import cores
 from overt.recipes.graph_training import (
     COVERAGE,
     DROPOUT,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overt._workers import Tell, Throttled
 from overt.data import flickr8k, scenes
 from overt.data.captions import CaptionData
 from overt.data.files import data_folder
@@ -32,7 +33,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.bam_captions import WC, fitted, plan, settings_of_runs
 from overt.recipes.caption_training import (
     Batches,

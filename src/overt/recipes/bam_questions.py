@@ -17,6 +17,7 @@ import torch
 
 from overt import _check
 from overt._extras import need
+from overt._workers import Tell, Throttled
 from overt.data import daquar, scenes, vqa
 from overt.data.batching import Epochs
 from overt.data.questions import OUTSIDE, QuestionData
@@ -47,7 +48,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.paired import mean_interval
 from overt.recipes.question_training import (
     COVERAGE,

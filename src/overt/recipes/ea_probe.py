@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overt._workers import Tell
 from overt.data.image_folders import ImageFiles
 from overt.models.map_probe import LAYERS as PROBE_LAYERS
 from overt.models.map_probe import WIDTH, MapProbe
@@ -26,7 +27,6 @@ from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, rep
 from overt.recipes._rows import Task, folder_name, look_up, stored_result
 from overt.recipes._runs import finish_run, run_record
 from overt.recipes._training import check_alone, hardware, one_thread, torch_device, versions
-from overt.recipes._workers import Tell
 from overt.recipes.ea_vision import AA, EA
 from overt.recipes.map_probing import END, Probed, permuted, scores_of
 from overt.recipes.vision_maps import layers_of, middle_maps, settle, trained

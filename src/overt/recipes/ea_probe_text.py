@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from overt._workers import Tell
 from overt.data import glue
 from overt.data.glue import Row, Splits
 from overt.models.map_probe import TEXT_LAYERS, TEXT_WIDTH, TextMapProbe
@@ -32,7 +33,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell
 from overt.recipes.ea_understanding import notes_of, rates_grid
 from overt.recipes.map_probing import END, Probed, permuted
 from overt.recipes.text_maps import (

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from overt._extras import need
+from overt._workers import Tell, Throttled
 from overt.data import eraser, planted
 from overt.data.files import data_folder
 from overt.judge.rationales.evaluation import DELETING, FAITHFUL, HUMAN, evaluate
@@ -41,7 +42,6 @@ from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, rep
 from overt.recipes._rows import Task, look_up, stored_result
 from overt.recipes._runs import finish_run, measure_once, run_record
 from overt.recipes._training import be_quiet, hardware, one_thread, processes, torch_device, versions
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.rationale_training import RationaleRow, RationaleTraining, Reviews
 from overt.recipes.translation_training import WEIGHTS
 from overt.recipes.understanding_runs import listed, model_name, pretrained

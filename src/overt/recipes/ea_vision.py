@@ -16,6 +16,7 @@ from typing import Any
 
 from overt._extras import need
 from overt._files import write_whole
+from overt._workers import Tell, Throttled
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.files import data_folder
@@ -39,7 +40,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.vision_training import AnyImages, ImageRow, ImageTraining
 
 EVOLVING = partial(Evolving, alpha=0.5, beta=1.0)

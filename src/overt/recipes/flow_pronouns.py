@@ -23,6 +23,7 @@ from torch import Tensor
 import overt
 from overt._extras import need
 from overt._files import write_whole
+from overt._workers import Tell, side_by_side
 from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
@@ -30,7 +31,6 @@ from overt.recipes import flow_measure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import check_model, earlier_result, finish_run, finite, read_model_config
 from overt.recipes._training import be_quiet, one_thread, progress_bar, torch_device
-from overt.recipes._workers import Tell, side_by_side
 from overt.recipes.flow_measure import METHODS, layer_names
 from overt.recipes.text_maps import tokens_in
 

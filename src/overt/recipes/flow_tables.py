@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import overt
 from overt import _check
 from overt._extras import need
+from overt._workers import Tell, cores, side_by_side
 from overt.data import linzen
 from overt.data.batching import batches
 from overt.judge import holm, randomised
@@ -37,7 +38,6 @@ from overt.recipes._training import (
     torch_device,
     train_classifier,
 )
-from overt.recipes._workers import Tell, cores, side_by_side
 from overt.recipes.flow_measure import (
     INTERVALS,
     METHODS,

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overt._workers import Tell, side_by_side
 from overt.data import planetoid
 from overt.judge.uncertainty import ece, pavpu, predictive, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
@@ -29,7 +30,6 @@ from overt.mechanisms.chain import Chain
 from overt.models.folders import save_weights
 from overt.recipes._runs import finish_run
 from overt.recipes._training import hardware
-from overt.recipes._workers import Tell, side_by_side
 
 if TYPE_CHECKING:
     from overt.models.gat import GAT

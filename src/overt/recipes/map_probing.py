@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt._workers import Tell, Throttled
 from overt.data.batching import Epochs, Numbers
 from overt.recipes import vision_training
 from overt.recipes._rows import Task
 from overt.recipes._training import times, torch_device
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.vision_training import TEST_BATCH, ImageTraining
 
 START, END = 0.05, 1e-4  # learning rates of Wang et al. 2021, B.1

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from overt import vision
 from overt._extras import need
 from overt._files import write_tensors
+from overt._workers import Tell, Throttled
 from overt.data.batching import Epochs, Numbers
 from overt.data.region_features import RegionFeatures, Regions
 from overt.models import image_encoder, resnet
@@ -42,7 +43,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.vision_training import augmented
 
 CACHE = "regions.safetensors"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from overt._extras import need
 from overt._files import write_whole
+from overt._workers import Tell, Throttled
 from overt.data import pairs, reordered, subwords
 from overt.data.files import data_folder, read_text
 from overt.data.pairs import Corpus
@@ -29,7 +30,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.lstm_training import LstmRow, LstmTraining
 from overt.recipes.translation_training import GREEDY, WEIGHTS, Encoded, Row, Training, encode
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._files import write_tensors, write_whole
+from overt._workers import Tell, Throttled
 from overt.data import glue, squad
 from overt.data.batching import Epochs
 from overt.data.glue import Splits
@@ -40,7 +41,6 @@ from overt.recipes._training import (
     torch_device,
     versions,
 )
-from overt.recipes._workers import Tell, Throttled
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, TextRow, check_kept, forms, knobs, row_name
 from overt.recipes.understanding_submission import write_all

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from overt import vision
+from overt._workers import cores
 from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
@@ -30,7 +31,6 @@ from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism
 from overt.recipes._rows import settings_of
 from overt.recipes._training import Run, be_quiet, process_number, processes, times, torch_device
-from overt.recipes._workers import cores
 from overt.vision import ResNet, resnet
 
 CHECKPOINTS = 4  # per training

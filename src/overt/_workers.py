@@ -1,7 +1,8 @@
-"""Whole trainings side by side, in several processes."""
+"""Whole trainings, or shards of a corpus, side by side in several processes."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -54,8 +55,17 @@ class _Worker(Generic[T, S]):
 
 def _start(perform: Perform[T, S], shared: S, queue: Any, prepare: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _Worker.current = _Worker(perform, shared, queue)
     prepare()
+
+
+def _end_with_parent() -> None:
+    """Leave no process behind where the parent was killed, and could not end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(task: T) -> tuple[T, dict[str, Any]]:
@@ -110,8 +120,8 @@ def side_by_side(
             yield done.result()
     except BrokenProcessPool:
         raise OSError(
-            "a training process was killed, perhaps for lack of memory: try fewer --workers; the same "
-            "command resumes with the unfinished trainings"
+            "a worker process was killed, perhaps for lack of memory: try fewer --workers; the same command "
+            "resumes with what is unfinished"
         ) from None
     finally:
         for process in context.started:  # some are alive if this was interrupted
