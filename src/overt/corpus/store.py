@@ -282,15 +282,16 @@ def _repeated(schema: Any) -> list[str]:
 def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Refuse to go on in a folder that was made from or with something else; the error says what differs."""
     for name in now:
-        if earlier.get(name) == now[name]:
+        was, is_, key = earlier.get(name), now[name], name
+        if was == is_:
             continue
-        was, is_ = earlier.get(name), now[name]
-        what = name
         if isinstance(was, Mapping) and isinstance(is_, Mapping):
-            what = next(key for key in {**was, **is_} if was.get(key) != is_.get(key))
-            was, is_, what = was.get(what), is_.get(what), f"{name}'s {what}"
+            key = next(key for key in {**was, **is_} if was.get(key) != is_.get(key))
+            was, is_ = was.get(key), is_.get(key)
+        what = f"other {name}" if name.endswith("s") else f"another {name}"
         raise ValueError(
-            f"{folder} was made with another {what}: {_short(was)}, now {_short(is_)}; choose another folder"
+            f"{folder} was made with {what}: {key} was {_short(was)}, now {_short(is_)}; "
+            "choose another folder"
         )
 
 

@@ -1,0 +1,118 @@
+"""Tracers in `datasets` and Ray Data."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="install the extra scale")
+datasets = pytest.importorskip("datasets", reason="install the extra scale")
+
+import overt  # noqa: E402
+from small_corpora import TEXTS, small_classifier  # noqa: E402
+
+METHODS = ("raw", "rollout", "flow")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def check(rows: list[dict[str, Any]], model: str) -> None:
+    """Rows are those of the tracer itself, in order."""
+    expected = overt.Tracer(model, methods=METHODS)({"text": [row["text"] for row in rows]})
+    for place, row in enumerate(rows):
+        assert list(row["tokens"]) == list(expected["tokens"][place])
+        assert row["prediction"] == expected["prediction"][place]
+        for name in METHODS:
+            np.testing.assert_allclose(row[name], expected[name][place], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [None, 2])
+def test_datasets_map_takes_a_tracer(model: str, processes: int | None) -> None:
+    tracer = overt.Tracer(model, methods=METHODS)
+    data = datasets.Dataset.from_dict({"text": [*TEXTS, None, ""], "label": list(range(10))})
+    mapped = data.map(tracer, batched=True, batch_size=3, with_rank=True, num_proc=processes)
+    assert mapped["label"] == list(range(10))
+    check(list(mapped)[:8], model)
+    assert mapped["error"] == ["", *[""] * 7, "text is missing", "text is empty"]
+    typed = data.map(tracer, batched=True, features=datasets.Features({**data.features, **tracer.features}))
+    assert typed.features["raw"] == tracer.features["raw"]
+    assert str(typed.features.arrow_schema.field("flow").type) == "list<item: float>"
+
+
+HASH = """
+import sys, overt
+from datasets.fingerprint import Hasher
+tracer = overt.Tracer(sys.argv[1], methods=("raw", "flow"), columns={"label": "int64", "b": "string"})
+before = Hasher.hash(tracer)
+tracer({"text": ["good film"], "label": [1], "b": [""]})
+print(before, Hasher.hash(tracer))
+"""
+
+
+@pytest.mark.slow
+def test_the_hash_of_a_tracer_is_the_same_in_every_process_and_depends_on_its_settings(
+    model: str, tmp_path: Path
+) -> None:
+    found = []
+    for seed in ("1", "2"):
+        path = {
+            "PYTHONPATH": ":".join(filter(None, sys.path)),
+            "PATH": "/usr/bin:/bin",
+            "PYTHONHASHSEED": seed,
+        }
+        path |= {"HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", HASH, model]
+        found += subprocess.run(command, env=path, check=True, capture_output=True, text=True).stdout.split()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    from datasets.fingerprint import Hasher
+
+    hashes = {Hasher.hash(overt.Tracer(model, queries=queries)) for queries in (None, "cls", 0)}
+    hashes.add(Hasher.hash(overt.Tracer(small_classifier(tmp_path / "other", seed=1))))
+    assert len(hashes) == 4, "other settings, and another model at another path"
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A local Ray with two workers."""
+    ray = pytest.importorskip("ray", reason="install the extra scale")
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_data_maps_batches_with_the_class(model: str, ray: Any) -> None:
+    data = ray.data.from_items([{"text": text, "label": label} for label, text in enumerate(TEXTS * 3)])
+    settings = {"model": model, "methods": METHODS}
+    mapped = data.map_batches(
+        overt.Tracer,
+        fn_constructor_kwargs=settings,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        batch_size=5,
+    )
+    rows = sorted(mapped.take_all(), key=lambda row: row["label"])
+    assert [row["label"] for row in rows] == list(range(24))
+    check(rows, model)
+
+
+def test_a_pickled_tracer_is_small(model: str) -> None:
+    import dill
+
+    tracer = overt.Tracer(model)
+    tracer({"text": TEXTS[:1]})
+    assert len(pickle.dumps(tracer)) < 1000
+    assert len(dill.dumps(tracer)) < 1000
