@@ -23,15 +23,20 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.extending import intrinsic
 
 BITS = 64
-FINISHED, STOPPED, FULL = 0, 1, 2
+FINISHED, STOPPED, FULL, BAD = 0, 1, 2, 3
 # Slots of the state, the first integers of a workspace.
 RECORDS, STATUS, DONE, REACHED, PHASES, STEPS = 0, 1, 2, 3, 4, 5
-STATE = 8
-# Kinds of closed-form cuts, the first axis of `bounds`.
+PREPARED, SINK, DEPTH, COUNT, UNLIMITED = 6, 7, 8, 9, 10
+STATE = 16
+# And the first reals: below the first, an amount is rounding; a flow this near to its bound has reached it.
+TINY, NEAR = 0, 1
+SCALES = 2
+# Kinds of sums of a map's capacities, and of closed-form cuts: the first axes of `sums` and `bounds`.
+ROWS, ROWS_REST, COLUMNS, COLUMNS_REST = 0, 1, 2, 3
 BY_SOURCE, BY_SINK, BY_SOURCE_COLUMN, BY_SINK_COLUMN = 0, 1, 2, 3
 # Rollout supplies are tried on these levels; no more once, after a few tries, most have failed.
 ROLLOUT_LEVELS = (3, 4)
-_PATIENCE = 4
+_PATIENCE = 2
 
 
 class Layout(NamedTuple):
@@ -55,8 +60,15 @@ class Layout(NamedTuple):
     stack_arc: int  # length of a path
     tried: int  # level: rollout supplies tried
     failed: int  # level: and of these, in vain
+    kept: int  # k: the token that is node k of every level
+    wanted: int  # source × 3: level, node, row of the result
+    row_of: int  # (level, k): the row of the result that is this node's, or −1
+    endless: int  # node × words: inputs to which a path of unlimited arcs leads
     labels: int  # (distance, level) × words: nodes that are still of use, by label
-    # In `reals`:
+    ints: int  # how many there are
+    # In `reals`, after the scales:
+    sums: int  # (kind, level, k): what the arcs of a row or a column add up to
+    bounds: int  # (kind, level, k): cuts that hold for any capacities
     own_arcs: int  # node: capacity of the arc down its own column
     into_sink: int  # node: capacity of the arc to the sink's column; for level 1, to the sink
     drain: int  # k: what node (1, k) can still give to the sink
@@ -69,6 +81,8 @@ class Layout(NamedTuple):
     here: int  # k: and of this level
     stack_limit: int  # length of a path
     stack_sent: int  # length of a path
+    rollouts: int  # (source, one of ROLLOUT_LEVELS, k): what a source can surely bring there
+    reals: int  # how many there are
 
 
 class Workspace(NamedTuple):
@@ -76,6 +90,7 @@ class Workspace(NamedTuple):
 
     ints: Any
     reals: Any
+    compact: Any  # (level, k, k): capacities between the kept tokens, where there is padding
     record_of: Any  # edge: its record, 0 for none
     edge_of: Any  # record: its edge
     left: Any  # record: capacity left
@@ -111,17 +126,152 @@ def _lowest_bit_of(typing_context: Any, word: Any) -> Any:
 _lowest_bit: Any = intrinsic(_lowest_bit_of)
 
 
+def layout(depth: int, n: int, count: int) -> Layout:
+    """Offsets for graphs of up to `depth` levels of `n` nodes, and up to `count` sources."""
+    words = (n + BITS - 1) // BITS
+    top = max(depth - 1, 1)
+    nodes, farthest, bits = (top + 1) * n, top * n + 3, (top + 1) * words
+    rolled = min(count, n * (depth - 1) // 2) if depth > ROLLOUT_LEVELS[0] + 1 else 0
+    open_arcs = STATE
+    back_arcs = open_arcs + nodes * words
+    reach = back_arcs + nodes * words
+    alive = reach + bits
+    unseen = alive + bits
+    supplied = unseen + bits
+    cursor = supplied + words
+    stack_node = cursor + nodes
+    stack_arc = stack_node + farthest
+    tried = stack_arc + farthest
+    failed = tried + depth + 1
+    kept = failed + depth + 1
+    wanted = kept + n
+    row_of = wanted + 3 * count
+    endless = row_of + (depth + 1) * n
+    # Labels last: they are sized for the worst case, and pages that are never touched cost nothing.
+    labels = endless + (depth + 1) * n * words
+    ints = labels + farthest * bits
+    sums = SCALES
+    bounds = sums + 4 * (depth + 1) * n
+    own_arcs = bounds + 4 * (depth + 1) * n
+    into_sink = own_arcs + nodes
+    drain = into_sink + nodes
+    supply = drain + n
+    carried = supply + n
+    carry = carried + 3 * nodes
+    leaving = carry + n
+    crossing = leaving + nodes
+    below = crossing + top + 1
+    here = below + n
+    stack_limit = here + n
+    stack_sent = stack_limit + farthest
+    rollouts = stack_sent + farthest
+    reals = rollouts + rolled * len(ROLLOUT_LEVELS) * n
+    return Layout(
+        n=n,
+        words=words,
+        open_arcs=open_arcs,
+        back_arcs=back_arcs,
+        reach=reach,
+        alive=alive,
+        unseen=unseen,
+        supplied=supplied,
+        cursor=cursor,
+        stack_node=stack_node,
+        stack_arc=stack_arc,
+        tried=tried,
+        failed=failed,
+        kept=kept,
+        wanted=wanted,
+        row_of=row_of,
+        endless=endless,
+        labels=labels,
+        ints=ints,
+        sums=sums,
+        bounds=bounds,
+        own_arcs=own_arcs,
+        into_sink=into_sink,
+        drain=drain,
+        supply=supply,
+        carried=carried,
+        carry=carry,
+        leaving=leaving,
+        crossing=crossing,
+        below=below,
+        here=here,
+        stack_limit=stack_limit,
+        stack_sent=stack_sent,
+        rollouts=rollouts,
+        reals=reals,
+    )
+
+
+def sweeps(depth: int, n: int, count: int) -> bool:
+    """Whether all nodes are solved, level by level: it pays off when about half of them are wanted."""
+    return depth > 2 and 2 * count > n * (depth - 1)
+
+
+_layout, _sweeps = _compiled(layout), _compiled(sweeps)
+
+
 @_compiled
-def survey(capacity: Any, depth: int, n: int, sums: Any) -> Any:
+def _number(space: Any, at: Any, real: Any, sources: Any, depth: int) -> None:
+    """Number the real tokens of an example from 0, and list the sources among them."""
+    ints = space.ints
+    n, tokens = at.n, len(real)
+    k = 0
+    for token in range(tokens):
+        if real[token]:
+            ints[at.kept + k] = token
+            k += 1
+    for node in range(n, (depth + 1) * n):
+        ints[at.row_of + node] = -1
+    count = 0
+    for s in range(sources.shape[0]):
+        level, token = sources[s, 0], sources[s, 1]
+        if not real[token]:
+            continue
+        node = token
+        if n < tokens:
+            node = 0
+            while ints[at.kept + node] != token:
+                node += 1
+        ints[at.wanted + 3 * count] = level
+        ints[at.wanted + 3 * count + 1] = node
+        ints[at.wanted + 3 * count + 2] = s
+        ints[at.row_of + level * n + node] = s
+        count += 1
+    ints[COUNT] = count
+
+
+@_compiled
+def _gather(space: Any, at: Any, maps: Any, depth: int) -> None:
+    """Copy the capacities between real tokens."""
+    ints, compact = space.ints, space.compact
+    n = at.n
+    edge = 0
+    for q in range(depth):
+        for i in range(n):
+            row = maps[q, ints[at.kept + i]]
+            for j in range(n):
+                compact[edge] = row[ints[at.kept + j]]
+                edge += 1
+
+
+@_compiled
+def _survey(space: Any, at: Any, capacity: Any, depth: int) -> Any:
     """Add up rows and columns, with and without the diagonal; count bad cells and infinite ones.
 
-    A bad cell is negative or not a number. `sums` is (4, depth, n) and comes in as zeros: rows, rows without
-    the diagonal, columns, columns without the diagonal.
+    A bad cell is negative or not a number.
     """
+    reals = space.reals
+    n = at.n
+    kind = (depth + 1) * n
     bad = 0
     infinite = 0
     for q in range(depth):
-        columns = sums[2, q]
+        rows = at.sums + (q + 1) * n
+        columns = reals[rows + COLUMNS * kind : rows + COLUMNS * kind + n]
+        columns[:] = 0.0
         for k in range(n):
             row = capacity[(q * n + k) * n : (q * n + k + 1) * n]
             total = 0.0
@@ -135,31 +285,178 @@ def survey(capacity: Any, depth: int, n: int, sums: Any) -> Any:
                 for m in range(n):
                     bad += not row[m] >= 0.0
                     infinite += row[m] == np.inf
-            sums[0, q, k] = total
+            reals[rows + k] = total
         for k in range(n):
             own = capacity[(q * n + k) * n + k]
-            sums[1, q, k] = sums[0, q, k] - own
-            sums[3, q, k] = sums[2, q, k] - own
+            row_rest = reals[rows + k] - own
+            column_rest = columns[k] - own
             if own == np.inf:  # not ∞ − ∞, but what the others add up to
-                sums[1, q, k] = 0.0
-                sums[3, q, k] = 0.0
+                row_rest = 0.0
+                column_rest = 0.0
                 for m in range(n):
                     if m != k:
-                        sums[1, q, k] += capacity[(q * n + k) * n + m]
-                        sums[3, q, k] += capacity[(q * n + m) * n + k]
+                        row_rest += capacity[(q * n + k) * n + m]
+                        column_rest += capacity[(q * n + m) * n + k]
+            reals[rows + ROWS_REST * kind + k] = row_rest
+            reals[rows + COLUMNS_REST * kind + k] = column_rest
     return bad, infinite
 
 
 @_compiled
-def pack(capacity: Any, depth: int, n: int, words: int, tiny: float, bits: Any) -> None:
-    """Set the bit of every arc of levels 2 and up with a capacity above `tiny`."""
-    for node in range(2 * n, (depth + 1) * n):
+def _set_bounds(space: Any, at: Any, depth: int) -> None:
+    """Cuts that hold for any capacities, by kind, level of the source, and node.
+
+    By source: its own column down to some level is on its side. By sink: the sink's column up to some level
+    is. The two by column are for whole columns: the arc from (1, i) to the sink, or the arc from the source
+    into the sink's column, is still to be added.
+    """
+    reals = space.reals
+    n = at.n
+    kind = (depth + 1) * n
+    for k in range(n):
+        rows = at.sums + n + k
+        cut = at.bounds + n + k
+        reals[cut + BY_SOURCE * kind] = reals[rows + ROWS * kind]
+        reals[cut + BY_SINK * kind] = np.inf
+        reals[cut + BY_SOURCE_COLUMN * kind] = 0.0
+        reals[cut + BY_SINK_COLUMN * kind] = 0.0
+        for _ in range(2, depth + 1):
+            last = cut
+            cut += n
+            rest = reals[rows + n + ROWS_REST * kind]
+            by_sink_column = reals[last + BY_SINK_COLUMN * kind]
+            reals[cut + BY_SOURCE * kind] = min(
+                reals[rows + n + ROWS * kind], rest + reals[last + BY_SOURCE * kind]
+            )
+            reals[cut + BY_SOURCE_COLUMN * kind] = reals[last + BY_SOURCE_COLUMN * kind] + rest
+            reals[cut + BY_SINK * kind] = min(
+                reals[last + BY_SINK * kind], by_sink_column + reals[rows + COLUMNS * kind]
+            )
+            reals[cut + BY_SINK_COLUMN * kind] = by_sink_column + reals[rows + COLUMNS_REST * kind]
+            rows += n
+
+
+@_compiled
+def _scale(space: Any, at: Any, capacity: Any, depth: int) -> Any:
+    """A size that no finite flow exceeds by much: what is tiny next to it is rounding."""
+    ints, reals = space.ints, space.reals
+    n = at.n
+    most = 0.0
+    for s in range(ints[COUNT]):
+        level, node = ints[at.wanted + 3 * s], ints[at.wanted + 3 * s + 1]
+        most = max(most, reals[at.bounds + level * n + node])
+    scale = 0.0
+    unlimited = False
+    for k in range(n):
+        column = min(reals[at.sums + (COLUMNS * (depth + 1) + 1) * n + k], most)
+        if column == np.inf:
+            unlimited = True
+        else:
+            scale = max(scale, column)
+    if unlimited:
+        for edge in range(depth * n * n):
+            if capacity[edge] < np.inf:
+                scale = max(scale, capacity[edge])
+        scale = scale if scale > 0.0 else 1.0
+    return scale
+
+
+@_compiled
+def _pack(space: Any, at: Any, capacity: Any, depth: int, tiny: float) -> None:
+    """Set the bit of every arc of levels 2 and up with a capacity above `tiny`; the arcs down columns."""
+    ints, reals = space.ints, space.reals
+    n, words = at.n, at.words
+    for node in range(n, (depth + 1) * n):
         edges = (node - n) * n
+        reals[at.own_arcs + node] = capacity[edges + node % n]
+        if node < 2 * n:
+            continue
         for w in range(words):
             word = np.int64(0)
             for m in range(w * BITS, min(n, (w + 1) * BITS)):
                 word |= np.int64(capacity[edges + m] > tiny) << (m & 63)
-            bits[node * words + w] = word
+            ints[at.open_arcs + node * words + w] = word
+
+
+@_compiled
+def _find_endless(space: Any, at: Any, capacity: Any, depth: int) -> None:
+    """Set the bit of every input to which a path of unlimited arcs leads from a node."""
+    ints = space.ints
+    n, words = at.n, at.words
+    for node in range(n, (depth + 1) * n):
+        row = at.endless + node * words
+        for w in range(words):
+            ints[row + w] = 0
+        lower = node // n * n - n
+        for m in range(n):
+            if capacity[(node - n) * n + m] < np.inf:
+                continue
+            if lower == 0:
+                ints[row + (m >> 6)] |= 1 << (m & 63)
+            else:
+                for w in range(words):
+                    ints[row + w] |= ints[at.endless + (lower + m) * words + w]
+
+
+@_compiled
+def _roll_out(space: Any, at: Any, capacity: Any, s: int) -> None:
+    """Flows that a source can bring to the low levels: every node splits in proportion to its arcs."""
+    ints, reals = space.ints, space.reals
+    n = at.n
+    level, node = ints[at.wanted + 3 * s], ints[at.wanted + 3 * s + 1]
+    out = at.rollouts + s * len(ROLLOUT_LEVELS) * n
+    carried, share = at.below, at.here
+    for k in range(n):
+        reals[carried + k] = capacity[((level - 1) * n + node) * n + k]
+    for below in range(level - 1, ROLLOUT_LEVELS[0] - 1, -1):
+        if below <= ROLLOUT_LEVELS[-1]:
+            for k in range(n):
+                reals[out + (below - ROLLOUT_LEVELS[0]) * n + k] = reals[carried + k]
+        if below == ROLLOUT_LEVELS[0]:
+            break
+        for k in range(n):
+            # Nothing through nodes without arcs; nor, for simplicity, through those with unlimited ones.
+            total = reals[at.sums + below * n + k]
+            useful = 0.0 < total < np.inf
+            reals[share + k] = min(reals[carried + k] / total, 1.0) if useful else 0.0
+            reals[carried + k] = 0.0
+        into = reals[carried : carried + n]
+        for k in range(n):
+            part = reals[share + k]
+            if part > 0.0:
+                row = capacity[((below - 1) * n + k) * n : ((below - 1) * n + k + 1) * n]
+                for m in range(n):
+                    into[m] += part * row[m]
+
+
+@_compiled
+def _prepare(space: Any, at: Any, capacity: Any, depth: int, sweep: bool) -> Any:
+    """Everything about a graph and its sources that does not depend on the sink; False for bad cells."""
+    ints, reals = space.ints, space.reals
+    n, words = at.n, at.words
+    bad, unlimited = _survey(space, at, capacity, depth)
+    if bad > 0:
+        return False
+    _set_bounds(space, at, depth)
+    scale = _scale(space, at, capacity, depth)
+    reals[TINY] = 1e-15 * scale
+    reals[NEAR] = 1e-13 * scale
+    top = max(depth - 1, 1)
+    _pack(space, at, capacity, top, reals[TINY])
+    for node in range((top + 1) * n * words):
+        ints[at.back_arcs + node] = 0
+    for level in range(depth + 1):
+        ints[at.tried + level] = 0
+        ints[at.failed + level] = 0
+    ints[DEPTH] = depth
+    ints[UNLIMITED] = unlimited
+    if unlimited > 0:
+        _find_endless(space, at, capacity, depth)
+    if not sweep:
+        for s in range(ints[COUNT]):
+            if ints[at.wanted + 3 * s] > ROLLOUT_LEVELS[0] + 1:
+                _roll_out(space, at, capacity, s)
+    return True
 
 
 @_compiled
@@ -793,120 +1090,98 @@ def _through_one(capacity: Any, row: int, other: Any, start: int, n: int) -> Any
 
 
 @_compiled
-def _bound(bounds: Any, capacity: Any, n: int, level: int, i: int, sink: int) -> Any:
+def _bound(space: Any, at: Any, capacity: Any, level: int, i: int, sink: int) -> Any:
     """The least of the closed-form cuts between (level, i) and the sink, level ≥ 2."""
-    by_one = min(bounds[BY_SOURCE, level, i], bounds[BY_SINK, level, sink])
-    by_source_column = bounds[BY_SOURCE_COLUMN, level, i] + capacity[i * n + sink]
-    by_sink_column = bounds[BY_SINK_COLUMN, level, sink] + capacity[((level - 1) * n + i) * n + sink]
+    reals = space.reals
+    n = at.n
+    kind = (space.ints[DEPTH] + 1) * n
+    by = at.bounds + level * n
+    by_one = min(reals[by + BY_SOURCE * kind + i], reals[by + BY_SINK * kind + sink])
+    by_source_column = reals[by + BY_SOURCE_COLUMN * kind + i] + capacity[i * n + sink]
+    by_sink_column = reals[by + BY_SINK_COLUMN * kind + sink] + capacity[((level - 1) * n + i) * n + sink]
     return min(by_one, min(by_source_column, by_sink_column))
 
 
 @_compiled
-def _pair(
-    space: Any,
-    at: Any,
-    capacity: Any,
-    stop: Any,
-    rollouts: Any,
-    level: int,
-    i: int,
-    sink: int,
-    bound: float,
-    tiny: float,
-    near: float,
-) -> Any:
-    """Maximum flow from (level, i), level ≥ 3, to the sink, or its bound where that is nearly reached.
-
-    `rollouts[r]` holds flows that the source can surely bring to level ROLLOUT_LEVELS[r] all at once: when
-    that much reaches the bound from there, the levels above need no search.
-    """
-    ints, reals = space.ints, space.reals
-    n = at.n
-    row = ((level - 1) * n + i) * n
-    value = 0.0
-    for r in range(rollouts.shape[0] + 1):
-        rolled = r < rollouts.shape[0]
-        top = level - 1
-        own = i
-        if rolled:
-            top = ROLLOUT_LEVELS[r]
-            own = -1
-            tries = ints[at.tried + level]
-            if top >= level - 1 or (tries >= _PATIENCE and 2 * ints[at.failed + level] > tries):
-                continue
-        for k in range(n):
-            reals[at.supply + k] = rollouts[r, k] if rolled else capacity[row + k]
-        value = _flow(space, at, capacity, stop, top, own, sink, bound, tiny)
-        if ints[STATUS] != FINISHED:
-            break
-        if value >= bound - near:
-            value = bound
-        if rolled:
-            ints[at.tried + level] += 1
-            if value == bound:
-                break
-            ints[at.failed + level] += 1
-    return value
+def _is_endless(space: Any, at: Any, level: int, i: int, sink: int) -> Any:
+    """Whether a path of unlimited arcs leads from (level, i) to the sink."""
+    ints = space.ints
+    if ints[UNLIMITED] == 0:
+        return False
+    return (ints[at.endless + (level * at.n + i) * at.words + (sink >> 6)] >> (sink & 63)) & 1 == 1
 
 
 @_compiled
-def by_source(
-    space: Any,
-    at: Any,
-    capacity: Any,
-    stop: Any,
-    bounds: Any,
-    rollouts: Any,
-    sources: Any,
-    tiny: float,
-    near: float,
-    first: int,
-    last: int,
-    out: Any,
+def _pair(
+    space: Any, at: Any, capacity: Any, stop: Any, rolled: int, level: int, i: int, sink: int, bound: float
 ) -> Any:
-    """Fill out[s, sink] for sinks first … last − 1, each pair on its own; returns the next sink to do."""
+    """Maximum flow from (level, i), level ≥ 3, to the sink, or its bound where that is nearly reached.
+
+    At `rolled` are flows that the source can surely bring to ROLLOUT_LEVELS, to each of them all at once:
+    when that much reaches the bound from there, the levels above need no search. −1 is for none.
+    """
     ints, reals = space.ints, space.reals
     n = at.n
-    ints[STATUS] = FINISHED
+    tiny, near = reals[TINY], reals[NEAR]
+    row = ((level - 1) * n + i) * n
+    value = 0.0
+    if rolled >= 0:
+        for r in range(len(ROLLOUT_LEVELS)):
+            tries = ints[at.tried + level]
+            top = ROLLOUT_LEVELS[0] + r
+            if top >= level - 1 or (tries >= _PATIENCE and 2 * ints[at.failed + level] > tries):
+                continue
+            for k in range(n):
+                reals[at.supply + k] = reals[rolled + r * n + k]
+            value = _flow(space, at, capacity, stop, top, -1, sink, bound, tiny)
+            if ints[STATUS] != FINISHED:
+                return value
+            ints[at.tried + level] += 1
+            if value >= bound - near:
+                return bound
+            ints[at.failed + level] += 1
+    for k in range(n):
+        reals[at.supply + k] = capacity[row + k]
+    value = _flow(space, at, capacity, stop, level - 1, i, sink, bound, tiny)
+    return bound if value >= bound - near else value
+
+
+@_compiled
+def _by_source(space: Any, at: Any, capacity: Any, stop: Any, first: int, last: int, out: Any) -> Any:
+    """Fill the results for sinks first … last − 1, each pair on its own; returns the next sink to do."""
+    ints, reals = space.ints, space.reals
+    n = at.n
     for sink in range(first, last):
         ints[REACHED] = 0
         lowest = ints[REACHED] + 1  # not a literal, for which numba would compile the function once more
-        _reach(space, at, capacity, lowest, sink, tiny)
-        for s in range(sources.shape[0]):
-            level, i = sources[s, 0], sources[s, 1]
+        _reach(space, at, capacity, lowest, sink, reals[TINY])
+        for s in range(ints[COUNT]):
+            level, i = ints[at.wanted + 3 * s], ints[at.wanted + 3 * s + 1]
             row = ((level - 1) * n + i) * n
-            if out[s, sink] == np.inf:
-                continue
-            if level == 1:
+            if _is_endless(space, at, level, i, sink):
+                value = np.inf
+            elif level == 1:
                 value = capacity[row + sink]
             elif level == 2:
                 value = _through_one(capacity, row, reals, at.into_sink + n, n)
             else:
-                bound = _bound(bounds, capacity, n, level, i, sink)
-                value = _pair(space, at, capacity, stop, rollouts[s], level, i, sink, bound, tiny, near)
+                bound = _bound(space, at, capacity, level, i, sink)
+                rolled = -1
+                if level > ROLLOUT_LEVELS[0] + 1:
+                    rolled = at.rollouts + s * len(ROLLOUT_LEVELS) * n
+                value = _pair(space, at, capacity, stop, rolled, level, i, sink, bound)
             if ints[STATUS] != FINISHED:
                 return sink
-            out[s, sink] = value
+            out[ints[at.wanted + 3 * s + 2], ints[at.kept + sink]] = value
         ints[DONE] += 1
     return last
 
 
 @_compiled
-def by_sink(
-    space: Any,
-    at: Any,
-    capacity: Any,
-    stop: Any,
-    bounds: Any,
-    infinite: Any,
-    rows: Any,
-    tiny: float,
-    near: float,
-    first: int,
-    last: int,
-    out: Any,
+def _by_sink(
+    space: Any, at: Any, capacity: Any, stop: Any, depth: int, first: int, last: int, out: Any
 ) -> Any:
-    """Fill out[rows[level − 1, i], sink] for sinks first … last − 1, all nodes, level by level upwards.
+    """Fill the results for sinks first … last − 1, all nodes, level by level upwards.
 
     The values of the level below settle many nodes: node k of it can bring `below[k]` to the sink, so at most
     min(arc, below[k]) comes through k; and mixtures of flows are flows, so a node with enough capacity to
@@ -915,16 +1190,15 @@ def by_sink(
     ints, reals = space.ints, space.reals
     n = at.n
     below, here = at.below, at.here
-    no_rollouts = np.empty((0, n))
-    ints[STATUS] = FINISHED
+    near = reals[NEAR]
     for sink in range(first, last):
         ints[REACHED] = 0
         lowest = ints[REACHED] + 1  # not a literal, for which numba would compile the function once more
-        _reach(space, at, capacity, lowest, sink, tiny)
-        for level in range(1, rows.shape[0] + 1):
+        _reach(space, at, capacity, lowest, sink, reals[TINY])
+        for level in range(1, depth + 1):
             for i in range(n):
                 row = ((level - 1) * n + i) * n
-                if infinite.shape[0] > 0 and infinite[level - 1, i, sink]:
+                if _is_endless(space, at, level, i, sink):
                     value = np.inf
                 elif level == 1:
                     value = capacity[row + sink]
@@ -932,19 +1206,86 @@ def by_sink(
                     value = _through_one(capacity, row, reals, at.into_sink + n, n)
                 else:
                     value = _through_one(capacity, row, reals, below, n)
-                    value = min(value, _bound(bounds, capacity, n, level, i, sink))
+                    value = min(value, _bound(space, at, capacity, level, i, sink))
                     sure = 0.0
                     for k in range(n):
                         sure += capacity[row + k] if reals[below + k] >= value - near else 0.0
                     if sure < value - near:
-                        value = _pair(
-                            space, at, capacity, stop, no_rollouts, level, i, sink, value, tiny, near
-                        )
+                        value = _pair(space, at, capacity, stop, -1, level, i, sink, value)
                         if ints[STATUS] != FINISHED:
                             return sink
                 reals[here + i] = value
-                if rows[level - 1, i] >= 0:
-                    out[rows[level - 1, i], sink] = value
+                result = ints[at.row_of + level * n + i]
+                if result >= 0:
+                    out[result, ints[at.kept + sink]] = value
             below, here = here, below
         ints[DONE] += 1
     return last
+
+
+@_compiled
+def run(
+    space: Any,
+    maps: Any,
+    real: Any,
+    sources: Any,
+    depth: int,
+    stop: Any,
+    example: int,
+    end: int,
+    first: int,
+    last: int,
+    out: Any,
+) -> Any:
+    """Fill out[example, source, token] for examples `example` … end − 1; returns the next example to do.
+
+    Args:
+        space: a workspace with room for a layout of all tokens and sources; for the same maps, the same one
+            can be used again, and remembers what it has prepared.
+        maps: capacities (example, level, token, token), of `depth` levels or more.
+        real: boolean (example, token), False at padding.
+        sources: (count, 2), each a (level, token), none twice; at padding, they have no results.
+        depth: the highest level among the sources.
+        stop: one integer; another thread stops the work by setting it.
+        example: the first to do.
+        end: the one after the last to do.
+        first: of the first example, the sink to start from, counting real tokens.
+        last: of every example, the sink to stop before.
+        out: the results, which come in as zeros.
+    """
+    ints, reals = space.ints, space.reals
+    tokens = real.shape[1]
+    ints[STATUS] = FINISHED
+    for e in range(example, end):
+        n = 0
+        for token in range(tokens):
+            n += real[e, token]
+        count = 0
+        for s in range(sources.shape[0]):
+            count += real[e, sources[s, 1]]
+        if count == 0:
+            ints[DONE] += n
+            continue
+        at = _layout(depth, n, count)
+        sweep = _sweeps(depth, n, count)
+        capacity = space.compact[: depth * n * n] if n < tokens else maps[e].reshape(-1)
+        if ints[PREPARED] != e + 1:
+            ints[PREPARED] = e + 1
+            _number(space, at, real[e], sources, depth)
+            if n < tokens:
+                _gather(space, at, maps[e], depth)
+            if not _prepare(space, at, capacity, depth, sweep):
+                ints[STATUS] = BAD
+                return e
+        from_sink = first if e == example else 0
+        to_sink = min(last, n)
+        if reals[TINY] == 0.0:  # nothing flows: sources or all inputs without arcs
+            ints[DONE] += to_sink - from_sink
+            continue
+        if sweep:
+            ints[SINK] = _by_sink(space, at, capacity, stop, depth, from_sink, to_sink, out[e])
+        else:
+            ints[SINK] = _by_source(space, at, capacity, stop, from_sink, to_sink, out[e])
+        if ints[STATUS] != FINISHED:
+            return e
+    return end

@@ -1,12 +1,12 @@
-"""Attention flow between many sources and all inputs: bounds, threads, progress."""
+"""Attention flow between many sources and all inputs of one graph or many: checks, threads, progress."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from overt.tracing.maxflow.kernels import Layout, Workspace
+    from overt.tracing.maxflow.kernels import Workspace
 
 Report = Callable[[int, int, float | None], object]
 
@@ -22,6 +22,7 @@ _REPORT_SECONDS = 0.2
 # A rough guess, for each pair, level and node; for short work, starting threads would not pay off.
 _SECONDS_PER_STEP = 1e-7
 _SHORT_SECONDS = 0.008
+_CHUNK_SECONDS = 0.05  # of guessed work that a thread takes at once
 # An estimate samples at most this many sinks, and stops after this time.
 _SAMPLES = 24
 _SAMPLE_SECONDS = 1.0
@@ -29,32 +30,30 @@ _SAMPLE_SECONDS = 1.0
 _RECORDS_PER_NODE = 16
 
 
-class _Problem(NamedTuple):
+class _Batch(NamedTuple):
     """The data that threads share."""
 
-    depth: int
-    n: int
-    capacity: Any  # the maps, flat
-    sources: Any
-    sweep: bool  # whether all nodes are solved, level by level, or the pairs one by one
-    row_sums: Any
-    bounds: Any
-    rollouts: Any
-    rows: Any
-    infinite: Any
-    layout: Layout
-    ints: Any  # initial contents of a workspace
-    reals: Any
-    stop: Any
-    tiny: float
-    near: float
-    out: Any
+    levels: NDArray[np.float64]  # (example, level, token, token)
+    real: NDArray[np.bool_]  # (example, token)
+    sources: NDArray[np.int64]  # (count, 2), none twice
+    depth: int  # the highest level among them
+    padded: bool
+    stop: NDArray[np.int64]
+    out: NDArray[np.float64]  # (example, count, token)
+
+
+class _Chunk(NamedTuple):
+    """What a thread takes at once: some examples, or some sinks of one."""
+
+    example: int
+    end: int
+    first: int
+    last: int
 
 
 def _check_arguments(levels: Any, sources: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    levels, sources = np.asarray(levels), np.asarray(sources)
-    if levels.ndim != 3 or levels.shape[1] != levels.shape[2] or 0 in levels.shape:
-        raise ValueError(f"levels must have shape (depth, n, n), got {levels.shape}")
+    """Levels (…, depth, n, n) and sources as they are used, after checking values other than capacities."""
+    sources = np.asarray(sources)
     if levels.dtype.kind not in "fiub":
         raise ValueError(f"levels must be real numbers, got {levels.dtype}")
     if sources.size == 0:
@@ -62,7 +61,7 @@ def _check_arguments(levels: Any, sources: Any) -> tuple[NDArray[np.float64], ND
     if sources.ndim != 2 or sources.shape[1] != 2 or sources.dtype.kind not in "iu":
         kind = f"{sources.dtype} of shape {sources.shape}"
         raise ValueError(f"sources must be integers of shape (count, 2), got {kind}")
-    depth, n, _ = levels.shape
+    depth, n = levels.shape[-3:-1]
     level, node = sources.T
     wrong = np.flatnonzero((level < 1) | (level > depth) | (node < 0) | (node >= n))
     if wrong.size:
@@ -71,180 +70,87 @@ def _check_arguments(levels: Any, sources: Any) -> tuple[NDArray[np.float64], ND
     return np.ascontiguousarray(levels, dtype=np.float64), sources.astype(np.int64)
 
 
-def _bounds(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cuts that hold for any capacities, as (kind, level of the source, node).
-
-    By source: its own column down to some level is on its side. By sink: the sink's column up to some level
-    is. The two by column are for whole columns: the arc from (1, i) to the sink, or the arc from the source
-    into the sink's column, is still to be added.
-    """
-    rows, rows_rest, columns, columns_rest = sums
-    depth, n = rows.shape
-    bounds = np.full((4, depth + 1, n), np.inf)
-    by_source, by_sink, by_source_column, by_sink_column = bounds
-    by_source[1] = rows[0]
-    by_source_column[1] = by_sink_column[1] = 0.0
-    for level in range(2, depth + 1):
-        at, below = level - 1, level - 2
-        by_source[level] = np.minimum(rows[at], rows_rest[at] + by_source[level - 1])
-        by_source_column[level] = by_source_column[level - 1] + rows_rest[at]
-        by_sink[level] = np.minimum(by_sink[level - 1], by_sink_column[level - 1] + columns[below])
-        by_sink_column[level] = by_sink_column[level - 1] + columns_rest[below]
-    return bounds
+def _single(levels: Any) -> Any:
+    levels = np.asarray(levels)
+    if levels.ndim != 3 or levels.shape[1] != levels.shape[2] or 0 in levels.shape:
+        raise ValueError(f"levels must have shape (depth, n, n), got {levels.shape}")
+    return levels
 
 
-def _rollouts(levels: Any, row_sums: Any, sources: Any) -> NDArray[np.float64]:
-    """Flows that each source can bring to the low levels: every node splits it in proportion to its arcs."""
-    from overt.tracing.maxflow import kernels
-
-    lowest = kernels.ROLLOUT_LEVELS[0]
-    tall = np.unique(sources[sources[:, 0] > lowest + 1, 0])
-    out = np.zeros((len(sources), len(kernels.ROLLOUT_LEVELS) if tall.size else 0, levels.shape[1]))
-    for level in tall:
-        group = np.flatnonzero(sources[:, 0] == level)
-        carried = levels[level - 1, sources[group, 1]]
-        for below in range(level - 1, lowest - 1, -1):
-            if below in kernels.ROLLOUT_LEVELS:
-                out[group, kernels.ROLLOUT_LEVELS.index(below)] = carried
-            if below > lowest:
-                row_sum, step = row_sums[below - 1], levels[below - 1]
-                # Nothing through nodes without arcs; nor, for simplicity, through those with unlimited ones.
-                useful = (row_sum > 0) & (row_sum < np.inf)
-                share = np.minimum(carried / np.where(useful, row_sum, 1.0), 1.0) * useful
-                if not useful.all():
-                    step = np.where(useful[:, None], step, 0.0)
-                carried = share @ step
-    return out
+def _distinct(sources: NDArray[np.int64], n: int) -> tuple[NDArray[np.int64], Any]:
+    """Each source once, and where to find each of those given; None for in the same place."""
+    if len(sources) < 2:
+        return sources, None
+    codes, inverse = np.unique(sources[:, 0] * n + sources[:, 1], return_inverse=True)
+    return np.stack([codes // n, codes % n], axis=1), inverse.reshape(-1)
 
 
-def _infinite(levels: Any) -> NDArray[np.bool_]:
-    """Whether a path of unlimited arcs leads from (level, i) to input j, as (depth, n, n)."""
-    paths: NDArray[np.bool_] = np.isinf(levels)
-    for level in range(1, len(paths)):
-        paths[level] = paths[level].astype(np.float32) @ paths[level - 1].astype(np.float32) > 0
-    return paths
-
-
-def _layout(depth: int, n: int) -> tuple[Layout, int, int]:
-    """Offsets of the parts of a workspace, and its numbers of integers and reals."""
-    from overt.tracing.maxflow import kernels
-
-    words = -(-n // kernels.BITS)
-    top = max(depth - 1, 1)
-    nodes, farthest = (top + 1) * n, top * n + 3
-    bits, stacks = (top + 1) * words, {"stack_node": farthest, "stack_arc": farthest}
-    # Labels last: they are sized for the worst case, and pages that are never touched cost nothing.
-    ints = {
-        "open_arcs": nodes * words,
-        "back_arcs": nodes * words,
-        "reach": bits,
-        "alive": bits,
-        "unseen": bits,
-    }
-    ints |= {"supplied": words, "cursor": nodes, **stacks, "tried": depth + 1, "failed": depth + 1}
-    ints |= {"labels": farthest * bits}
-    reals = {"own_arcs": nodes, "into_sink": nodes, "drain": n, "supply": n, "carried": 3 * nodes, "carry": n}
-    reals |= {"leaving": nodes, "crossing": top + 1, "below": n, "here": n}
-    reals |= {"stack_limit": farthest, "stack_sent": farthest}
-    offsets, totals = {}, []
-    for sizes, start in ((ints, kernels.STATE), (reals, 0)):
-        for name, size in sizes.items():
-            offsets[name] = start
-            start += size
-        totals.append(start)
-    return kernels.Layout(n=n, words=words, **offsets), totals[0], totals[1]
-
-
-def _prepare(levels: NDArray[np.float64], sources: NDArray[np.int64]) -> _Problem:
-    from overt.tracing.maxflow import kernels
-
-    depth, n = int(sources[:, 0].max()), levels.shape[1]
-    levels = levels[:depth]
-    capacity = levels.reshape(-1)
-    level, node = sources.T
-    sums = np.zeros((4, depth, n))
-    bad, unlimited = kernels.survey(capacity, depth, n, sums)
-    if bad:
-        where = np.argwhere(~(levels >= 0))[0].tolist()
-        raise ValueError(f"capacities must be ≥ 0, got {levels[tuple(where)]} at levels{where}")
-    bounds = _bounds(sums)
-    # No finite flow exceeds the largest of these by much; what is tiny next to it is rounding.
-    columns = np.minimum(sums[2, 0], bounds[kernels.BY_SOURCE, level, node].max())
-    scale = float(np.max(columns, initial=0.0, where=np.isfinite(columns)))
-    if not np.isfinite(columns).all():
-        scale = max(scale, float(np.max(levels, initial=0.0, where=np.isfinite(levels))))
-    tiny, near = 1e-15 * scale, 1e-13 * scale
-
-    layout, ints_size, reals_size = _layout(depth, n)
-    top = max(depth - 1, 1)
-    ints = np.zeros(layout.back_arcs, dtype=np.int64)
-    kernels.pack(capacity, top, n, layout.words, tiny, ints[layout.open_arcs :])
-    reals = np.zeros((top + 1) * n)
-    reals[n:] = np.diagonal(levels[:top], axis1=1, axis2=2).reshape(-1)
-    # Values of lower levels help those above; this pays off when about half of them are requested.
-    sweep = depth > 2 and 2 * len(sources) > n * (depth - 1)
-    rows = np.full((depth, n), -1)
-    rows[level - 1, node] = np.arange(len(sources))
-    infinite = _infinite(levels) if unlimited else np.zeros((0, n, n), dtype=np.bool_)
-    out = np.zeros((len(sources), n))
-    if unlimited:
-        out[infinite[level - 1, node]] = np.inf
-    return _Problem(
-        depth=depth,
-        n=n,
-        capacity=capacity,
+def _batch(levels: NDArray[np.float64], real: NDArray[np.bool_], sources: NDArray[np.int64]) -> _Batch:
+    return _Batch(
+        levels=levels,
+        real=real,
         sources=sources,
-        sweep=sweep,
-        row_sums=sums[0],
-        bounds=bounds,
-        rollouts=_rollouts(levels, sums[0], sources[:0] if sweep else sources),
-        rows=rows,
-        infinite=infinite,
-        layout=layout,
-        ints=(ints, ints_size),
-        reals=(reals, reals_size),
+        depth=int(sources[:, 0].max()),
+        padded=not real.all(),
         stop=np.zeros(1, dtype=np.int64),
-        tiny=tiny,
-        near=near,
-        out=out,
+        out=np.zeros((len(levels), len(sources), levels.shape[-1])),
     )
 
 
-def _workspace(problem: _Problem) -> Workspace:
+def _workspace(batch: _Batch) -> Workspace:
     from overt.tracing.maxflow import kernels
 
-    depth, n = problem.depth, problem.n
-    start, size = problem.ints
-    ints = np.zeros(size, dtype=np.int64)
-    ints[: len(start)] = start
-    start, size = problem.reals
-    reals = np.zeros(size)
-    reals[: len(start)] = start
-    record_of = np.zeros(max(depth - 1, 1) * n * n, dtype=np.int32)
+    depth, n = batch.depth, batch.levels.shape[-1]
+    at = kernels.layout(depth, n, len(batch.sources))
     records = _RECORDS_PER_NODE * depth * n + 64
-    edge_of, left, flow = np.empty(records, dtype=np.int64), np.empty(records), np.empty(records)
-    return kernels.Workspace(ints, reals, record_of, edge_of, left, flow)
+    return kernels.Workspace(
+        ints=np.zeros(at.ints, dtype=np.int64),
+        reals=np.zeros(at.reals),
+        compact=np.empty(depth * n * n if batch.padded else 0),
+        record_of=np.zeros(max(depth - 1, 1) * n * n, dtype=np.int32),
+        edge_of=np.empty(records, dtype=np.int64),
+        left=np.empty(records),
+        flow=np.empty(records),
+    )
 
 
-def _run(problem: _Problem, space: Workspace, first: int, last: int) -> Workspace:
-    """Solve for the sinks first … last − 1 on this thread; returns the workspace, which may have grown."""
+def _run(batch: _Batch, space: Workspace, chunk: _Chunk) -> Workspace:
+    """Do a chunk on this thread; returns the workspace, which may have grown."""
     from overt.tracing.maxflow import kernels
 
-    p = problem
-    while first < last:
-        start = (space, p.layout, p.capacity, p.stop, p.bounds)
-        rest = (p.tiny, p.near, first, last, p.out)
-        if p.sweep:
-            first = kernels.by_sink(*start, p.infinite, p.rows, *rest)
-        else:
-            first = kernels.by_source(*start, p.rollouts, p.sources, *rest)
-        if space.ints[kernels.STATUS] == kernels.STOPPED:
+    example, first = chunk.example, chunk.first
+    while example < chunk.end:
+        example = kernels.run(
+            space,
+            batch.levels,
+            batch.real,
+            batch.sources,
+            batch.depth,
+            batch.stop,
+            example,
+            chunk.end,
+            first,
+            chunk.last,
+            batch.out,
+        )
+        first = int(space.ints[kernels.SINK])
+        status = space.ints[kernels.STATUS]
+        if status == kernels.STOPPED:
             break
-        if space.ints[kernels.STATUS] == kernels.FULL:
+        if status == kernels.BAD:
+            raise ValueError(_bad_cell(batch, example))
+        if status == kernels.FULL:
             size = 4 * len(space.left)
             edge_of, left, flow = np.empty(size, dtype=np.int64), np.empty(size), np.empty(size)
             space = space._replace(edge_of=edge_of, left=left, flow=flow)
     return space
+
+
+def _bad_cell(batch: _Batch, example: int) -> str:
+    levels, real = batch.levels[example], batch.real[example]
+    where = np.argwhere(~(levels >= 0) & real & real[:, None])[0].tolist()
+    whose = f" of example {example}" if len(batch.levels) > 1 else ""
+    return f"capacities must be ≥ 0, got {levels[tuple(where)]} at levels{where}{whose}"
 
 
 def _cores() -> int:
@@ -254,47 +160,66 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _guess(problem: _Problem) -> float:
-    return _SECONDS_PER_STEP * len(problem.sources) * problem.n * problem.depth * problem.n
+def _guess(batch: _Batch) -> float:
+    """A guess of the seconds that an example takes."""
+    n = batch.levels.shape[-1]
+    return _SECONDS_PER_STEP * len(batch.sources) * n * batch.depth * n
 
 
-def _thread_count(threads: int | None, problem: _Problem) -> int:
+def _thread_count(threads: int | None, batch: _Batch) -> int:
+    examples, _, _, n = batch.levels.shape
     if threads is None:
-        threads = 1 if _guess(problem) < _SHORT_SECONDS else _cores()
+        threads = 1 if examples * _guess(batch) < _SHORT_SECONDS else _cores()
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    return min(threads, problem.n)
+    return min(threads, examples * n)
 
 
-def _work(problem: _Problem, space: Workspace, chunks: Iterator[range], lock: threading.Lock) -> None:
-    while not problem.stop[0]:
+def _splits(batch: _Batch, threads: int) -> bool:
+    """Whether threads share the sinks of an example: there are few examples, and they are long."""
+    return threads > 1 and len(batch.levels) < 4 * threads and _guess(batch) >= _SHORT_SECONDS
+
+
+def _chunks(batch: _Batch, threads: int) -> list[_Chunk]:
+    examples, _, _, n = batch.levels.shape
+    if _splits(batch, threads) or examples == 1:
+        step = max(1, min(8, n // (8 * threads)))
+        starts = range(0, n, step)
+        return [_Chunk(e, e + 1, first, min(first + step, n)) for e in range(examples) for first in starts]
+    step = max(1, min(examples // (8 * threads), int(_CHUNK_SECONDS / _guess(batch))))
+    return [_Chunk(e, min(e + step, examples), 0, n) for e in range(0, examples, step)]
+
+
+def _work(batch: _Batch, space: Workspace, chunks: Iterator[_Chunk], lock: threading.Lock) -> None:
+    while not batch.stop[0]:
         with lock:
             chunk = next(chunks, None)
         if chunk is None:
             return
-        space = _run(problem, space, chunk.start, chunk.stop)
+        space = _run(batch, space, chunk)
 
 
-def _run_threads(problem: _Problem, threads: int, report: Report | None) -> None:
-    """Distribute the sinks over threads; this thread only waits, reports, and passes on an interruption."""
+def _run_threads(batch: _Batch, threads: int, report: Report | None) -> None:
+    """Distribute the work over threads; this thread only waits, reports, and passes on an interruption."""
     from overt.tracing.maxflow import kernels
 
-    n, per_sink = problem.n, len(problem.sources)
-    step = max(1, min(8, n // (8 * threads)))
-    chunks = iter([range(first, min(first + step, n)) for first in range(0, n, step)])
+    sinks, per_sink = int(batch.real.sum()), len(batch.sources)
+    chunks = iter(_chunks(batch, threads))
     lock = threading.Lock()
-    spaces = [_workspace(problem) for _ in range(threads)]
+    spaces = [_workspace(batch) for _ in range(threads)]
     start = time.monotonic()
     with ThreadPoolExecutor(threads, thread_name_prefix="attention-flow") as pool:
         try:
-            futures = [pool.submit(_work, problem, space, chunks, lock) for space in spaces]
-            while wait(futures, timeout=_REPORT_SECONDS).not_done:
+            futures = [pool.submit(_work, batch, space, chunks, lock) for space in spaces]
+            while (state := wait(futures, timeout=_REPORT_SECONDS, return_when=FIRST_EXCEPTION)).not_done:
+                for future in state.done:
+                    future.result()  # bad capacities, which stop the others too
                 if report is not None:
                     done = sum(int(space.ints[kernels.DONE]) for space in spaces)
-                    seconds = (time.monotonic() - start) * (n - done) / done if done else None
-                    report(done * per_sink, n * per_sink, seconds)
+                    seconds = (time.monotonic() - start) * (sinks - done) / done if done else None
+                    report(done * per_sink, sinks * per_sink, seconds)
         finally:
-            problem.stop[0] = 1  # nothing to stop unless an exception is on its way: Ctrl-C, or from `report`
+            batch.stop[0] = 1  # nothing to stop unless an exception is on its way: Ctrl-C, or from `report`
         for future in futures:
             future.result()
 
@@ -302,7 +227,7 @@ def _run_threads(problem: _Problem, threads: int, report: Report | None) -> None
 def solve(
     levels: Any, sources: Any, *, threads: int | None = None, report: Report | None = None
 ) -> NDArray[np.float64]:
-    """Maximum flow from each source to each input, each pair separately.
+    """Maximum flow from each source to each input of one graph, each pair separately.
 
     Args:
         levels: capacities ≥ 0 of shape (depth, n, n); `levels[l − 1][i, j]` is that of the edge from node
@@ -317,34 +242,99 @@ def solve(
         Flows of shape (count, n), `np.inf` where an unlimited path leads to the input. Sums are in
         float64: the error of a result is at most about 1e-13 of the largest flow.
     """
+    flows = solve_batch(_single(levels)[None], sources, threads=threads, report=report)
+    single: NDArray[np.float64] = flows[0]
+    return single
+
+
+def solve_batch(
+    levels: Any,
+    sources: Any,
+    real: Any = None,
+    *,
+    threads: int | None = None,
+    report: Report | None = None,
+) -> NDArray[np.float64]:
+    """`solve` for many graphs at once, from the same sources; small ones take no Python each.
+
+    Args:
+        levels: capacities of shape (batch, depth, n, n), as for `solve`.
+        sources: as for `solve`.
+        real: boolean (batch, n), False at padding, nodes that a graph does not have: edges to and from them
+            are ignored, and so are sources that are padding. None for graphs that have all nodes.
+        threads: as for `solve`; they share the graphs, or the inputs of a graph where graphs are few.
+        report: as for `solve`, counting the pairs of all graphs.
+
+    Returns:
+        Flows of shape (batch, count, n), zero at padding.
+    """
+    levels = np.asarray(levels)
+    if levels.ndim != 4 or levels.shape[2] != levels.shape[3] or 0 in levels.shape:
+        raise ValueError(f"levels must have shape (batch, depth, n, n), got {levels.shape}")
     levels, sources = _check_arguments(levels, sources)
+    examples, _, n, _ = levels.shape
+    kept = np.ones((examples, n), dtype=np.bool_) if real is None else np.ascontiguousarray(real)
+    if kept.shape != (examples, n) or kept.dtype != np.bool_:
+        kind = f"{kept.dtype} of shape {kept.shape}"
+        raise ValueError(f"real must be boolean of shape {(examples, n)}, got {kind}")
     if len(sources) == 0:
-        return np.zeros((0, levels.shape[1]))
-    distinct, inverse = np.unique(sources, axis=0, return_inverse=True)
-    problem = _prepare(levels, distinct)
-    count = _thread_count(threads, problem)
-    if problem.tiny == 0.0:
-        pass  # nothing flows: a source or all inputs without arcs
-    elif count == 1 and _guess(problem) < _SHORT_SECONDS:
-        _run(problem, _workspace(problem), 0, problem.n)
+        return np.zeros((examples, 0, n))
+    distinct, places = _distinct(sources, n)
+    batch = _batch(levels, kept, distinct)
+    count = _thread_count(threads, batch)
+    if count == 1 and examples * _guess(batch) < _SHORT_SECONDS:
+        _run(batch, _workspace(batch), _Chunk(0, examples, 0, n))
+    elif batch.padded and _splits(batch, count):
+        _solve_long(batch, count, report)
     else:
-        _run_threads(problem, count, report)
+        _run_threads(batch, count, report)
     if report is not None:
-        report(problem.out.size, problem.out.size, 0.0)
-    flows: NDArray[np.float64] = problem.out[inverse.reshape(-1)]
-    return flows
+        pairs = int(kept.sum()) * len(distinct)
+        report(pairs, pairs, 0.0)
+    return batch.out if places is None else batch.out[:, places]
+
+
+def _solve_long(batch: _Batch, threads: int, report: Report | None) -> None:
+    """Solve long examples with padding one after the other, so that threads share a copy without it."""
+    whole, before = int(batch.real.sum()), 0
+    for levels, real, out in zip(batch.levels, batch.real, batch.out, strict=True):
+        kept = np.flatnonzero(real)
+        rows = np.flatnonzero(real[batch.sources[:, 1]])
+        if rows.size:
+            nodes = np.searchsorted(kept, batch.sources[rows, 1])
+            sources = np.stack([batch.sources[rows, 0], nodes], axis=1)
+            levels = levels[: batch.depth, kept][:, :, kept]
+            partial = (
+                None if report is None else _Partial(report, before, len(kept), whole, len(batch.sources))
+            )
+            out[np.ix_(rows, kept)] = solve(levels, sources, threads=threads, report=partial)
+        before += len(kept)
+
+
+class _Partial(NamedTuple):
+    """A report on one example as one on the batch."""
+
+    report: Report
+    before: int  # sinks of earlier examples
+    sinks: int  # of this one
+    whole: int  # of all
+    per_sink: int
+
+    def __call__(self, done: int, total: int, seconds: float | None) -> None:
+        del seconds
+        so_far = self.before + self.sinks * done / total
+        if so_far < self.whole:
+            self.report(int(so_far) * self.per_sink, self.whole * self.per_sink, None)
 
 
 def compiled() -> bool:
     """Whether the solver is compiled, in this process or in the cache of an earlier one."""
     from overt.tracing.maxflow import kernels
 
-    if kernels.by_source.signatures:
+    if kernels.run.signatures:
         return True
     folder = Path(kernels.__file__).parent / "__pycache__"
-    return any(
-        folder.glob("kernels.by_source*.nbc")
-    )  # numba may keep its cache elsewhere, which is not looked up
+    return any(folder.glob("kernels.run-*.nbc"))  # numba may keep its cache elsewhere, which is not looked up
 
 
 def _spread(count: int) -> NDArray[np.float64]:
@@ -352,18 +342,18 @@ def _spread(count: int) -> NDArray[np.float64]:
     return np.arange(1.0, count + 1.0) * 0.6180339887498949 % 1.0
 
 
-def _mean_seconds(problems: list[_Problem]) -> float | None:
-    """Mean time of a sink in each of these problems; None if time ran out before the first was done."""
-    stop, n = problems[0].stop, problems[0].n
-    space = _workspace(problems[0])
+def _mean_seconds(batches: Sequence[tuple[_Batch, Workspace]]) -> float | None:
+    """Mean time of a sink in each of these; None if time ran out before the first was done."""
+    stop, n = batches[0][0].stop, batches[0][0].levels.shape[-1]
     timer = threading.Timer(_SAMPLE_SECONDS, stop.fill, (1,))
     timer.start()
     seconds = []
     try:
-        for problem, at in zip(problems, _spread(len(problems)), strict=True):
-            start = time.perf_counter()
+        for (batch, space), at in zip(batches, _spread(len(batches)), strict=True):
             sink = int(at * n)
-            space = _run(problem, space, sink, sink + 1)
+            _run(batch, space, _Chunk(0, 1, 0, 0))  # prepares it, if it is not yet
+            start = time.perf_counter()
+            _run(batch, space, _Chunk(0, 1, sink, sink + 1))
             if stop[0]:
                 break
             seconds.append(time.perf_counter() - start)
@@ -379,34 +369,28 @@ def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
 
     Takes a second or two itself at most, and less if the work is short; compilation is not counted.
     """
-    levels, sources = _check_arguments(levels, sources)
+    from overt.tracing.maxflow import kernels
+
+    levels, sources = _check_arguments(_single(levels), sources)
     if len(sources) == 0:
         return 0.0
     solve(np.ones((3, 1, 1)), [[3, 0]], threads=1)  # compiled, or loaded, before the clock starts
-    distinct = np.unique(sources, axis=0)
+    n = levels.shape[-1]
+    distinct, _ = _distinct(sources, n)
+    whole = _batch(levels[None], np.ones((1, n), dtype=np.bool_), distinct)
+    count = _thread_count(threads, whole)
     start = time.perf_counter()
-    problem = _prepare(levels, distinct)
+    space = _run(whole, _workspace(whole), _Chunk(0, 1, 0, 0))
     prepared = time.perf_counter() - start
-    count = _thread_count(threads, problem)
-    if problem.tiny == 0.0:
-        return prepared
     seconds = None
-    if problem.sweep:
-        solve(np.ones((3, 1, 1)), [[1, 0], [2, 0], [3, 0]], threads=1)
-        seconds = _mean_seconds([problem] * _SAMPLES)
+    if kernels.sweeps(whole.depth, n, len(distinct)):
+        seconds = _mean_seconds([(whole, space)] * _SAMPLES)
     if seconds is None:
         # Each sampled source is a separate problem on the same maps.
         picks = np.unique((_spread(_SAMPLES) * len(distinct)).astype(np.int64))
-        rolled = _rollouts(levels, problem.row_sums, distinct[picks])
-        single = [
-            problem._replace(
-                sweep=False,
-                sources=distinct[pick : pick + 1],
-                rollouts=rolled[at : at + 1],
-                out=problem.out[pick : pick + 1],
-            )
-            for at, pick in enumerate(picks)
-        ]
-        repeats = -(-_SAMPLES // len(single))
-        seconds = (_mean_seconds(single * repeats) or _SAMPLE_SECONDS) * len(distinct)
-    return prepared + seconds * problem.n / count
+        picks = picks[: max(4, int(_SAMPLE_SECONDS / max(prepared, 1e-6)))]
+        single = [whole._replace(sources=distinct[pick : pick + 1]) for pick in picks]
+        pairs = [(batch, _workspace(batch)) for batch in single]
+        repeats = -(-_SAMPLES // len(pairs))
+        seconds = (_mean_seconds(pairs * repeats) or _SAMPLE_SECONDS) * len(distinct)
+    return prepared + seconds * n / count
