@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +43,9 @@ class MapLevel:
     cells: Tensor
 
     def row(self, places: Sequence[int]) -> Tensor:
-        """Rows of the map."""
-        return self.cells[..., list(places), :]
+        """Rows of the map, which is not copied where all are asked for."""
+        whole = places == range(self.cells.shape[-2])
+        return self.cells if whole else self.cells[..., list(places), :]
 
     def apply(self, rows: Tensor) -> Tensor:
         """A product with the map, where it is; rows of levels of states are on the model's device."""
@@ -263,6 +265,34 @@ class Levels:
         level.diagonal(first, dim1=-2, dim2=-1).add_(residual)
         return level if self.signed and not clip else unit_rows(level)
 
+    def stack(
+        self, highest: int, heads: Heads, residual: float, *, clip: bool = False, passing: float = 1.0
+    ) -> np.ndarray[Any, Any]:
+        """Levels 1 … highest as one array, float64 (batch, level, node, token).
+
+        Args:
+            highest: number of levels.
+            heads: which heads to average.
+            residual: as in `level`.
+            clip: as in `level`.
+            passing: as in `level`.
+        """
+        n = self.tokens
+        plain = not (self.cross or self.recurrent or self.convolved or self.unit or self.signed)
+        if plain and not self.of_states:
+            out = _means(self.maps[:highest], heads)
+            out *= 1.0 - residual
+            out.reshape(*out.shape[:2], n * n)[:, :, :: n + 1] += residual
+            total = out.sum(axis=-1, keepdims=True)
+            total[total == 0.0] = 1.0
+            out /= total
+            return out
+        out = np.empty((self.mask.shape[0], highest, n, n))
+        for number in range(highest):  # in place: two copies of all levels may not fit
+            level = self.level(number + 1, heads, residual, clip=clip, passing=passing)
+            out[:, number] = level.row(range(n)).cpu().numpy()
+        return out
+
     def examples(self, start: int, stop: int) -> Levels:
         """Examples `start` to `stop` of the batch."""
         whole = self.mask.shape[0]
@@ -357,9 +387,66 @@ def averaged(cells: Held, heads: Heads) -> Tensor:
         raise ValueError(
             f"heads={heads!r} needs the maps of single heads, which were not kept: trace with heads=True"
         )
-    if isinstance(heads, str):
-        return cells if heads == "each" else cells.mean(dim=1, dtype=torch.float64)
-    return cells[:, list(heads)].mean(dim=1, dtype=torch.float64)
+    if isinstance(heads, str) and heads == "each":
+        return cells
+    picked = cells if isinstance(heads, str) else cells[:, list(heads)]
+    if picked.device.type == "cpu" and picked.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(_mean(picked.detach().numpy(), 1))
+    return picked.mean(dim=1, dtype=torch.float64)
+
+
+def _mean(array: np.ndarray[Any, Any], axis: int, out: np.ndarray[Any, Any] | None = None) -> Any:
+    """The mean in float64; on one core, numpy's sum is several times faster than torch's mean."""
+    total = np.add.reduce(array, axis=axis, dtype=np.float64, out=out)
+    total /= array.shape[axis]
+    return total
+
+
+def _means(maps: Sequence[Held], heads: Heads) -> np.ndarray[Any, Any]:
+    """Maps of all layers averaged over heads, float64 (batch, layer, query, key), in an array of its own."""
+    together = _together(maps) if isinstance(heads, str) else None
+    if together is not None:
+        mean: np.ndarray[Any, Any] = _mean(together, 2)
+        return mean
+    batch, *_, queries, keys = maps[0].shape
+    out = np.empty((batch, len(maps), queries, keys))
+    for number, cells in enumerate(maps):
+        assert isinstance(cells, Tensor)
+        whole = cells.dim() == 4 and isinstance(heads, str) and cells.dtype in (torch.float32, torch.float64)
+        if whole and cells.device.type == "cpu":
+            _mean(cells.detach().numpy(), 1, out[:, number])
+        else:
+            out[:, number] = averaged(cells, heads).detach().cpu().double().numpy()
+    return out
+
+
+def _together(maps: Sequence[Held]) -> np.ndarray[Any, Any] | None:
+    """Layers (batch, head, query, key) that lie evenly in one array, as that array (batch, layer, …)."""
+    first, second = maps[0], maps[min(1, len(maps) - 1)]
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.dim() != 4:
+        return None
+    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
+        return None
+    start, step = first.data_ptr(), second.data_ptr() - first.data_ptr()
+    memory, shape, strides = first.untyped_storage().data_ptr(), first.shape, first.stride()
+    for number, cells in enumerate(maps):
+        if (
+            not isinstance(cells, Tensor)
+            or cells.dtype != first.dtype
+            or cells.data_ptr() != start + number * step
+            or cells.untyped_storage().data_ptr() != memory
+            or cells.shape != shape
+            or cells.stride() != strides
+        ):
+            return None
+    size = first.element_size()
+    batch, *rest = shape
+    return np.lib.stride_tricks.as_strided(
+        first.detach().numpy(),
+        (batch, len(maps), *rest),
+        (strides[0] * size, step, *(stride * size for stride in strides[1:])),
+        writeable=False,
+    )
 
 
 def unit_rows(rows: Tensor) -> Tensor:

@@ -14,29 +14,31 @@ WORTH_ESTIMATING = 10**7  # cells × sources; less work finishes before an estim
 
 @contextmanager
 def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
-    """A function that runs the solver, with a bar on standard error if the run is long.
+    """A function that runs the solver on graphs, with a bar on standard error if it takes long.
 
     Args:
         progress: True or False; None shows a bar on a terminal where more than a few seconds are left.
-        jobs: how many times the solver will run.
+        jobs: how many graphs will be solved.
     """
     shown = sys.stderr.isatty() if progress is None else progress
     if not shown:
-        yield lambda solve, levels, sources, threads: solve(levels, sources, threads=threads)
+        yield _solve
         return
     bar = _bar()
     task: Any = None
-    runs = 0
+    solved, began = 0, False
 
-    def run(solve: Callable[..., Any], levels: Any, sources: Any, threads: int | None) -> Any:
+    def run(levels: Any, sources: Any, real: Any, threads: int | None) -> Any:
         from overt.tracing.maxflow import compiled, estimate
 
-        nonlocal task, runs
-        if runs == 0:
+        nonlocal task, solved, began
+        if not began:
+            began = True
             if not compiled():
                 bar.console.print("attention flow: compiling, once (about 15 s)", style="dim")
-            worth = levels.size * len(sources) * jobs > WORTH_ESTIMATING
-            seconds = jobs * estimate(levels, sources, threads) if worth else 0.0
+            seconds = 0.0
+            if levels[0].size * len(sources) * jobs > WORTH_ESTIMATING:
+                seconds = jobs * estimate(levels[0], sources, threads)
             if seconds > PATIENCE:
                 bar.console.print(f"attention flow: about {seconds:.0f} s (Ctrl-C stops it)", style="dim")
                 bar.start()
@@ -45,10 +47,10 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
         def report(done: int, total: int, left: float | None) -> None:
             del left
             if task is not None:
-                bar.update(task, completed=runs + done / max(total, 1))
+                bar.update(task, completed=solved + len(levels) * done / max(total, 1))
 
-        flows = solve(levels, sources, threads=threads, report=report)
-        runs += 1
+        flows = _solve(levels, sources, real, threads, report)
+        solved += len(levels)
         return flows
 
     try:
@@ -56,6 +58,12 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
     finally:
         if task is not None:
             bar.stop()
+
+
+def _solve(levels: Any, sources: Any, real: Any, threads: int | None, report: Any = None) -> Any:
+    from overt.tracing.maxflow import solve_batch
+
+    return solve_batch(levels, sources, real, threads=threads, report=report)
 
 
 @contextmanager

@@ -79,9 +79,10 @@ def _single(levels: Any) -> Any:
 
 def _distinct(sources: NDArray[np.int64], n: int) -> tuple[NDArray[np.int64], Any]:
     """Each source once, and where to find each of those given; None for in the same place."""
-    if len(sources) < 2:
+    codes = sources[:, 0] * n + sources[:, 1]
+    if (codes[1:] > codes[:-1]).all():
         return sources, None
-    codes, inverse = np.unique(sources[:, 0] * n + sources[:, 1], return_inverse=True)
+    codes, inverse = np.unique(codes, return_inverse=True)
     return np.stack([codes // n, codes % n], axis=1), inverse.reshape(-1)
 
 
@@ -163,7 +164,7 @@ def _cores() -> int:
 def _guess(batch: _Batch) -> float:
     """A guess of the seconds that an example takes."""
     n = batch.levels.shape[-1]
-    return _SECONDS_PER_STEP * len(batch.sources) * n * batch.depth * n
+    return float(_SECONDS_PER_STEP * len(batch.sources) * n * batch.depth * n)
 
 
 def _thread_count(threads: int | None, batch: _Batch) -> int:
@@ -172,7 +173,7 @@ def _thread_count(threads: int | None, batch: _Batch) -> int:
         threads = 1 if examples * _guess(batch) < _SHORT_SECONDS else _cores()
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    return min(threads, examples * n)
+    return min(threads, int(examples * n))
 
 
 def _splits(batch: _Batch, threads: int) -> bool:
@@ -304,27 +305,24 @@ def _solve_long(batch: _Batch, threads: int, report: Report | None) -> None:
             nodes = np.searchsorted(kept, batch.sources[rows, 1])
             sources = np.stack([batch.sources[rows, 0], nodes], axis=1)
             levels = levels[: batch.depth, kept][:, :, kept]
-            partial = (
-                None if report is None else _Partial(report, before, len(kept), whole, len(batch.sources))
-            )
+            partial = _partial(report, before, len(kept), whole, len(batch.sources))
             out[np.ix_(rows, kept)] = solve(levels, sources, threads=threads, report=partial)
         before += len(kept)
 
 
-class _Partial(NamedTuple):
-    """A report on one example as one on the batch."""
+def _partial(report: Report | None, before: int, sinks: int, whole: int, per_sink: int) -> Report | None:
+    """A report on one example as one on the batch; so many sinks are before it, in it, and in all."""
+    if report is None:
+        return None
+    on_batch = report
 
-    report: Report
-    before: int  # sinks of earlier examples
-    sinks: int  # of this one
-    whole: int  # of all
-    per_sink: int
-
-    def __call__(self, done: int, total: int, seconds: float | None) -> None:
+    def on_example(done: int, total: int, seconds: float | None) -> None:
         del seconds
-        so_far = self.before + self.sinks * done / total
-        if so_far < self.whole:
-            self.report(int(so_far) * self.per_sink, self.whole * self.per_sink, None)
+        so_far = before + int(sinks * done / total)
+        if so_far < whole:  # the last report is that of the batch
+            on_batch(so_far * per_sink, whole * per_sink, None)
+
+    return on_example
 
 
 def compiled() -> bool:
@@ -393,4 +391,4 @@ def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
         pairs = [(batch, _workspace(batch)) for batch in single]
         repeats = -(-_SAMPLES // len(pairs))
         seconds = (_mean_seconds(pairs * repeats) or _SAMPLE_SECONDS) * len(distinct)
-    return prepared + seconds * n / count
+    return float(prepared + seconds * n / count)

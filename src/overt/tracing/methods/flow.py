@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from overt import _check
 from overt.tracing.edges import Walk
 from overt.tracing.levels import Levels
 from overt.tracing.methods.method import Cost, Method, MethodRequest, register_method
-from overt.tracing.options import Arguments, Heads, Options
+from overt.tracing.options import Arguments, Options
 from overt.tracing.progress import watching
 
-MOST_CELLS = 2**26  # of the levels held at once, in float64
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+MOST_CELLS = 2**23  # of the levels held at once, in float64, unless those of one example are more
 
 
 class FlowArguments(Arguments, total=False):
@@ -49,35 +51,40 @@ def flow_of(levels: Levels, request: MethodRequest) -> Tensor:
     if threads is not None:
         _check.whole("threads", threads, 1)
     batch, copies = levels.mask.shape[0], levels.heads if request.each else 1
-    shape = (batch, len(request.layers), copies, len(request.queries), levels.tokens)
-    flows = torch.zeros(shape, dtype=torch.float64)
-    solved: dict[bytes, Tensor] = {}  # equal graphs, such as uniform ones, are solved once
-    highest = max(levels.level_of(layer) for layer in request.layers)
-    at_once = _at_once(levels, highest)
-    with watching(progress, batch * (copies * len(request.layers) if request.each else 1)) as watch:
+    tops = [levels.level_of(layer) for layer in request.layers]
+    places = [levels.first + query for query in request.queries]
+    passing = float("inf") if levels.cross else 1.0
+    flows = np.zeros((batch, len(tops), copies, len(places), levels.tokens))
+    at_once = _at_once(levels, max(tops))
+    with watching(progress, batch * (copies * len(tops) if request.each else 1)) as watch:
+        solved = _Solved(watch, threads, later=batch > at_once)
         for start in range(0, batch, at_once):
-            chunk = levels.examples(start, start + at_once)
-            stacks = _stacks(chunk, request, highest)
-            for number in range(stacks.shape[1]):
-                example = start + number
-                real = chunk.mask[number].nonzero().flatten().numpy()
-                stack = stacks[:, number]
-                if len(real) < levels.tokens:
-                    stack = stack[:, real][:, :, real]
-                stack = np.ascontiguousarray(stack)
-                example_levels = chunk.examples(number, number + 1) if request.each else None
-                key = _key(stack, real) if batch > 1 and not request.each else b""
-                if key not in solved:
-                    _solve(flows[example], stack, real, levels, request, example_levels, watch, threads)
-                    solved.update({key: flows[example]} if key else {})
-                else:
-                    flows[example] = solved[key]
-    return flows if request.each else flows.squeeze(2)
+            chunk = levels if batch <= at_once else levels.examples(start, start + at_once)
+            stacks = chunk.stack(
+                max(tops), request.below, request.residual, clip=levels.signed, passing=passing
+            )
+            real, out = chunk.mask.cpu().numpy(), flows[start : start + at_once]
+            if not request.each:
+                sources = np.array([(top, place) for top in tops for place in places])
+                out[:] = solved(stacks, sources, real).reshape(out.shape)
+                continue
+            for number, top in enumerate(tops):
+                level = chunk.level(top, "each", request.residual, clip=levels.signed, passing=passing)
+                maps = level.row(range(levels.tokens)).cpu().numpy()
+                sources = np.array([(top, place) for place in places])
+                pairs = [(example, head) for example in range(len(stacks)) for head in range(copies)]
+                for first in range(0, len(pairs), at_once):
+                    example, head = np.array(pairs[first : first + at_once]).T
+                    graphs = stacks[example, :top]
+                    graphs[:, -1] = maps[example, head]
+                    out[example, number, head] = watch(graphs, sources, real[example], threads)
+    values = torch.from_numpy(flows)
+    return values if request.each else values.squeeze(2)
 
 
 def _at_once(levels: Levels, highest: int) -> int:
     """How many examples' levels are held at once."""
-    return max(1, MOST_CELLS // (highest * levels.tokens**2))
+    return int(max(1, MOST_CELLS // (highest * levels.tokens**2)))
 
 
 def held_by_flow(levels: Levels, layer: int) -> int:
@@ -86,62 +93,63 @@ def held_by_flow(levels: Levels, layer: int) -> int:
     return min(_at_once(levels, highest), len(levels.mask)) * highest * levels.tokens**2 * 8
 
 
-def _stacks(levels: Levels, request: MethodRequest, highest: int) -> np.ndarray[Any, Any]:
-    """The levels of some examples, (level, example, token, token), in place: two copies may not fit."""
-    stacks = np.empty((highest, levels.mask.shape[0], levels.tokens, levels.tokens))
-    for number in range(highest):
-        stacks[number] = _capacities(levels, number + 1, request.below, request.residual)
-    return stacks
+class _Solved:
+    """The solver, for one part of a batch after the other; equal graphs, such as uniform ones, only once."""
+
+    def __init__(self, watch: Callable[..., Any], threads: int | None, later: bool) -> None:
+        """Keep digests if there are parts later, whose graphs may be equal to those of earlier ones."""
+        self.watch, self.threads, self.later = watch, threads, later
+        self.by_digest: dict[bytes, Array] = {}
+
+    def __call__(self, stacks: Array, sources: Array, real: Array) -> Array:
+        """Flows (example, source, token) of levels (example, level, token, token)."""
+        firsts, places = _distinct(stacks, real)
+        digests = [_digest(stacks[first], real[first]) for first in firsts] if self.later else []
+        new = [at for at, digest in enumerate(digests) if digest not in self.by_digest]
+        if self.later and len(new) < len(firsts):
+            if new:
+                kept = [firsts[at] for at in new]
+                self._add([digests[at] for at in new], self._solve(stacks[kept], sources, real[kept]))
+            flows = np.stack([self.by_digest[digest] for digest in digests])
+        elif len(firsts) < len(stacks):
+            flows = self._solve(stacks[firsts], sources, real[firsts])
+            self._add(digests, flows)
+        else:
+            flows = self._solve(stacks, sources, real)
+            self._add(digests, flows)
+        return flows if len(firsts) == len(stacks) else flows[places]
+
+    def _solve(self, stacks: Array, sources: Array, real: Array) -> Array:
+        flows: Array = self.watch(stacks, sources, real, self.threads)
+        return flows
+
+    def _add(self, digests: list[bytes], flows: Array) -> None:
+        self.by_digest.update(zip(digests, flows, strict=bool(digests)))
 
 
-def _capacities(levels: Levels, number: int, heads: Heads, residual: float) -> np.ndarray[Any, Any]:
-    passing = float("inf") if levels.cross else 1.0
-    level = levels.level(number, heads, residual, clip=levels.signed, passing=passing)
-    capacities: np.ndarray[Any, Any] = level.row(range(levels.tokens)).cpu().numpy()
-    return capacities
+def _distinct(stacks: Array, real: Array) -> tuple[list[int], list[int]]:
+    """The first of each set of equal graphs, and for each graph, the number of its set."""
+    if len(stacks) == 1:
+        return [0], [0]
+    # Nearly all graphs differ in what the columns of the first level add up to, which is quick to compute.
+    keys = [sums.tobytes() for sums in stacks[:, 0].sum(axis=1)]
+    firsts: list[int] = []
+    places: list[int] = []
+    sets: dict[bytes, list[int]] = {}  # numbers of the sets of these sums
+    for example, key in enumerate(keys):
+        for number in sets.setdefault(key, []):
+            first = firsts[number]
+            if np.array_equal(real[first], real[example]) and np.array_equal(stacks[first], stacks[example]):
+                places.append(number)
+                break
+        else:
+            sets[key].append(len(firsts))
+            places.append(len(firsts))
+            firsts.append(example)
+    return firsts, places
 
 
-def _solve(
-    out: Tensor,
-    stack: np.ndarray[Any, Any],
-    real: np.ndarray[Any, Any],
-    levels: Levels,
-    request: MethodRequest,
-    example_levels: Levels | None,
-    watch: Callable[..., Any],
-    threads: int | None,
-) -> None:
-    """Flows of one example into (layer, head, query, token); `example_levels` is for single heads."""
-    from overt.tracing.maxflow import solve
-
-    place = {int(token): number for number, token in enumerate(real)}
-    queries = {
-        number: place[levels.first + query]
-        for number, query in enumerate(request.queries)
-        if levels.first + query in place
-    }
-    if not queries:
-        return
-    rows, columns = torch.tensor(list(queries)), torch.from_numpy(real)
-
-    def flows(stack: np.ndarray[Any, Any], tops: list[int]) -> Tensor:
-        sources = np.array([(top, node) for top in tops for node in queries.values()], dtype=np.int64)
-        values = torch.from_numpy(watch(solve, stack, sources, threads))
-        return values.view(len(tops), len(queries), len(real))
-
-    tops = [levels.level_of(layer) for layer in request.layers]
-    if example_levels is None:
-        out[:, 0, rows.unsqueeze(1), columns] = flows(stack, tops)
-        return
-    for number, top in enumerate(tops):
-        top_maps = _capacities(example_levels, top, "each", request.residual)[0]
-        for head in range(top_maps.shape[0]):
-            part = stack[:top].copy()
-            part[-1] = top_maps[head][np.ix_(real, real)]
-            out[number, head, rows.unsqueeze(1), columns] = flows(part, [top])[0]
-
-
-def _key(stack: np.ndarray[Any, Any], real: np.ndarray[Any, Any]) -> bytes:
+def _digest(stack: Array, real: Array) -> bytes:
     return hashlib.sha256(stack.tobytes() + real.tobytes()).digest()
 
 
