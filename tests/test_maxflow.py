@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,6 +293,135 @@ def test_importing_loads_no_compiler() -> None:
         for name in ("overt", "overt.trace")
     )
     subprocess.run([sys.executable, "-c", stubs + code], check=True, env={**os.environ})
+
+
+def padded_batch(
+    rng: np.random.Generator, sort: str, depth: int, sizes: list[int]
+) -> tuple[Maps, NDArray[np.bool_]]:
+    """Graphs of several sizes, among nodes that they do not have, whose cells hold anything."""
+    n = max(sizes) + 1
+    levels = rng.random((len(sizes), depth, n, n)) * 3.0
+    real = np.zeros((len(sizes), n), dtype=bool)
+    for example, size in enumerate(sizes):
+        kept = np.sort(rng.choice(n, size, replace=False))
+        real[example, kept] = True
+        levels[example][np.ix_(range(depth), kept, kept)] = SORTS[sort](rng, depth, size)
+    return levels, real
+
+
+def one_by_one(levels: Maps, sources: NDArray[np.int64], real: NDArray[np.bool_], solve: Any) -> Maps:
+    """Flows of a batch, each graph without its padding."""
+    out = np.zeros((len(levels), len(sources), levels.shape[-1]))
+    for example, (stack, mask) in enumerate(zip(levels, real, strict=True)):
+        kept = np.flatnonzero(mask)
+        rows = [s for s, (_, token) in enumerate(sources) if mask[token]]
+        if rows:
+            nodes = [(sources[s][0], int(np.flatnonzero(kept == sources[s][1])[0])) for s in rows]
+            out[example][np.ix_(rows, kept)] = solve(stack[:, kept][:, :, kept], nodes)
+    return out
+
+
+@pytest.mark.parametrize(
+    "sort", ["sharp with residual", "sparse", "zero rows", "endless arcs", "encoder and decoder"]
+)
+@settings(max_examples=6, deadline=None)
+@given(
+    depth=st.integers(1, 6),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    share=st.sampled_from([0.1, 1.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_flows_of_a_batch_are_those_of_its_graphs(
+    sort: str, depth: int, sizes: list[int], share: float, seed: int
+) -> None:
+    """With few sources and with all, which take different ways; against networkx and each graph alone."""
+    rng = np.random.default_rng(seed)
+    levels, real = padded_batch(rng, sort, depth, sizes)
+    sources = all_nodes(levels[0])
+    sources = rng.permutation(sources)[: max(1, int(share * len(sources)))]
+    flows = maxflow.solve_batch(levels, sources, real)
+    assert np.array_equal(flows, one_by_one(levels, sources, real, maxflow.solve))
+    few = sources[: max(1, 12 // len(sizes))]
+    assert difference(flows[:, : len(few)], one_by_one(levels, few, real, naive.solve)) < 1e-12
+
+
+def test_cells_of_padding_change_nothing_and_others_do() -> None:
+    rng = np.random.default_rng(0)
+    levels, real = padded_batch(rng, "random with residual", 4, [5, 3, 6])
+    sources = all_nodes(levels[0])
+    flows = maxflow.solve_batch(levels, sources, real)
+    other = np.where(real[:, None, :, None] & real[:, None, None, :], levels, np.nan)
+    assert np.array_equal(maxflow.solve_batch(other, sources, real), flows)
+    assert not flows[~np.broadcast_to(real[:, None], flows.shape)].any()
+    assert not np.array_equal(maxflow.solve_batch(levels, sources), flows)  # without a mask, padding counts
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_threads_share_a_batch_of_any_kind(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By graphs, or where these are few and long by inputs, with the same numbers and reports."""
+    rng = np.random.default_rng(0)
+    levels, real = padded_batch(rng, "sharp with residual", 5, [14] * 12 if not padded else [*range(4, 16)])
+    real = real if padded else None
+    sources = all_nodes(levels[0])[-6:]
+    one = maxflow.solve_batch(levels, sources, real, threads=1)
+    by_graph = maxflow.solve_batch(levels, sources, real, threads=3)
+    monkeypatch.setattr(solver, "_SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(solver, "_REPORT_SECONDS", 0.0)
+    seen: list[tuple[int, int]] = []
+    by_input = maxflow.solve_batch(
+        levels, sources, real, threads=4, report=lambda done, total, _: seen.append((done, total))
+    )
+    assert np.array_equal(one, by_graph)
+    assert np.array_equal(one, by_input)
+    pairs = (int(real.sum()) if real is not None else 12 * levels.shape[-1]) * len(sources)
+    assert seen[-1] == (pairs, pairs)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {pairs}
+
+
+def test_a_batch_starts_with_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = np.stack([with_residual(random_maps(np.random.default_rng(e), 5, 24, 3.0)) for e in range(3)])
+    flows = maxflow.solve_batch(levels, all_nodes(levels[0]))
+    monkeypatch.setattr(solver, "_RECORDS_PER_NODE", 0)
+    assert np.array_equal(maxflow.solve_batch(levels, all_nodes(levels[0])), flows)
+
+
+def test_an_interruption_stops_a_batch() -> None:
+    levels = np.stack([with_residual(random_maps(np.random.default_rng(e), 8, 80, 3.0)) for e in range(40)])
+    before = threading.active_count()
+
+    def report(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for threads in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            maxflow.solve_batch(levels, all_nodes(levels[0]), threads=threads, report=report)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_bad_capacity_of_a_batch_is_named(threads: int) -> None:
+    levels = np.stack([random_maps(np.random.default_rng(e), 3, 5) for e in range(4)])
+    levels[2, 1, 3, 0] = -0.25
+    with pytest.raises(ValueError, match=r"got -0.25 at levels\[1, 3, 0\] of example 2"):
+        maxflow.solve_batch(levels, [(3, 0)], threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("levels", "real", "message"),
+    [
+        (np.ones((3, 2, 2)), None, r"levels must have shape \(batch, depth, n, n\), got \(3, 2, 2\)"),
+        (
+            np.ones((1, 3, 2, 2)),
+            np.ones((1, 3), bool),
+            r"real must be boolean of shape \(1, 2\), got bool of",
+        ),
+        (np.ones((1, 3, 2, 2)), np.ones((1, 2)), r"real must be boolean of shape \(1, 2\), got float64"),
+    ],
+)
+def test_a_batch_of_another_shape_is_refused(levels: Any, real: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        maxflow.solve_batch(levels, [(1, 0)], real)
 
 
 def main() -> None:

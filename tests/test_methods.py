@@ -15,7 +15,9 @@ from torch import Tensor
 
 import overt
 from families import BY_NAME, eager, inputs_of, tokens
+from overt.tracing import maxflow
 from overt.tracing.levels import Levels
+from overt.tracing.maxflow import solver
 from overt.tracing.methods import flow as flow_file
 from overt.tracing.methods.method import request_of
 from overt.tracing.methods.rollout import rollout_of
@@ -309,6 +311,43 @@ def test_large_batches_are_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(flow_file, "MOST_CELLS", 2 * 3 * 36)
     np.testing.assert_array_equal(overt.flow(attentions), whole[0])
     np.testing.assert_array_equal(overt.flow(attentions, heads="each"), whole[1])
+
+
+def test_a_graph_is_solved_once_in_all_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    attentions = maps(6, 3, 2, 5)
+    attentions[[1, 3, 4]] = attentions[[0, 0, 2]]
+    mask = np.ones((6, 5))
+    mask[3, -1] = 0  # the same maps under other padding
+    alone = np.concatenate([overt.flow(attentions[e : e + 1], mask=mask[e : e + 1]) for e in range(6)])
+    solved: list[int] = []
+
+    def counting(levels: Any, *arguments: Any, **options: Any) -> Any:
+        solved.append(len(levels))
+        return solver.solve_batch(levels, *arguments, **options)
+
+    monkeypatch.setattr(maxflow, "solve_batch", counting)
+    for most, parts in ((2**23, [4]), (2 * 3 * 25, [1, 2, 1]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr(flow_file, "MOST_CELLS", most)
+        solved.clear()
+        np.testing.assert_array_equal(overt.flow(attentions, mask=mask), alone)
+        assert solved == parts
+
+
+@pytest.mark.parametrize("heads", ["mean", [1, 0]])
+def test_stacked_levels_are_the_levels(heads: Any) -> None:
+    for whole in (maps(2, 3, 2, 4), maps(2, 3, 2, 4).astype(np.float32)):
+        # Layers in one array, in arrays of their own, in another order, of half precision.
+        evenly = list(torch.from_numpy(whole).unbind(1))
+        kinds = [evenly, [layer.clone() for layer in evenly], evenly[::-1], [evenly[0], *evenly[::-1]]]
+        kinds.append([layer.to(torch.bfloat16) for layer in evenly])
+        for layers in kinds:
+            levels = Levels(layers, torch.ones(2, 4, dtype=torch.bool))
+            found = levels.stack(3, heads, 0.3)
+            for number, cells in enumerate(layers[:3]):
+                picked = cells if heads == "mean" else cells[:, heads]
+                mixed = 0.7 * picked.double().mean(1) + 0.3 * torch.eye(4, dtype=torch.float64)
+                expected = mixed / mixed.sum(-1, keepdim=True)
+                np.testing.assert_allclose(found[:, number], expected, rtol=0, atol=1e-14)
 
 
 def test_flow_shows_a_bar_only_where_asked(capfd: pytest.CaptureFixture[str]) -> None:
