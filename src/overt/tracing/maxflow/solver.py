@@ -86,7 +86,8 @@ def _distinct(sources: NDArray[np.int64], n: int) -> tuple[NDArray[np.int64], An
     return np.stack([codes // n, codes % n], axis=1), inverse.reshape(-1)
 
 
-def _batch(levels: NDArray[np.float64], real: NDArray[np.bool_], sources: NDArray[np.int64]) -> _Batch:
+def batch_of(levels: NDArray[np.float64], real: NDArray[np.bool_], sources: NDArray[np.int64]) -> _Batch:
+    """What `run_here` runs, as checked by `solve_batch`: sources come once each."""
     return _Batch(
         levels=levels,
         real=real,
@@ -145,6 +146,11 @@ def _run(batch: _Batch, space: Workspace, chunk: _Chunk) -> Workspace:
             edge_of, left, flow = np.empty(size, dtype=np.int64), np.empty(size), np.empty(size)
             space = space._replace(edge_of=edge_of, left=left, flow=flow)
     return space
+
+
+def run_here(batch: _Batch) -> None:
+    """Solve a batch on this thread, in one call of compiled code that Ctrl-C does not interrupt."""
+    _run(batch, _workspace(batch), _Chunk(0, len(batch.levels), 0, batch.levels.shape[-1]))
 
 
 def _bad_cell(batch: _Batch, example: int) -> str:
@@ -281,10 +287,10 @@ def solve_batch(
     if len(sources) == 0:
         return np.zeros((examples, 0, n))
     distinct, places = _distinct(sources, n)
-    batch = _batch(levels, kept, distinct)
+    batch = batch_of(levels, kept, distinct)
     count = _thread_count(threads, batch)
     if count == 1 and examples * _guess(batch) < _SHORT_SECONDS:
-        _run(batch, _workspace(batch), _Chunk(0, examples, 0, n))
+        run_here(batch)
     elif batch.padded and _splits(batch, count):
         _solve_long(batch, count, report)
     else:
@@ -375,7 +381,7 @@ def estimate(levels: Any, sources: Any, threads: int | None = None) -> float:
     solve(np.ones((3, 1, 1)), [[3, 0]], threads=1)  # compiled, or loaded, before the clock starts
     n = levels.shape[-1]
     distinct, _ = _distinct(sources, n)
-    whole = _batch(levels[None], np.ones((1, n), dtype=np.bool_), distinct)
+    whole = batch_of(levels[None], np.ones((1, n), dtype=np.bool_), distinct)
     count = _thread_count(threads, whole)
     start = time.perf_counter()
     space = _run(whole, _workspace(whole), _Chunk(0, 1, 0, 0))
