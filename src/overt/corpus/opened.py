@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import numpy as np
 
 from overt import _check
 from overt._extras import need
-from overt.corpus.store import Store
+from overt.corpus.store import LOG, Store
 from overt.corpus.summary import Sentences, Summary, Summing
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ class Corpus:
         self._counts: list[int] | None = None
         self._places: dict[int, NDArray[np.int64]] = {}
         self._last: tuple[int, Any] | None = None
-        self._model: Any = None
+        self._model: tuple[Any, Any] | None = None
+        self._logged: str | None = None
 
     # --- what there is
 
@@ -256,11 +259,43 @@ class Corpus:
                 names. It is refused unless its hash is the manifest's. Loaded once.
             arguments: further arguments of `overt.trace`: heads, samples, mixing, ….
         """
-        row = self[index]
-        return self._tracer(model).trace(row[self.text], **arguments)  # type: ignore[no-any-return]
+        from overt.tracing.tracer import trace
 
-    def _tracer(self, model: Any) -> Any:
-        raise NotImplementedError
+        row = self[index]
+        opened = self._open_model(model)
+        tokenizer = _Cutting(opened.tokenizer, opened.length) if row["cut"] else opened.tokenizer
+        return trace(opened.model, row[self.text], tokenizer=tokenizer, **arguments)
+
+    def _open_model(self, model: Any) -> Any:
+        """The run's model, loaded and checked once."""
+        from overt.corpus.tracer import Tracer
+
+        about, settings = self.manifest["model"], self.manifest["settings"]
+        source = self._path_of_model() if model is None else model
+        if self._model is not None and self._model[0] is source:
+            return self._model[1]
+        named = isinstance(source, str | os.PathLike)
+        dtype = {"dtype": settings["dtype"]} if named else {}
+        try:
+            tracer = Tracer(source, self.methods, text=self.text, length=settings["length"], **dtype)
+        except OSError as error:
+            raise type(error)(f"{error}; model=… says where the run's model {about['name']} is now") from None
+        found = tracer.model_hash()
+        if found != about["hash"]:
+            what = source if named else type(source).__name__
+            raise ValueError(
+                f"model {what} is not the one that {self.folder} was made with, {about['name']}: its hash is "
+                f"{found[:12]}…, not {about['hash'][:12]}…"
+            )
+        self._model = source, tracer.open()
+        return self._model[1]
+
+    def _path_of_model(self) -> str:
+        """Where the run found its model, by the log; else its name."""
+        if self._logged is None:
+            paths = [entry["model"] for entry in _entries(self.folder / LOG) if entry.get("model")]
+            self._logged = str(paths[-1] if paths else self.manifest["model"]["name"])
+        return self._logged
 
     # --- summaries
 
@@ -378,6 +413,19 @@ class Corpus:
         return Grouping(("prediction", label), values)
 
 
+class _Cutting:
+    """A tokenizer that cuts texts as the run did."""
+
+    def __init__(self, tokenizer: Any, length: int | None) -> None:
+        self._tokenizer, self._length = tokenizer, length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        return self._tokenizer(*texts, truncation=True, max_length=self._length, **options)
+
+
 class Grouping:
     """What sentences are grouped by.
 
@@ -442,6 +490,19 @@ def sentences_of(table: Any, methods: Sequence[str], layer: int, source: str) ->
         queries=np.asarray(table["query"], dtype=np.int64),
         values=np.stack(rows),
     )
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """Lines of a log; those that a killed run left unfinished are skipped."""
+    found = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            found += [entry] if isinstance(entry, dict) else []
+    return found
 
 
 def _count(path: Path) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from overt import _check
 from overt._extras import need
@@ -52,9 +52,13 @@ class Page:
     blocks: list[bytes] = field(repr=False)
     title: str = "Overt"
 
+    # What runs, and how it looks.
+    entry: ClassVar[str] = "page.js"
+    looks: ClassVar[tuple[str, ...]] = ("page.css",)
+
     def html(self) -> str:
         """The whole page as text."""
-        script, look = bundle.script("page.js"), bundle.style("page.css")
+        script, look = bundle.script(self.entry), bundle.style(*self.looks)
         parts = [
             html_head(self.title, look, script),
             '<body><div id="overt"></div>\n',
