@@ -85,9 +85,9 @@ def chosen_rows(
                 for group, inside in groups.items():
                     best = sorted(inside, key=lambda place: float(priorities[place]))[:per_group]
                     found.append((("group", name, group), per_group, best))
-            for key, most, places in found:
+            for key, most, candidates in found:
                 kept = lowest.setdefault(key, _Lowest(most))
-                for place in places:
+                for place in candidates:
                     if kept.takes(float(priorities[place])):
                         kept.add(float(priorities[place]), table.slice(int(place), 1).to_pylist()[0])
         if report is not None:

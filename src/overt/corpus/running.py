@@ -240,7 +240,9 @@ def run(
         todo = sum(len(shards[number]) for number in left)
         progress.begin(source.rows, source.rows - todo)
         count = _workers(engine, workers, len(left))
-        folder.log("begin", engine=engine, workers=count, rows=source.rows, left=todo)
+        where = tracer.model if isinstance(tracer.model, str) else None  # which the manifest does not say
+        where = str(Path(where).absolute()) if where is not None and Path(where).exists() else where
+        folder.log("begin", model=where, engine=engine, workers=count, rows=source.rows, left=todo)
         began = time.monotonic()
         try:
             for number, done in _engine(engine)(job, left, count, progress.advance):

@@ -99,7 +99,8 @@ class Row:
         mean: attribution of an occurrence.
         even: what an even spread over the tokens of each sentence would give it.
         ratio: mean attribution / even.
-        contrast: ratio in this group less the ratio in all other sentences; None without groups.
+        contrast: ratio in this group less the ratio in all other sentences, NaN if too few of these have it;
+            None without groups.
     """
 
     name: Hashable
@@ -411,7 +412,7 @@ class Summary:
             method: by name; by default the last.
             sort: "mean", "ratio", "sentences" or, with groups, "contrast", largest first; by default the
                 mean, and positions in their order.
-            least: sentences that a row must have.
+            least: sentences that a row must have; for a contrast, both in its group and in the others.
             special: True or False for special tokens or others alone.
             group: one group's rows alone; by default those of all.
         """
@@ -427,7 +428,7 @@ class Summary:
             raise ValueError(f"group must be one of {', '.join(map(repr, self._shares.ids))}; got {group!r}")
         sums = self._sums.of(number)
         means, ratios = _estimates(sums.mean(), sums.n), _estimates(sums.ratio(), sums.n)
-        contrasts = self._contrasts(sums) if self.grouped else None
+        contrasts = self._contrasts(sums, least) if self.grouped else None
         found = [
             Row(
                 key.name,
@@ -455,8 +456,11 @@ class Summary:
         """Whether sentences are grouped by a column."""
         return self.by not in ("token", "position")
 
-    def _contrasts(self, sums: Moments) -> list[Estimate]:
-        """Each row's ratio less that in the sentences of all other groups, with Welch's interval."""
+    def _contrasts(self, sums: Moments, least: int) -> list[Estimate]:
+        """Each row's ratio less that in the sentences of all other groups, with Welch's interval.
+
+        NaN where fewer than `least` other sentences have the token.
+        """
         whole: dict[Hashable, int] = {}
         of_rows = [whole.setdefault(key[:2], len(whole)) for key in self._sums.ids if isinstance(key, Key)]
         places = np.array(of_rows, dtype=np.int64)
@@ -469,7 +473,8 @@ class Summary:
             freedom = both**2 / (mine_variance**2 / (sums.n - 1.0) + theirs_variance**2 / (others.n - 1.0))
         # Equal values everywhere have no variance and any number of degrees of freedom.
         freedom = np.where(np.isfinite(freedom), freedom, 1.0)
-        return _bounds(mine - theirs, _half(both, freedom))
+        enough = others.n >= least - 0.5
+        return _bounds(np.where(enough, mine - theirs, np.nan), _half(both, freedom))
 
     def records(self, least: int = 1) -> list[dict[str, Any]]:
         """All rows of all methods as flat dictionaries, as `pandas.DataFrame` takes them.

@@ -211,13 +211,13 @@ class CorpusView {
 
   groupTable() {
     const { table, state, index } = this;
-    const head = [table.title, "sentences", "tokens each", ...index.methods.map(({ title }) => `${title} on special tokens`)];
+    const head = [table.title, "sentences", "tokens each", ...index.methods.map(({ title }) => `special, ${title}`)];
     const body = table.groups.map((group, i) => {
       const name = element("button", { type: "button", class: "key", onclick: () => this.select({ group: i }) }, shown(group.name, 40));
       const cells = index.methods.map((method) => element("td", {}, percent(group.on_special[method.name][0]), " ", element("span", { class: "range optional" }, this.halfShare(group.on_special[method.name]))));
       return element("tr", { "aria-selected": String(i === state.group) }, element("td", {}, name), element("td", {}, count(group.sentences)), element("td", {}, group.tokens.toFixed(1)), ...cells);
     });
-    return element("table", { class: "groups" }, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {}, text)))), element("tbody", {}, ...body));
+    return element("table", { class: "groups", title: "special: the share that falls on special tokens" }, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {}, text)))), element("tbody", {}, ...body));
   }
 
   halfShare([value, , high]) {
