@@ -14,7 +14,7 @@ from overt._version import __version__
 from overt.corpus.examples import chosen_rows
 from overt.corpus.opened import LABEL, Corpus
 from overt.corpus.store import ROW
-from overt.corpus.summary import COVERS, EVEN, LEAST, Row, Summary
+from overt.corpus.summary import COVERS, EVEN, LEAST, Row, Summary, ordered
 from overt.tracing.methods.method import methods as known_methods
 from overt.view.index import printable, short
 from overt.view.pages import Page
@@ -181,8 +181,9 @@ def _ranked(summary: Summary, least: int) -> list[Row]:
     ranks: dict[tuple[Any, ...], tuple[int, Row]] = {}
     sorts = ["mean", "ratio", "sentences"] + (["contrast"] if summary.grouped else [])
     for method in summary.methods:
+        found = summary.rows(method, least=least)
         for sort in sorts:
-            rows = summary.rows(method, sort=sort, least=least)  # type: ignore[arg-type]
+            rows = ordered(found, sort)
             places = list(enumerate(rows))
             if sort == "contrast":  # what is drawn on less is of interest, too
                 places += [(len(rows) - 1 - place, row) for place, row in places]
@@ -190,8 +191,8 @@ def _ranked(summary: Summary, least: int) -> list[Row]:
                 key = row.name, row.special, row.group
                 if key not in ranks or place < ranks[key][0]:
                     ranks[key] = place, row
-    ordered = sorted(ranks.values(), key=lambda entry: (not entry[1].special, entry[0], str(entry[1].name)))
-    return [row for _, row in ordered]
+    best = sorted(ranks.values(), key=lambda entry: (not entry[1].special, entry[0], str(entry[1].name)))
+    return [row for _, row in best]
 
 
 def _table(name: str, summary: Summary, ranked: list[Row], least: int) -> dict[str, Any]:

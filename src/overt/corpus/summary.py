@@ -211,6 +211,10 @@ class Moments(NamedTuple):
         """Attribution divided by that of an even spread, and its variance."""
         return _quotient(self.n, self.x, self.xx, self.e, self.ee, self.xe)
 
+    def some(self, rows: Integers) -> Moments:
+        """Sums of some rows."""
+        return Moments(*(one[rows] for one in self))
+
     def minus(self, other: Moments) -> Moments:
         """Sums over the sentences that are not in `other`."""
         return Moments(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
@@ -361,6 +365,7 @@ class Summary:
     ) -> None:
         self.by, self.methods, self.left_out = by, methods, left_out
         self._sums, self._shares, self._tokens = rows, shares, tokens
+        self._keys = [key for key in rows.ids if isinstance(key, Key)]
 
     @property
     def sentences(self) -> int:
@@ -427,45 +432,50 @@ class Summary:
         if group is not ... and group not in self._shares.ids:
             raise ValueError(f"group must be one of {', '.join(map(repr, self._shares.ids))}; got {group!r}")
         sums = self._sums.of(number)
-        means, ratios = _estimates(sums.mean(), sums.n), _estimates(sums.ratio(), sums.n)
-        contrasts = self._contrasts(sums, least) if self.grouped else None
+        keys = [
+            (key, at)
+            for at, key in enumerate(self._keys)
+            if sums.n[at] >= least
+            and (special is None or key.special == special)
+            and (group is ... or key.group == group)
+        ]
+        places = np.array([at for _, at in keys], dtype=np.int64)
+        some = sums.some(places)
+        means, ratios = _estimates(some.mean(), some.n), _estimates(some.ratio(), some.n)
+        contrasts = self._contrasts(sums, least, places) if self.grouped else None
         found = [
             Row(
                 key.name,
                 key.special,
                 key.group,
-                int(sums.n[at]),
-                int(sums.c[at]),
-                means[at],
-                float(sums.e[at] / sums.c[at]),
-                ratios[at],
-                None if contrasts is None else contrasts[at],
+                int(some.n[place]),
+                int(some.c[place]),
+                means[place],
+                float(some.e[place] / some.c[place]),
+                ratios[place],
+                None if contrasts is None else contrasts[place],
             )
-            for key, at in self._sums.ids.items()
-            if isinstance(key, Key)
-            and sums.n[at] >= least
-            and (special is None or key.special == special)
-            and (group is ... or key.group == group)
+            for place, (key, _) in enumerate(keys)
         ]
         if sort is None and self.by == "position":
             return sorted(found, key=lambda row: int(row.name))  # type: ignore[call-overload]
-        return sorted(found, key=lambda row: _order(row, sort or "mean"))
+        return ordered(found, sort or "mean")
 
     @property
     def grouped(self) -> bool:
         """Whether sentences are grouped by a column."""
         return self.by not in ("token", "position")
 
-    def _contrasts(self, sums: Moments, least: int) -> list[Estimate]:
-        """Each row's ratio less that in the sentences of all other groups, with Welch's interval.
+    def _contrasts(self, sums: Moments, least: int, places: Integers) -> list[Estimate]:
+        """The ratio of rows at some places less that in the sentences of all other groups.
 
-        NaN where fewer than `least` other sentences have the token.
+        The interval is Welch's. NaN where fewer than `least` other sentences have the token.
         """
         whole: dict[Hashable, int] = {}
-        of_rows = [whole.setdefault(key[:2], len(whole)) for key in self._sums.ids if isinstance(key, Key)]
-        places = np.array(of_rows, dtype=np.int64)
-        wholes = (np.bincount(places, one, minlength=len(whole))[places] for one in sums)
+        of_rows = np.array([whole.setdefault(key[:2], len(whole)) for key in self._keys], dtype=np.int64)
+        wholes = (np.bincount(of_rows, one, minlength=len(whole))[of_rows[places]] for one in sums)
         everywhere = Moments(*(np.asarray(one, dtype=np.float64) for one in wholes))
+        sums = sums.some(places)
         others = everywhere.minus(sums)
         (mine, mine_variance), (theirs, theirs_variance) = sums.ratio(), others.ratio()
         both = mine_variance + theirs_variance
@@ -498,9 +508,14 @@ class Summary:
         return found
 
 
-def _order(row: Row, sort: str) -> tuple[float, str, str]:
-    value = row.sentences if sort == "sentences" else getattr(row, sort).value
-    return (-value if value == value else float("inf"), str(row.name), str(row.group))
+def ordered(rows: Iterable[Row], sort: str) -> list[Row]:
+    """Rows sorted by one of `SORTS`, the largest first; those without a value last."""
+
+    def order(row: Row) -> tuple[float, str, str]:
+        value = row.sentences if sort == "sentences" else getattr(row, sort).value
+        return (-value if value == value else float("inf"), str(row.name), str(row.group))
+
+    return sorted(rows, key=order)
 
 
 def _estimates(found: tuple[Floats, Floats], n: Floats) -> list[Estimate]:
