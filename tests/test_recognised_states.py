@@ -423,3 +423,38 @@ def test_nothing_is_left_behind() -> None:
     model, inputs = made("own", torch.float32)
     states_of(model, inputs)
     assert not any({"attend", "_project", "forward"} & set(vars(module)) for module in model.modules())
+
+
+class Overwriting(NanoAttention):
+    """Keys or masks in a buffer that all layers write to."""
+
+    def __init__(self, what: str, buffer: Tensor) -> None:
+        super().__init__()
+        self.what, self.buffer = what, [buffer]  # a list, as a buffer of one module would be copied
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, _mask: Any) -> Tensor:
+        (buffer,) = self.buffer
+        if self.what == "keys":
+            return F.scaled_dot_product_attention(q, buffer.copy_(k), v)
+        if self.what == "queries":
+            mixed = F.scaled_dot_product_attention(q, k, v)
+            q.zero_()
+            return mixed
+        ahead = torch.arange(9) - torch.arange(9).unsqueeze(1)
+        width = 2 + int(self.c_attn.weight[0, 0].abs() * 1e4) % 4  # another one in each layer
+        return F.scaled_dot_product_attention(q, k, v, buffer.copy_((ahead <= 0) & (ahead > -width)))
+
+
+@pytest.mark.parametrize("what", ["keys", "keys, in inference mode", "queries", "mask"])
+def test_what_a_model_overwrites_is_not_kept_as_it_is_later(what: str) -> None:
+    with torch.inference_mode("inference" in what):
+        buffer = torch.zeros(9, 9, dtype=torch.bool) if what == "mask" else torch.zeros(2, 4, 9, 4)
+        model = Text(lambda: Overwriting(what.split(",")[0], buffer))
+        want = overt.trace(model, IDS)
+        if what == "keys":
+            with pytest.raises(ValueError, match=r"^h\.0\.attn changes its queries or keys in place after "):
+                overt.trace(model, IDS, memory=BYTES)
+            return
+        got = states_of(model, IDS)
+    for ours, theirs in zip(got.maps, want.maps, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0.0)

@@ -16,6 +16,11 @@ from overt.mechanisms.call import repeat_heads
 HIDDEN = float("-inf")
 
 
+def version_of(tensor: Tensor) -> int:
+    """A number that is another once a tensor was changed in place; always −1 in inference mode."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 @dataclass(frozen=True, eq=False)
 class Sight:
     """Which keys each query sees, in parts.

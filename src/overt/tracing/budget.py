@@ -223,6 +223,7 @@ class Budget:
 
 
 def _alone(x: Tensor) -> Tensor:
-    """Without the rest of the storage that a view would keep."""
+    """Without the rest of the storage that a view would keep; a copy where changes would not be noticed."""
     x = x.detach()
-    return x.clone() if x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
+    partial = x.untyped_storage().nbytes() > x.numel() * x.element_size()
+    return x.clone() if partial or x.is_inference() else x

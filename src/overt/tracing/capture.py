@@ -35,7 +35,7 @@ from overt.mechanisms.mechanism import MechanismLayer
 from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 from overt.models.augmented_conv import AugmentedConv2d
-from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.asked import HIDDEN, Asked, Sight, version_of
 from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
@@ -150,9 +150,10 @@ class Watch:
     wrappers: dict[int, nn.Module] = field(default_factory=dict)  # projection → PEFT's wrapper around it
     parts_shown: dict[str, Tensor] = field(default_factory=dict)  # parts of the map being computed
     places: dict[int, Dispatched] = field(default_factory=dict)
-    masks: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    sights: dict[int, tuple[Tensor, Sight]] = field(default_factory=dict)
-    turned: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # boolean masks, as they are added
+    # By masks, which layers may share, and what else matters; a mask that is held keeps its id.
+    masks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    sights: dict[tuple[int, ...], tuple[Tensor, Sight]] = field(default_factory=dict)
+    turned: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)  # as they are added
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     sdpa: bool = False  # whether all of a model's attention may be torch's
     eager: bool = False  # whether eager attention is the model's own
@@ -200,12 +201,11 @@ class Watch:
         """A mask from transformers as visibility, computed once for the layers that share it."""
         if mask is None:
             return None
-        known = self.masks.get(id(mask))
-        if known is None or known[0] is not mask:
+        place = id(mask), version_of(mask), keys
+        if place not in self.masks:
             shown, _ = split_mask(mask.detach()[..., :keys])
-            known = mask, shown.any(dim=1).cpu()
-            self.masks[id(mask)] = known
-        return known[1]
+            self.masks[place] = mask, shown.any(dim=1).cpu()
+        return self.masks[place][1]
 
     def room(self, path: str) -> Callable[[int], None]:
         """Refuses bytes of a mask that is kept whole, if they exceed the budget."""
@@ -217,11 +217,10 @@ class Watch:
         """A mask from transformers in parts, computed once for the layers that share it."""
         from overt.tracing.masks import sight_of
 
-        known = self.sights.get(id(mask))
-        if known is None or known[0] is not mask:
-            known = mask, sight_of(mask, queries, keys, room=self.room(path))
-            self.sights[id(mask)] = known
-        return known[1]
+        place = id(mask), version_of(mask), queries, keys, False
+        if place not in self.sights:
+            self.sights[place] = mask, sight_of(mask, queries, keys, room=self.room(path))
+        return self.sights[place][1]
 
     def added(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """A mask as eager attention adds it: one that shows what is True is for torch's attention alone.
@@ -230,11 +229,11 @@ class Watch:
         """
         if mask is None or mask.dtype != torch.bool or self.eager:
             return mask
-        known = self.turned.get(id(mask))
-        if known is None or known[0] is not mask:
+        place = id(mask), version_of(mask)
+        if place not in self.turned:
             zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            known = self.turned[id(mask)] = mask, zeros.masked_fill(~mask, torch.finfo(dtype).min)
-        return known[1]
+            self.turned[place] = mask, zeros.masked_fill(~mask, torch.finfo(dtype).min)
+        return self.turned[place][1]
 
     def sight_of_eager(self, mask: Tensor | None, queries: int, keys: int) -> Sight:
         """What eager attention shows, in parts where these make the same weights, also of padding."""
@@ -242,11 +241,10 @@ class Watch:
 
         if mask is None:
             return Sight()
-        known = self.sights.get(id(mask))
-        if known is None or known[0] is not mask:
-            known = mask, sight_of(mask.detach(), queries, keys, exact=True)
-            self.sights[id(mask)] = known
-        return known[1]
+        place = id(mask), version_of(mask), queries, keys, True
+        if place not in self.sights:
+            self.sights[place] = mask, sight_of(mask.detach(), queries, keys, exact=True)
+        return self.sights[place][1]
 
     def sight_of_call(self, path: str, call: AttentionCall) -> Sight:
         """What one of Overt's own attentions shows, in parts; its masks are kept whole if they fit."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.chain import Chain
-from overt.tracing.asked import Asked
+from overt.tracing.asked import Asked, version_of
 from overt.tracing.capture import FUSED, CapturedAttention, watching
 from overt.tracing.inputs import Inputs
 from overt.tracing.levels import HeldMaps
@@ -68,6 +68,7 @@ class Collector:
         self.seen: dict[str, None] = {}
         self.tokenwise: set[str] = set()
         self.mixers: list[Mixer] = []
+        self.versions: list[tuple[str, Tensor, int]] = []  # path, queries or keys, and when they were kept
         if budget is not None:
             budget.inside = partial(is_traced, stack)  # a method of this would keep all states in a cycle
 
@@ -86,6 +87,7 @@ class Collector:
                 self._made(call, call.asked)
                 return
             call.asked = self.budget.kept_states(call.asked, call.path)
+            self.versions += [(call.path, x, version_of(x)) for x in (call.asked.query, call.asked.key)]
             self.calls.append(call)
             self.shapes.append(torch.Size(call.asked.shape))
             self.maps.append(call.asked)
@@ -116,6 +118,16 @@ class Collector:
         cells = StateLevel(asked, "each" if self.mixing.keep else "mean").cells()
         self.maps.append(self._check_map(call.number, cells))
         self.parts.append({})
+
+    def check_unchanged(self) -> None:
+        """Refuse queries and keys that the model has changed since, and that were kept; after the pass."""
+        kept, self.versions = self.versions, []
+        for path, states, version in kept:
+            if version_of(states) != version:
+                raise ValueError(
+                    f"{path} changes its queries or keys in place after it attends, so they cannot be kept "
+                    "instead of maps: give more memory=…, enough for maps"
+                )
 
     def inside(self, path: str, chain: str) -> bool:
         """Whether a call belongs to what is traced."""
@@ -226,6 +238,7 @@ def collect(
         contexts.enter_context(mixing.around(model, watch))
         result = model(**(with_history(arguments) if mixing.gradients else arguments))
         watch.check_projected()
+        collector.check_unchanged()
         if check is not None:
             check(collector)
         collector.finish(scored)

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from overt._modes import in_this_thread
 from overt.mechanisms.call import repeat_heads
 from overt.mechanisms.site import Kind
-from overt.tracing.asked import HIDDEN, Asked, Sight
+from overt.tracing.asked import HIDDEN, Asked, Sight, version_of
 from overt.tracing.asking import (
     attended,
     check_same,
@@ -239,7 +239,7 @@ class Recogniser(TorchFunctionMode):
         self.model, self.ignored, self.report, self.edit = model, ignored, report, edit
         self.values, self.sole, self.budget, self.inside = values, sole, budget, inside
         self.expected: set[tuple[type[nn.Module], str]] = set()  # kinds of attentions that were counted
-        self.sights: dict[int, tuple[Tensor, Sight]] = {}  # by masks, which layers may share
+        self.sights: dict[tuple[int, ...], tuple[Tensor, Sight]] = {}  # by masks, which layers may share
         self.paths = {module: path for path, module in model.named_modules()}
         self.frames: list[_Frame] = []
         self.batches: set[int] = set()
@@ -602,11 +602,10 @@ class Recogniser(TorchFunctionMode):
 
     def _in_parts(self, mask: Tensor, whole: Tensor, queries: int, keys: int) -> Sight:
         """A mask in parts, computed once for the layers that share it; it may be kept whole if it fits."""
-        known = self.sights.get(id(mask))
-        if known is None or known[0] is not mask:
-            known = mask, sight_of(whole, queries, keys, room=self._room)
-            self.sights[id(mask)] = known
-        return known[1]
+        place = id(mask), version_of(mask), queries, keys
+        if place not in self.sights:
+            self.sights[place] = mask, sight_of(whole, queries, keys, room=self._room)
+        return self.sights[place][1]
 
     def _room(self, count: int) -> None:
         """Refuse a mask that is kept whole, if its bytes exceed the budget."""

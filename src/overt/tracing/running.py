@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt.tracing.asked import version_of
 from overt.tracing.axes import Axes, labels_of
 from overt.tracing.origins import tensors
 
@@ -159,7 +160,7 @@ def probe_of(args: Any, kwargs: Any, axes_of: Callable[[Tensor], Axes | None]) -
     axes = None if x is None else axes_of(x)
     if x is None or axes is None or not any(map(labels_of, axes)):
         return None
-    return Probe(cut((args, kwargs)), (args, kwargs), _version(x), axes)
+    return Probe(cut((args, kwargs)), (args, kwargs), version_of(x), axes)
 
 
 def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
@@ -172,7 +173,7 @@ def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
     """
     for given in (probe.few, probe.whole):
         x = _states(given)
-        if x is None or (given is probe.whole and _version(x) != probe.version):
+        if x is None or (given is probe.whole and version_of(x) != probe.version):
             return False
         try:
             with torch.no_grad(), _unchanged(module):
@@ -207,10 +208,6 @@ def _mixes(module: nn.Module, given: Any, x: Tensor, axes: Axes, out: Axes) -> b
             if bool(differs.any()):
                 return True
     return False
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # which tensors of inference mode lack
 
 
 def _states(value: Any) -> Tensor | None:
