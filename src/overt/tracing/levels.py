@@ -280,13 +280,7 @@ class Levels:
         n = self.tokens
         plain = not (self.cross or self.recurrent or self.convolved or self.unit or self.signed)
         if plain and not self.of_states:
-            out = _means(self.maps[:highest], heads)
-            out *= 1.0 - residual
-            out.reshape(*out.shape[:2], n * n)[:, :, :: n + 1] += residual
-            total = out.sum(axis=-1, keepdims=True)
-            total[total == 0.0] = 1.0
-            out /= total
-            return out
+            return _mixed(self.maps[:highest], heads, residual)
         out = np.empty((self.mask.shape[0], highest, n, n))
         for number in range(highest):  # in place: two copies of all levels may not fit
             level = self.level(number + 1, heads, residual, clip=clip, passing=passing)
@@ -391,49 +385,65 @@ def averaged(cells: Held, heads: Heads) -> Tensor:
         return cells
     picked = cells if isinstance(heads, str) else cells[:, list(heads)]
     if picked.device.type == "cpu" and picked.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(_mean(picked.detach().numpy(), 1))
+        # On one core, numpy's sum is several times faster than torch's mean.
+        total = np.add.reduce(picked.detach().numpy(), axis=1, dtype=np.float64)
+        total /= picked.shape[1]
+        return torch.from_numpy(total)
     return picked.mean(dim=1, dtype=torch.float64)
 
 
-def _mean(array: np.ndarray[Any, Any], axis: int, out: np.ndarray[Any, Any] | None = None) -> Any:
-    """The mean in float64; on one core, numpy's sum is several times faster than torch's mean."""
-    total = np.add.reduce(array, axis=axis, dtype=np.float64, out=out)
-    total /= array.shape[axis]
-    return total
+def _mixed(maps: Sequence[Held], heads: Heads, residual: float) -> np.ndarray[Any, Any]:
+    """Maps of all layers averaged over heads, with their residual, float64 (batch, layer, query, key).
 
+    Whole float32 maps take one pass of compiled code; others, numpy.
+    """
+    batch, *_, n, _ = maps[0].shape
+    out = np.empty((batch, len(maps), n, n))
+    parts = _in_parts(maps) if isinstance(heads, str) else None
+    if parts is not None:
+        from overt.tracing.maxflow.kernels import mix_heads
 
-def _means(maps: Sequence[Held], heads: Heads) -> np.ndarray[Any, Any]:
-    """Maps of all layers averaged over heads, float64 (batch, layer, query, key), in an array of its own."""
-    together = _together(maps) if isinstance(heads, str) else None
-    if together is not None:
-        mean: np.ndarray[Any, Any] = _mean(together, 2)
-        return mean
-    batch, *_, queries, keys = maps[0].shape
-    out = np.empty((batch, len(maps), queries, keys))
+        for first, part in parts:
+            mix_heads(part, residual, first, out)
+        return out
     for number, cells in enumerate(maps):
-        assert isinstance(cells, Tensor)
-        whole = cells.dim() == 4 and isinstance(heads, str) and cells.dtype in (torch.float32, torch.float64)
-        if whole and cells.device.type == "cpu":
-            _mean(cells.detach().numpy(), 1, out[:, number])
-        else:
-            out[:, number] = averaged(cells, heads).detach().cpu().double().numpy()
+        out[:, number] = averaged(cells, heads).detach().cpu().double().numpy()
+    out *= 1.0 - residual
+    out.reshape(batch, len(maps), n * n)[:, :, :: n + 1] += residual
+    total = out.sum(axis=-1, keepdims=True)
+    total[total == 0.0] = 1.0
+    out /= total
     return out
 
 
+def _in_parts(maps: Sequence[Held]) -> list[tuple[int, np.ndarray[Any, Any]]] | None:
+    """Whole float32 maps as arrays (batch, layer, head, query, key), each with the number of its first layer.
+
+    None for other maps.
+    """
+    for cells in maps:
+        if not isinstance(cells, Tensor) or cells.dim() != 4 or cells.dtype != torch.float32:
+            return None
+        if cells.device.type != "cpu":
+            return None
+    together = _together(maps)
+    if together is not None and together.flags.c_contiguous:
+        return [(0, together)]
+    arrays = [cells.detach().numpy()[:, None] for cells in maps if isinstance(cells, Tensor)]
+    return [(number, np.ascontiguousarray(array)) for number, array in enumerate(arrays)]
+
+
 def _together(maps: Sequence[Held]) -> np.ndarray[Any, Any] | None:
-    """Layers (batch, head, query, key) that lie evenly in one array, as that array (batch, layer, …)."""
+    """Layers that lie evenly in one array, as that array (batch, layer, head, query, key)."""
     first, second = maps[0], maps[min(1, len(maps) - 1)]
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.dim() != 4:
-        return None
-    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-        return None
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
     start, step = first.data_ptr(), second.data_ptr() - first.data_ptr()
     memory, shape, strides = first.untyped_storage().data_ptr(), first.shape, first.stride()
     for number, cells in enumerate(maps):
+        assert isinstance(cells, Tensor)
         if (
-            not isinstance(cells, Tensor)
-            or cells.dtype != first.dtype
-            or cells.data_ptr() != start + number * step
+            cells.data_ptr() != start + number * step
             or cells.untyped_storage().data_ptr() != memory
             or cells.shape != shape
             or cells.stride() != strides
@@ -445,7 +455,6 @@ def _together(maps: Sequence[Held]) -> np.ndarray[Any, Any] | None:
         first.detach().numpy(),
         (batch, len(maps), *rest),
         (strides[0] * size, step, *(stride * size for stride in strides[1:])),
-        writeable=False,
     )
 
 

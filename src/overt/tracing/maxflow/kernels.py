@@ -1289,3 +1289,37 @@ def run(
         if ints[STATUS] != FINISHED:
             return e
     return end
+
+
+@_compiled
+def mix_heads(maps: Any, residual: float, first: int, out: Any) -> None:
+    """Fill out[:, first + layer] with (1 − r)·mean over heads + r·I, rows summing to one, in one pass.
+
+    Args:
+        maps: float32 (batch, layer, head, token, token).
+        residual: r.
+        first: where to put the first layer.
+        out: (batch, layer, token, token).
+    """
+    batch, layers, heads, n, _ = maps.shape
+    for b in range(batch):
+        for layer in range(layers):
+            level = out[b, first + layer]
+            cells = level.reshape(n * n)
+            cells[:] = 0.0
+            for head in range(heads):
+                source = maps[b, layer, head].reshape(n * n)
+                for c in range(n * n):
+                    cells[c] += source[c]
+            for i in range(n):
+                row = level[i]
+                total = 0.0
+                for j in range(n):
+                    row[j] *= (1.0 - residual) / heads
+                row[i] += residual
+                for j in range(n):
+                    total += row[j]
+                if total > 0.0:
+                    share = 1.0 / total
+                    for j in range(n):
+                        row[j] *= share

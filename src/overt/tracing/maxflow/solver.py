@@ -23,6 +23,9 @@ _REPORT_SECONDS = 0.2
 _SECONDS_PER_STEP = 1e-7
 _SHORT_SECONDS = 0.008
 _CHUNK_SECONDS = 0.05  # of guessed work that a thread takes at once
+_HERE_SECONDS = (
+    0.1  # of guessed work for one thread that is done without another, so that Ctrl-C waits for it
+)
 # An estimate samples at most this many sinks, and stops after this time.
 _SAMPLES = 24
 _SAMPLE_SECONDS = 1.0
@@ -289,7 +292,7 @@ def solve_batch(
     distinct, places = _distinct(sources, n)
     batch = batch_of(levels, kept, distinct)
     count = _thread_count(threads, batch)
-    if count == 1 and examples * _guess(batch) < _SHORT_SECONDS:
+    if count == 1 and examples * _guess(batch) < _HERE_SECONDS:
         run_here(batch)
     elif batch.padded and _splits(batch, count):
         _solve_long(batch, count, report)
