@@ -376,6 +376,8 @@ def test_the_page_in_a_browser(whole: Corpus, opened: Callable[..., Any]) -> Non
     for by in ("Positions", "Labels", "Errors", "kind"):
         shown.get_by_role("button", name=f"By: {by}").click()
         assert shown.locator("tbody tr").count()
+    small = opened(html, "by=kind", width=390, height=800)
+    assert small.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
     shown.get_by_role("searchbox").fill("dull")
     assert shown.evaluate("overt.state().find") == "dull"
 

@@ -204,7 +204,7 @@ class CorpusView {
 
   explained() {
     const { covers, even } = this.index.about;
-    const contrast = "Contrast: × even in this group less × even in all other sentences. ";
+    const contrast = "Contrast: × even in this group less × even in all other sentences. Special: the share of a sentence’s attribution that falls on special tokens. ";
     const order = "Rows at the top of a sorted table are there because they are large, in part by chance. ";
     return element("details", { open: true }, element("summary", {}, "What the numbers mean"), element("p", {}, `Mean: attribution of one occurrence. ${even} ${this.table.grouped ? contrast : ""}`), element("p", {}, `${covers} ${order}`));
   }
@@ -217,7 +217,8 @@ class CorpusView {
       const cells = index.methods.map((method) => element("td", {}, percent(group.on_special[method.name][0]), " ", element("span", { class: "range optional" }, this.halfShare(group.on_special[method.name]))));
       return element("tr", { "aria-selected": String(i === state.group) }, element("td", {}, name), element("td", {}, count(group.sentences)), element("td", {}, group.tokens.toFixed(1)), ...cells);
     });
-    return element("table", { class: "groups", title: "special: the share that falls on special tokens" }, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {}, text)))), element("tbody", {}, ...body));
+    const groups = element("table", { class: "groups" }, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {}, text)))), element("tbody", {}, ...body));
+    return element("div", { class: "rows" }, groups);
   }
 
   halfShare([value, , high]) {
@@ -240,7 +241,7 @@ class CorpusView {
       heading("name", table.by === "position" ? "position" : "token", true),
       heading("sentences", "sentences"),
       ...measures.map((name) => heading(name, MEASURES[name])),
-      element("th", { class: "left" }, this.legend(measure)),
+      element("th", { class: "left" }, element("span", { class: "optional" }, this.legend(measure))),
     );
     const bodies = [];
     if (special.length) bodies.push(element("tbody", {}, ...special.map((row) => this.row(row, measures, measure, special))));
@@ -255,7 +256,7 @@ class CorpusView {
       };
       parts.push(element("p", {}, element("button", { type: "button", class: "more", onclick: more }, `${count(others.length - first.length)} more`)));
     }
-    return element("div", {}, ...parts);
+    return element("div", { class: "rows" }, ...parts);
   }
 
   legend(measure) {
