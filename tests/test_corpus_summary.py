@@ -326,7 +326,7 @@ def test_tables_are_sorted_and_cut_as_asked() -> None:
     assert all(row.sentences >= 20 for row in summary.rows(least=20))
     assert all(row.special for row in summary.rows(special=True, least=1))
     assert summary.methods == METHODS
-    assert str(summary.rows()) == str(summary.rows("flow")), "the last by default"
+    assert str(summary.rows()) == str(summary.rows("raw")), "the first by default, without rollout"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from overt._files import check_folder
 from overt.cli.corpus_app import corpus_app
 from overt.corpus.opened import LABEL
 from overt.corpus.page import EXAMPLES, corpus_page
-from overt.corpus.summary import COVERS, EVEN, LEAST, SORTS, Estimate, Row, Summary
+from overt.corpus.summary import COVERS, EVEN, LEAST, SORTS, Estimate, Row, Summary, main_method
 from overt.tracing.progress import counting
 from overt.view.terminal import bar
 
@@ -75,7 +75,7 @@ def show_corpus(
         raise ValueError(f"--label {label}: there is no such column; columns: {', '.join(opened.carried)}")
     label = LABEL if label is None else label
     if method is None:
-        method = "rollout" if "rollout" in opened.methods else opened.methods[0]
+        method = main_method(opened.methods)
     _check.one_of("--method", method, opened.methods)
     opened.grouping(by, label)  # refuses a column that there is none of
     console = Console()

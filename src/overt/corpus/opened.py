@@ -375,7 +375,7 @@ class Corpus:
                 f"(label=…); columns: {', '.join(self.carried)}"
             )
         self._check_column(name)
-        if self.columns[name].startswith(("list", "struct", "map")):
+        if self.columns[name].startswith(("list", "large_list", "fixed_size_list", "struct", "map")):
             raise ValueError(f"by must be a column of single values, {name!r} holds {self.columns[name]}")
         names = self.manifest.get("labels") if by == "label" else None
         return Grouping((name,), lambda table: [_named(one, names) for one in table[name].to_pylist()])

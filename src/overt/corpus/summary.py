@@ -383,8 +383,7 @@ class Summary:
     def _method(self, method: str | None) -> int:
         from overt import _check
 
-        if method is None:
-            return len(self.methods) - 1
+        method = main_method(self.methods) if method is None else method
         _check.one_of("method", method, self.methods)
         return self.methods.index(method)
 
@@ -414,7 +413,7 @@ class Summary:
         """Rows of a method's table.
 
         Args:
-            method: by name; by default the last.
+            method: by name; by default rollout, or the first that there is.
             sort: "mean", "ratio", "sentences" or, with groups, "contrast", largest first; by default the
                 mean, and positions in their order.
             least: sentences that a row must have; for a contrast, both in its group and in the others.
@@ -506,6 +505,11 @@ class Summary:
                     flat |= {name: value, f"{name}_low": low, f"{name}_high": high}
                 found.append(flat)
         return found
+
+
+def main_method(methods: Sequence[str]) -> str:
+    """The method that is shown first: rollout, as on other pages, or the first that there is."""
+    return "rollout" if "rollout" in methods else methods[0]
 
 
 def ordered(rows: Iterable[Row], sort: str) -> list[Row]:
