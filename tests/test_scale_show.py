@@ -23,7 +23,7 @@ from overt.cli import app  # noqa: E402
 from overt.corpus.examples import chosen_rows, priority_of  # noqa: E402
 from overt.corpus.opened import Corpus, sentences_of  # noqa: E402
 from overt.corpus.page import corpus_page, displayed  # noqa: E402
-from overt.corpus.store import Store, arrow_schema  # noqa: E402
+from overt.corpus.store import Store, arrow_schema, data_types  # noqa: E402
 from small_corpora import TEXTS, small_classifier  # noqa: E402
 
 pytest_plugins = ["browser"]
@@ -221,6 +221,62 @@ def test_labels_have_the_models_names_and_errors_are_predictions_that_differ(who
 def test_labels_that_the_model_does_not_have_are_no_errors_but_a_refusal(whole: Corpus) -> None:
     with pytest.raises(ValueError, match="label 'b' of column 'kind' is none of the model's: bad, good"):
         whole.summary("error", label="kind")
+
+
+def predicting(
+    folder: Path, labels: list[str] | None, predictions: list[str | None], truths: list[Any]
+) -> Corpus:
+    """A corpus of one word, with these predictions and labels."""
+    kind = "string" if any(isinstance(truth, str) for truth in truths) else "int64"
+    types = data_types({"text": "string", "label": kind}, ["raw"], -1)
+    count = len(truths)
+    same = {"text": "a", "tokens": ["a"], "starts": [0], "ends": [1], "special": [False], "cut": False}
+    same |= {"query": 0, "probability": 0.5, "raw": [1.0]}
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in same.items()}
+    columns |= {"row": list(range(count)), "prediction": predictions, "label": truths}
+    settings = {"methods": ["raw"], "text": "text", "layers": -1, "queries": None}
+    about = {"model": {"name": "m", "hash": "h"}, "input": {"name": "in"}, "schema": types, "labels": labels}
+    store = Store(folder)
+    store.begin({"format": 1, "settings": settings, "shards": 1, **about})
+    store.write(0, columns, {}, arrow_schema(types))
+    return overt.corpus.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "truths", "expected"),
+    [
+        (["no", "yes"], ["no", "yes", "yes"], [0, 1, 0], {"right": 2, "wrong": 1}),
+        (["no", "yes"], ["no", "yes", "yes"], ["0", "yes", "no"], {"right": 2, "wrong": 1}),
+        (["1", "0"], ["1", "0"], [1, 0], {"right": 2}),  # names come before numbers
+        (None, ["0", "1", "10"], [0, 0, 10], {"right": 2, "wrong": 1}),
+        (["no", "yes"], ["no", "yes"], [None, 1], {None: 1, "right": 1}),
+    ],
+)
+def test_predictions_are_compared_by_the_names_of_classes_or_their_numbers(
+    tmp_path: Path, labels: Any, predictions: Any, truths: Any, expected: Any
+) -> None:
+    groups = predicting(tmp_path, labels, predictions, truths).summary("error").groups()
+    assert {group.name: group.sentences for group in groups} == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "truths", "words"),
+    [
+        (["no", "yes"], ["no"], [2], "label '2' of column 'label' is none of the model's: no, yes"),
+        (["no", "yes"], ["no"], ["NO"], "label 'NO' of column 'label' is none"),
+        (None, ["Ġgood"], ["good"], "predicts tokens or numbers, such as 'Ġgood'"),
+        (None, ["0.25"], [0], "predicts tokens or numbers, such as '0.25'"),
+        (None, ["1"], ["one"], "none of the model's: numbers from 0"),
+        (None, [None], [1], "this model predicts nothing"),
+    ],
+)
+def test_predictions_that_no_label_can_equal_are_refused(
+    tmp_path: Path, labels: Any, predictions: Any, truths: Any, words: str
+) -> None:
+    corpus = predicting(tmp_path, labels, predictions, truths)
+    with pytest.raises(ValueError, match=words):
+        corpus.summary("error")
+    assert set(corpus_page(corpus, least=1).index["about"]["missing"]) == {"error"}
 
 
 def test_summaries_together_are_those_made_alone(whole: Corpus) -> None:

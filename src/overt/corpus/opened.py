@@ -389,26 +389,33 @@ class Corpus:
             )
         names = self.manifest.get("labels")
 
+        def right(prediction: str | None, truth: Any) -> bool:
+            if prediction is None:
+                raise ValueError(
+                    "by='error' compares predictions with labels, and this model predicts nothing: it has no "
+                    "classifier"
+                )
+            if names is None and not prediction.isdigit():
+                raise ValueError(
+                    "by='error' compares classes with labels, and this model predicts tokens or numbers, "
+                    f"such as {prediction[:SHOWN]!r}"
+                )
+            # Classes without names are predicted by their numbers.
+            named = str(truth) if names is None else _named(truth, names)
+            if not (named.isdigit() if names is None else named in names):
+                classes = (
+                    "numbers from 0" if names is None else f"{', '.join(names)[:SHOWN]}, or their numbers"
+                )
+                raise ValueError(
+                    f"label {str(truth)[:SHOWN]!r} of column {label!r} is none of the model's: {classes}"
+                )
+            return bool(prediction == named)
+
         def values(table: Any) -> list[str | None]:
-            found: list[str | None] = []
             pairs = zip(table["prediction"].to_pylist(), table[label].to_pylist(), strict=True)
-            for prediction, truth in pairs:
-                if prediction is None:
-                    raise ValueError(
-                        "by='error' compares predictions with labels, and this model predicts nothing: it "
-                        "has no classifier"
-                    )
-                if truth is None:
-                    found.append(None)
-                    continue
-                named = _named(truth, names)
-                if names is not None and named not in names:
-                    raise ValueError(
-                        f"label {str(truth)[:SHOWN]!r} of column {label!r} is none of the model's: "
-                        f"{', '.join(names)[:SHOWN]}, or their numbers from 0"
-                    )
-                found.append(RIGHT if prediction == named else WRONG)
-            return found
+            return [
+                None if truth is None else RIGHT if right(said, truth) else WRONG for said, truth in pairs
+            ]
 
         return Grouping(("prediction", label), values)
 
