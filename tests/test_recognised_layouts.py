@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import other_models as other
 import overt
 from long_traces import states_of
 from other_models import Block, NanoAttention, Text
+from overt.tracing import running
 
 IDS = torch.randint(0, other.WORDS, (2, 6), generator=torch.Generator().manual_seed(3))
 
@@ -28,10 +32,14 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.calls = nn.Linear(other.WIDTH, other.WIDTH), 0
+        self.losses: list[float] = []
+        self.sizes: dict[int, int] = {}
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.losses.append(float(x.sum()))
+        self.sizes[len(self.sizes)] = x.shape[1]
         self.seen += 1
         x += self.linear(x).tanh()
         return x
@@ -63,11 +71,41 @@ def test_layers_that_are_run_again_leave_the_model_alone(name: str) -> None:
             x = layer(x)
     if name == "entry":
         model.h[1].calls, model.h[1].seen[:] = 0, 0
+        model.h[1].losses.clear()
+        model.h[1].sizes.clear()
     traced = overt.trace(model, IDS, heads=True, output=lambda result: results.append(result) or result)
     torch.testing.assert_close(results[0], want)
     close_to(traced.maps, maps)
     if name == "entry":
         assert (model.h[1].calls, model.h[1].seen.tolist()) == (1, [1, 1]), "as if it had run once"
+        assert (len(model.h[1].losses), model.h[1].sizes) == (1, {0: IDS.shape[1]})
+
+
+def test_a_module_that_is_run_again_has_its_attributes_in_other_threads_too() -> None:
+    module, x = nn.BatchNorm1d(4).eval(), torch.randn(3, 4)
+    ended = threading.Event()
+
+    def run() -> int:
+        count = 0
+        while not ended.is_set():
+            module(x)
+            count += 1
+        return count
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            runs = pool.submit(run)
+            try:
+                for _ in range(4000):
+                    with running._unchanged(module):
+                        pass
+            finally:
+                ended.set()
+            assert runs.result() > 0
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class Floats(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_not
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,20 +103,32 @@ def is_tokenwise(module: nn.Module, samples: Samples | None, output: Any) -> boo
 
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Give a module its attributes and buffers back, and torch its random numbers."""
+    """Give a module its attributes and buffers back, and torch its random numbers.
+
+    Only what has changed is set: other threads may be running the module.
+    """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    kept = [(vars(part), dict(vars(part)), dict(part._buffers)) for part in parts]
+    held = [vars(part) for part in parts]
+    held += [value for attributes in held for value in attributes.values() if type(value) is dict]
+    kept = [(attributes, dict(attributes)) for attributes in held]
+    values = [value for part in parts for value in vars(part).values()]
+    lists = [(value, list(value)) for value in values if type(value) is list]
     copies = [(buffer, buffer.clone()) for buffer in module.buffers()]
     state = torch.get_rng_state()
     try:
         yield
     finally:
         torch.set_rng_state(state)
-        for attributes, before, buffers in kept:
-            attributes.clear()
-            attributes.update(before)
-            attributes["_buffers"].clear()
-            attributes["_buffers"].update(buffers)
+        for attributes, before in kept:
+            for name in [*attributes]:
+                if name not in before:
+                    del attributes[name]
+            for name, value in before.items():
+                if name not in attributes or attributes[name] is not value:
+                    attributes[name] = value
+        for entries, earlier in lists:
+            if len(entries) != len(earlier) or any(map(is_not, entries, earlier)):
+                entries[:] = earlier
         for buffer, copy in copies:
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
