@@ -17,7 +17,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 T_contra = TypeVar("T_contra", contravariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
-Tell = Callable[[int], None]
+Tell = Callable[[int], object]
 
 
 class Throttled:

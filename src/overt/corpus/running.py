@@ -113,9 +113,9 @@ class Job:
         return {"rows": len(shard), "errors": len(bad)}
 
 
-def perform_shard(number: int, job: Job, tell: Tell) -> dict[str, Any]:
+def perform_shard(task: int, shared: Job, tell: Tell) -> dict[str, Any]:
     """Trace a shard, in a process of its own."""
-    return job.perform(number, tell)
+    return shared.perform(task, tell)
 
 
 def _rank() -> int | None:
