@@ -189,7 +189,7 @@ class CorpusView {
     const facts = [
       kept,
       `each in ${about.least} or more sentences${table.grouped ? " of its group" : ""}`,
-      left > 0 ? `${count(left)} rows that come first by nothing are not on this page` : null,
+      left > 0 ? `${count(left)} more are not on this page, being at the top of no list` : null,
       about.left_out ? `${count(about.left_out)} sentences with attributions that are no numbers are left out` : null,
       about.bad ? `${count(about.bad)} bad ${about.bad === 1 ? "row is" : "rows are"} in the folder’s errors` : null,
     ];
