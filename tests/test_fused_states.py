@@ -73,6 +73,37 @@ def test_lists_of_heads_and_cross_attention() -> None:
     check(asked(Sight(keys=REAL[:, :50]), 33, 50), None, "mean")
 
 
+# Heads, key heads, queries, keys, the mask, and the heads that are averaged.
+SHAPES: dict[str, tuple[int, int, int, int, Sight, Any]] = {
+    "fewer queries": (6, 2, 33, 50, Sight(causal=True, offset=17), "mean"),
+    "more queries": (6, 2, 50, 33, Sight(causal=True, offset=-17), [5, 0, 3]),
+    "more queries, unaligned": (4, 4, 50, 33, Sight(causal=True), "mean"),
+    "one key head": (3, 1, 17, 17, Sight(causal=True, window=5, offset=-3), "mean"),
+    "chunks beyond the keys": (2, 1, 40, 31, Sight(causal=True, chunk=7, offset=4), [1]),
+    "a window without causality": (6, 6, 20, 45, Sight(window=9, offset=11), [4, 5, 2, 3]),
+    "one query": (5, 5, 1, 40, Sight(causal=True, offset=39), "mean"),
+}
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_any_shape_is_that_of_the_definition(
+    name: str, pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, key_heads, queries, keys, sight, chosen = SHAPES[name]
+    monkeypatch.setattr(carry, "PROGRAMS", 1024 if pieces else 1)
+    carry._ready_rows.cache_clear()
+    key = normal(1, 2, key_heads, keys, 12)
+    held = moved(Asked(normal(0, 2, queries, heads, 12).transpose(1, 2), key, 0.4, sight), DEVICE)
+    rows = normal(5, 2, 3, queries).abs().to(DEVICE)
+    level = StateLevel(held, chosen)
+    assert level._unfit() is None
+    weights = held.weights()
+    want = rows.double() @ (weights.mean(1) if chosen == "mean" else weights[:, chosen].mean(1))
+    torch.testing.assert_close(level.apply(rows), want, rtol=0.0, atol=1e-5)
+    carry._ready_rows.cache_clear()
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_is_exact_but_for_the_rounding_of_sums(dtype: torch.dtype) -> None:
     check(asked(Sight(causal=True), dtype=dtype), None, "mean", atol=2e-6)
