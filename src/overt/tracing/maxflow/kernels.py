@@ -1125,25 +1125,27 @@ def _pair(
     tiny, near = reals[TINY], reals[NEAR]
     row = ((level - 1) * n + i) * n
     value = 0.0
-    if rolled >= 0:
-        for r in range(len(ROLLOUT_LEVELS)):
-            tries = ints[at.tried + level]
-            top = ROLLOUT_LEVELS[0] + r
-            if top >= level - 1 or (tries >= _PATIENCE and 2 * ints[at.failed + level] > tries):
+    tries = len(ROLLOUT_LEVELS) if rolled >= 0 else 0
+    for r in range(tries + 1):  # one loop and no literals, so that numba compiles what it calls once
+        top, own = level - 1, i
+        if r < tries:
+            top, own = ROLLOUT_LEVELS[0] + r, -1
+            tried, failed = ints[at.tried + level], ints[at.failed + level]
+            if top >= level - 1 or (tried >= _PATIENCE and 2 * failed > tried):
                 continue
-            for k in range(n):
-                reals[at.supply + k] = reals[rolled + r * n + k]
-            value = _flow(space, at, capacity, stop, top, -1, sink, bound, tiny)
-            if ints[STATUS] != FINISHED:
-                return value
+        for k in range(n):
+            reals[at.supply + k] = reals[rolled + r * n + k] if r < tries else capacity[row + k]
+        value = _flow(space, at, capacity, stop, top, own, sink, bound, tiny)
+        if ints[STATUS] != FINISHED:
+            break
+        if value >= bound - near:
+            value = bound
+        if r < tries:
             ints[at.tried + level] += 1
-            if value >= bound - near:
-                return bound
+            if value == bound:
+                break
             ints[at.failed + level] += 1
-    for k in range(n):
-        reals[at.supply + k] = capacity[row + k]
-    value = _flow(space, at, capacity, stop, level - 1, i, sink, bound, tiny)
-    return bound if value >= bound - near else value
+    return value
 
 
 @_compiled
@@ -1166,7 +1168,7 @@ def _by_source(space: Any, at: Any, capacity: Any, stop: Any, first: int, last: 
                 value = _through_one(capacity, row, reals, at.into_sink + n, n)
             else:
                 bound = _bound(space, at, capacity, level, i, sink)
-                rolled = -1
+                rolled = -lowest
                 if level > ROLLOUT_LEVELS[0] + 1:
                     rolled = at.rollouts + s * len(ROLLOUT_LEVELS) * n
                 value = _pair(space, at, capacity, stop, rolled, level, i, sink, bound)
@@ -1211,7 +1213,7 @@ def _by_sink(
                     for k in range(n):
                         sure += capacity[row + k] if reals[below + k] >= value - near else 0.0
                     if sure < value - near:
-                        value = _pair(space, at, capacity, stop, -1, level, i, sink, value)
+                        value = _pair(space, at, capacity, stop, -lowest, level, i, sink, value)
                         if ints[STATUS] != FINISHED:
                             return sink
                 reals[here + i] = value
