@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow", reason="install the extra scale")
 datasets = pytest.importorskip("datasets", reason="install the extra scale")
 
 import overt  # noqa: E402
+from data_sets import data_set  # noqa: E402
 from small_corpora import TEXTS, small_classifier  # noqa: E402
 
 METHODS = ("raw", "rollout", "flow")
@@ -38,17 +39,47 @@ def check(rows: list[dict[str, Any]], model: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [None, 2])
-def test_datasets_map_takes_a_tracer(model: str, processes: int | None) -> None:
+def test_datasets_map_takes_a_tracer(model: str, tmp_path: Path) -> None:
     tracer = overt.Tracer(model, methods=METHODS)
-    data = datasets.Dataset.from_dict({"text": [*TEXTS, None, ""], "label": list(range(10))})
-    mapped = data.map(tracer, batched=True, batch_size=3, with_rank=True, num_proc=processes)
-    assert mapped["label"] == list(range(10))
+    data = data_set(tmp_path, [{"text": text, "label": n} for n, text in enumerate([*TEXTS, None, ""])])
+    mapped = data.map(tracer, batched=True, batch_size=3, with_rank=True)
+    assert list(mapped["label"]) == list(range(10))
     check(list(mapped)[:8], model)
-    assert mapped["error"] == ["", *[""] * 7, "text is missing", "text is empty"]
-    typed = data.map(tracer, batched=True, features=datasets.Features({**data.features, **tracer.features}))
+    assert list(mapped["error"]) == [*[""] * 8, "text is missing", "text is empty"]
+    features = datasets.Features({**data.features, **tracer.features})
+    typed = data.map(tracer, batched=True, features=features)
     assert typed.features["raw"] == tracer.features["raw"]
     assert str(typed.features.arrow_schema.field("flow").type) == "list<item: float>"
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """That of a fresh process."""
+    path = ":".join(filter(None, sys.path))
+    return {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "HF_HOME": str(folder), **more}
+
+
+MAP = """
+import pickle, sys
+from pathlib import Path
+import overt
+from data_sets import data_set
+from small_corpora import TEXTS
+folder = Path(sys.argv[2])
+data = data_set(folder, [{"text": text, "label": n} for n, text in enumerate(TEXTS)])
+tracer = overt.Tracer(sys.argv[1], methods=("raw", "rollout", "flow"))
+mapped = data.map(tracer, batched=True, batch_size=3, with_rank=True, num_proc=2)
+(folder / "rows").write_bytes(pickle.dumps(list(mapped)))
+"""
+
+
+@pytest.mark.slow
+def test_datasets_map_takes_a_tracer_in_two_processes(model: str, tmp_path: Path) -> None:
+    # They are forked, from one that has not computed with threads, as this one has.
+    command = [sys.executable, "-c", MAP, model, str(tmp_path)]
+    subprocess.run(command, env=environment(tmp_path), check=True, capture_output=True, timeout=300)
+    rows = pickle.loads((tmp_path / "rows").read_bytes())
+    assert [row["label"] for row in rows] == list(range(8))
+    check(rows, model)
 
 
 HASH = """
@@ -67,12 +98,7 @@ def test_the_hash_of_a_tracer_is_the_same_in_every_process_and_depends_on_its_se
 ) -> None:
     found = []
     for seed in ("1", "2"):
-        path = {
-            "PYTHONPATH": ":".join(filter(None, sys.path)),
-            "PATH": "/usr/bin:/bin",
-            "PYTHONHASHSEED": seed,
-        }
-        path |= {"HF_HOME": str(tmp_path)}
+        path = environment(tmp_path, PYTHONHASHSEED=seed)
         command = [sys.executable, "-c", HASH, model]
         found += subprocess.run(command, env=path, check=True, capture_output=True, text=True).stdout.split()
     assert len(found) == 4
@@ -95,6 +121,7 @@ def ray() -> Iterator[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, of its settings
 def test_ray_data_maps_batches_with_the_class(model: str, ray: Any) -> None:
     data = ray.data.from_items([{"text": text, "label": label} for label, text in enumerate(TEXTS * 3)])
     settings = {"model": model, "methods": METHODS}

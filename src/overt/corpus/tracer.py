@@ -30,6 +30,7 @@ Queries = Literal["cls", "last"] | int | None
 Tell = Callable[[int], object]
 PROBE = "a b"
 KEPT = 2  # models that a process keeps
+_PROCESS = os.getpid()  # another in a process that was forked, as by `datasets`
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -203,6 +204,8 @@ class Tracer:
 
     def open(self, rank: int | None = None) -> _Opened:
         """The model, loaded and tried once per process."""
+        if os.getpid() != _PROCESS:
+            torch.set_num_threads(1)  # others were forked beside this one
         if isinstance(self.model, nn.Module):
             if self._own is None:
                 self._own = self._tried(self.model, self.tokenizer)
