@@ -104,7 +104,7 @@ wheel:
 	$$pip install --no-compile -c constraints.txt "$$(echo "$$folder"/overt-*.whl)[train]"; \
 	cd "$$folder"; venv/bin/overt --help; venv/bin/overt demo --steps 20
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-bench $(VENV)/.installed-scale
 	$(BIN)/python benchmarks/mechanisms.py
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/generate.py --sentences 4 --tokens 10 --repeats 3
@@ -116,6 +116,8 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/page.py --long
 	$(BIN)/python benchmarks/long_trace.py --shape smollm2 --tokens 2000 --ways trace --memory 268435456
+	$(BIN)/python benchmarks/corpus.py
+	$(BIN)/python benchmarks/corpus.py --workers --sentences 512
 
 bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src $(GPU) benchmarks/gpu.py
