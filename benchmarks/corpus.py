@@ -36,8 +36,14 @@ def random_model(folder: Path) -> str:
     tokenizer: Any = BertTokenizer
     tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+    sizes: dict[str, Any] = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    }
+    network: Any = BertModel
+    network(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
     return str(folder)
 
 
@@ -152,8 +158,8 @@ def compare_workers(folder: Path, corpus: Path, path: str, rows: int) -> None:
     rates = []
     for workers in (1, 2):
         ticks = Ticks()
-        settings = {"methods": ("raw", "rollout"), "shard": max(32, rows // 16), "workers": workers}
-        run(corpus, path, folder / f"workers {workers}", progress=ticks, **settings)
+        shard = max(32, rows // 16)
+        run(corpus, path, folder / f"workers {workers}", shard=shard, workers=workers, progress=ticks)
         rates.append(ticks.rate())
         print(f"{workers} workers: {rates[-1]:.1f} sentences a second")
     print(

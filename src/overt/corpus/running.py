@@ -17,11 +17,11 @@ from torch import nn
 from overt import _check
 from overt._extras import need
 from overt._version import __version__
-from overt._workers import cores, side_by_side
+from overt._workers import Tell, cores, side_by_side
 from overt.corpus import plan, store
 from overt.corpus.reading import Source, open_source
 from overt.corpus.store import Store
-from overt.corpus.tracer import Queries, Tell, Tracer
+from overt.corpus.tracer import Queries, Tracer
 
 ENGINES = ("local", "ray")
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
@@ -114,7 +114,7 @@ class Job:
 
 
 def perform_shard(task: int, shared: Job, tell: Tell) -> dict[str, Any]:
-    """Trace a shard, in a process of its own."""
+    """Trace the shard of a number, in another process."""
     return shared.perform(task, tell)
 
 

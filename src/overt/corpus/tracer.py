@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
 from overt._predictions import linked
+from overt._workers import Tell
 from overt.corpus import plan, store
 from overt.corpus.models import hash_of, hash_of_module, limit_of, open_named
 from overt.tracing.inputs import Inputs, is_pair, names_of, padding_id, tokenizer_of
@@ -27,7 +28,6 @@ from overt.tracing.result import Trace, main_queries
 from overt.tracing.tracer import trace, trace_batch
 
 Queries = Literal["cls", "last"] | int | None
-Tell = Callable[[int], object]
 PROBE = "a b"
 KEPT = 2  # models that a process keeps
 _PROCESS = os.getpid()  # another in a process that was forked, as by `datasets`
