@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from overt._extras import need
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -47,7 +49,7 @@ class Rows:
         return {
             name: [values[place] for place in places]
             if isinstance(values, list)
-            else values.take(list(places))
+            else values.take(np.array(places, dtype=np.int64))
             for name, values in self.columns.items()
         }
 
