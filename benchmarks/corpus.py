@@ -2,9 +2,9 @@
 
 Plain passes use torch's attention (sdpa) in inference mode, with ids that are tokenised already. Both compute
 with one thread. Shares are of processor time, which other work on the machine changes little; times by the
-clock stand beside them. Weights are random, in MiniLM's shape, unless --model names a folder; texts are random
-words, unless --input names a file. Two workers are compared with one by the clock, over the middle of each
-run, when all processes are at work: this needs two idle cores.
+clock stand beside them. Weights are random, in MiniLM's shape, unless --model names a folder; texts are
+random words, unless --input names a file. Two workers are compared with one by the clock, over the middle of
+each run, when all processes are at work: this needs two idle cores.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def compare_workers(folder: Path, corpus: Path, path: str, rows: int) -> None:
         rates.append(ticks.rate())
         print(f"{workers} workers: {rates[-1]:.1f} sentences a second")
     print(
-        f"two workers: {rates[1] / rates[0]:.2f} times one; ≥ 1.8: {'met' if rates[1] >= 1.8 * rates[0] else 'missed'}"
+        f"two workers: {rates[1] / rates[0]:.2f} times one; ≥ 1.8: "
+        f"{'met' if rates[1] >= 1.8 * rates[0] else 'missed'}"
     )
 
 

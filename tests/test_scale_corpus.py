@@ -204,7 +204,7 @@ def test_a_folder_made_with_something_else_is_refused(model: str, tmp_path: Path
     with pytest.raises(ValueError, match=r"out was made with another model: hash was \"\w+"):
         running.run(path, other, out, shard=15, workers=1)
     with pytest.raises(
-        ValueError, match=r"other settings: methods was \[\"raw\", \"rollout\"\], now \[\"raw\"\]"
+        ValueError, match=r"other settings: methods was \[\"raw\", \"rollout\", \"flow\"\], now \[\"raw\"\]"
     ):
         running.run(path, model, out, shard=15, workers=1, methods=("raw",))
     corpus(tmp_path, rows=31)

@@ -99,7 +99,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder to write. With an interrupted run in it, that goes on.")],
     methods: Annotated[
         str, typer.Option(help=f"Methods between commas: {join_or(known_methods('maps'))}.")
-    ] = "raw,rollout",
+    ] = "raw,rollout,flow",
     queries: Annotated[
         str | None,
         typer.Option(

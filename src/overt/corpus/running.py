@@ -152,7 +152,7 @@ def run(
     model: str | Path | nn.Module,
     out: str | Path,
     *,
-    methods: Sequence[str] = ("raw", "rollout"),
+    methods: Sequence[str] = ("raw", "rollout", "flow"),
     queries: Queries = None,
     layers: int | Sequence[int] | None = -1,
     text: str = "text",

@@ -114,7 +114,7 @@ class Tracer:
     def __init__(
         self,
         model: str | os.PathLike[str] | nn.Module,
-        methods: Sequence[str] = ("raw", "rollout"),
+        methods: Sequence[str] = ("raw", "rollout", "flow"),
         queries: Queries = None,
         layers: int | Sequence[int] | None = -1,
         *,
