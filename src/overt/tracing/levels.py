@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -111,6 +112,11 @@ class Levels:
     def of_states(self) -> bool:
         """Whether any layer has no map, only what it is made from."""
         return any(not isinstance(held, Tensor) for held in (*self.maps, *self.encoder, *self.cross))
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether there is padding."""
+        return not bool(self.mask.all())
 
     @property
     def layers(self) -> int:
@@ -218,7 +224,7 @@ class Levels:
             return UniformLevel(held.sight, (count, keys), real, place)
         if self.device is not None and held.query.device.type == "cpu":
             held = moved(held, self.device)
-        return StateLevel(held, heads, place, None if bool(self.mask.all()) else real)
+        return StateLevel(held, heads, place, real if self.padded else None)
 
     def _cells(self, number: int, heads: Heads, residual: float, clip: bool, passing: float) -> Tensor:
         source = self.first
@@ -305,7 +311,7 @@ class Levels:
         """The same levels with zeros in the rows and columns of padding; those of states always have them."""
         source = self.first
         real = self.mask
-        if bool(real.all()):
+        if not self.padded:
             return self
         if not self.cross:
             return replace(self, maps=[_real(cells, real, real) for cells in self.maps])

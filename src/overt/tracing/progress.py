@@ -35,7 +35,7 @@ def watching(progress: bool | None, jobs: int) -> Iterator[Callable[..., Any]]:
         if not began:
             began = True
             if not compiled():
-                bar.console.print("attention flow: compiling, once (about 15 s)", style="dim")
+                bar.console.print("attention flow: compiling, once (about 20 s)", style="dim")
             seconds = 0.0
             if levels[0].size * len(sources) * jobs > WORTH_ESTIMATING:
                 seconds = jobs * estimate(levels[0], sources, threads)

@@ -10,6 +10,15 @@ level below has something left. `back_arcs`: row u has bit m where node m of the
 u, which may be sent back. The labels of a phase are sets too, one for each (distance, level), so that "the
 next useful arc of u" is the lowest bit of (row of u) & (set one step nearer to the sink): saturated arcs
 and exhausted nodes are cleared bits, and are never looked at again.
+
+Where the time goes, from all sources of the top of MiniLM's maps (6 levels × 32 tokens, 1,024 pairs of
+about 18 µs): 85 % of the pairs end at a closed-form cut, so that a search must only bring that much; three
+quarters of the time are the first phase, some 450 visits of nodes per pair, and a seventh of that is
+`_down_columns`. Tried without gain: the widest arcs of a node first (4 % fewer visits, the same time); all
+paths that leave the source's column once and enter the sink's once, by passes over vectors before the
+search (42 % fewer visits, the same time, and twice that for one source, whose bound then needs later
+phases); least cuts remembered for other sources of the same sink (0.2 % fewer visits); a node of level 2
+emptied by the one above without a visit (a third fewer visits, 3 to 8 % less time).
 """
 
 from __future__ import annotations

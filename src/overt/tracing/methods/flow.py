@@ -78,8 +78,7 @@ def flow_of(levels: Levels, request: MethodRequest) -> Tensor:
                     graphs = stacks[example, :top]
                     graphs[:, -1] = maps[example, head]
                     out[example, number, head] = watch(graphs, sources, real[example], threads)
-    values = torch.from_numpy(flows)
-    return values if request.each else values.squeeze(2)
+    return torch.from_numpy(flows if request.each else flows[:, :, 0])
 
 
 def _at_once(levels: Levels, highest: int) -> int:

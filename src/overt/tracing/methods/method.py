@@ -274,7 +274,7 @@ def _run(method: Method, levels: Levels, request: MethodRequest) -> Tensor:
     heads = [levels.heads] if request.each else []
     shape = (len(real), len(request.layers), *heads, len(places), levels.tokens)
     values = check_values(method, method.run(levels, request), shape)
-    if bool(real.all()):
+    if not levels.padded:
         return values
     both = real[:, places].unsqueeze(-1) & real.unsqueeze(1)
     while both.dim() < values.dim():
@@ -284,12 +284,12 @@ def _run(method: Method, levels: Levels, request: MethodRequest) -> Tensor:
 
 def check_values(method: Method, values: Any, shape: tuple[int | None, ...]) -> Tensor:
     """Values in float64, after checking their shape; None stands for any length."""
-    kind = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
     if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
         raise TypeError(f"the method {method.name!r} must return a tensor of floats, got {kind}")
-    expected = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
     fits = len(values.shape) == len(shape)
     if not fits or any(length not in (None, got) for length, got in zip(shape, values.shape, strict=True)):
+        expected = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
         raise ValueError(
             f"the method {method.name!r} must return shape {expected}, got {tuple(values.shape)}"
         )
