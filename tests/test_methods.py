@@ -313,6 +313,16 @@ def test_large_batches_are_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(overt.flow(attentions, heads="each"), whole[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_signs_of_zeros_are_no_negative_weights(dtype: torch.dtype) -> None:
+    plain = torch.from_numpy(maps(1, 2, 1, 3, causal=True)).to(dtype)
+    signed = torch.where(plain == 0, -plain, plain)
+    assert bool(torch.signbit(signed).any())
+    assert torch.equal(overt.rollout(signed), overt.rollout(plain))
+    with pytest.raises(ValueError, match="must not be negative, got -0.5"):
+        overt.rollout(torch.where(plain == 0, torch.tensor(-0.5, dtype=dtype), plain))
+
+
 def test_a_graph_is_solved_once_in_all_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     attentions = maps(6, 3, 2, 5)
     attentions[[1, 3, 4]] = attentions[[0, 0, 2]]
