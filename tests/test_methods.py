@@ -319,7 +319,7 @@ def test_signs_of_zeros_are_no_negative_weights(dtype: torch.dtype) -> None:
     signed = torch.where(plain == 0, -plain, plain)
     assert bool(torch.signbit(signed).any())
     assert torch.equal(overt.rollout(signed), overt.rollout(plain))
-    with pytest.raises(ValueError, match="must not be negative, got -0.5"):
+    with pytest.raises(ValueError, match=r"must not be negative, got -0\.5"):
         overt.rollout(torch.where(plain == 0, torch.tensor(-0.5, dtype=dtype), plain))
 
 
