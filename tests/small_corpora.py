@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,3 +54,19 @@ def small_language_model(folder: Path) -> str:
     config = GPT2Config(vocab_size=len(WORDS) + 4, n_embd=16, n_layer=2, n_head=2, n_positions=12)
     GPT2LMHeadModel(config).save_pretrained(folder)
     return str(folder)
+
+
+class DyingOnce:
+    """In place of a job: the process that performs task 1 dies, the first time or always."""
+
+    tracer = SimpleNamespace(device="cpu")
+
+    def __init__(self, marker: Path, always: bool = False) -> None:
+        self.marker, self.always = marker, always
+
+    def perform(self, number: int, tell: Any) -> dict[str, Any]:
+        del tell
+        if number == 1 and (self.always or not self.marker.exists()):
+            self.marker.write_text("")
+            os._exit(1)
+        return {"rows": number}

@@ -18,7 +18,8 @@ datasets = pytest.importorskip("datasets", reason="install the extra scale")
 
 import overt  # noqa: E402
 from data_sets import data_set  # noqa: E402
-from small_corpora import TEXTS, small_classifier  # noqa: E402
+from overt.corpus import running  # noqa: E402
+from small_corpora import TEXTS, DyingOnce, small_classifier  # noqa: E402
 
 METHODS = ("raw", "rollout", "flow")
 
@@ -134,6 +135,18 @@ def test_ray_data_maps_batches_with_the_class(model: str, ray: Any) -> None:
     rows = sorted(mapped.take_all(), key=lambda row: row["label"])
     assert [row["label"] for row in rows] == list(range(24))
     check(rows, model)
+
+
+@pytest.mark.slow
+def test_a_worker_that_ray_loses_is_replaced(tmp_path: Path, ray: Any) -> None:
+    assert ray.is_initialized()
+    job: Any = DyingOnce(tmp_path / "died")
+    told: list[int] = []
+    done = dict(running._on_ray(job, [0, 1, 2, 3], 2, told.append))
+    assert done == {number: {"rows": number} for number in range(4)}
+    assert sorted(told) == [0, 1, 2, 3]
+    with pytest.raises(OSError, match=r"Ray lost shard 1 3 times .*the same command resumes"):
+        dict(running._on_ray(DyingOnce(tmp_path / "died", always=True), [0, 1, 2], 2, told.append))
 
 
 def test_a_pickled_tracer_is_small(model: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -315,7 +316,8 @@ def _ray_started(workers: int | None) -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         where = {"address": address} if address else {"address": "local", "num_cpus": workers}
-        ray.init(**where, include_dashboard=None if address else False, log_to_driver=False)
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(**where, include_dashboard=None if address else False, **quiet)
     return ray
 
 
@@ -325,23 +327,13 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
     ray = _ray_started(workers)
     try:
         gpus = ray.cluster_resources().get("GPU", 0) / workers if job.tracer.device == "cuda" else 0
-        asks = {
-            "num_cpus": 1,
-            "num_gpus": min(gpus, 1),
-            "max_restarts": ATTEMPTS,
-            "max_task_retries": ATTEMPTS,
-        }
-        shared = ray.put(job)
-        idle = [
-            ray.remote(**asks)(RayWorker).remote(shared) for _ in range(min(workers, max(len(numbers), 1)))
-        ]
-        left, busy = iter(numbers), {}
-        while True:
-            while idle and (number := next(left, None)) is not None:
-                actor = idle.pop()
+        shared, actors = ray.put(job), ray.remote(num_cpus=1, num_gpus=min(gpus, 1))(RayWorker)
+        idle = [actors.remote(shared) for _ in range(min(workers, len(numbers)))]
+        left, busy, attempts = deque(numbers), {}, Counter[int]()
+        while left or busy:
+            while idle and left:
+                actor, number = idle.pop(), left.popleft()
                 busy[actor.perform.remote(number)] = actor, number
-            if not busy:
-                return
             (ready,), _ = ray.wait(list(busy), num_returns=1)
             actor, number = busy.pop(ready)
             try:
@@ -349,10 +341,15 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None  # as without Ray
             except ray.exceptions.RayError as error:
-                raise OSError(
-                    f"Ray lost shard {number} ({type(error).__name__}); the same command resumes with what "
-                    "is unfinished"
-                ) from None
+                attempts[number] += 1
+                if attempts[number] == ATTEMPTS:
+                    raise OSError(
+                        f"Ray lost shard {number} {ATTEMPTS} times ({type(error).__name__}); the same "
+                        "command resumes with what is unfinished"
+                    ) from None
+                left.appendleft(number)
+                idle.append(actors.remote(shared))
+                continue
             idle.append(actor)
             tell(done["rows"])
             yield number, done
