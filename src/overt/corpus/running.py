@@ -329,7 +329,8 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
         gpus = ray.cluster_resources().get("GPU", 0) / workers if job.tracer.device == "cuda" else 0
         shared, actors = ray.put(job), ray.remote(num_cpus=1, num_gpus=min(gpus, 1))(RayWorker)
         idle = [actors.remote(shared) for _ in range(min(workers, len(numbers)))]
-        left, busy, attempts = deque(numbers), {}, Counter[int]()
+        left, attempts = deque(numbers), Counter[int]()
+        busy: dict[Any, tuple[Any, int]] = {}
         while left or busy:
             while idle and left:
                 actor, number = idle.pop(), left.popleft()
