@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -249,7 +249,8 @@ def run(
             for number, done in _engine(engine)(job, left, count, progress.advance):
                 folder.log("shard", shard=number, **done)
         except BaseException as error:
-            folder.log("end", error=" ".join(f"{type(error).__name__}: {error}".split()))
+            with suppress(OSError):  # the disk may be full
+                folder.log("end", error=" ".join(f"{type(error).__name__}: {error}".split()))
             raise
         seconds = time.monotonic() - began
         errors = _count_errors(folder, len(shards))
