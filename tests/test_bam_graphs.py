@@ -26,12 +26,13 @@ from torch_geometric.datasets import Planetoid
 from typer.testing import CliRunner
 
 from graphs import without_network, write_planetoid
+from overt import _workers
 from overt.cli import app, neighbours
 from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.gat import GAT
-from overt.recipes import _workers, bam_graphs, graph_training, reproduce
+from overt.recipes import bam_graphs, graph_training, reproduce
 from overt.recipes import paired as statistics
 from overt.recipes.bam_graphs import PUBLISHED, SETTINGS
 from overt.recipes.graph_training import EarlyStopping, Task
