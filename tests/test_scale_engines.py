@@ -116,7 +116,9 @@ def ray() -> Iterator[Any]:
     """A local Ray with two workers."""
     ray = pytest.importorskip("ray", reason="install the extra scale")
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    found = {"env_vars": {"PYTHONPATH": paths}}  # workers import what these tests share
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=found)
     yield ray
     ray.shutdown()
 
