@@ -15,6 +15,8 @@ from torch import Tensor
 
 import interpreter
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub, for minutes, where there is none
+
 # One profile for all: no timing enters a verdict, and a failure can be repeated.
 settings.register_profile(
     "overt", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
