@@ -2,9 +2,9 @@
 
 Each length is measured in a process of its own, the forward pass and the trace one after the other: the pass
 with torch's own choice of attention, without a cache, with the last position's logits alone. Times are the
-medians of --repeats runs after one that is not counted. The baseline is eager attention with
-`output_attentions=True`, beside the same pass; where it fails, the table says how. Weights are random unless
---model names a folder.
+medians of --repeats runs after one that is not counted, or of one where that took longer than 10 s. The
+baseline is eager attention with `output_attentions=True`, beside the same pass; where it fails, the table
+says how, and longer inputs are not tried. Weights are random unless --model names a folder.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 WAYS = ("trace", "eager", "gradients")
 GIB = 2**30
+LONG = 10.0  # seconds of a run that is not repeated
 
 
 def model_of(options: argparse.Namespace, length: int) -> Any:
@@ -78,6 +79,8 @@ def measured(run: Callable[[], object], repeats: int) -> tuple[float, float]:
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
+        if len(seconds) > 1 and seconds[0] > LONG:
+            break
     if cuda:
         return statistics.median(seconds[1:]), torch.cuda.max_memory_allocated() / GIB
     return statistics.median(seconds[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
@@ -101,6 +104,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     short = ids[:, :256]
     forward(short)
+    if options.way == "eager":  # where it fails, it does so before anything is timed
+        model.set_attn_implementation("eager")
+        forward(ids, output_attentions=True)
+        model.set_attn_implementation("sdpa")
     seconds, gib = measured(lambda: forward(ids), options.repeats)
     found = {"forward seconds": seconds, "forward GiB": gib}
     if options.way == "eager":
@@ -136,6 +143,7 @@ def main() -> None:
     parser.add_argument("--model", help="folder of a model, in place of random weights")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8000], help="lengths of the input")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["trace", "eager"])
+    parser.add_argument("--gradients", type=int, nargs="+", default=[], help="further lengths, for these")
     parser.add_argument("--memory", type=int, default=2**30, help="of overt.trace")
     parser.add_argument("--repeats", type=int, default=3, help="runs that are timed, after one that is not")
     parser.add_argument("--report", type=Path, help="a file for the table, in Markdown")
@@ -148,15 +156,18 @@ def main() -> None:
     title = f"{options.model or options.shape}, {device}, torch {torch.__version__}"
     names = ["way", "tokens", "forward, s", "forward, GiB", "s", "GiB", "times the forward"]
     lines: list[list[str]] = []
-    for length in options.tokens:
-        for way in options.ways:
-            found = in_a_process(way, length, options)
-            if isinstance(found, str):
-                lines.append([way, f"{length:,}", found, "", "", "", ""])
-                continue
+    pairs = [(way, length) for length in options.tokens for way in options.ways]
+    failed: set[str] = set()
+    for way, length in [*pairs, *(("gradients", length) for length in options.gradients)]:
+        found = "not tried" if way in failed else in_a_process(way, length, options)
+        if isinstance(found, str):
+            failed.add(way)
+            lines.append([way, f"{length:,}", found, "", "", "", ""])
+        else:
             numbers = [found[name] for name in ("forward seconds", "forward GiB", "seconds", "GiB")]
             ratio = found["seconds"] / found["forward seconds"]
             lines.append([way, f"{length:,}", *(f"{number:.2f}" for number in numbers), f"{ratio:.2f}"])
+        print(*lines[-1], sep="  ", flush=True)
     table = Table(*names, title=title)
     for line in lines:
         table.add_row(*line)

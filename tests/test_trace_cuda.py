@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 )
 @pytest.mark.parametrize("name", ["BERT", "Llama", "T5", "ViT"])
 def test_a_trace_on_a_gpu_is_the_trace_on_the_cpu(name: str, mixing: Any) -> None:
+    if name == "T5" and mixing in ("relevance", "alti"):
+        return  # refused with cross-attention, which other tests claim
     family = BY_NAME[name]
     inputs = inputs_of(family, padded=family.pads)
     model = family.make()
