@@ -51,15 +51,18 @@ def check(
 ) -> None:
     """Against the same level in blocks, in float64."""
     _, _, count, keys = held.shape
-    place = Place(count + keys, keys, count, 0, 0.3)
-    level = StateLevel(held, heads, place, real)
-    assert level._unfit() is None
-    rows = normal(5, 2, count_rows, place.nodes).abs().softmax(dim=-1).double().to(DEVICE)
+    places = [Place(count + keys, keys, count, 0, 0.3)]
+    if count == keys:  # all tokens are queries and keys, as in one stack
+        places.append(Place(count, 0, count, 0, 0.3))
     wide = replace(held, query=held.query.double(), key=held.key.double())
-    want = StateLevel(wide, heads, place, real).apply(rows)
-    got = level.apply(rows)
-    torch.testing.assert_close(got, want, rtol=0.0, atol=atol)
-    torch.testing.assert_close(got.sum(dim=-1), rows.sum(dim=-1), rtol=0.0, atol=atol)
+    for place in places:
+        level = StateLevel(held, heads, place, real)
+        assert level._unfit() is None
+        rows = normal(5, 2, count_rows, place.nodes).abs().softmax(dim=-1).double().to(DEVICE)
+        want = StateLevel(wide, heads, place, real).apply(rows)
+        got = level.apply(rows)
+        torch.testing.assert_close(got, want, rtol=0.0, atol=atol)
+        torch.testing.assert_close(got.sum(dim=-1), rows.sum(dim=-1), rtol=0.0, atol=atol)
 
 
 @pytest.mark.parametrize("name", SIGHTS)

@@ -134,9 +134,10 @@ def dispatched(model: PreTrainedModel) -> list[Dispatched]:
     """Every attention of a model that transformers dispatches, in order; may be empty."""
     from transformers import PreTrainedModel
 
-    models = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+    modules = list(model.named_modules())
+    models = {path: module for path, module in modules if isinstance(module, PreTrainedModel)}
     attentions = []
-    for path, module in model.named_modules():
+    for path, module in modules:
         if _dispatches(module):
             stack = max((p for p in models if _inside(path, p)), key=len)
             chain = re.split(r"\.\d+(?:\.|$)", path)[0]

@@ -46,24 +46,33 @@ class Place:
     def share(self, mass: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of a query's weights and of its residual, by the sum of its weights: rows sum to one."""
         total = (1.0 - self.residual) * mass + self.residual
-        total = torch.where(total == 0.0, 1.0, total)
+        if self.residual == 0.0:
+            total = torch.where(total == 0.0, 1.0, total)
         return (1.0 - self.residual) / total, self.residual / total
 
     def rows(self, places: Sequence[int], weights: Tensor) -> Tensor:
         """Rows of the nodes at these places, from the weights of those that are queries, in order."""
         device, count = weights.device, weights.shape[-2]
+        own, kept = self.share(weights.sum(dim=-1, keepdim=True))
+        if self.is_whole(weights.shape[-1]) and count == len(places) and _is_run(places):
+            out = own * weights
+            out.diagonal(places[0], dim1=-2, dim2=-1).add_(kept.squeeze(-1))
+            return out
         at = torch.tensor(list(places), dtype=torch.int64, device=device)
         numbers = torch.arange(len(at), device=device)
         mine = torch.tensor([number for number, place in enumerate(places) if self.is_query(place)])
         assert len(mine) == count
         mine = mine.to(device, torch.int64)
-        own, kept = self.share(weights.sum(dim=-1, keepdim=True))
         out = weights.new_zeros(*weights.shape[:-2], len(at), self.nodes)
         out[..., mine, self.key : self.key + weights.shape[-1]] = own * weights
         itself = weights.new_full((*weights.shape[:-2], len(at)), self.passing)
         itself[..., mine] = kept.squeeze(-1)
         out[..., numbers, at] += itself
         return out
+
+    def is_whole(self, keys: int) -> bool:
+        """Whether every node is a query, and a key."""
+        return self.query == self.key == 0 and self.count == self.nodes == keys
 
     def is_query(self, place: int) -> bool:
         """Whether a node is a query."""
@@ -124,18 +133,24 @@ class StateLevel:
         queries = list(places) if place is None else place.queries(places)
         size = self._size(0, self.asked.shape[3])
         batch, heads, _, keys = self.asked.shape
-        parts = [torch.empty(batch, *([heads] if self._each else []), 0, keys, dtype=torch.float64)]
+        parts = []
         for start in range(0, len(queries), size):
-            at = torch.tensor(queries[start : start + size])
-            low, high = key_range(self.asked.sight, int(at.min()), int(at.max()) + 1, keys)
-            if batch * heads * len(at) * (high - low) <= self._most_cells:
+            some = queries[start : start + size]
+            at = torch.tensor(some)
+            low, high = key_range(self.asked.sight, min(some), max(some) + 1, keys)
+            if batch * heads * len(some) * (high - low) <= self._most_cells:
                 weights = self._chosen(self._at_once(at, low, high))
             else:
                 tiles = self._tiles(at, low, high)
                 weights = torch.cat(list(tiles), dim=1) if self._each else self._mean(tiles)
-            weights = self._without_padding(weights, at, low, high)
-            parts.append(torch.nn.functional.pad(weights.double(), (low, keys - high)))
-        weights = torch.cat([part.to(self.asked.query.device) for part in parts], dim=-2)
+            weights = self._without_padding(weights, at, low, high).double()
+            if high - low < keys:
+                weights = torch.nn.functional.pad(weights, (low, keys - high))
+            parts.append(weights)
+        if not parts:
+            shape = (batch, heads, 0, keys) if self._each else (batch, 0, keys)
+            parts = [torch.empty(shape, dtype=torch.float64, device=self.asked.query.device)]
+        weights = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
         return weights if place is None else place.rows(places, weights)
 
     def cells(self) -> Tensor:
@@ -168,12 +183,12 @@ class StateLevel:
         batch, heads, _, _ = asked.shape
         device = asked.query.device
         key = asked.key[:, :, low:high].to(self.dtype)
-        there = at.to(device)
-        query = asked.query[:, :, there]
+        where = _where(at.tolist(), device)
+        query = asked.query[:, :, where]
         query = (query.to(self.dtype) * asked.scale).reshape(batch, key.shape[1], -1, key.shape[-1])
         scores = (query @ key.mT).view(batch, heads, len(at), high - low)
         if sight.bias is not None:
-            scores += _bias(sight.bias, None, there, low, high).to(self.dtype)
+            scores += _bias(sight.bias, None, where, low, high).to(self.dtype)
         hidden = _hidden(sight, at, low, high, device)
         if hidden is not None:
             start, cells = hidden
@@ -197,15 +212,11 @@ class StateLevel:
             raise ValueError('heads="each" has rows only: go down through the averaged heads')
         place = self.place
         device = self.asked.query.device
-        keys = self.asked.shape[3]
         first, base = (0, 0) if place is None else (place.query, place.key)
         rows = rows.to(device)
-        if place is None:
-            out = rows.new_zeros(*rows.shape[:-1], keys, dtype=torch.float64)
-        else:
-            out = place.passed(rows)
         if self._unfit() is None:
-            return self._by_kernels(rows, out)
+            return self._by_kernels(rows)
+        out = self._passed(rows)
         room = Room()
         for start, stop, low, high in self.blocks():
             part = rows[..., first + start : first + stop].double()
@@ -219,6 +230,12 @@ class StateLevel:
                 part = own * part
             out[..., base + low : base + high] += part @ tile.double()
         return out
+
+    def _passed(self, rows: Tensor) -> Tensor:
+        """Rows below before any attention, float64 (batch, row, token)."""
+        if self.place is not None:
+            return self.place.passed(rows)
+        return rows.new_zeros(*rows.shape[:-1], self.asked.shape[3], dtype=torch.float64)
 
     def _unfit(self) -> str | None:
         """Why kernels do not run; None if they do."""
@@ -239,13 +256,20 @@ class StateLevel:
 
         return None if has_room(asked) else "more shared memory than the GPU has"
 
-    def _by_kernels(self, rows: Tensor, out: Tensor) -> Tensor:
+    def _all_see(self) -> bool:
+        """Whether every query is a token, and sees a key."""
+        return self.real is None and not _may_be_blind(self.asked)
+
+    def _by_kernels(self, rows: Tensor) -> Tensor:
         """`apply` on a GPU: rows sum to one but for rounding, so sums of weights are not needed."""
         from overt.tracing.kernels.carry import Tiles
 
         asked, place = self.asked, self.place
-        tiles = Tiles(asked, [head for _, heads in self.members() for head in heads])
+        tiles = Tiles(asked, tuple(head for _, heads in self.members() for head in heads))
         sums = tiles.sums()
+        if place is not None and place.is_whole(asked.shape[3]) and self._all_see():
+            return tiles.apply(rows, sums, 1.0 - place.residual).add_(rows, alpha=place.residual)
+        out = self._passed(rows)
         mass = (sums[:, :1] != float("inf")).double()  # (batch, 1, query): whether any key is seen
         if self.real is not None:
             mass = mass * self.real[0].to(mass.device).unsqueeze(1)
@@ -326,11 +350,8 @@ class StateLevel:
         """
         asked, sight = self.asked, self.asked.sight
         device = asked.query.device
-        first, count = int(queries[0]), len(queries)
-        together = torch.equal(queries, torch.arange(first, first + count))
         hidden = _hidden(sight, queries, low, high, device)
-        queries = queries.to(device)
-        where: slice | Tensor = slice(first, first + count) if together else queries
+        where = _where(queries.tolist(), device)
         for key_head, heads in self.members():
             adjacent = heads == list(range(heads[0], heads[-1] + 1))
             which = slice(heads[0], heads[-1] + 1) if adjacent else heads
@@ -364,6 +385,18 @@ def _may_be_blind(asked: Asked) -> bool:
     )
 
 
+def _is_run(places: Sequence[int]) -> bool:
+    """Whether places follow one another."""
+    return list(places) == list(range(places[0], places[0] + len(places)))
+
+
+def _where(places: list[int], device: torch.device) -> slice | Tensor:
+    """An index of places, at least one; a slice, which needs no copy to a GPU, where that will do."""
+    if _is_run(places):
+        return slice(places[0], places[0] + len(places))
+    return torch.tensor(places, device=device)
+
+
 def key_range(sight: Sight, start: int, stop: int, keys: int) -> tuple[int, int]:
     """The keys that any of some consecutive queries may see: first, and one after the last."""
     high = min(keys, max(0, stop + sight.offset)) if sight.causal else keys
@@ -381,6 +414,8 @@ def _hidden(
     if sight.causal and sight.window is None and sight.chunk is None and sight.keys is None:
         # Only keys that come after the first query are hidden from any of them.
         start = max(low, min(high, int(queries.min()) + sight.offset + 1))
+        if start == high:
+            return None
     seen = sight.shown(queries.to(device), torch.arange(start, high, device=device))
     return None if seen is None else (start - low, ~seen)
 

@@ -315,16 +315,23 @@ def _ready_rows(
     return Ready(carry_down, grid, integers, dict(constants), warps=tile[2], stages=tile[3])
 
 
-def most_of_unit(heads: list[int]) -> int:
+@lru_cache(MOST)
+def _on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
+    """Numbers on a device, copied there once."""
+    return torch.tensor(numbers, device=device)
+
+
+@lru_cache(MOST)
+def most_of_unit(heads: tuple[int, ...]) -> int:
     """How many heads a unit may have, which follow one another and begin at a multiple of their number."""
     for size in UNITS:
         runs = [heads[start : start + size] for start in range(0, len(heads), size)]
-        if all(run[0] % size == 0 and run == list(range(run[0], run[0] + size)) for run in runs):
+        if all(run[0] % size == 0 and run == tuple(range(run[0], run[0] + size)) for run in runs):
             return size
     raise AssertionError("each head is a unit")
 
 
-def _tile_for(asked: Asked, heads: list[int]) -> tuple[Tile, int] | None:
+def _tile_for(asked: Asked, heads: tuple[int, ...]) -> tuple[Tile, int] | None:
     """The tile for some heads of an attention, and the heads of a unit; None if none fits its device."""
     query = asked.query
     group = asked.shape[1] // asked.key.shape[1]
@@ -340,26 +347,29 @@ class Tiles:
         heads: the heads.
     """
 
-    def __init__(self, asked: Asked, heads: list[int]) -> None:
+    def __init__(self, asked: Asked, heads: tuple[int, ...]) -> None:
         sight = asked.sight
         query, key = _rows_whole(asked.query), _rows_whole(asked.key)
         padded = sight.keys is not None
         real = torch.empty(1, dtype=torch.uint8, device=query.device)
         if sight.keys is not None:
             real = sight.keys.to(query.device, torch.uint8).expand(len(query), -1).contiguous()
-        chosen = torch.tensor(heads, device=query.device)
+        chosen = _on(query.device, heads)
         group = asked.shape[1] // key.shape[1]
         found = _tile_for(asked, heads)
         assert found is not None  # `has_room` is asked first
         self.tile, unit = found
-        self.firsts = chosen[::unit].contiguous()
+        self.firsts = _on(query.device, heads[::unit])
         split = query.dtype != torch.float32 and not INTERPRETED and has_tf32(query.device)
         self.of_units = (
             ("HEADS", unit),
             ("GROUPED", int(group % unit == 0)),
             ("PRECISION", "tf32x3" if split else "ieee"),
         )
-        self.known = None if asked.sums is None else asked.sums[:, chosen] * LOG2E
+        self.known = None
+        if asked.sums is not None:
+            every = heads == tuple(range(asked.shape[1]))
+            self.known = (asked.sums if every else asked.sums[:, chosen]) * LOG2E
         self.tensors = query, key, real, chosen
         self.shape, self.chosen = asked.shape, len(heads)
         self.scale = asked.scale * LOG2E
@@ -389,12 +399,13 @@ class Tiles:
         ready.run((*self.tensors, out), (self.scale,))
         return out
 
-    def apply(self, rows: Tensor, sums: Tensor) -> Tensor:
+    def apply(self, rows: Tensor, sums: Tensor, factor: float = 1.0) -> Tensor:
         """Rows (batch, row, query) times the mean of the heads' maps, float64 (batch, row, key).
 
         Args:
             rows: any type; they are multiplied in float32.
             sums: from `sums`.
+            factor: of the result.
         """
         batch, _, _, keys = self.shape
         parts = []
@@ -406,13 +417,13 @@ class Tiles:
             pieces = ready.integers[-2]
             out = torch.empty(batch, len(self.firsts) * pieces, count, keys, device=part.device)
             ready.run((*self.tensors[:3], self.firsts, sums, part, out), (self.scale,), (count,))
-            parts.append(out.sum(dim=1, dtype=torch.float64).div_(self.chosen))
+            parts.append(out.sum(dim=1, dtype=torch.float64).mul_(factor / self.chosen))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def has_room(asked: Asked) -> bool:
     """Whether the device's shared memory has room for the kernels, whichever the heads."""
-    return _tile_for(asked, [0]) is not None
+    return _tile_for(asked, (0,)) is not None
 
 
 def _rows_whole(x: Tensor) -> Tensor:
