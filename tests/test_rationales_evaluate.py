@@ -18,29 +18,11 @@ import overt
 from overt.data.eraser import Example
 from overt.judge.rationales import METHODS, evaluate
 from overt.judge.rationales.words import WordClassifier
-from small_rationales import small_rationale
+from small_rationales import Planted, small_rationale
 from small_text import WORDS, small_bert
 
 pytest.importorskip("lime", reason="needs the extra rationales")
 pytest.importorskip("captum", reason="needs the extra rationales")
-
-
-class Planted(nn.Module):
-    """Two words decide: the log-odds of class 1 are the sum of the words' weights."""
-
-    def __init__(self, tokenizer: Any, weights: dict[str, float]) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(num_labels=2, max_position_embeddings=64)
-        self.embedding = nn.Embedding(len(tokenizer), 1)
-        nn.init.zeros_(self.embedding.weight)
-        with torch.no_grad():
-            for word, weight in weights.items():
-                self.embedding.weight[tokenizer.convert_tokens_to_ids(word)] = weight
-
-    def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
-        del token_type_ids
-        total = (self.embedding(input_ids).squeeze(-1) * attention_mask).sum(dim=1)
-        return SimpleNamespace(logits=torch.stack([torch.zeros_like(total), total], dim=1))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from overt.judge.rationales.deleting import (
 )
 from overt.judge.rationales.evaluation import Evaluation, Rationales, evaluate
 from overt.judge.rationales.measures import Agreement, auprc, iou_f1, spans_of, token_f1, words_in
-from overt.judge.rationales.methods import METHODS
+from overt.judge.rationales.methods import METHODS, every_method, title_of
 
 __all__ = [
     "METHODS",
@@ -36,11 +36,13 @@ __all__ = [
     "chosen",
     "curves",
     "evaluate",
+    "every_method",
     "iou_f1",
     "log_odds",
     "normalised_aopc",
     "ranked",
     "spans_of",
+    "title_of",
     "token_f1",
     "without_and_only",
     "words_in",

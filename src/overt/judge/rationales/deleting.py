@@ -191,11 +191,13 @@ class Attainable(NamedTuple):
         least: of all orders, or of those that a beam found.
         greatest: of the same.
         exact: whether it is of all orders.
+        order: the words in the order of deletion that has the greatest fall.
     """
 
     least: float
     greatest: float
     exact: bool
+    order: tuple[int, ...] = ()
 
 
 def attainable(words: int, predict: Predict) -> Attainable | None:
@@ -209,35 +211,45 @@ def attainable(words: int, predict: Predict) -> Attainable | None:
         return None
     full = float(asked(predict, np.ones((1, words), dtype=bool))[0])
     if words > EXACT:
-        return Attainable(full - _beam(words, predict, -1.0), full - _beam(words, predict, 1.0), False)
+        (lowest, order), (highest, _) = _beam(words, predict, 1.0), _beam(words, predict, -1.0)
+        return Attainable(full - highest, full - lowest, False, order)
     deleted = (np.arange(2**words)[:, None] >> np.arange(words)) & 1 == 1
     p = asked(predict, ~deleted)
-    lowest, highest = np.full(2**words, np.inf), np.full(2**words, -np.inf)
-    lowest[0] = highest[0] = 0.0
+    low, high = np.full(2**words, np.inf), np.full(2**words, -np.inf)
+    low[0] = high[0] = 0.0
+    last = np.zeros(2**words, dtype=np.int64)  # the word deleted last on the way to the lowest sum
     for state in range(1, 2**words):  # sums of probabilities along the best way to it
-        before = [state ^ (1 << word) for word in range(words) if state >> word & 1]
-        lowest[state] = p[state] + lowest[before].min()
-        highest[state] = p[state] + highest[before].max()
-    return Attainable(full - highest[-1] / words, full - lowest[-1] / words, True)
+        gone = [word for word in range(words) if state >> word & 1]
+        before = [state ^ (1 << word) for word in gone]
+        last[state] = gone[int(low[before].argmin())]
+        low[state] = p[state] + low[before].min()
+        high[state] = p[state] + high[before].max()
+    state, backwards = 2**words - 1, list[int]()
+    while state:
+        backwards.append(int(last[state]))
+        state ^= 1 << backwards[-1]
+    order = tuple(reversed(backwards))
+    return Attainable(full - float(high[-1]) / words, full - float(low[-1]) / words, True, order)
 
 
-def _beam(words: int, predict: Predict, sign: float) -> float:
-    """Mean probability along the order that a beam finds best: the lowest for sign 1, the highest for −1."""
-    beam: dict[bytes, tuple[float, Any]] = {b"": (0.0, np.ones(words, dtype=bool))}
+def _beam(words: int, predict: Predict, sign: float) -> tuple[float, tuple[int, ...]]:
+    """Mean probability along the order that a beam finds best, lowest for 1 and highest for −1, and it."""
+    beam: dict[bytes, tuple[float, Any, tuple[int, ...]]] = {b"": (0.0, np.ones(words, dtype=bool), ())}
     for _ in range(words):
-        nexts: dict[bytes, tuple[float, Any]] = {}
-        for total, kept in beam.values():
+        nexts: dict[bytes, tuple[float, Any, tuple[int, ...]]] = {}
+        for total, kept, gone in beam.values():
             for word in np.flatnonzero(kept):
                 after = kept.copy()
                 after[word] = False
                 key = after.tobytes()
                 if key not in nexts or sign * total < sign * nexts[key][0]:
-                    nexts[key] = total, after
-        found = asked(predict, np.stack([kept for _, kept in nexts.values()]))
+                    nexts[key] = total, after, (*gone, int(word))
+        found = asked(predict, np.stack([kept for _, kept, _ in nexts.values()]))
         rows = zip(nexts.items(), found, strict=True)
-        sums = {key: (total + p, kept) for (key, (total, kept)), p in rows}
+        sums = {key: (total + p, kept, gone) for (key, (total, kept, gone)), p in rows}
         beam = dict(sorted(sums.items(), key=lambda item: sign * item[1][0])[:BEAM])
-    return float(next(iter(beam.values()))[0] / words)
+    total, _, order = next(iter(beam.values()))
+    return float(total / words), order
 
 
 class Normalised(NamedTuple):

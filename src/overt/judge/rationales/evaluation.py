@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,13 +17,13 @@ from torch import nn
 from overt import _check
 from overt._extras import need
 from overt.data.eraser import Example, Prediction, write_predictions
+from overt.judge.correlation import spearman
+from overt.judge.intervals import Interval, interval_over
 from overt.judge.rationales.deleting import (
+    SEARCHED,
     SHARES,
-    Attainable,
-    Normalised,
     Ties,
     aopc,
-    attainable,
     chosen,
     curve_sets,
     curves_from,
@@ -42,7 +42,16 @@ from overt.judge.rationales.measures import (
     token_f1,
     words_in,
 )
-from overt.judge.rationales.methods import EXTRA, LIME, METHODS, SAMPLES, Scorer, known_methods, title_of
+from overt.judge.rationales.methods import (
+    EXTRA,
+    LIME,
+    METHODS,
+    ORACLE,
+    SAMPLES,
+    Scorer,
+    known_methods,
+    title_of,
+)
 from overt.judge.rationales.words import Text, WordClassifier
 
 if TYPE_CHECKING:
@@ -62,7 +71,10 @@ FAITHFUL = {
     "between": "LeRF − MoRF ↑",
     "normalised_comprehensiveness": "norm. comp. ↑",
     "normalised_sufficiency": "norm. suff. ↓",
+    "correlation": "ρ blank-out ↑",
 }
+LESS_IS_BETTER = ("sufficiency", "log_odds", "normalised_sufficiency")
+REFERENCE = "blankout-absolute"  # what "correlation" is with
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +85,10 @@ class Rationales:
         method: its name.
         texts: numbers of the texts that it was judged on.
         scores: of the words of each of these texts.
-        measures: name → mean over the texts that have it; None where none has.
+        measures: name → mean over the texts that have it; None where none has. IOU F1 is that of mean
+            precision and mean recall instead.
+        by_text: name → each text's own, (texts,), NaN where it is not defined.
+        seconds: how long the scores of a text took, the median; None for scores that were given.
         predictions: what ERASER's files hold of each of these texts.
         morf: mean probability as the most relevant words are deleted, (points,).
         lerf: the same with the least relevant words first.
@@ -86,6 +101,8 @@ class Rationales:
     predictions: list[Prediction]
     morf: NDArray[np.float64]
     lerf: NDArray[np.float64]
+    by_text: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +141,7 @@ class Evaluation:
             "methods": {
                 name: {
                     "texts": len(found.texts),
+                    "seconds": found.seconds,
                     **found.measures,
                     "morf": found.morf.tolist(),
                     "lerf": found.lerf.tolist(),
@@ -131,6 +149,43 @@ class Evaluation:
                 for name, found in self.methods.items()
             },
         }
+
+    def table(
+        self, measure: str, methods: Sequence[str] | None = None
+    ) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
+        """The texts for which all of several methods have a measure, and their values, by method.
+
+        Args:
+            measure: one of `HUMAN` or `FAITHFUL`.
+            methods: of `methods`; all of them by default.
+        """
+        names = list(self.methods) if methods is None else list(methods)
+        known = {**HUMAN, **FAITHFUL}
+        _check.one_of("measure", measure, tuple(known))
+        rows: dict[str, dict[int, float]] = {}
+        for name in names:
+            _check.one_of("methods", name, tuple(self.methods))
+            found = self.methods[name]
+            values = found.by_text.get(measure, np.full(len(found.texts), np.nan))
+            pairs = zip(found.texts, values.tolist(), strict=True)
+            rows[name] = {text: value for text, value in pairs if not math.isnan(value)}
+        shared = sorted(set.intersection(*map(set, rows.values()))) if rows else []
+        return shared, {name: np.array([row[text] for text in shared]) for name, row in rows.items()}
+
+    def interval(self, method: str, measure: str) -> Interval:
+        """A measure's mean over a method's texts, with its 95 % interval over texts."""
+        return interval_over(self.table(measure, [method])[1][method])
+
+    def paired(self, first: str, second: str, measure: str) -> Interval:
+        """Mean difference of two methods, first − second, over the texts that both have, with its interval.
+
+        Args:
+            first: one of `methods`.
+            second: another.
+            measure: one of `HUMAN` or `FAITHFUL`.
+        """
+        _, values = self.table(measure, [first, second])
+        return interval_over(values[first] - values[second])
 
     def write(self, path: str | Path, method: str, name: str, examples: Sequence[Example]) -> None:
         """Write a method's rationales as ERASER's own script reads them.
@@ -190,6 +245,7 @@ def evaluate(
     ties: Ties = "random",
     seed: int = 0,
     dtype: torch.dtype | None = None,
+    correlation: bool = False,
     progress: bool | Tell | None = None,
 ) -> Evaluation:
     """Which words does a classifier go by, according to each method, and is that so?
@@ -204,9 +260,10 @@ def evaluate(
         rationales: for each text, 1 for the words that people marked and 0 for the others, or passages as
             (first word, word after the last). None for faithfulness alone. Marked words that touch are one
             passage; passages that are given as such are taken as they are.
-        methods: of `METHODS`, or any registered tracing method; all of `METHODS` by default. LIME needs the
-            package `lime` and integrated gradients captum, both of the extra `rationales`. A method that does
-            not apply to the model is listed with its reason.
+        methods: of `METHODS`, which is the default, or of `every_method()`. LIME needs the package `lime` and
+            integrated gradients captum, both of the extra `rationales`. A method that does not apply to the
+            model is listed with its reason. "oracle", the best order of deletion, is judged on texts of up to
+            30 words.
         queries: what is asked of each text, which is its second part and never deleted.
         labels: the right classes, for performance.
         names: of the texts, for errors; by default their numbers.
@@ -221,6 +278,8 @@ def evaluate(
         seed: of ties, LIME and random scores.
         dtype: of the products (autocast) wherever words are deleted or blanked out, such as torch.float16 on
             a GPU; None for the model's own. Gradients and maps are always read in the model's own.
+        correlation: measure also Spearman's correlation of scores with absolute blank-out, which runs the
+            model once for each token of all texts.
         progress: tell on standard error how far it is; by default on a terminal. A function is called with
             what is done, how many texts of it are, and how many there are.
     """
@@ -261,25 +320,30 @@ def evaluate(
         need("lime.lime_text", EXTRA)
     if "integrated" in chosen_methods:
         need("captum.attr", EXTRA)
-    judge = _Judge(classifier, read, truth, passages, share, tuple(shares), points, ties, seed)
     scorer = Scorer(classifier, share, seed, samples)
+    judge = _Judge(scorer, read, truth, passages, tuple(shares), points, ties, correlation)
     given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
     found, refused = dict[str, Rationales](), dict[str, str]()
     with _Telling(progress) as tell:
         for method in [*chosen_methods, *given]:
             numbers = _spread_evenly(len(read), (at_most or {}).get(method))
+            if method == ORACLE and any(len(read[number].words) <= SEARCHED for number in numbers):
+                numbers = [number for number in numbers if len(read[number].words) <= SEARCHED]
             values: list[NDArray[np.float64]] = []
+            seconds: list[float] = []
             try:
                 for place, number in enumerate(numbers):
-                    own = given.get(method)
+                    own, begun = given.get(method), time.perf_counter()
                     values.append(scorer.scores(method, read[number]) if own is None else own[number])
+                    seconds += [time.perf_counter() - begun] if own is None else []
                     tell(title_of(method), place + 1, len(numbers))
             except ValueError as error:
                 if values:
                     raise
                 refused[method] = str(error).split("\n", 1)[0]
                 continue
-            found[method] = judge.judged(method, numbers, values, tell)
+            judged = judge.judged(method, numbers, values, tell)
+            found[method] = replace(judged, seconds=float(np.median(seconds)) if seconds else None)
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)
     performance = {} if labels is None else _performance(judge.full, labels)
@@ -360,22 +424,21 @@ class _Judge:
 
     def __init__(
         self,
-        classifier: WordClassifier,
+        scorer: Scorer,
         read: Sequence[Text],
         truth: list[NDArray[np.bool_]] | None,
         passages: list[list[Span]] | None,
-        share: float,
         shares: tuple[float, ...],
         points: int,
         ties: Ties,
-        seed: int,
+        correlation: bool,
     ) -> None:
-        self.classifier, self.read, self.truth, self.share = classifier, read, truth, share
-        self.passages = passages
-        self.shares, self.points, self.ties, self.seed = shares, points, ties, seed
+        self.scorer, self.classifier, self.read, self.truth = scorer, scorer.classifier, read, truth
+        self.passages, self.share, self.seed = passages, scorer.share, scorer.seed
+        self.shares, self.points, self.ties, self.correlation = shares, points, ties, correlation
         whole = [(text, np.ones((1, len(text.words)), dtype=bool)) for text in read]
-        self.full = np.concatenate(classifier.ask(whole))
-        self.scales: dict[int, Attainable | None] = {}
+        self.full = np.concatenate(self.classifier.ask(whole))
+        self.blanked: dict[int, NDArray[np.float64] | None] = {}
 
     def judged(
         self, method: str, numbers: list[int], values: list[NDArray[np.float64]], tell: Tell
@@ -392,16 +455,18 @@ class _Judge:
         shares = len(self.shares)
         without, only, spans, points = np.split(found, (shares, 2 * shares, 2 * shares + 2), axis=1)
         curved = [curves_from(each[:, label]) for each, label in zip(points, labels, strict=True)]
-        scaled = self._scaled(numbers, values)
-        measures = self._agreement(numbers, values, picked)
-        measures |= {
-            "comprehensiveness": _mean(aopc(full, without[rows, :, labels])),
-            "sufficiency": _mean(aopc(full, only[rows, :, labels])),
-            "log_odds": _mean(log_odds(full, without[rows, :, labels])),
-            "between": _mean([each.between for each in curved]),
-            "normalised_comprehensiveness": _mean([each.comprehensiveness for each in scaled]),
-            "normalised_sufficiency": _mean([each.sufficiency for each in scaled]),
+        by_text = self._agreement(numbers, values, picked)
+        by_text |= {
+            "comprehensiveness": aopc(full, without[rows, :, labels]),
+            "sufficiency": aopc(full, only[rows, :, labels]),
+            "log_odds": log_odds(full, without[rows, :, labels]),
+            "between": np.array([each.between for each in curved]),
+            **self._scaled(numbers, values),
+            **self._correlation(method, numbers, values, tell),
         }
+        measures = {name: _mean(by_text[name]) if name in by_text else None for name in (*HUMAN, *FAITHFUL)}
+        if "iou_f1" in by_text:
+            measures["iou_f1"] = self._iou(numbers, picked)
         predictions = [
             Prediction(
                 np.concatenate([scores, np.full(self.read[number].cut, min(0.0, float(scores.min())))]),
@@ -415,7 +480,7 @@ class _Judge:
             for place, (number, scores) in enumerate(zip(numbers, values, strict=True))
         ]
         morf, lerf = (np.mean([getattr(each, name) for each in curved], axis=0) for name in ("morf", "lerf"))
-        return Rationales(method, numbers, values, measures, predictions, morf, lerf)
+        return Rationales(method, numbers, values, measures, predictions, morf, lerf, by_text)
 
     def _asked(
         self,
@@ -449,45 +514,75 @@ class _Judge:
             found += self.classifier.ask(sets, told)
         return np.stack(found)
 
-    def _scaled(self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]) -> list[Normalised]:
-        """Normalised measures of the texts that are short enough."""
-        found = []
-        for number, scores in zip(numbers, values, strict=True):
+    def _scaled(
+        self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Normalised measures; NaN for texts that are too long for them."""
+        found = np.full((2, len(numbers)), np.nan)
+        for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
             text = self.read[number]
-            predict = self._predict(text, int(self.full[number].argmax()))
-            if number not in self.scales:
-                self.scales[number] = attainable(len(text.words), predict)
-            scale = self.scales[number]
+            scale = self.scorer.attainable(text)
             if scale is not None:
+                predict = self._predict(text, int(self.full[number].argmax()))
                 normalised = normalised_aopc(scores, predict, scale, self.ties, self.seed + number)
-                found += [] if normalised is None else [normalised]
-        return found
+                assert normalised is not None
+                found[:, place] = normalised[:2]
+        return {"normalised_comprehensiveness": found[0], "normalised_sufficiency": found[1]}
 
     def _predict(self, text: Text, label: int) -> Callable[[Any], NDArray[np.float64]]:
         return lambda kept: self.classifier.probabilities(text, kept)[:, label]
+
+    def _correlation(
+        self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell
+    ) -> dict[str, NDArray[np.float64]]:
+        """Rank correlation with absolute blank-out, if it is asked for and blank-out applies."""
+        if not self.correlation:
+            return {}
+        found = np.full(len(numbers), np.nan)
+        for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
+            if number not in self.blanked:
+                try:
+                    self.blanked[number] = self.scorer.scores(REFERENCE, self.read[number])
+                except ValueError:  # there is no token to replace words with
+                    self.blanked[number] = None
+                tell(f"{title_of(method)}, {title_of(REFERENCE)}", place + 1, len(numbers))
+            reference = self.blanked[number]
+            if reference is not None:
+                found[place] = spearman(scores[None], reference)[0]
+        return {"correlation": found}
 
     def _agreement(
         self,
         numbers: Sequence[int],
         values: Sequence[NDArray[np.float64]],
         picked: Sequence[NDArray[np.bool_]],
-    ) -> dict[str, float | None]:
-        """Agreement with the rationales of the texts that have any."""
-        if self.truth is None or self.passages is None:
-            return dict.fromkeys(HUMAN)
-        places = [place for place, number in enumerate(numbers) if self.truth[number].any()]
-        if not places:
-            return dict.fromkeys(HUMAN)
-        truth = [self.truth[numbers[place]] for place in places]
-        scores = [values[place] for place in places]
-        words = [picked[place] for place in places]
-        spans = [self.passages[numbers[place]] for place in places], [spans_of(each) for each in words]
-        return {
-            "auprc": _mean(auprc(truth, scores)),
-            "average_precision": _mean(auprc(truth, scores, area="average precision")),
-            "token_f1": token_f1(truth, words).f1,
-            "iou_f1": iou_f1(*spans).f1,
-        }
+    ) -> dict[str, NDArray[np.float64]]:
+        """Agreement with rationales; NaN for texts without any."""
+        places = self._marked(numbers)
+        if self.truth is None or self.passages is None or not places:
+            return {}
+        found = {name: np.full(len(numbers), np.nan) for name in HUMAN}
+        for place in places:
+            truth, scores = [self.truth[numbers[place]]], [values[place]]
+            spans = [self.passages[numbers[place]]], [spans_of(picked[place])]
+            found["auprc"][place] = auprc(truth, scores)[0]
+            found["average_precision"][place] = auprc(truth, scores, area="average precision")[0]
+            found["token_f1"][place] = token_f1(truth, [picked[place]]).f1
+            found["iou_f1"][place] = iou_f1(*spans).f1
+        return found
+
+    def _marked(self, numbers: Sequence[int]) -> list[int]:
+        """Places of the texts that have a rationale."""
+        if self.truth is None:
+            return []
+        return [place for place, number in enumerate(numbers) if self.truth[number].any()]
+
+    def _iou(self, numbers: Sequence[int], picked: Sequence[NDArray[np.bool_]]) -> float:
+        """IOU F1 of mean precision and mean recall, which is no mean of texts' F1s."""
+        assert self.passages is not None
+        places = self._marked(numbers)
+        truth = [self.passages[numbers[place]] for place in places]
+        return iou_f1(truth, [spans_of(picked[place]) for place in places]).f1
 
 
 def _mean(values: Any) -> float | None:

@@ -1,4 +1,21 @@
-"""Scores of a text's words, by any tracing method, by the attention that pools, by LIME, and at random."""
+"""Scores of a text's words: by every way to explain that there is, and by two controls.
+
+| name | scores |
+|---|---|
+| "pooling" | the attention that pools the words' states, which a `RationaleClassifier` has |
+| "raw", "rollout", "flow" | a method that reads maps, of attention weights |
+| "rollout/alti", "flow/gradient", … | the same over the maps of a mixing: METHOD/MIXING, any two registered |
+| "value-zeroing" | rollout/value-zeroing |
+| "rollout/relevance" | gradient-weighted attention (Chefer et al. 2021) |
+| "gradients", "gradient-input", "integrated" | gradient at the embeddings: norm, × input, integrated |
+| "blankout", "blankout-absolute" | what replacing a word by the unknown token does, signed or not |
+| "lime" | LIME |
+| "random" | control: numbers at random |
+| "oracle" | control: the best order of deletion, of texts up to 30 words |
+
+`every_method` lists them, and those that were registered since. Names in `SAME` are left out of it: they rank
+words as another does.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +31,12 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
-from overt.judge.rationales.deleting import count_of
+from overt.judge.rationales.deleting import SEARCHED, Attainable, attainable, count_of
 from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
 from overt.tracing.methods.method import methods as traced
+from overt.tracing.mixing.mixing import mixing_of, mixings
 from overt.tracing.subject import Subject
 from overt.tracing.tracer import trace
 
@@ -27,6 +45,9 @@ if TYPE_CHECKING:
 
 EXTRA = "rationales"
 POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
+ORACLE = "oracle"
+CONTROLS = (RANDOM, ORACLE)
+ATTENTION = "attention"  # the mixing of a method that names none
 METHODS = (
     POOLING,
     "raw",
@@ -47,7 +68,14 @@ TITLES = {
     "gradient-input": "gradient × input",
     "integrated": "integrated gradients",
     "blankout": "blank-out",
+    "blankout-absolute": "blank-out, absolute",
     LIME: "LIME",
+    ORACLE: "best order",
+}
+SAME = {  # a name → another that gives the same order of words
+    f"rollout/{ZEROING}": ZEROING,
+    "raw/relevance": "raw/gradient",  # it differs in sums of rows alone
+    "flow/relevance": "flow/gradient",  # flow makes rows sum to one
 }
 SAMPLES = 1000  # of LIME
 
@@ -66,6 +94,7 @@ class Scorer:
         self, classifier: WordClassifier, share: float, seed: int = 0, samples: int = SAMPLES
     ) -> None:
         self.classifier, self.share, self.seed, self.samples = classifier, share, seed, samples
+        self.scales: dict[Text, Attainable | None] = {}
 
     def scores(self, method: str, text: Text) -> NDArray[np.float64]:
         """A number for each word; ValueError where a method does not apply to the model."""
@@ -79,12 +108,14 @@ class Scorer:
             POOLING: self._pooling,
             LIME: self._lime,
             RANDOM: self._random,
-            ZEROING: lambda text: self._map(text, "rollout", mixing=ZEROING),
+            ORACLE: self._oracle,
+            ZEROING: lambda text: self._map(text, "rollout", ZEROING),
         }
         if method in own:
             return own[method]
-        if method in traced("maps"):
-            return lambda text: self._map(text, method)
+        if method in _over_maps():
+            reads, mixing = _over_maps()[method]
+            return lambda text: self._map(text, reads, mixing)
         _check.one_of("methods", method, known_methods())
         known, options = _running()[method]
         return lambda text: self._run(text, known, options)
@@ -105,7 +136,7 @@ class Scorer:
                 found[place] = weight
         return found
 
-    def _map(self, text: Text, method: str, mixing: str = "attention") -> NDArray[np.float64]:
+    def _map(self, text: Text, method: str, mixing: str) -> NDArray[np.float64]:
         """What the token that the class is read from draws on, in the last layer.
 
         It is the first token of an encoder (CLS), the last one of a causal model. Where a text has several
@@ -180,6 +211,25 @@ class Scorer:
     def _random(self, text: Text) -> NDArray[np.float64]:
         return np.random.default_rng(seed_of(self.seed, text)).random(len(text.words))
 
+    def _oracle(self, text: Text) -> NDArray[np.float64]:
+        """The order of deletion that makes the probability of the predicted class fall most."""
+        scale = self.attainable(text)
+        if scale is None:
+            raise ValueError(f"the best order is searched for up to {SEARCHED} words, got {len(text.words)}")
+        found = np.empty(len(text.words))
+        found[list(scale.order)] = np.arange(len(text.words), 0, -1)
+        return found
+
+    def attainable(self, text: Text) -> Attainable | None:
+        """What any order of deleting a text's words attains; None for a long one."""
+        if text not in self.scales:
+            whole = self.classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
+            label = int(whole[0].argmax())
+            self.scales[text] = attainable(
+                len(text.words), lambda kept: self.classifier.probabilities(text, kept)[:, label]
+            )
+        return self.scales[text]
+
 
 def seed_of(seed: int, text: Text) -> int:
     """A seed that differs between texts, and does not depend on their order."""
@@ -203,11 +253,32 @@ def _running() -> dict[str, tuple[Method, Mapping[str, Any]]]:
     return found
 
 
+def _over_maps() -> dict[str, tuple[str, str]]:
+    """Name → a method that reads maps, and the mixing that makes them."""
+    return {
+        method if mixing == ATTENTION else f"{method}/{mixing}": (method, mixing)
+        for mixing in sorted(mixings(), key=lambda name: name != ATTENTION)
+        for method in traced("maps")
+    }
+
+
+def every_method() -> tuple[str, ...]:
+    """Names of all ways to explain, each order of words once, and at the end the controls."""
+    maps = [name for name in _over_maps() if name not in SAME]
+    return (POOLING, *maps, ZEROING, *_running(), LIME, *CONTROLS)
+
+
 def known_methods() -> tuple[str, ...]:
     """Names of all methods that score words."""
-    return tuple(dict.fromkeys([*METHODS, *traced("maps"), *_running()]))
+    return tuple(dict.fromkeys([*METHODS, *_over_maps(), *_running(), ORACLE]))
 
 
 def title_of(method: str) -> str:
     """A method's name in tables."""
-    return TITLES.get(method, method)
+    if method in TITLES:
+        return TITLES[method]
+    reads, mixing = _over_maps().get(method, (method, ATTENTION))
+    if mixing == ATTENTION:
+        return method
+    title = mixing_of(mixing).titled(reads)
+    return f"raw {title}" if reads == "raw" else title  # rollout may have the mixing's own name

@@ -289,7 +289,7 @@ class WordClassifier:
                 ):
                     end += 1
                 output = model(**self.batch([rows[place] for place in order[start:end]]))
-                logits = getattr(output, "logits", None)
+                logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
                 if logits is None:
                     raise ValueError(
                         f"model must return logits, as a classifier does; {type(self.model).__name__} "
