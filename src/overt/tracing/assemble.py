@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from overt.tracing.collect import Collector, Stack, is_at
 from overt.tracing.inputs import Inputs, picture_of
 from overt.tracing.result import PosteriorDraw, Trace, TraceKind, main_queries
 from overt.tracing.subject import Output, Subject
+
+if TYPE_CHECKING:
+    from overt.tracing.chat import Turn
 
 
 class CallGroups(NamedTuple):
@@ -337,6 +340,8 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     if inputs.offsets is not None and inputs.offsets.shape[1] in (source or total, total):
         offsets = torch.zeros(batch, total, 2, dtype=torch.int64)
         offsets[:, : inputs.offsets.shape[1]] = inputs.offsets
+        if source and "target offsets" in inputs.extra:
+            offsets[:, source:] = inputs.extra["target offsets"]
     subject = Subject(model, inputs, mask, source, groups.kind, output)
     if any(call.of_states for call in calls):  # what a backward pass needs would not fit either
         found = [re.match(r"(.*?\.\d+)(?:\.|$)", call.path) for call in calls]
@@ -367,8 +372,53 @@ def assemble(frame: Frame, collector: Collector) -> Trace:
         sums_to_one=all(calls[n].sums_to_one for n in order),
         signed=any(calls[n].signed for n in order),
         memory=collector.budget.most if collector.budget is not None and collector.budget.states else None,
+        generated=_generated(frame),
+        texts=list(inputs.extra.get("texts", [])) if frame.offsets is not None else [],
+        turns=_turns(frame),
         subject=frame.subject,
     )
+
+
+def _generated(frame: Frame) -> Tensor | None:
+    """Which tokens were generated, boolean (batch, token); None if none were."""
+    written = frame.inputs.extra.get("generated")
+    if written is None:
+        return None
+    if frame.groups.kind not in ("causal", "encoder–decoder"):
+        raise ValueError(
+            f"generate needs causal attention, and this stack is of kind {frame.groups.kind!r}: tokens would "
+            "see what was generated after them"
+        )
+    if written.shape != (len(frame.mask), frame.queries):
+        raise ValueError(
+            f"generate needs an id for each token: there are {written.shape[1]}, and attention runs over "
+            f"{frame.queries} tokens, so the model adds or joins some"
+        )
+    before = torch.zeros(len(written), frame.mask.shape[1] - frame.queries, dtype=torch.bool)
+    return torch.cat([before, written], dim=1)
+
+
+def _turns(frame: Frame) -> list[list[Turn]]:
+    """Messages of a chat, with what was generated; or prompt and output."""
+    from overt.tracing.chat import Turn
+
+    turns: list[list[Turn]] = frame.inputs.extra.get("turns", [])
+    written, first = _generated(frame), frame.mask.shape[1] - frame.queries
+    if written is None:
+        return turns
+    found = []
+    for number, output in enumerate(written):
+        own = list(turns[number]) if turns else []
+        end = int(frame.mask[number].nonzero().max()) + 1
+        start = int(output.int().argmax()) if bool(output.any()) else end
+        real = frame.mask[number, : first or start].nonzero().flatten()
+        prompt = Turn("prompt", int(real.min()), int(real.max()) + 1)
+        if own and not first:
+            # The template's beginning of a reply is part of it.
+            found.append([*own, Turn("assistant", own[-1].stop, end)])
+        else:
+            found.append([*(own or [prompt]), Turn("output", start, end)])
+    return found
 
 
 def posterior_draw(collector: Collector, outputs: Tensor | None) -> PosteriorDraw:

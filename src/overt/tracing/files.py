@@ -73,7 +73,7 @@ def read(
 def pack(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A `Trace` as tensors and metadata."""
     tensors: dict[str, Tensor] = {"mask": trace.mask, "special": trace.special}
-    single = {"offsets": trace.offsets, "picture": trace.picture, "outputs": trace.outputs}
+    single = {name: getattr(trace, name) for name in ("offsets", "picture", "outputs", "generated")}
     single |= {f"draws.{number}.outputs": drawn.outputs for number, drawn in enumerate(trace.draws)}
     tensors |= {name: value for name, value in single.items() if value is not None}
     groups: dict[str, Sequence[Tensor]] = {name: getattr(trace, name) for name in GROUPS.values()}
@@ -114,6 +114,8 @@ def pack(trace: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "sums_to_one": trace.sums_to_one,
         "signed": trace.signed,
         "averaged": trace.averaged,
+        "texts": trace.texts,
+        "turns": trace.turns,
     }
     return tensors, about
 
@@ -159,6 +161,8 @@ def _place(name: str, cells: Tensor | None, whole: Tensor) -> str:
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict[str, Any]:
     """The fields of a trace from the contents of a file; those of draws as dicts."""
 
+    from overt.tracing.chat import Turn
+
     def group(name: str) -> list[Tensor]:
         members: list[Tensor] = []
         while f"{name}.{len(members)}" in tensors:
@@ -183,6 +187,13 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict
     per_example = [tensors.get(name) for name in ("picture", "outputs")] + [draw["outputs"] for draw in draws]
     if any(value is not None and len(value) != len(mask) for value in per_example):
         raise ValueError("picture, outputs and mask do not match")
+    generated = tensors.get("generated")
+    if generated is not None and generated.shape != mask.shape:
+        raise ValueError("generated and mask do not match")
+    texts = [str(text) for text in about.get("texts", [])]
+    turns = [[Turn(str(role), int(a), int(b)) for role, a, b in each] for each in about.get("turns", [])]
+    if any(listed and len(listed) != len(mask) for listed in (texts, turns)):
+        raise ValueError("texts, turns and mask do not match")
     temperature = about.get("temperature", 1.0)
     _check.positive("temperature", temperature)
     places = about["parts"] if form != "1" else _places_before(tensors, about["parts"], bool(draws))
@@ -214,6 +225,9 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], form: str) -> dict
         "sums_to_one": about.get("sums_to_one", True),
         "signed": about.get("signed", False),
         "averaged": about.get("averaged", bool(draws) and form == "1"),
+        "generated": generated,
+        "texts": texts,
+        "turns": turns,
     }
 
 

@@ -8,16 +8,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._modes import evaluating
 from overt.attaching.find import name_of
 from overt.models.seq2seq import Seq2Seq
 from overt.models.word_by_word import IGNORED
+
+if TYPE_CHECKING:
+    from overt.tracing.generation import Generation
 
 LABELS = ("labels", "start_positions", "end_positions", "return_loss")
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -57,6 +59,20 @@ class Inputs:
     picture: Tensor | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def to_device_of(self, model: nn.Module) -> None:
+        """Move the arguments to the model's device."""
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.arguments = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.arguments.items()
+        }
+
+    @property
+    def tokens_shape(self) -> tuple[int, int]:
+        """Number of examples and of token ids in each."""
+        batch, count = self.arguments["input_ids"].shape
+        return batch, count
+
 
 def prepare(
     model: nn.Module,
@@ -66,9 +82,14 @@ def prepare(
     processor: Any = None,
     decoder: Any = None,
     tokens: Sequence[Sequence[str]] | None = None,
+    generation: Generation | None = None,
 ) -> Inputs:
-    """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device."""
-    batch = _batch_of(model, inputs, tokenizer, processor)
+    """Text, token ids, images or a mapping of arguments, as a batch for the model, on its device.
+
+    With `generation`, an encoder–decoder writes the target, and a chat ends where the model's reply begins;
+    what a causal model writes is added by `continuing.continued`.
+    """
+    batch = _batch_of(model, inputs, tokenizer, processor, generation is not None)
     if not isinstance(inputs, Mapping):
         _name_ids(model, batch)
         _check_names(model, batch)
@@ -76,18 +97,14 @@ def prepare(
         name = type(model).__name__
         raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
     if is_pair(model):
-        _add_target(model, batch, decoder, tokenizer)
+        _add_target(model, batch, decoder, tokenizer, generation)
     if tokens is not None:
         if any(isinstance(words, str) for words in tokens):
             raise ValueError("tokens must be a list of words for each example, got a flat list")
         batch.tokens = [list(map(str, words)) for words in tokens]
         batch.extra["named"] = True
     _check_length(model, batch.arguments)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch.arguments = {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in batch.arguments.items()
-    }
+    batch.to_device_of(model)
     accepted = inspect.signature(model.forward).parameters
     if "use_cache" in accepted and "use_cache" not in batch.arguments and _config(model) is not None:
         batch.arguments["use_cache"] = False
@@ -102,7 +119,11 @@ def prepare(
     return batch
 
 
-def _batch_of(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any) -> Inputs:
+def _batch_of(model: nn.Module, inputs: Any, tokenizer: Any, processor: Any, reply: bool) -> Inputs:
+    from overt.tracing.chat import chats_in  # on first use
+
+    if (chats := chats_in(inputs)) is not None:
+        return _from_chats(model, chats, tokenizer, reply)
     if isinstance(inputs, str) or (_is_list(inputs) and inputs and isinstance(inputs[0], str)):
         return _from_text(model, [inputs] if isinstance(inputs, str) else list(inputs), tokenizer)
     if isinstance(inputs, Mapping):
@@ -163,9 +184,9 @@ def _from_rows(model: nn.Module, rows: Any, tokenizer: Any) -> Inputs:
         raise ValueError(f"inputs must be lists of whole numbers, got {rows!r}"[:120])
     longest = max(map(len, rows))
     pad = getattr(_config(model), "pad_token_id", None)
-    arguments = {"input_ids": _pad_rows(rows, longest, pad if isinstance(pad, int) else 0)}
+    arguments = {"input_ids": pad_rows(rows, longest, pad if isinstance(pad, int) else 0)}
     if min(map(len, rows)) < longest:
-        arguments["attention_mask"] = _pad_rows([[1] * len(row) for row in rows], longest, 0)
+        arguments["attention_mask"] = pad_rows([[1] * len(row) for row in rows], longest, 0)
     return _from_mapping(model, arguments, tokenizer)
 
 
@@ -190,15 +211,22 @@ def _check_length(model: nn.Module, arguments: Mapping[str, Any]) -> None:
     if not isinstance(ids, Tensor) or _config(model) is None:
         return
     check_ids(model, ids)
-    limit = getattr(_config(model), "max_position_embeddings", None)
-    learnt = any(
-        isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit
-        for name, module in model.named_modules()
-    )
-    if learnt and isinstance(limit, int) and ids.shape[1] > limit:
+    limit = positions_of(model)
+    if limit is not None and ids.shape[1] > limit:
         raise ValueError(
             f"the input has {ids.shape[1]} tokens, but the model has positions for {limit}: shorten it"
         )
+
+
+def positions_of(model: nn.Module) -> int | None:
+    """How many positions a model has learnt embeddings for; None where positions are not learnt."""
+    limit = getattr(_config(model), "max_position_embeddings", None)
+    tables = (
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe"))
+    )
+    return limit if isinstance(limit, int) and limit in tables else None
 
 
 def _is_list(value: Any) -> bool:
@@ -282,26 +310,44 @@ def _load_tokenizer(source: str, ask_the_hub: bool) -> Any:
     return AutoTokenizer.from_pretrained(source, local_files_only=not ask_the_hub)
 
 
-def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
+def _from_chats(model: nn.Module, chats: list[list[Any]], tokenizer: Any, reply: bool) -> Inputs:
+    """Chats as the text that the tokenizer's template makes of them, with the tokens of each message."""
+    from overt.tracing.chat import in_tokens, rendered
+
+    tokenizer = tokenizer_of(model, tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError("messages need a fast tokenizer, whose offsets tell them apart: give text")
+    made = [rendered(tokenizer, messages, reply) for messages in chats]
+    batch = _from_text(model, [text for text, _ in made], tokenizer, frame=False)
+    assert batch.offsets is not None
+    assert batch.mask is not None
+    # The template has written the special tokens as text.
+    batch.special = special_ids(tokenizer, batch.arguments["input_ids"])
+    spans = [each[keep].tolist() for each, keep in zip(batch.offsets, batch.mask, strict=True)]
+    batch.extra["turns"] = [in_tokens(turns, own) for (_, turns), own in zip(made, spans, strict=True)]
+    return batch
+
+
+def _from_text(model: nn.Module, texts: list[str], tokenizer: Any, frame: bool = True) -> Inputs:
+    """Texts, with the special tokens around them unless `frame` is False."""
     tokenizer = tokenizer_of(model, tokenizer)
     offsets = bool(getattr(tokenizer, "is_fast", False))
-    coded = [
-        tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=offsets) for text in texts
-    ]
+    settings = {"return_special_tokens_mask": True, "return_offsets_mapping": offsets}
+    coded = [tokenizer(text, add_special_tokens=frame, **settings) for text in texts]
     empty = [text for text, code in zip(texts, coded, strict=True) if all(code["special_tokens_mask"])]
     if not texts or empty:
         raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
     ids = [code["input_ids"] for code in coded]
     longest = max(map(len, ids))
-    arguments = {"input_ids": _pad_rows(ids, longest, padding_id(tokenizer))}
-    arguments["attention_mask"] = _pad_rows([[1] * len(row) for row in ids], longest, 0)
+    arguments = {"input_ids": pad_rows(ids, longest, padding_id(tokenizer))}
+    arguments["attention_mask"] = pad_rows([[1] * len(row) for row in ids], longest, 0)
     kinds = [code.get("token_type_ids") for code in coded]
     if all(kind is not None for kind in kinds):
-        arguments["token_type_ids"] = _pad_rows(kinds, longest, 0)
+        arguments["token_type_ids"] = pad_rows(kinds, longest, 0)
     batch = Inputs(arguments, unknown=_unknown(tokenizer), tokenizer=tokenizer)
-    batch.tokens = _words(tokenizer, arguments["input_ids"])
+    batch.tokens = words_of(tokenizer, arguments["input_ids"])
     batch.mask = arguments["attention_mask"].bool()
-    batch.special = _pad_rows([code["special_tokens_mask"] for code in coded], longest, 1).bool()
+    batch.special = pad_rows([code["special_tokens_mask"] for code in coded], longest, 1).bool()
     if offsets:
         spans = torch.zeros(len(ids), longest, 2, dtype=torch.int64)
         for number, code in enumerate(coded):
@@ -311,7 +357,8 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any) -> Inputs:
     return batch
 
 
-def _pad_rows(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
+    """Rows of ids, filled up on the right, (row, length)."""
     return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
 
 
@@ -333,7 +380,7 @@ def _unknown(tokenizer: Any) -> int | None:
     return None
 
 
-def _special(tokenizer: Any, ids: Tensor) -> Tensor:
+def special_ids(tokenizer: Any, ids: Tensor) -> Tensor:
     """Which ids only delimit a text. An unknown or masked word counts as a word."""
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
     frame = {getattr(tokenizer, name, None) for name in names}
@@ -342,7 +389,7 @@ def _special(tokenizer: Any, ids: Tensor) -> Tensor:
     return torch.tensor([[number in special for number in row] for row in ids.tolist()])
 
 
-def _words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
+def words_of(tokenizer: Any, ids: Tensor) -> list[list[str]]:
     """Readable tokens: byte-level and sentence pieces are decoded, word pieces stay as they are."""
     out = []
     for row in ids.tolist():
@@ -362,7 +409,7 @@ def names_of(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
     inside = [number for number in ids if number < len(tokenizer)]
     pieces = tokenizer.convert_ids_to_tokens(inside)
     known = [number for number, piece in zip(inside, pieces, strict=True) if piece is not None]
-    return dict(zip(known, _words(tokenizer, torch.tensor([known]))[0], strict=True))
+    return dict(zip(known, words_of(tokenizer, torch.tensor([known]))[0], strict=True))
 
 
 def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -> Inputs:
@@ -388,9 +435,9 @@ def _from_mapping(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -
             raise ValueError(f"input_ids must have shape (batch, token), got {tuple(ids.shape)}")
         text_tokenizer = tokenizer_of(model, tokenizer, required=False)
         if text_tokenizer is not None:
-            batch.tokens, batch.unknown = _words(text_tokenizer, ids), _unknown(text_tokenizer)
+            batch.tokens, batch.unknown = words_of(text_tokenizer, ids), _unknown(text_tokenizer)
             batch.tokenizer = text_tokenizer
-            batch.special = _special(text_tokenizer, ids)
+            batch.special = special_ids(text_tokenizer, ids)
         else:
             batch.tokens = [[str(number) for number in row] for row in ids.tolist()]
     if isinstance(pixels, Tensor) and pixels.dim() == 4:
@@ -504,11 +551,16 @@ def _add_grid(model: nn.Module, batch: Inputs, pixels: Tensor) -> None:
         batch.grid = batch.image[0] // patch[0], batch.image[1] // patch[1]
 
 
-def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None:
-    """Add the decoder's inputs: as given, or generated by the model with greedy decoding."""
+def _add_target(
+    model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation: Generation | None
+) -> None:
+    """Add the decoder's inputs: as given, or generated by the model."""
     arguments = batch.arguments
-    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments:
-        arguments["decoder_input_ids"] = _target(model, batch, decoder, tokenizer)
+    known = "decoder_input_ids" in arguments or "decoder_inputs_embeds" in arguments
+    if generation is not None and (known or decoder is not None):
+        raise ValueError("generate writes the decoder's inputs, which were given as well: leave either out")
+    if not known:
+        arguments["decoder_input_ids"] = _target(model, batch, decoder, tokenizer, generation)
     elif decoder is not None:
         raise ValueError("decoder was given twice: as the argument decoder and as decoder_input_ids")
     ids = arguments.get("decoder_input_ids")
@@ -519,7 +571,17 @@ def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None
         mask = _recurrent_mask(batch, ids, batch.labels if decoder is None else None)
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool().cpu()
     pad = _special_id(model, "pad_id", "pad_token_id")
-    if mask is None and pad is not None and decoder is None and batch.extra.get("generated"):
+    if generation is not None:
+        # An end that was generated is no input, nor is what follows it in a batch.
+        ended = torch.isin(ids[:, 1:].cpu(), torch.tensor(_ends(model, generation), dtype=ids.dtype))
+        real[:, 1:] = ended.cumsum(dim=1) == 0
+        count = int(real.any(dim=0).sum())
+        if count < 2:
+            raise ValueError(f"{name_of(model)} wrote nothing: the first token that it generated was an end")
+        ids, real = ids[:, :count], real[:, :count]
+        arguments["decoder_input_ids"] = ids
+        batch.extra["generated"] = real & (torch.arange(count) > 0)
+    elif mask is None and pad is not None and decoder is None and batch.extra.get("wrote"):
         # The first token may be the start token, which some models also use as padding.
         real[:, 1:] = ids[:, 1:].cpu() != pad
         # An end that was generated is no input: it is in the batch only because others are longer.
@@ -529,9 +591,25 @@ def _add_target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> None
     if text_tokenizer is None:
         batch.extra["target tokens"] = [[str(number) for number in row] for row in ids.tolist()]
     else:
-        batch.extra["target tokens"] = _words(text_tokenizer, ids.cpu())
+        batch.extra["target tokens"] = words_of(text_tokenizer, ids.cpu())
         batch.tokenizer = text_tokenizer
-        batch.extra["target special"] = _special(text_tokenizer, ids.cpu())
+        batch.extra["target special"] = special_ids(text_tokenizer, ids.cpu())
+        if generation is not None and batch.offsets is not None:
+            _add_written(batch, text_tokenizer, ids, real)
+
+
+def _add_written(batch: Inputs, tokenizer: Any, ids: Tensor, real: Tensor) -> None:
+    """Add what was generated to the texts, each in a line of its own, and where its tokens are there."""
+    from overt.tracing.generation import output_text
+
+    offsets = torch.zeros(*ids.shape, 2, dtype=torch.int64)
+    texts = []
+    for number, source in enumerate(batch.extra["texts"]):
+        start, *written = ids[number, real[number]].tolist()
+        text, spans = output_text(tokenizer, start, written)
+        offsets[number, 1 : len(spans) + 1] = torch.tensor(spans).view(-1, 2) + len(source) + 1
+        texts.append(f"{source}\n{text}")
+    batch.extra["texts"], batch.extra["target offsets"] = texts, offsets
 
 
 def _special_id(model: Any, name: str, in_config: str) -> int | None:
@@ -539,12 +617,11 @@ def _special_id(model: Any, name: str, in_config: str) -> int | None:
     return getattr(model, name) if isinstance(model, Seq2Seq) else getattr(model.config, in_config, None)
 
 
-def _ends(model: Any) -> list[int]:
+def _ends(model: Any, generation: Generation | None = None) -> list[int]:
     """Ids that end what a model generates."""
-    if isinstance(model, Seq2Seq):
-        return [model.eos_id]
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return [ends] if isinstance(ends, int) else list(ends or [])
+    from overt.tracing.generation import ends_of
+
+    return [model.eos_id] if isinstance(model, Seq2Seq) else ends_of(model, generation)
 
 
 def _recurrent_mask(batch: Inputs, ids: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -562,8 +639,10 @@ def _recurrent_mask(batch: Inputs, ids: Tensor, labels: Tensor | None) -> Tensor
     return real
 
 
-def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
+def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation: Generation | None) -> Tensor:
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if generation is not None:
+        return _generated(model, batch, generation)
     if decoder is None and batch.labels is not None and batch.labels.dim() == 2 and shift is not None:
         batch.arguments["decoder_attention_mask"] = (batch.labels != -100).long()
         shifted: Tensor = shift(labels=batch.labels)
@@ -576,33 +655,34 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any) -> Tensor:
         rows = [[start, *text_tokenizer(text_target=text)["input_ids"]] for text in texts]
         rows = [row[:-1] if row[-1] == text_tokenizer.eos_token_id else row for row in rows]
         longest = max(map(len, rows))
-        batch.arguments["decoder_attention_mask"] = _pad_rows([[1] * len(row) for row in rows], longest, 0)
-        return _pad_rows(rows, longest, padding_id(text_tokenizer))
+        batch.arguments["decoder_attention_mask"] = pad_rows([[1] * len(row) for row in rows], longest, 0)
+        return pad_rows(rows, longest, padding_id(text_tokenizer))
     if decoder is not None:
         ids = decoder if isinstance(decoder, Tensor) else _ids(decoder)
         if ids is None or ids.dim() not in (1, 2):
             raise ValueError(f"decoder must be text or token ids, got {_describe(decoder)}")
         return ids if ids.dim() == 2 else ids.unsqueeze(0)
-    if isinstance(model, Seq2Seq):
-        return _translated(model, batch)
-    if not hasattr(model, "generate"):
+    if not isinstance(model, Seq2Seq) and not hasattr(model, "generate"):
         raise ValueError(f"{name_of(model)} needs the decoder's inputs: give decoder=…, or decoder_input_ids")
-    device = next(model.parameters()).device
-    arguments = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in batch.arguments.items()}
-    with evaluating(model):
-        generated = model.generate(**arguments, max_new_tokens=GENERATED, do_sample=False, num_beams=1)
-    batch.extra["generated"] = True
-    ended: Tensor = generated[:, :-1] if generated.shape[1] > 1 else generated
-    return ended.cpu()
+    from overt.tracing.generation import LENGTH, Generation
+
+    batch.extra["wrote"] = True
+    written = _generated(model, batch, Generation({LENGTH: GENERATED}))
+    return written[:, :-1] if written.shape[1] > 1 else written
 
 
-def _translated(model: Seq2Seq, batch: Inputs) -> Tensor:
-    """Inputs of the decoder for the model's own translation, (batch, target); `pad_id` after an end."""
+def _generated(model: Any, batch: Inputs, generation: Generation) -> Tensor:
+    """What an encoder–decoder writes, after the token that it starts with, (batch, target)."""
+    from overt.tracing.generation import generated_ids
+
+    if not isinstance(model, Seq2Seq):
+        return generated_ids(model, batch.arguments, generation)
+    if generation.chooses:
+        raise ValueError(f"{name_of(model)} generates greedily: give generate={generation.length}")
     device = next(model.parameters()).device
     named = ("input_ids", "attention_mask")
     ids, mask = (None if (x := batch.arguments.get(name)) is None else x.to(device) for name in named)
     if ids is None:
         raise ValueError(f"{name_of(model)} needs input_ids, got {', '.join(batch.arguments)}")
-    words, _ = model.translate(ids, mask, beam=1, max_length=GENERATED)
-    batch.extra["generated"] = True
-    return torch.nn.functional.pad(words[:, :-1], (1, 0), value=model.bos_id).cpu()
+    words, _ = model.translate(ids, mask, beam=1, max_length=generation.length)
+    return torch.nn.functional.pad(words, (1, 0), value=model.bos_id).cpu()

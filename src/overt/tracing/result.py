@@ -33,6 +33,7 @@ from overt.tracing.showing import ShownTrace
 from overt.tracing.subject import Subject
 
 if TYPE_CHECKING:
+    from overt.tracing.chat import Turn
     from overt.tracing.kept_rows import KeptRows
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder", "pixels"]
@@ -125,6 +126,12 @@ class Trace(ShownTrace):
         memory: most bytes of a result of a trace of states: one that keeps queries and keys in place of maps.
             None for a trace of maps.
         rows: of a trace of states that was saved and loaded, the rows that were saved; it has no maps.
+        generated: boolean (batch, token), which tokens the model generated, with `generate`; else None. A
+            token was written at the query before it: query q wrote the token of query q + 1.
+        texts: the text of each example, in which `offsets` are places; empty if unknown. Of an
+            encoder–decoder, the source; what it generated follows in a line of its own.
+        turns: per example, the messages of a chat, or prompt and output of generated text, as tokens; empty
+            for other inputs.
     """
 
     kind: TraceKind
@@ -153,6 +160,9 @@ class Trace(ShownTrace):
     averaged: bool = False
     memory: int | None = None
     rows: KeptRows | None = None
+    generated: Tensor | None = None
+    texts: list[str] = field(default_factory=list)
+    turns: list[list[Turn]] = field(default_factory=list)
     subject: Subject | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -213,6 +223,9 @@ class Trace(ShownTrace):
             picture=cut_any(self.picture),
             outputs=cut_any(self.outputs),
             rows=None if self.rows is None else self.rows.examples(rows),
+            generated=cut_any(self.generated),
+            texts=[self.texts[row] for row in rows] if self.texts else [],
+            turns=[self.turns[row] for row in rows] if self.turns else [],
             subject=None if self.subject is None else self.subject.some(rows),
         )
 
@@ -347,6 +360,21 @@ class Trace(ShownTrace):
         """Each example's main row: CLS, the last real token of a causal model or decoder, a middle pixel."""
         return main_queries(self.kind, self.mask, self.queries, self.grid)
 
+    def generating_queries(self) -> list[int]:
+        """The queries at which the model wrote what it generated, in any of the examples.
+
+        Query q wrote the token of query q + 1, so that these are all steps of the generation. Examples of a
+        batch have their outputs at different places: `generated` says which.
+        """
+        if self.generated is None:
+            raise ValueError("nothing was generated in this trace: trace with generate=64, for example")
+        written = self.generated[:, self.first + 1 :].any(dim=0)
+        return [int(query) for query in written.nonzero().flatten()]
+
+    def _usual_queries(self) -> list[int]:
+        """The rows that a trace of states has by default: those of generated words, or the main ones."""
+        return sorted(set(self.main_queries())) if self.generated is None else self.generating_queries()
+
     @property
     def mixing_kind(self) -> type[Mixing]:
         """The class of the mixing."""
@@ -419,7 +447,8 @@ class Trace(ShownTrace):
 
         Args:
             method: any registered method: "raw", "rollout", "flow", "blankout", "gradients", or your own.
-            queries: which rows; all by default, and `main_queries()` of a trace of states.
+            queries: which rows; all by default. Of a trace of states, by default `generating_queries()` if
+                the model generated, otherwise `main_queries()`.
             options: the other arguments.
 
         Returns:
@@ -428,7 +457,7 @@ class Trace(ShownTrace):
         """
         reader = method_of(method)
         if queries is None and self.of_states:
-            queries = sorted(set(self.main_queries()))
+            queries = self._usual_queries()
         if reader.runs_model:
             return read_subject(reader, self._subject(reader.title), queries, options)
         if self.rows is not None:
@@ -494,7 +523,7 @@ class Trace(ShownTrace):
 
         Args:
             path: of the file.
-            queries: which rows of a trace of states; by default `main_queries()`.
+            queries: which rows of a trace of states; by default those that `read` has by default.
         """
         if not self.of_states and self.rows is None:
             if queries is not None:
@@ -503,7 +532,7 @@ class Trace(ShownTrace):
             return
         from overt.tracing.kept_rows import METHODS, KeptRows
 
-        every = self.main_queries() if self.rows is None else self.rows.queries
+        every = self._usual_queries() if self.rows is None else self.rows.queries
         listed = sorted(set(every if queries is None else numbers("queries", queries, self.queries)))
         values = {method: self.read(method, listed) for method in METHODS}
         rows = KeptRows(listed, self.queries, values)

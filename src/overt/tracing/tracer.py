@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,14 @@ from overt.mechanisms.attention_map import AttentionMap
 from overt.models.seq2seq import Seq2Seq
 from overt.tracing.assemble import Frame, assemble, make_frame, posterior_draw, sort_calls, stack_of
 from overt.tracing.collect import Collector, collect, sampling
-from overt.tracing.inputs import Inputs, names_of, prepare
+from overt.tracing.inputs import Inputs, is_pair, names_of, prepare
 from overt.tracing.mixing.mixing import Mixing, mixing_of
 from overt.tracing.options import check_bytes, numbers
 from overt.tracing.result import Trace
 from overt.tracing.subject import Output, Subject
+
+if TYPE_CHECKING:
+    from overt.tracing.generation import Generation
 
 NAMED = 50  # a language model's trace keeps the names of this many likeliest tokens per example
 
@@ -32,6 +35,7 @@ def trace(
     tokenizer: Any = None,
     processor: Any = None,
     decoder: Any = None,
+    generate: int | Mapping[str, Any] | None = None,
     tokens: Sequence[Sequence[str]] | None = None,
     heads: bool = False,
     mixing: str = "attention",
@@ -56,13 +60,18 @@ def trace(
 
     Args:
         model: the model.
-        inputs: text or a list of texts; token ids; images (PIL, or a float tensor of pixel values; for a
+        inputs: text or a list of texts; messages of a chat, {"role": …, "content": …}, in a list or several
+            such lists; token ids; images (PIL, or a float tensor of pixel values; for a
             network of `overt.vision` also paths); or a mapping of the model's arguments, as tokenizers and
             collators return.
         tokenizer: for text; by default the one saved with the model's weights.
         processor: for PIL images; by default the one saved with the weights.
         decoder: text or token ids to feed to an encoder–decoder's decoder. By default the model generates
             them by greedy decoding.
+        generate: most tokens that a language model is to write after the prompt, or an encoder–decoder as its
+            target, by greedy decoding; one pass over both then has all rows. Or a mapping of settings of
+            transformers' `generate`: {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7}. See
+            `Trace.generated`.
         tokens: names of the tokens, per example, for inputs that have none.
         heads: keep each head's maps, for `heads="each"` and lists of heads; by default only their mean.
         mixing: what the maps hold. "attention": the weights. "effective": the weights without the part that
@@ -82,7 +91,7 @@ def trace(
         parts: keep the parts of the maps that the model's mechanisms expose, as Evolving does.
         samples: number of posterior samples to draw from a model with random weights, in addition to the
             pass at the mean of its weights, which the maps come from.
-        seed: random seed of the samples.
+        seed: random seed of the samples, and of sampling by `generate`.
         stack: path of the stack to trace, such as "vision_model", for a model that has several. Networks of
             `overt.vision` have one for each size of their maps, such as "14x14" and "7x7", the first of which
             is the default. Where the calls of one chain cannot be inferred, a mapping names them: "encoder",
@@ -93,8 +102,6 @@ def trace(
             would take more, queries and keys are kept in their place, and rows are computed from them, up to
             results of this many bytes. This is possible for mixing="attention", without parts and samples.
     """
-    from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
-
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     kind = mixing_of(mixing)
@@ -103,10 +110,13 @@ def trace(
         if requested and not supported:
             raise ValueError(f"{name} with mixing={mixing!r} is not supported: use one or the other")
     model = _unwrapped(model)
-    read = pixel_inputs if attends_to_pixels(model) else prepare
-    batch = read(model, inputs, tokenizer=tokenizer, processor=processor, decoder=decoder, tokens=tokens)
     _check.whole("memory", memory, 1)
-    _drop_cache(batch)
+    generation = None
+    if generate is not None:
+        from overt.tracing.generation import generation_of  # on first use
+
+        generation = generation_of(generate, seed)
+    batch = _read(model, inputs, tokenizer, processor, decoder, tokens, generation)
     return trace_batch(
         model,
         batch,
@@ -121,6 +131,40 @@ def trace(
         output=output,
         memory=memory,
     )
+
+
+def _read(
+    model: nn.Module,
+    inputs: Any,
+    tokenizer: Any,
+    processor: Any,
+    decoder: Any,
+    tokens: Sequence[Sequence[str]] | None,
+    generation: Generation | None,
+) -> Inputs:
+    """The batch of a trace, with what the model generates."""
+    from overt.tracing.pixels import attends_to_pixels, pixel_inputs  # and the networks, on first use
+
+    given: dict[str, Any] = {"tokenizer": tokenizer, "processor": processor, "decoder": decoder}
+    pixels = attends_to_pixels(model)
+    if generation is None:
+        batch = (pixel_inputs if pixels else prepare)(model, inputs, **given, tokens=tokens)
+        _drop_cache(batch)
+        return batch
+    if tokens is not None:
+        raise ValueError("tokens cannot be given with generate, whose tokens are not known yet: leave it out")
+    from overt.tracing.continuing import continued
+    from overt.tracing.generation import check_generates
+
+    if pixels or not isinstance(model, Seq2Seq):
+        check_generates(model)
+    batch = prepare(model, inputs, **given, generation=generation)
+    _drop_cache(batch)
+    if is_pair(model):
+        return batch
+    batch = continued(model, batch, generation)
+    batch.to_device_of(model)
+    return batch
 
 
 def trace_batch(

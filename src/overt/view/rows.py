@@ -75,7 +75,7 @@ def rows_entry(
         "heads": heads,
         "groups": {"": {"layers": trace.layers, "heads": heads, **spans}},
         "main": main,
-        "rows": {"queries": rows, "before": _before(trace, real, source, number)},
+        "rows": {"queries": rows, "before": _before(trace, real, source)},
         "missing": missing,
         "queries": dict.fromkeys(found, rows),
     }
@@ -149,7 +149,7 @@ def _heads(trace: Trace, found: dict[str, Tensor], missing: dict[str, str]) -> i
     return 0
 
 
-def _before(trace: Trace, real: Tensor, source: int, number: int) -> str:
+def _before(trace: Trace, real: Tensor, source: int) -> str:
     """What comes before each token, one sign each: nothing, a space, or the end of a line.
 
     Names of tokens have no spaces, so offsets tell, together with the text where the trace still has it.
@@ -159,8 +159,7 @@ def _before(trace: Trace, real: Tensor, source: int, number: int) -> str:
     signs = [GLUED if name.startswith("##") and len(name) > 2 else SPACED for name in names]
     if trace.offsets is not None and bool(trace.offsets[0].any()):
         spans = trace.offsets[0, real].tolist() if len(trace.offsets[0]) == len(trace.mask[0]) else []
-        texts = trace.subject.inputs.extra.get("texts", []) if trace.subject is not None else []
-        text = texts[number] if number < len(texts) else None
+        text = trace.texts[0] if trace.texts else None
         end, loose = 0, ""  # white space at the end of the token before
         for place, (name, (start, stop)) in enumerate(zip(names, spans, strict=False)):
             if start == stop:

@@ -1,0 +1,153 @@
+"""What a model writes: settings of generation, checked, and the ids that it generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt._modes import evaluating
+from overt.attaching.find import name_of
+
+LENGTH = "max_new_tokens"
+UNFINISHED = "\ufffd"  # how a decoder shows bytes that are no whole character
+# Those of transformers' `generate` that change which tokens are chosen, and nothing else about the result.
+KNOWN = (
+    LENGTH,
+    "min_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "num_beams",
+    "length_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "forced_bos_token_id",
+    "eos_token_id",
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a model is to generate.
+
+    Attributes:
+        settings: arguments of transformers' `generate`, among them `max_new_tokens`.
+        seed: random seed, for sampling.
+    """
+
+    settings: Mapping[str, Any]
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """Most tokens that are generated."""
+        return int(self.settings[LENGTH])
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything but greedy decoding is asked for."""
+        return set(self.settings) != {LENGTH}
+
+
+def generation_of(generate: Any, seed: int) -> Generation:
+    """The argument `generate` of `trace`, checked: a number of tokens, or settings."""
+    if not isinstance(generate, Mapping):
+        _check.whole("generate", generate, 1)
+        return Generation({LENGTH: int(generate)}, seed)
+    for name in generate:
+        _check.one_of("a setting in generate", name, KNOWN)
+    if LENGTH not in generate:
+        raise ValueError(f"generate must hold {LENGTH!r}, got {', '.join(map(repr, generate)) or 'nothing'}")
+    _check.whole(f"generate[{LENGTH!r}]", generate[LENGTH], 1)
+    return Generation(dict(generate), seed)
+
+
+def check_generates(model: nn.Module) -> None:
+    """Refuse a model that cannot generate."""
+    able: Any = getattr(model, "can_generate", None)
+    if not hasattr(model, "generate") or (callable(able) and not able()):
+        raise ValueError(
+            f"{name_of(model)} cannot generate: use a language model, such as AutoModelForCausalLM loads, or "
+            "leave generate out"
+        )
+
+
+def ends_of(model: Any, generation: Generation | None = None) -> list[int]:
+    """Ids that end what a model generates."""
+    ends = None if generation is None else generation.settings.get("eos_token_id")
+    if ends is None:
+        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return [ends] if isinstance(ends, int) else [int(end) for end in ends or []]
+
+
+@torch.no_grad()
+def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generation) -> Tensor:
+    """What a model's `generate` returns, (batch, token), in evaluation mode; greedy unless settings say else.
+
+    The state of torch's random numbers is as before.
+
+    Args:
+        model: one that `check_generates` accepts.
+        arguments: those of its forward, without a cache.
+        generation: how to generate.
+    """
+    device = next(model.parameters()).device
+    moved = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in arguments.items()}
+    settings = {"do_sample": False, "num_beams": 1, **generation.settings}
+    moved.pop("use_cache", None)
+    devices = [device] if device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices, enabled=bool(settings["do_sample"])):
+        if settings["do_sample"]:
+            torch.manual_seed(generation.seed)
+        ids: Tensor = model.generate(**moved, **settings)
+    return ids.cpu()
+
+
+def text_of_ids(tokenizer: Any, ids: list[int]) -> tuple[str, list[list[int]]] | None:
+    """The text of token ids and where each is in it; None unless the text has exactly these tokens."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    code = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    if code["input_ids"] != ids:
+        return None
+    return text, [list(span) for span in code["offset_mapping"]]
+
+
+def output_text(tokenizer: Any, before: int, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
+    """What was generated as text, and where each of its tokens begins and ends in it.
+
+    Args:
+        tokenizer: of the model.
+        before: id of the token before, after which a word may begin with a space.
+        ids: what was generated.
+    """
+    context = tokenizer.decode([before], clean_up_tokenization_spaces=False)
+
+    def text(count: int) -> str:
+        whole: str = tokenizer.decode([before, *ids[:count]], clean_up_tokenization_spaces=False)
+        return whole.removeprefix(context)
+
+    shown = text(len(ids))
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for count in range(1, len(ids) + 1):
+        stop = max(at, min(len(text(count).rstrip(UNFINISHED)), len(shown)))
+        spans.append((at, len(shown) if count == len(ids) else stop))
+        at = stop
+    # Bytes of one character share its place, as in offsets of tokenizers.
+    for place in reversed(range(len(spans) - 1)):
+        start, stop = spans[place]
+        if start == stop and spans[place + 1][1] > stop and spans[place + 1][0] == start:
+            spans[place] = spans[place + 1]
+    return shown, spans

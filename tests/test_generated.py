@@ -1,0 +1,236 @@
+"""Traces of generated text: one pass has the rows of every step; prompts, outputs, turns; refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+import overt
+from overt.tracing.generation import output_text
+from writing import SIZES, TEMPLATE, TEXT, byte_tokenizer, tiny
+
+
+def by_steps(model: Any, prompt: Tensor, count: int) -> tuple[list[int], list[Tensor]]:
+    """What a model writes token by token, with a cache, and each step's weights, (layer, token)."""
+    model.set_attn_implementation("eager")
+    ids, rows, cache = prompt, [], None
+    words: list[int] = []
+    for _ in range(count):
+        with torch.no_grad():
+            out = model(ids, past_key_values=cache, use_cache=True, output_attentions=True)
+        cache = out.past_key_values
+        rows.append(torch.stack([weights[0, :, -1].mean(dim=0) for weights in out.attentions]))
+        words.append(int(out.logits[0, -1].argmax()))
+        ids = torch.tensor([[words[-1]]])
+    model.set_attn_implementation("sdpa")
+    return words, rows
+
+
+@pytest.mark.parametrize("memory", [2**30, 3000], ids=["maps", "states"])
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_one_pass_has_the_rows_of_every_step(name: str, memory: int) -> None:
+    model = tiny(name)
+    prompts = [torch.randint(4, 330, (1, length)) for length in (9, 4)]
+    want = [by_steps(model, prompt, 7) for prompt in prompts]
+    trace = overt.trace(model, [prompt[0].tolist() for prompt in prompts], generate=7, memory=memory)
+    assert trace.of_states == (memory < 2**20)
+    trace.memory = trace.memory and 2**20
+    assert trace.generated is not None
+    for number, (prompt, (words, rows)) in enumerate(zip(prompts, want, strict=True)):
+        length = prompt.shape[1]
+        assert trace.tokens[number][: length + 7] == [str(each) for each in [*prompt[0].tolist(), *words]]
+        assert trace.generated[number].nonzero().flatten().tolist() == list(range(length, length + 7))
+        assert [tuple(turn) for turn in trace.turns[number]] == [
+            ("prompt", 0, length),
+            ("output", length, length + 7),
+        ]
+        for step, row in enumerate(rows):
+            found = trace.raw(length - 1 + step)[number, :, 0]
+            torch.testing.assert_close(found[:, : row.shape[1]].float(), row, atol=1e-5, rtol=0)
+            assert not found[:, row.shape[1] :].any(), "nothing is seen before it is written"
+    assert trace.generating_queries() == list(range(3, 15))
+    if trace.of_states:
+        torch.testing.assert_close(trace.rollout(), trace.rollout(trace.generating_queries()))
+
+
+def test_padding_on_the_left_is_dropped() -> None:
+    model = tiny("GPT-2")
+    alone = overt.trace(model, [[5, 6, 7]], generate=4)
+    ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
+    both = overt.trace(model, {"input_ids": ids, "attention_mask": (ids > 0).long()}, generate=4)
+    assert both.tokens[0][:7] == alone.tokens[0]
+    assert both.mask.sum(dim=1).tolist() == [7, 9]
+    torch.testing.assert_close(both.rollout()[:1, :, :7, :7], alone.rollout(), atol=1e-6, rtol=1e-5)
+
+
+def test_an_end_is_no_token_and_ends_a_batch_one_by_one() -> None:
+    model = tiny("Llama")
+    free = overt.trace(model, [[5, 6, 7], [8, 9, 10, 11]], generate=6)
+    words = [[int(word) for word in free.tokens[0][3:9]], [int(word) for word in free.tokens[1][4:10]]]
+    end = next(word for word in words[0][1:] if word not in words[1] and word != words[0][0])
+    kept = words[0].index(end)
+    trace = overt.trace(
+        model, [[5, 6, 7], [8, 9, 10, 11]], generate={"max_new_tokens": 6, "eos_token_id": end}
+    )
+    assert trace.generated is not None
+    assert trace.generated.sum(dim=1).tolist() == [kept, 6]
+    assert trace.tokens[0][: 3 + kept] == free.tokens[0][: 3 + kept]
+    with pytest.raises(ValueError, match=r"^LlamaForCausalLM \(llama\) wrote nothing: the first token that"):
+        overt.trace(model, [[5, 6, 7]], generate={"max_new_tokens": 6, "eos_token_id": words[0][0]})
+
+
+def test_an_encoder_decoder_writes_as_many_words_and_has_their_rows() -> None:
+    model = tiny("T5")
+    source = torch.randint(4, 330, (1, 6))
+    model.set_attn_implementation("eager")
+    steps = model.generate(
+        source, max_new_tokens=5, do_sample=False, output_attentions=True, return_dict_in_generate=True
+    )
+    trace = overt.trace(model, source, generate=5)
+    assert trace.generated is not None
+    assert trace.generated.tolist() == [[False] * 7 + [True] * 5]
+    assert trace.tokens[0][6:] == [str(number) for number in steps.sequences[0].tolist()]
+    assert [tuple(turn) for turn in trace.turns[0]] == [("prompt", 0, 6), ("output", 7, 12)]
+    for query, (own, cross) in enumerate(zip(steps.decoder_attentions, steps.cross_attentions, strict=True)):
+        for layer in range(2):
+            found = trace.raw(query)[0, layer, 0]
+            row = torch.cat([cross[layer][0, :, -1].mean(dim=0), own[layer][0, :, -1].mean(dim=0)])
+            torch.testing.assert_close(found[: len(row)].float(), row, atol=1e-5, rtol=0)
+    assert trace.generating_queries() == list(range(5))
+    assert overt.trace(model, source).generated is None, "a target that was not asked for is no output"
+
+
+def test_samples_follow_the_seed_and_leave_random_numbers_alone() -> None:
+    model = tiny("Llama")
+    settings = {"max_new_tokens": 12, "do_sample": True, "temperature": 3.0}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = [overt.trace(model, [[5, 6, 7]], generate=settings, seed=seed).tokens for seed in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1] != found[2]
+
+
+def test_texts_and_offsets_go_on_through_the_output(tmp_path: Path) -> None:
+    model, known = tiny("Llama"), byte_tokenizer()
+    trace = overt.trace(model, [TEXT, "It is"], tokenizer=known, generate=9)
+    assert trace.offsets is not None
+    assert trace.generated is not None
+    for number, text in enumerate([TEXT, "It is"]):
+        assert trace.texts[number].startswith(text)
+        ends = trace.offsets[number][trace.mask[number]]
+        assert ends[-1, 1] == len(trace.texts[number])
+        assert (ends[1:, 0] >= ends[:-1, 0]).all()
+    ids = known(TEXT)["input_ids"]
+    by_ids = overt.trace(model, [ids], tokenizer=known, generate=9)
+    assert by_ids.texts[0] == trace.texts[0]
+    trace.save(tmp_path / "t.safetensors")
+    back = overt.Trace.load(tmp_path / "t.safetensors")
+    assert (back.texts, back.turns) == (trace.texts, trace.turns)
+    assert back.generated is not None
+    assert torch.equal(back.generated, trace.generated)
+    assert back[1].texts == trace.texts[1:]
+
+
+def test_pieces_of_a_character_share_its_place() -> None:
+    known = byte_tokenizer()
+    ids = known("code ✓ of")["input_ids"]
+    spans = known("code ✓ of", return_offsets_mapping=True)["offset_mapping"]
+    text, places = output_text(known, ids[0], ids[1:])
+    first = spans[0][1]
+    assert text == "code ✓ of"[first:]
+    pieces = [place for place, span in zip(places, spans[1:], strict=True) if span[0] <= 5 < span[1]]
+    assert len(pieces) > 1
+    assert all(text[start:stop].strip() == "✓" for start, stop in pieces)
+
+
+CHAT = [
+    {"role": "system", "content": "Keep it safe!"},
+    {"role": "user", "content": "What is the code?"},
+]
+
+
+def test_messages_become_turns_and_the_reply_is_one() -> None:
+    model, known = tiny("Llama"), byte_tokenizer(chat_template=TEMPLATE)
+    trace = overt.trace(model, CHAT, tokenizer=known, generate=5)
+    turns = trace.turns[0]
+    assert [turn.role for turn in turns] == ["system", "user", "assistant"]
+    words = trace.tokens[0]
+    assert [words[turn.start] for turn in turns] == ["<|system|>", "<|user|>", "<|assistant|>"]
+    assert words[turns[0].stop - 1] == "<|end|>"
+    assert (turns[0].start, turns[2].stop) == (0, len(words))
+    assert trace.texts[0].startswith(
+        "<|system|>Keep it safe!<|end|><|user|>What is the code?<|end|><|assistant|>"
+    )
+    assert trace.generated is not None
+    assert not trace.generated[0, turns[2].start], "the template wrote the beginning of the reply"
+    assert trace.generated[0, turns[2].start + 1 :].all()
+    assert trace.special[0, turns[1].stop - 1]
+    plain = overt.trace(model, [CHAT, CHAT[1:]], tokenizer=known)
+    assert [[turn.role for turn in each] for each in plain.turns] == [["system", "user"], ["user"]]
+    assert plain.generated is None
+
+
+def test_a_template_that_rewrites_earlier_messages_has_turns_by_content() -> None:
+    template = (
+        "{{ messages | length }}:{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    )
+    trace = overt.trace(tiny("Llama"), CHAT, tokenizer=byte_tokenizer(chat_template=template))
+    start, stop = trace.turns[0][1][1:]
+    assert trace.offsets is not None
+    (first, _), (_, last) = trace.offsets[0, [start, stop - 1]].tolist()
+    assert trace.texts[0][first:last].strip() == "What is the code?"
+    upper = byte_tokenizer(
+        chat_template="{% for m in messages %}{{ loop.length }}{{ m['content'] | upper }}{% endfor %}"
+    )
+    with pytest.raises(
+        ValueError, match=r"^the chat template changes the message 'Keep it safe!', so its to"
+    ):
+        overt.trace(tiny("Llama"), CHAT, tokenizer=upper)
+
+
+def test_what_cannot_be_generated_is_refused_in_a_line() -> None:
+    model, known = tiny("Llama"), byte_tokenizer()
+    bert = hf.BertModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=330))
+    with pytest.raises(
+        ValueError, match=r"^BertModel \(bert\) cannot generate: use a language model, such as"
+    ):
+        overt.trace(bert, [[5, 6]], generate=4)
+    both_ways = hf.BertLMHeadModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=330))
+    with pytest.raises(
+        ValueError, match=r"^generate needs causal attention, and this stack is of kind 'enco"
+    ):
+        overt.trace(both_ways, [[5, 6]], generate={"max_new_tokens": 2, "eos_token_id": 0})
+    with pytest.raises(ValueError, match=r"^inputs must hold text with at least one token, got \[''\]"):
+        overt.trace(model, "", tokenizer=known, generate=4)
+    for wrong in (0, True, 2.5, "many"):
+        with pytest.raises(ValueError, match=r"^generate must be a whole number of at least 1, got "):
+            overt.trace(model, [[5, 6]], generate=wrong)
+    with pytest.raises(ValueError, match=r"^a setting in generate must be one of 'max_new_tokens'.*got 'nu"):
+        overt.trace(model, [[5, 6]], generate={"max_new_tokens": 4, "num_return_sequences": 2})
+    with pytest.raises(ValueError, match=r"^generate must hold 'max_new_tokens', got 'do_sample'"):
+        overt.trace(model, [[5, 6]], generate={"do_sample": True})
+    with pytest.raises(ValueError, match=r"^tokens cannot be given with generate"):
+        overt.trace(model, [[5, 6]], generate=4, tokens=[["a", "b"]])
+    with pytest.raises(ValueError, match=r"^generate writes the decoder's inputs, which were given as well"):
+        overt.trace(tiny("T5"), [[5, 6]], decoder=[[0, 7]], generate=4)
+    with pytest.raises(
+        ValueError, match=r"^the prompt has 120 tokens and generate=9, but the model has posit"
+    ):
+        overt.trace(tiny("GPT-2"), [[5] * 120], generate=9)
+    positions = {"input_ids": torch.tensor([[5, 6]]), "position_ids": torch.tensor([[0, 1]])}
+    with pytest.raises(ValueError, match=r"^position_ids cannot be given with generate"):
+        overt.trace(model, positions, generate=4)
+    replied = [*CHAT, {"role": "assistant", "content": "It is 7429"}]
+    with pytest.raises(ValueError, match=r"^messages need a tokenizer with a chat template"):
+        overt.trace(model, CHAT, tokenizer=known, generate=4)
+    with pytest.raises(
+        ValueError, match=r"^the last message is the assistant's, and generate writes the next"
+    ):
+        overt.trace(model, replied, tokenizer=byte_tokenizer(chat_template=TEMPLATE), generate=4)
+    with pytest.raises(ValueError, match=r"^nothing was generated in this trace: trace with generate=64"):
+        overt.trace(model, [[5, 6]]).generating_queries()
