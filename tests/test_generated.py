@@ -35,7 +35,7 @@ def by_steps(model: Any, prompt: Tensor, count: int) -> tuple[list[int], list[Te
 @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
 def test_one_pass_has_the_rows_of_every_step(name: str, memory: int) -> None:
     model = tiny(name)
-    prompts = [torch.randint(4, 330, (1, length)) for length in (9, 4)]
+    prompts = [torch.randint(4, 290, (1, length)) for length in (9, 4)]
     want = [by_steps(model, prompt, 7) for prompt in prompts]
     trace = overt.trace(model, [prompt[0].tolist() for prompt in prompts], generate=7, memory=memory)
     assert trace.of_states == (memory < 2**20)
@@ -86,7 +86,7 @@ def test_an_end_is_no_token_and_ends_a_batch_one_by_one() -> None:
 
 def test_an_encoder_decoder_writes_as_many_words_and_has_their_rows() -> None:
     model = tiny("T5")
-    source = torch.randint(4, 330, (1, 6))
+    source = torch.randint(4, 290, (1, 6))
     model.set_attn_implementation("eager")
     steps = model.generate(
         source, max_new_tokens=5, do_sample=False, output_attentions=True, return_dict_in_generate=True
@@ -195,12 +195,12 @@ def test_a_template_that_rewrites_earlier_messages_has_turns_by_content() -> Non
 
 def test_what_cannot_be_generated_is_refused_in_a_line() -> None:
     model, known = tiny("Llama"), byte_tokenizer()
-    bert = hf.BertModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=330))
+    bert = hf.BertModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=290))
     with pytest.raises(
         ValueError, match=r"^BertModel \(bert\) cannot generate: use a language model, such as"
     ):
         overt.trace(bert, [[5, 6]], generate=4)
-    both_ways = hf.BertLMHeadModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=330))
+    both_ways = hf.BertLMHeadModel(hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=290))
     with pytest.raises(
         ValueError, match=r"^generate needs causal attention, and this stack is of kind 'enco"
     ):

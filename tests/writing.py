@@ -22,7 +22,7 @@ def byte_tokenizer(**options: Any) -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=330,
+        vocab_size=290,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
         show_progress=False,
@@ -34,7 +34,7 @@ def byte_tokenizer(**options: Any) -> Any:
 def tiny(name: str, **options: Any) -> Any:
     """A small random model whose words are those of the tokenizer; without an end, unless one is given."""
     torch.manual_seed(1)
-    given = {"vocab_size": 330, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0, **options}
+    given = {"vocab_size": 290, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0, **options}
     if name == "GPT-2":
         config: Any = hf.GPT2Config(n_embd=32, n_head=4, n_layer=2, n_positions=128, **given)
         made: Any = hf.GPT2LMHeadModel(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
@@ -35,6 +35,7 @@ from overt.tracing.subject import Subject
 if TYPE_CHECKING:
     from overt.tracing.chat import Turn
     from overt.tracing.kept_rows import KeptRows
+    from overt.tracing.spans import SpanValues
 
 TraceKind = Literal["encoder", "causal", "encoder–decoder", "pixels"]
 NO_SAMPLES = "no posterior samples were traced: trace with samples=20"
@@ -498,6 +499,34 @@ class Trace(ShownTrace):
                 "encoder's)"
             )
         return self.subject
+
+    def spans(
+        self,
+        method: str = "raw",
+        *,
+        queries: str | Mapping[str, Any] | None = None,
+        tokens: str | Mapping[str, Any] = "words",
+        **options: Any,
+    ) -> list[SpanValues]:
+        """What words, sentences or turns draw on, example by example.
+
+        Values are summed over the tokens of a column's span, and averaged over the queries of a row's span,
+        so that rows which sum to one still do where spans hold all tokens. Pieces are joined to words, and
+        tokens to sentences, by their offsets in the text. A sentence ends at . ! ? or … before white space,
+        or with its line. Special tokens stay alone.
+
+        Args:
+            method: any registered method.
+            queries: "words", "sentences", "turns" or "tokens"; the same after "generated", as in "generated
+                words": what the model wrote, at the queries that wrote it; or name → range. By default
+                "generated words" if the model generated, otherwise "words".
+            tokens: "words", "sentences", "turns", "tokens", or name → range: a pair (start, stop) of tokens,
+                `overt.tracing.spans.Characters(start, stop)` of the text, or a passage that is in it once.
+            options: the method's other arguments.
+        """
+        from overt.tracing.spans import spans_of
+
+        return spans_of(self, method, queries, tokens, options)
 
     def patches(self, values: Tensor) -> Tensor:
         """(…, token) → (…, row, column), the patches of an image."""
