@@ -481,14 +481,16 @@ class Trace(ShownTrace):
         """p(target) − p(target | token blanked out): (batch, 1, query, token), signed.
 
         The layer axis has length one, and so has the query axis where the model has one output for all
-        tokens. Arguments as in `BlankoutOptions`.
+        tokens. Arguments as in `BlankoutOptions`; with `against`, effects are on logit(target) −
+        logit(against): why this word rather than that one.
         """
         return self.read("blankout", queries, **options)
 
     def gradients(self, queries: Numbers = None, **options: Unpack[GradientsArguments]) -> Tensor:
         """Gradient of p(target) at the input embeddings: (batch, 1, query, token).
 
-        Axes are those of `blankout`, arguments as in `GradientsOptions`.
+        Axes are those of `blankout`, arguments as in `GradientsOptions`; with `against`, the gradient is that
+        of logit(target) − logit(against): why this word rather than that one.
         """
         return self.read("gradients", queries, **options)
 

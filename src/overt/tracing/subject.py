@@ -201,9 +201,25 @@ class Subject:
             for name, value in arguments.items()
         }
 
-    def score(self, logits: Tensor, target: Tensor, queries: list[int]) -> Tensor:
-        """Probability of the target, (batch, query); for a regression, the output itself."""
+    def score(
+        self, logits: Tensor, target: Tensor, queries: list[int], against: Tensor | None = None
+    ) -> Tensor:
+        """What is explained, (batch, query).
+
+        The probability of the target; for a regression, the output itself; with `against`, by how much the
+        target's logit exceeds that of the other class.
+
+        Args:
+            logits: (batch, position, classes).
+            target: (batch, query).
+            queries: positions.
+            against: (batch, query), or None.
+        """
         logits = logits[:, queries].double()
+        if against is not None:
+            both = torch.stack([target, against], dim=-1)
+            found = logits.gather(-1, both)
+            return found[..., 0] - found[..., 1]
         if logits.shape[-1] == 1:
             return logits[:, :, 0]
         p = linked(logits, self.link(logits.shape[-1]))
@@ -238,7 +254,7 @@ class Subject:
 
     def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
         """(batch, query): the given target, the label, the next token of the input, or the prediction."""
-        batch, positions, classes = logits.shape
+        _, positions, classes = logits.shape
         likely = logits[:, queries].argmax(dim=-1)
         labels = self.inputs.labels
         if labels is not None and (labels.is_floating_point() or classes == 1):
@@ -260,28 +276,67 @@ class Subject:
                 return torch.where(known, following, likely)
         if target is None:
             return likely
+        return self._classes("target", target, logits, len(queries))
+
+    def against(self, logits: Tensor, against: Any, target: Tensor, queries: list[int]) -> Tensor | None:
+        """(batch, query): the class that the target is compared with; None for none."""
+        if against is None:
+            return None
+        if logits.shape[-1] == 1:
+            raise ValueError("against needs a model with several classes, and this one has a single output")
+        found = self._classes("against", against, logits, len(queries))
+        if torch.equal(found, target):
+            raise ValueError(f"against must be another class than the target, got {against!r}")
+        return found
+
+    def _classes(self, name: str, given: Any, logits: Tensor, queries: int) -> Tensor:
+        """Classes as the caller gave them, by number or name, (batch, query)."""
+        batch, _, classes = logits.shape
+        given = self._numbered(name, given, classes)
         try:
-            chosen_classes = torch.as_tensor(target, device=logits.device)
+            chosen = torch.as_tensor(given, device=logits.device)
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(
-                f"target must be the number of a class, or one per example, got {target!r}"
+                f"{name} must be the number of a class, or one per example, got {given!r}"
             ) from None
-        if chosen_classes.is_floating_point():
-            raise ValueError(f"target must hold classes, got {chosen_classes.dtype}")
-        if chosen_classes.dim() == 0:
-            chosen_classes = chosen_classes.expand(batch)
-        if chosen_classes.dim() == 1:
-            chosen_classes = chosen_classes.unsqueeze(1).expand(-1, len(queries))
-        if chosen_classes.shape != (batch, len(queries)):
+        if chosen.is_floating_point():
+            raise ValueError(f"{name} must hold classes, got {chosen.dtype}")
+        if chosen.dim() == 0:
+            chosen = chosen.expand(batch)
+        if chosen.dim() == 1:
+            chosen = chosen.unsqueeze(1).expand(-1, queries)
+        if chosen.shape != (batch, queries):
             raise ValueError(
-                f"target must be one class, one per example ({batch}) or one per example and query, "
-                f"got shape {tuple(chosen_classes.shape)}"
+                f"{name} must be one class, one per example ({batch}) or one per example and query, "
+                f"got shape {tuple(chosen.shape)}"
             )
-        if classes > 1 and (int(chosen_classes.min()) < 0 or int(chosen_classes.max()) >= classes):
+        if classes > 1 and (int(chosen.min()) < 0 or int(chosen.max()) >= classes):
+            raise ValueError(f"{name} must lie in 0 to {classes - 1}, got {chosen.flatten().tolist()}"[:120])
+        return chosen if classes > 1 else torch.zeros_like(chosen)
+
+    def _numbered(self, name: str, given: Any, classes: int) -> Any:
+        """Classes with numbers in place of names: tokens of the tokenizer, or labels."""
+        if isinstance(given, list | tuple):
+            return [self._numbered(name, each, classes) for each in given]
+        if not isinstance(given, str):
+            return given
+        if self.speaks(classes):
+            tokenizer = self.inputs.tokenizer
+            pieces = tokenizer(given, add_special_tokens=False)["input_ids"]
+            if len(pieces) != 1:
+                shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(pieces))) or "none"
+                raise ValueError(
+                    f"{name} must be one token, and {given!r} has {len(pieces)} pieces: {shown}; give one "
+                    "token, or its id"
+                )
+            return int(pieces[0])
+        labels = self.labels(classes)
+        if given not in labels:
+            known = ", ".join(map(repr, labels[:12])) or "none"
             raise ValueError(
-                f"target must lie in 0 to {classes - 1}, got {chosen_classes.flatten().tolist()}"[:120]
+                f"{name} must be the number of a class, or its name, got {given!r}; names: {known}"
             )
-        return chosen_classes if classes > 1 else torch.zeros_like(chosen_classes)
+        return labels.index(given)
 
 
 def take(value: Any, index: Tensor, batch: int) -> Any:

@@ -19,6 +19,7 @@ class BlankoutArguments(Arguments, total=False):
     """Keyword arguments for `BlankoutOptions`."""
 
     target: Any
+    against: Any
     unk: int | None
     absolute: bool
     rows: int
@@ -33,12 +34,16 @@ class BlankoutOptions(Options):
             with one output for all tokens always has one row.
         target: a class, one per example, or one per example and query. By default the labels among the
             inputs; for causal models and decoders, the next token of the input; otherwise the prediction.
+            A class is a number, a label, or for a language model a string that is one token.
+        against: another class, in the same forms: why the target rather than this one. Effects are then on
+            the difference of their logits, logit(target) − logit(against), and not on a probability.
         unk: id of the replacement token; by default the tokenizer's unknown token.
         absolute: return absolute values.
         rows: how many ablations run at once.
     """
 
     target: Any = None
+    against: Any = None
     unk: int | None = None
     absolute: bool = False
     rows: int = 128
@@ -46,7 +51,7 @@ class BlankoutOptions(Options):
 
 @torch.no_grad()
 def blankout_of(subject: Subject, options: Options) -> Tensor:
-    """p(target) − p(target | the token blanked out), (batch, 1, query, token).
+    """p(target) − p(target | the token blanked out), (batch, 1, query, token); with `against`, of logits.
 
     All ablations run as rows of a few batches. A token is replaced by `unk`, by default the tokenizer's
     unknown token; a patch of an image by 0, which is the mean colour after the usual normalisation.
@@ -59,7 +64,8 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
     logits = subject.logits(inputs.arguments)
     places = subject.places(logits, options.queries)
     target = subject.target(logits, options.target, places)
-    whole = subject.score(logits, target, places)
+    against = subject.against(logits, options.against, target, places)
+    whole = subject.score(logits, target, places, against)
     batch, tokens = mask.shape
     effects = torch.zeros(batch, len(places), tokens, dtype=torch.float64)
     pairs = [(b, t) for t, b in torch.nonzero(mask.T).tolist() if _blanked(subject, cells, b, t)]
@@ -73,13 +79,14 @@ def blankout_of(subject: Subject, options: Options) -> Tensor:
             name, index, filler = cells[token]
             arguments[name][(row, *index)] = filler
         device = target.device
+        other = None if against is None else against[example.to(device)]
         changed = subject.logits(arguments)
         if changed.shape[-1] != classes:
             raise ValueError(
                 f"the output has {classes} classes, but {changed.shape[-1]} when {len(part)} rows run "
                 "at once: classes that depend on the batch cannot be explained"
             )
-        score = subject.score(changed, target[example.to(device)], places)
+        score = subject.score(changed, target[example.to(device)], places, other)
         change = (whole[example.to(device)] - score).cpu()
         effects[example, :, [t for _, t in part]] = change
     return (effects.abs() if options.absolute else effects).unsqueeze(1)

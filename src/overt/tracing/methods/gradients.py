@@ -25,6 +25,7 @@ class GradientsArguments(Arguments, total=False):
     """Keyword arguments for `GradientsOptions`."""
 
     target: Any
+    against: Any
     kind: Gradient
     unk: int | None
     steps: int
@@ -37,6 +38,7 @@ class GradientsOptions(Options):
     Attributes:
         queries: positions of the output, as for blank-out.
         target: what to explain, as for blank-out.
+        against: why the target rather than this one, as for blank-out: gradients of the difference of logits.
         kind: "norm": L2 norm over the embedding. "input": gradient × input, signed. "integrated": integrated
             gradients from a sentence of unknown tokens, signed (extra `interpret`). "sum": sum over the
             embedding, signed, whose size the code behind Abnar & Zuidema's Table 2 ranks. It is rounding
@@ -46,13 +48,17 @@ class GradientsOptions(Options):
     """
 
     target: Any = None
+    against: Any = None
     kind: Gradient = "norm"
     unk: int | None = None
     steps: int = 50
 
 
 def gradients_of(subject: Subject, options: Options) -> Tensor:
-    """Gradient of p(target) at the embeddings, or at an image's pixels, (batch, 1, query, token)."""
+    """Gradient of p(target) at the embeddings, or at an image's pixels, (batch, 1, query, token).
+
+    With `against`, that of the difference of two logits.
+    """
     assert isinstance(options, GradientsOptions)
     _check.one_of("kind", options.kind, ("norm", "input", "integrated", "sum"))
     _check.whole("steps", options.steps, 1)
@@ -72,10 +78,12 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
         leaves.check()
         places = subject.places(logits, options.queries)
         target = subject.target(logits.detach(), options.target, places)
-        score = subject.score(logits, target, places)
+        against = subject.against(logits.detach(), options.against, target, places)
+        score = subject.score(logits, target, places, against)
         for number, place in enumerate(places):
             if kind == "integrated":
-                products = _integrated(subject, leaves, target[:, number], place, options)
+                other = None if against is None else against[:, number]
+                products = _integrated(subject, leaves, target[:, number], other, place, options)
                 rows.append(leaves.tokens([product.double() for product in products]))
                 continue
             again = number + 1 < len(places)
@@ -104,7 +112,12 @@ def _backward(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def _integrated(
-    subject: Subject, leaves: _Leaves, target: Tensor, place: int, options: GradientsOptions
+    subject: Subject,
+    leaves: _Leaves,
+    target: Tensor,
+    against: Tensor | None,
+    place: int,
+    options: GradientsOptions,
 ) -> tuple[Tensor, ...]:
     """Integrated gradients at each leaf, by captum."""
     method = need("captum.attr", "interpret").IntegratedGradients
@@ -119,7 +132,8 @@ def _integrated(
         with leaves.replaced(values, arguments):
             logits = subject.logits(arguments, subject.asks_last(options.queries))
         places = [0] if logits.shape[1] == 1 else [place]
-        return subject.score(logits, target.repeat(times).unsqueeze(1), places).squeeze(1)
+        other = None if against is None else against.repeat(times).unsqueeze(1)
+        return subject.score(logits, target.repeat(times).unsqueeze(1), places, other).squeeze(1)
 
     attributions: tuple[Tensor, ...] = method(score).attribute(
         tuple(leaves.values),
