@@ -1,0 +1,486 @@
+"""`overt judge`: which explanation of a classifier to believe, judged on texts of your own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overt import _check
+from overt._files import check_folder
+from overt.cli.inputs import open_model
+from overt.cli.shared import app, join_or
+from overt.corpus.reading import TEXT, open_source
+from overt.recipes._runs import read_model_config
+
+if TYPE_CHECKING:
+    from overt.judge.rationales import Evaluation
+
+EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
+TIMED = 12  # texts above which a few are timed first
+READ = 4096  # rows that are read at a time
+ALL = "all"
+PAGE = "writing the page"
+# What is judged unless `--methods` says otherwise: LIME and the remaining mixings take long or differ little.
+STANDARD = (
+    "raw", "rollout", "flow", "rollout/gradient", "flow/gradient", "rollout/relevance", "rollout/alti",
+    "value-zeroing", "gradients", "gradient-input", "integrated", "blankout", "random", "oracle",
+)  # fmt: skip
+PACKAGES = {"integrated": "captum", "lime": "lime"}  # what a method needs
+HEAD = "ForSequenceClassification"
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Texts and what belongs to them.
+
+    Attributes:
+        texts: in the order of the file.
+        labels: as the file has them; None without any.
+        rationales: 0 or 1 for each word, or passages; None without any.
+        queries: second parts; None without any.
+        all: how many texts the file has.
+    """
+
+    texts: list[str]
+    labels: list[Any] | None = None
+    rationales: list[Any] | None = None
+    queries: list[str] | None = None
+    all: int = 0
+
+
+def read_given(
+    path: str | Path,
+    text: str = TEXT,
+    labels: str | None = None,
+    rationales: str | None = None,
+    queries: str | None = None,
+    most: int | None = None,
+) -> Given:
+    """Read texts, and columns or a file of what belongs to them; one-line errors name the row.
+
+    Args:
+        path: of the texts, as for `overt corpus run`.
+        text: their column.
+        labels: column of the labels, or a file with one in each line.
+        rationales: column of JSON lists.
+        queries: column of second parts.
+        most: texts to keep, spread evenly.
+    """
+    columns, count = _columns(path, text)
+    for option, name in (("--rationales", rationales), ("--queries", queries)):
+        if name is not None and name not in columns:
+            raise ValueError(f"{option} {name}: {path} has the columns {', '.join(columns)}")
+    if not count:
+        raise ValueError(f"{path} has no texts")
+    for number, value in enumerate(columns[text], start=1):
+        if value is None or not str(value).split():
+            raise ValueError(f"{path}: text {number} has no words")
+    found = None
+    if labels is not None:
+        found = columns[labels] if labels in columns else _labels_in(labels, columns)
+        if len(found) != count:
+            raise ValueError(f"--labels {labels} has {len(found):,} labels, and {path} {count:,} texts")
+        if None in found:
+            raise ValueError(f"--labels {labels}: text {found.index(None) + 1} has no label")
+    marked = None if rationales is None else [_listed(v, n + 1) for n, v in enumerate(columns[rationales])]
+    asked = None if queries is None else [str(value or "") for value in columns[queries]]
+    from overt.view.judging import spread_evenly
+
+    keep = spread_evenly(count, count if most is None else most)
+
+    def some(values: list[Any] | None) -> list[Any] | None:
+        return None if values is None else [values[place] for place in keep]
+
+    texts = some(columns[text])
+    assert texts is not None
+    return Given(texts, some(found), some(marked), some(asked), count)
+
+
+def _columns(path: str | Path, text: str) -> tuple[dict[str, list[Any]], int]:
+    source = open_source(path, READ, text)
+    columns: dict[str, list[Any]] = {name: [] for name in source.types}
+    for start in range(0, source.rows, READ):
+        rows = source.read(start, min(start + READ, source.rows))
+        for place, why in rows.errors.items():
+            raise ValueError(f"{path}: row {start + place + 1}: {why}")
+        for name, values in rows.columns.items():
+            columns[name] += values if isinstance(values, list) else values.to_pylist()
+    return columns, source.rows
+
+
+def _labels_in(path: str, columns: dict[str, list[Any]]) -> list[Any]:
+    """The lines of a file of labels."""
+    if not Path(path).is_file():
+        raise ValueError(f"--labels {path} is neither a file nor one of the columns {', '.join(columns)}")
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--labels {path} is not in UTF-8") from None
+    return [line.strip() or None for line in lines]
+
+
+def _listed(value: Any, number: int) -> Any:
+    """A rationale of a column: a list, or JSON of one."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise ValueError(f"--rationales: text {number} must have a JSON list, got {str(value)[:40]!r}")
+    # Passages come as lists of two.
+    return [tuple(each) if isinstance(each, list) else each for each in found]
+
+
+def classes_of(labels: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Labels, which are numbers or names of classes, as numbers.
+
+    Args:
+        labels: as a file has them.
+        names: of the model's classes.
+    """
+    confused = [name for place, name in enumerate(names) if name.isdecimal() and int(name) != place]
+    if confused:
+        place = names.index(confused[0])
+        raise ValueError(
+            f"--labels: class {place} of the model is named {confused[0]}, so that a number may be its place "
+            "or its name: leave --labels out"
+        )
+    found = []
+    for number, label in enumerate(labels, start=1):
+        text = str(label)
+        if text in names and not isinstance(label, bool):
+            found.append(names.index(text))
+        elif text.isdecimal() and int(text) < len(names):
+            found.append(int(text))
+        else:
+            raise ValueError(
+                f"--labels: {text[:40]!r} of text {number} is no class of the model: give 0 to "
+                f"{len(names) - 1}, or {join_or(names)[:200]}"
+            )
+    if len(set(found)) == 1:
+        raise ValueError(
+            f"--labels: all {len(found):,} texts have one class, {names[found[0]]}, and accuracy says "
+            "nothing: add texts of another class, or leave --labels out"
+        )
+    return found
+
+
+def chosen_methods(given: str | None) -> tuple[list[str], list[str]]:
+    """Names of methods between commas, and notes on what is left out."""
+    from overt.judge.rationales.methods import every_method, known_methods, title_of
+
+    if given is not None and given.strip() != ALL:
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        for name in names:
+            _check.one_of("--methods", name, (ALL, *known_methods()))
+        if not names:
+            raise ValueError(f"--methods must name at least one method, or {ALL}, got {given!r}")
+        return names, []
+    names = list(STANDARD if given is None else every_method())
+    lacking = {name for name in names if name in PACKAGES and not importlib.util.find_spec(PACKAGES[name])}
+    notes = [f"{title_of(name)} needs the extra rationales, and is left out" for name in sorted(lacking)]
+    return [name for name in names if name not in lacking], notes
+
+
+def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
+    """A classifier of texts and its tokenizer, on a device; one line says what else a folder holds."""
+    import torch
+    import transformers
+
+    from overt.attaching.loading import load
+    from overt.attaching.settings import settings_in
+    from overt.models.rationale import RationaleClassifier, RationaleConfig
+
+    settings = read_model_config(name)
+    model: Any
+    if settings.get("model_type") != RationaleConfig.model_type:
+        model = open_model(name)
+    elif settings_in(settings) is not None:
+        model = load(name, cls=RationaleClassifier)
+    else:
+        model = RationaleClassifier.from_pretrained(name)
+        model.eval()
+    kind = type(model).__name__
+    if not (kind.endswith(HEAD) or isinstance(model, RationaleClassifier)):
+        raise ValueError(
+            f"--model {name} is a {kind}, which has no classifier head: give a model that was trained to "
+            f"classify texts, such as a …{HEAD}"
+        )
+    if model.config.num_labels < 2:
+        raise ValueError(
+            f"--model {name} has one class only, and nothing to decide: give a classifier of two or more"
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(f"--model {name} has no tokenizer: {str(error).splitlines()[0][:120]}") from None
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return model.to(device), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0][:120]}") from None
+
+
+@dataclass(eq=False)
+class Shown:
+    """How far it is, on standard error: a line that changes on a terminal, else one now and then."""
+
+    methods: int
+    seconds: float | None  # that all takes, if known
+    titles: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
+    width: int = 0
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        """What is being done, how many texts of it are done, and how many there are."""
+        title = words.split(", deleting")[0]
+        if title not in self.titles:
+            self.titles.append(title)
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if now - self.said < (0.3 if terminal else EVERY):
+            return
+        self.said = now
+        line = f"{words}: {done} of {total} texts"
+        if words != PAGE:
+            line = f"method {len(self.titles)} of {self.methods}, {line}"
+            if self.seconds is not None:
+                line += f", {duration(max(self.seconds - (now - self.began), 1.0))} left"
+        if terminal:
+            self.width = max(self.width, len(line))
+            sys.stderr.write("\r" + line.ljust(self.width))
+            sys.stderr.flush()
+        else:
+            typer.echo(line, err=True)
+
+    def stop(self) -> None:
+        """Remove the line."""
+        if self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+            sys.stderr.flush()
+
+
+def duration(seconds: float) -> str:
+    """A time in few words."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def expected(count: int, lengths: Sequence[int], judge: Callable[[list[int]], object]) -> float | None:
+    """Seconds that all texts will take, from two of them, at the quartiles of length; None for a few texts.
+
+    Args:
+        count: number of texts.
+        lengths: their words.
+        judge: judges some of them, by number.
+    """
+    if count <= TIMED:
+        return None
+    by_length = sorted(range(count), key=lambda number: lengths[number])
+    judge([by_length[0]])  # compiles what is compiled on first use
+    some = [by_length[count // 4], by_length[3 * count // 4]]
+    began = time.monotonic()
+    judge(some)
+    return (time.monotonic() - began) * count / len(some)
+
+
+def table_of(found: Evaluation, by: str) -> str:
+    """Methods, the best first, with all measures, their intervals over texts, and time per text."""
+    from overt.judge.rationales.evaluation import LESS_IS_BETTER
+    from overt.judge.rationales.methods import CONTROLS, title_of
+    from overt.judge.rationales.ranking import columns_of, heading_of, leading, ordered
+
+    columns = columns_of(found)
+    ahead = {measure: leading(found, measure) for measure in columns}
+    arrows = {measure: "↓" if measure in LESS_IS_BETTER else "↑" for measure in columns}
+    rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]}" for name in columns), "s per text"]]
+    for name in ordered(found, by):
+        own = found.methods[name]
+        cells = []
+        for measure in columns:
+            mean, low, high, *_ = found.interval(name, measure)
+            known = own.measures.get(measure) is not None
+            half = f" ±{(high - low) / 2:.3f}" if high == high else ""
+            mark = "*" if name in ahead[measure] else " "
+            value = f"{mean:.3f}".replace("-", "−").replace("−0.000", "0.000")
+            cells.append(f"{value}{half}{mark}" if known else "– ")
+        title = f"({title_of(name)})" if name in CONTROLS else title_of(name)
+        spent = "–" if own.seconds is None else f"{own.seconds:.3f}"
+        rows.append([title, str(len(own.texts)), *cells, spent])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in
+                  enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    ]  # fmt: skip
+    lines += [f"{title_of(name).ljust(widths[0])}  – {reason}" for name, reason in found.refused.items()]
+    return "\n".join(lines)
+
+
+@app.command(rich_help_panel="Judge explanations")
+def judge(
+    text_file: Annotated[
+        str,
+        typer.Argument(help="Texts: .txt (a text is a line), .jsonl, .csv, .tsv, or as `overt corpus run`."),
+    ],
+    model: Annotated[str, typer.Option(help="Folder of a classifier, or its name on the hub.")],
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Column of the right classes, or a file with one in each line: numbers or names."),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods between commas, or all. Default: the usual ones, without LIME."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Page to write, a self-contained .html file.")] = None,
+    by: Annotated[str, typer.Option(help="Measure that methods are sorted by.")] = "comprehensiveness",
+    text: Annotated[str, typer.Option(help="Column of the texts.")] = TEXT,
+    queries: Annotated[
+        str | None, typer.Option(help="Column of second parts, such as questions, which are never deleted.")
+    ] = None,
+    rationales: Annotated[
+        str | None,
+        typer.Option(help="Column of what people marked: a JSON list of 0 and 1, one for each word."),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(help="Judge at most so many texts, spread evenly over the file.", min=1)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of ties, LIME and the random control.", min=0)] = 0,
+) -> None:
+    """Judge which explanation of a classifier to believe, on texts of your own."""
+    try:
+        run(text_file, model, labels, methods, out, by, text, queries, rationales, most, device, seed)
+    except KeyboardInterrupt:
+        typer.secho("\ninterrupted; nothing was written", err=True)
+        raise typer.Exit(130) from None
+
+
+def run(
+    text_file: str | Path,
+    model_name: str,
+    labels: str | None = None,
+    methods: str | None = None,
+    out: Path | None = None,
+    by: str = "comprehensiveness",
+    text: str = TEXT,
+    queries: str | None = None,
+    rationales: str | None = None,
+    most: int | None = None,
+    device: str | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Judge, print the table and write the page; the arguments are the options of `overt judge`."""
+    from overt.judge.rationales import evaluate
+    from overt.judge.rationales.ranking import COLUMNS
+    from overt.judge.rationales.words import WordClassifier
+    from overt.view.judging import class_names, judge_page
+
+    _check.one_of("--by", by, COLUMNS)
+    if out is not None and check_folder("--out", out).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out must end in .html, got {out}")
+    names, notes = chosen_methods(methods)
+    given = read_given(text_file, text, labels, rationales, queries, most)
+    model, tokenizer = open_classifier(model_name, device)
+    classifier = WordClassifier(model, tokenizer)
+    known = class_names(model, classifier.classes)
+    right = None if given.labels is None else classes_of(given.labels, known)
+    asked = given.queries or [""] * len(given.texts)
+    read = [
+        classifier.read(each, query, str(number))
+        for number, (each, query) in enumerate(zip(given.texts, asked, strict=True), start=1)
+    ]
+    if len(given.texts) < given.all:
+        notes.append(f"{len(given.texts):,} of the {given.all:,} texts of {text_file}, spread evenly")
+    if cut := sum(each.cut > 0 for each in read):
+        notes.append(
+            f"{cut:,} of {len(read):,} texts are longer than the {classifier.longest} tokens that the model "
+            "takes; their ends are cut"
+        )
+    predicted = {int(row[0].argmax()) for row in classifier.ask([(each, _all(each)) for each in read])}
+    if len(predicted) == 1 and len(read) > 1:
+        notes.append(f"the model predicts {known[predicted.pop()]} for all texts: this judges one class only")
+
+    def judged(numbers: Sequence[int], progress: Any) -> Evaluation:
+        def some(values: list[Any] | None) -> list[Any] | None:
+            return None if values is None else [values[number] for number in numbers]
+
+        return evaluate(
+            model,
+            tokenizer,
+            [given.texts[number] for number in numbers],
+            some(given.rationales),
+            names,
+            queries=some(given.queries),
+            labels=some(right),
+            names=[read[number].name for number in numbers],
+            seed=seed,
+            correlation=True,
+            progress=progress,
+        )
+
+    lengths = [len(each.words) for each in read]
+    everything = list(range(len(read)))
+    where = next(model.parameters()).device.type
+    seconds = expected(len(read), lengths, lambda some: judged(some, False))
+    line = f"{len(read):,} texts, {len(names)} methods, on {where}"
+    typer.echo(line if seconds is None else f"{line}: about {duration(seconds)}", err=True)
+    shown = Shown(len(names), seconds)
+    try:
+        found = judged(everything, shown)
+        page = None
+        if out is not None:
+            page = judge_page(
+                found,
+                model,
+                tokenizer,
+                given.texts,
+                queries=given.queries,
+                labels=right,
+                names=[each.name for each in read],
+                title=f"Which explanation of {Path(model_name).name} to believe",
+                facts=[Path(text_file).name, *_performance(found)],
+                notes=notes,
+                sort=by if _has(found, by) else None,
+                seed=seed,
+                report=lambda done, total: shown(PAGE, done, total),
+            )
+    finally:
+        shown.stop()
+    typer.echo(table_of(found, by))
+    typer.echo(
+        "Means over texts ± half of the 95 % interval. * the best, or not told apart from it by these texts. "
+        "In brackets: controls."
+    )
+    if found.performance:
+        typer.echo(", ".join(_performance(found)))
+    for note in notes:
+        typer.echo(note)
+    if page is not None and out is not None:
+        page.save(out)
+        typer.echo(f"page: {out}")
+    return found
+
+
+def _all(text: Any) -> Any:
+    import numpy as np
+
+    return np.ones((1, len(text.words)), dtype=bool)
+
+
+def _has(found: Evaluation, measure: str) -> bool:
+    return any(own.measures.get(measure) is not None for own in found.methods.values())
+
+
+def _performance(found: Evaluation) -> list[str]:
+    return [f"{name} {value:.3f}" for name, value in found.performance.items()]

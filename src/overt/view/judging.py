@@ -1,0 +1,238 @@
+"""`overt judge` as one self-contained page: a table of methods, and texts as each method reads them.
+
+The page has at most 50 texts, and says of how many. What the classifier says as words are deleted is computed
+beforehand, so that the page needs no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from overt import _check
+from overt._version import __version__
+from overt.judge.rationales.deleting import Ties
+from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
+from overt.judge.rationales.methods import CONTROLS, title_of
+from overt.judge.rationales.ranking import columns_of, heading_of, leading
+from overt.judge.rationales.steps import STEPS, steps
+from overt.judge.rationales.words import Text, WordClassifier
+from overt.view.index import printable, short
+from overt.view.pages import Page
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+MOST = 50  # texts on a page
+MEANINGS = {
+    "comprehensiveness": "How much the probability of the predicted class falls without the highest words: "
+    "the mean over 1, 5, 10, 20 and 50 % of the words. More is better.",
+    "sufficiency": "How much it falls with these words alone. Less is better.",
+    "between": "How far apart the curves are of that probability as the least and as the most relevant words "
+    "are deleted first. More is better; random scores have 0 on average.",
+    "normalised_comprehensiveness": "Comprehensiveness on a scale from the worst (0) to the best order of "
+    "deletion (1), of texts of up to 30 words. Compares models, too.",
+    "normalised_sufficiency": "Sufficiency on that scale; less is better.",
+    "correlation": "Spearman’s correlation of a text’s scores with how much the answer changes when a word "
+    "is blanked out. More is better, if one trusts blank-out.",
+    "auprc": "Agreement with the words that people marked: area under the precision–recall curve. Ties are "
+    "flattered.",
+    "average_precision": "The same as average precision, which has no bonus for ties.",
+    "token_f1": "F1 of the highest words against those that people marked.",
+}
+INTERVALS = (
+    "Means over texts, with 95 % intervals. Bold: the best method, and all that these texts do not tell "
+    "apart from it (paired differences on the same texts, one by one). In italics: controls."
+)
+Report = Callable[[int, int], object]
+
+
+class JudgePage(Page):
+    """Methods judged on texts, as a page. Made by `judge_page`; a notebook displays it.
+
+    Attributes:
+        index: the table and the texts, as JSON values.
+    """
+
+    entry: ClassVar[str] = "judge.js"
+    looks: ClassVar[tuple[str, ...]] = ("page.css", "judge.css")
+
+    def __repr__(self) -> str:
+        return f"JudgePage({self.title!r}, {len(self.index['texts'])} texts)"
+
+    def widget(self, height: int = 0) -> Any:
+        """There is none: a notebook displays the page itself."""
+        del height
+        raise TypeError("the page of a judgement has no widget: display it, or save it")
+
+
+def judge_page(
+    found: Evaluation,
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str | Sequence[str]],
+    *,
+    queries: Sequence[str] | None = None,
+    labels: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    title: str = "Which explanation to believe",
+    facts: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    sort: str | None = None,
+    most: int = MOST,
+    ties: Ties = "random",
+    seed: int = 0,
+    report: Report | None = None,
+) -> JudgePage:
+    """Methods that `overt.judge.rationales.evaluate` judged, and texts with their words deleted.
+
+    The texts and the arguments that they share with `evaluate` must be those that it was given.
+
+    Args:
+        found: from `evaluate`.
+        model: the classifier.
+        tokenizer: its tokenizer.
+        texts: as for `evaluate`.
+        queries: as for `evaluate`.
+        labels: as for `evaluate`; each text says whether its prediction is right.
+        names: of the texts; by default their numbers, from 1.
+        title: of the page.
+        facts: short statements that stand beside the title.
+        notes: sentences that the reader should not miss.
+        sort: the measure that methods are sorted by at first; by default the first column.
+        most: texts on the page, spread evenly over all.
+        ties: as for `evaluate`.
+        seed: as for `evaluate`.
+        report: called with the number of texts that are ready, and of all on the page.
+    """
+    _check.whole("most", most, 1)
+    if len(texts) != found.texts:
+        raise ValueError(f"texts must be the {found.texts} that were judged, got {len(texts)}")
+    for name, column in (("queries", queries), ("labels", labels), ("names", names)):
+        if column is not None and len(column) != len(texts):
+            raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
+    columns = columns_of(found)
+    if sort is not None:
+        _check.one_of("sort", sort, columns)
+    classifier = WordClassifier(model, tokenizer)
+    numbers = spread_evenly(len(texts), most)
+    entries = []
+    for place, number in enumerate(numbers):
+        label = f"{number + 1}" if names is None else str(names[number])
+        text = classifier.read(texts[number], "" if queries is None else queries[number], label)
+        right = None if labels is None else int(labels[number])
+        entries.append(_entry(found, classifier, text, number, right, ties, seed))
+        if report is not None:
+            report(place + 1, len(numbers))
+    kept = len(numbers)
+    shown = (
+        [f"{len(texts):,} texts"] if kept == len(texts) else [f"{len(texts):,} texts, {kept} on this page"]
+    )
+    index = {
+        "format": 1,
+        "version": __version__,
+        "title": title,
+        "about": {
+            "facts": [*facts, *shown],
+            "notes": list(notes),
+            "intervals": INTERVALS,
+            "shares": list(STEPS),
+            "classes": class_names(model, classifier.classes),
+            "texts": found.texts,
+            "sort": sort or (columns[0] if columns else "name"),
+        },
+        "measures": [_measure(name) for name in columns],
+        "methods": _methods(found, columns),
+        "refused": [{"title": title_of(name), "reason": why} for name, why in found.refused.items()],
+        "texts": entries,
+    }
+    return JudgePage(short(index), [], printable(title))
+
+
+def class_names(model: Any, classes: int) -> list[str]:
+    """The names of a model's classes, by its config; numbers where it has none."""
+    known = getattr(model.config, "id2label", None) or {}
+    return [str(known.get(number, number)) for number in range(classes)]
+
+
+def spread_evenly(count: int, most: int) -> list[int]:
+    """Numbers of at most so many of the texts, spread evenly."""
+    if most >= count:
+        return list(range(count))
+    return [int(place) for place in np.linspace(0, count - 1, most).round()]
+
+
+def _measure(name: str) -> dict[str, str]:
+    better = "less" if name in LESS_IS_BETTER else "more"
+    return {"key": name, "title": heading_of(name), "better": better, "about": MEANINGS.get(name, "")}
+
+
+def _methods(found: Evaluation, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The table's rows: each measure as mean, both ends of its interval, and whether it is among the best."""
+    ahead = {measure: leading(found, measure) for measure in columns}
+    rows = []
+    for name, own in found.methods.items():
+        measures: dict[str, list[Any]] = {}
+        for measure in columns:
+            if own.measures.get(measure) is not None:
+                mean, low, high, *_ = found.interval(name, measure)
+                measures[measure] = [mean, low, high, name in ahead[measure]]
+        rows.append(
+            {
+                "name": name,
+                "title": title_of(name),
+                "texts": len(own.texts),
+                "seconds": own.seconds,
+                "measures": measures,
+                "control": name in CONTROLS,
+            }
+        )
+    return rows
+
+
+def _entry(
+    found: Evaluation,
+    classifier: WordClassifier,
+    text: Text,
+    number: int,
+    label: int | None,
+    ties: Ties,
+    seed: int,
+) -> dict[str, Any]:
+    """A text for the page: its words, and what each method that was judged on it makes of them."""
+    scores: dict[str, NDArray[np.float64]] = {}
+    for name, own in found.methods.items():
+        if number in own.texts:
+            scores[name] = own.scores[own.texts.index(number)]
+            if len(scores[name]) != len(text.words):
+                raise ValueError(f"text {text.name} is not the one that was judged: it has other words")
+    whole = classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0]
+    predicted = int(whole.argmax())
+    methods = {}
+    counts: list[int] = []
+    # Ties as `evaluate` breaks them.
+    all_steps = (
+        steps(classifier, text, list(scores.values()), ties=ties, seed=seed + number) if scores else []
+    )
+    for (name, values), own_steps in zip(scores.items(), all_steps, strict=True):
+        counts = own_steps.counts.tolist()
+        methods[name] = {
+            "scores": values.tolist(),
+            "order": own_steps.order[: counts[-1]].tolist(),
+            "probabilities": own_steps.probabilities[:, predicted].tolist(),
+            "now": own_steps.probabilities.argmax(axis=1).tolist(),
+            "top": own_steps.probabilities.max(axis=1).tolist(),
+        }
+    return {
+        "name": text.name,
+        "words": list(text.words),
+        "cut": text.cut,
+        "label": label,
+        "predicted": predicted,
+        "probability": float(whole[predicted]),
+        "counts": counts,
+        "methods": methods,
+    }

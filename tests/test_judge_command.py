@@ -1,0 +1,212 @@
+"""`overt judge`: planted words decide, the table says who finds them, and bad input is named in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from overt.cli import app
+from overt.cli.judge import classes_of, duration, expected, read_given, table_of
+from overt.judge.rationales import evaluate
+from overt.judge.rationales.ranking import leading, ordered
+from small_judged import DECIDE, judged_classifier, texts_of
+from small_text import small_bert
+
+METHODS = ["raw", "gradient-input", "blankout", "random", "oracle"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return judged_classifier(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture(scope="module")
+def opened(model: str) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    return BertForSequenceClassification.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Eight texts with labels by name, and what decides marked."""
+    path = tmp_path / "texts.jsonl"
+    texts, labels = texts_of(8)
+    lines = [
+        {
+            "text": text,
+            "kind": ["negative", "positive"][label],
+            "marked": [int(w in DECIDE) for w in text.split()],
+        }
+        for text, label in zip(texts, labels, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def refusal(*arguments: Any) -> str:
+    """What the command says of bad input: one line."""
+    result = CliRunner().invoke(app, ["judge", *map(str, arguments)])
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, ValueError | OSError)
+    (line,) = str(result.exception).splitlines()
+    return line
+
+
+@pytest.mark.slow
+def test_the_command_ranks_what_finds_the_words_above_what_cannot(
+    model: str, rows: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        rows,
+        "--model",
+        model,
+        "--labels",
+        "kind",
+        "--rationales",
+        "marked",
+        "--out",
+        tmp_path / "p.html",
+    ]
+    result = CliRunner().invoke(app, ["judge", *map(str, arguments), "--methods", ",".join(METHODS)])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    places = {name: next(i for i, line in enumerate(lines) if line.startswith(name)) for name in (
+        "(best order)", "blank-out", "gradient × input", "raw", "(random)")}  # fmt: skip
+    assert max(places["(best order)"], places["blank-out"], places["gradient × input"]) < places["raw"]
+    assert all(heading in result.output for heading in ("comp. ↑", "AP ↑", "s per text"))
+    assert re.search(r"^blank-out +8 +0\.\d{3} ±0\.\d{3}\*", result.output, re.M), "it leads"
+    assert not re.search(r"^raw +8 +\S+ ±\S+\*", result.output, re.M), "attention is uniform"
+    assert "accuracy 1.000" in result.output
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+
+
+def test_controls_lead_nothing_and_equals_lead_together(opened: tuple[Any, Any]) -> None:
+    texts, _ = texts_of(6)
+    right = [[float(word in DECIDE) for word in text.split()] for text in texts]
+    wrong = [[float(word not in DECIDE) for word in text.split()] for text in texts]
+    found = evaluate(
+        *opened, texts, methods=["random", "oracle"], scores={"right": right, "same": right, "wrong": wrong}
+    )
+    assert leading(found, "comprehensiveness") == {"right", "same"}
+    assert leading(found, "sufficiency") == {"right", "same"}, "less is better"
+    assert ordered(found, "sufficiency").index("wrong") > ordered(found, "sufficiency").index("same")
+    assert "(random)" in table_of(found, "sufficiency")
+
+
+def test_a_single_text_tells_no_methods_apart(opened: tuple[Any, Any]) -> None:
+    found = evaluate(
+        *opened, ["good film plot"], methods=["raw"], scores={"right": [[1, 0, 0]], "wrong": [[0, 1, 1]]}
+    )
+    assert leading(found, "comprehensiveness") == {"raw", "right", "wrong"}
+    assert "±" not in table_of(found, "comprehensiveness")
+
+
+def test_texts_and_labels_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good film\nbad plot\n")
+    (tmp_path / "labels").write_text("positive\nnegative\n")
+    given = read_given(tmp_path / "a.txt", labels=str(tmp_path / "labels"))
+    assert (given.texts, given.labels) == (["good film", "bad plot"], ["positive", "negative"])
+    (tmp_path / "a.csv").write_text('review,label,about\n"good, film",1,x\nbad plot,0,\n')
+    given = read_given(tmp_path / "a.csv", "review", "label", queries="about")
+    assert (given.texts, given.labels, given.queries) == (["good, film", "bad plot"], [1, 0], ["x", ""])
+    (tmp_path / "a.tsv").write_text("text\tspans\n" + "good film\t[[0, 1]]\n" * 9)
+    given = read_given(tmp_path / "a.tsv", rationales="spans", most=3)
+    assert (len(given.texts), given.rationales, given.all) == (3, [[(0, 1)]] * 3, 9)
+
+
+def test_labels_are_numbers_or_names() -> None:
+    names = ["negative", "positive"]
+    assert classes_of(["positive", 0, "1"], names) == [1, 0, 1]
+    for labels, words in {
+        (1, 2): "'2' of text 2 is no class of the model: give 0 to 1, or negative or positive",
+        (1, -1): "'-1' of text 2",
+        (0, 0.5): "'0.5' of text 2",
+        (True, False): "'True' of text 1",
+        (1, "positive"): "all 2 texts have one class, positive",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(words)):
+            classes_of(labels, names)
+    assert classes_of([0, 1], ["0", "1"]) == [0, 1]
+    with pytest.raises(ValueError, match="class 0 of the model is named 1, so that a number may be"):
+        classes_of([1, 2], ["1", "2"])
+
+
+def test_bad_files_are_named(model: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("good film\nbad plot\n")
+    (tmp_path / "labels").write_text("1\n0\n1\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "gap.txt").write_text("good film\n \nbad plot\n")
+    (tmp_path / "broken.jsonl").write_text('{"text": "good"}\nno\n')
+    (tmp_path / "marks.jsonl").write_text('{"text": "good film", "m": "x"}\n')
+    (tmp_path / "short.jsonl").write_text('{"text": "good film", "m": [1]}\n')
+    with_model = ["--model", model]
+    assert "labels has 3 labels, and" in refusal(texts, *with_model, "--labels", tmp_path / "labels")
+    assert "neither a file nor one of the columns text" in refusal(texts, *with_model, "--labels", "no")
+    assert refusal(tmp_path / "gap.txt", *with_model).endswith("text 2 has no words")
+    assert refusal(tmp_path / "empty.txt", *with_model).endswith("has no texts")
+    assert "row 2: the line is not JSON" in refusal(tmp_path / "broken.jsonl", *with_model)
+    assert "must have a JSON list, got 'x'" in refusal(
+        tmp_path / "marks.jsonl", *with_model, "--rationales", "m"
+    )
+    assert "its rationale must have 2 words, got 1" in refusal(
+        tmp_path / "short.jsonl", *with_model, "--rationales", "m"
+    )
+    assert "does not exist" in refusal(tmp_path / "nothing.txt", *with_model)
+
+
+def test_bad_options_are_named_before_the_model_is_opened(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("good film\n")
+    line = refusal(texts, "--model", tmp_path, "--methods", "raw,rollin")
+    assert line.startswith("--methods must be one of 'all', ")
+    assert line.endswith("got 'rollin'")
+    assert "at least one method" in refusal(texts, "--model", tmp_path, "--methods", ", ")
+    assert refusal(texts, "--model", tmp_path, "--by", "beauty").startswith("--by must be one of")
+    assert "must end in .html" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "p.pdf")
+    assert "there is no folder" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "no" / "p.html")
+    assert "must be a folder with config.json" in refusal(texts, "--model", tmp_path)
+
+
+def test_models_that_classify_nothing_are_named(model: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+    texts = tmp_path / "texts.txt"
+    texts.write_text("good film\n")
+    (tmp_path / "base").mkdir()
+    line = refusal(texts, "--model", small_bert(tmp_path / "base"))
+    assert "is a BertModel, which has no classifier head: give a model that was trained to classify" in line
+    sizes = {"vocab_size": 14, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(tmp_path / "language")
+    assert "is a BertForMaskedLM, which" in refusal(texts, "--model", tmp_path / "language")
+    BertForSequenceClassification(BertConfig(num_labels=1, **sizes)).save_pretrained(tmp_path / "one")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "one")
+    assert "has one class only" in refusal(texts, "--model", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_what_is_cut_and_what_is_predicted_is_said(model: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("good film\n" + "nice plot " * 30 + "\n")
+    result = CliRunner().invoke(app, ["judge", str(texts), "--model", model, "--methods", "raw"])
+    assert result.exit_code == 0, result.output
+    assert (
+        "1 of 2 texts are longer than the 48 tokens that the model takes; their ends are cut" in result.output
+    )
+    assert "the model predicts positive for all texts: this judges one class only" in result.output
+
+
+def test_the_expected_time_is_of_two_texts_of_usual_length() -> None:
+    judged: list[list[int]] = []
+    assert expected(12, [1] * 12, judged.append) is None
+    assert judged == []
+    lengths = [9, 1, 5, 7, 3, 2, 8, 4, 6, 10, 12, 11, 14, 13, 16, 15]
+    assert expected(16, lengths, judged.append) is not None
+    assert [[lengths[number] for number in some] for some in judged] == [[1], [5, 13]]
+    assert [duration(s) for s in (0.1, 61, 200, 9000)] == ["1 s", "61 s", "3 minutes", "2.5 hours"]

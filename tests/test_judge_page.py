@@ -1,0 +1,164 @@
+"""The page of `overt judge`: what it holds, that text stays text, and what it does in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overt.judge.rationales import Evaluation, evaluate
+from overt.judge.rationales.steps import STEPS
+from overt.judge.rationales.words import WordClassifier
+from overt.view.judging import judge_page
+from small_judged import DECIDE, judged_classifier, texts_of
+
+pytest_plugins = ["browser"]
+EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)> & \u202e \u2028 nice'
+METHODS = ["raw", "gradient-input", "random"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    folder = judged_classifier(tmp_path_factory.mktemp("judged"))
+    return BertForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [*texts_of(4)[0], EVIL]
+
+
+@pytest.fixture(scope="module")
+def found(model: tuple[Any, Any], texts: list[str]) -> Evaluation:
+    right = [[float(word in DECIDE) for word in text.split()] for text in texts]
+    return evaluate(*model, texts, methods=METHODS, scores={"<b>theirs": right}, at_most={"raw": 2})
+
+
+def index_of(html: str) -> Any:
+    match = re.search(r'<script type="application/json" id="overt-index">(.*?)</script>', html, re.S)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def test_the_page_holds_what_was_measured(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str]
+) -> None:
+    labels = [0, 1, 0, 1, 0]
+    index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"]).html())
+    rows = {row["name"]: row for row in index["methods"]}
+    assert set(rows) == {*METHODS, "<b>theirs"}
+    for name, row in rows.items():
+        for measure, (mean, low, high, _) in row["measures"].items():
+            values = found.methods[name].by_text[measure]
+            assert mean == pytest.approx(np.nanmean(values), abs=1e-3)
+            assert low is None or low <= mean <= high
+    assert [row["texts"] for row in index["methods"]] == [2, 5, 5, 5]
+    assert rows["random"]["control"]
+    assert not rows["raw"]["control"]
+    assert rows["<b>theirs"]["seconds"] is None
+    assert rows["<b>theirs"]["measures"]["comprehensiveness"][3], "the right words lead"
+    assert not rows["random"]["measures"]["comprehensiveness"][3]
+    assert index["about"]["classes"] == ["negative", "positive"]
+    assert index["about"]["notes"] == ["a note"]
+    assert [entry["label"] for entry in index["texts"]] == labels
+    assert list(index["texts"][1]["methods"]) == [*METHODS[1:], "<b>theirs"], "raw was judged on two texts"
+
+
+def test_probabilities_are_those_of_texts_written_without_the_words(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str]
+) -> None:
+    classifier = WordClassifier(*model)
+    index = judge_page(found, *model, texts).index
+    for entry, text in zip(index["texts"], texts, strict=True):
+        assert entry["words"] == text.split()
+        assert entry["counts"][0] == 0
+        assert entry["counts"][-1] == -(-len(entry["words"]) // 2)
+        for own in entry["methods"].values():
+            assert len(set(own["order"])) == entry["counts"][-1]
+            taken = [own["scores"][word] for word in own["order"]]
+            assert taken == sorted(own["scores"], reverse=True)[: len(taken)], "the highest first"
+            for count, probability, now, top in zip(
+                entry["counts"], own["probabilities"], own["now"], own["top"], strict=True
+            ):
+                left = [word for i, word in enumerate(entry["words"]) if i not in own["order"][:count]]
+                again = classifier.read(left)
+                whole = classifier.probabilities(again, np.ones((1, len(left)), dtype=bool))[0]
+                assert probability == pytest.approx(whole[entry["predicted"]], abs=1e-3)
+                assert (now, top) == (whole.argmax(), pytest.approx(whole.max(), abs=1e-3))
+    assert index["about"]["shares"] == pytest.approx(STEPS)
+
+
+def test_text_stays_text_on_the_page(found: Evaluation, model: tuple[Any, Any], texts: list[str]) -> None:
+    html = judge_page(found, *model, texts, title=EVIL, notes=[EVIL], facts=[EVIL], names=[EVIL] * 5).html()
+    assert html.count("<script") == 2
+    assert "<img" not in html
+    assert index_of(html)["texts"][4]["words"] == EVIL.split()
+    assert index_of(html)["title"] == EVIL
+
+
+def test_a_page_of_many_texts_has_some_and_says_so(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str]
+) -> None:
+    told: list[tuple[int, int]] = []
+    page = judge_page(found, *model, texts, most=2, report=lambda *counts: told.append(counts))
+    assert [entry["name"] for entry in page.index["texts"]] == ["1", "5"], "spread evenly"
+    assert page.index["about"]["facts"] == ["5 texts, 2 on this page"]
+    assert told == [(1, 2), (2, 2)]
+    assert "2 texts" in repr(page)
+
+
+def test_other_texts_than_those_judged_are_refused(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str]
+) -> None:
+    with pytest.raises(ValueError, match="texts must be the 5 that were judged, got 4"):
+        judge_page(found, *model, texts[:4])
+    with pytest.raises(ValueError, match="text 2 is not the one that was judged: it has other words"):
+        judge_page(found, *model, [texts[0], "good film", *texts[2:]])
+    with pytest.raises(ValueError, match="labels must be 5, one for each text, got 1"):
+        judge_page(found, *model, texts, labels=[1])
+    with pytest.raises(ValueError, match="sort must be one of"):
+        judge_page(found, *model, texts, sort="beauty")
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str], opened: Callable[..., Any]
+) -> None:
+    html = judge_page(found, *model, texts, title=EVIL, labels=[0, 1, 0, 1, 0]).html()
+    shown = opened(html)
+    assert shown.locator(".ranking tbody tr").count() == 4
+    assert shown.locator(".ranking tbody th").first.inner_text() == "<b>theirs", "the best comes first"
+    article = shown.locator("article", has_text="<b>theirs")
+    assert article.locator("del").count() == 2, "20 % of six words, rounded up"
+    full = article.locator(".said").inner_text()
+    slider = shown.get_by_role("slider", name="Delete")
+    slider.fill("0")
+    assert article.locator("del").count() == 0
+    assert article.locator(".said").inner_text() != full, "deleting the deciding word moves the prediction"
+    slider.focus()
+    shown.keyboard.press("End")
+    assert shown.evaluate("document.activeElement.type") == "range", "it stays in use"
+    assert article.locator("del").count() == 3
+    shown.get_by_role("button", name="Sort by suff.").click()
+    assert shown.locator("th[aria-sort]").inner_text() == "suff. ↓"
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')") == "Sort by suff."
+    shown.keyboard.press("p")
+    assert "Text 5" in shown.locator("h2").inner_text(), "before the first comes the last"
+    assert "onerror=alert(1)" in shown.locator("article").last.inner_text()
+    assert shown.evaluate("location.hash") == "#text=4&step=10&sort=sufficiency"
+    shown.keyboard.press("n")
+    shown.keyboard.press("ArrowLeft")
+    assert shown.evaluate("overt.state()") == {"text": 0, "step": 9, "sort": "sufficiency"}
+    small = opened(html, "text=4&step=2", width=390, height=800, color_scheme="dark")
+    assert small.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+    assert small.locator(".overt.judge").get_attribute("data-theme") == "dark"
+    assert (
+        "was not judged on this text"
+        in opened(html, "text=1").locator("article", has_text="raw").inner_text()
+    )
