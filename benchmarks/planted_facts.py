@@ -1,0 +1,176 @@
+"""Do methods find where a generated fact was copied from?
+
+A sentence with a code is planted in a long text, the model is asked for the code, and generates its digits.
+Which share of the code's tokens in the text is among the top tokens by each method, read at the queries that
+generated the digits? Prompts whose answer is wrong are counted, and not judged. The text is Overt's own
+documentation. Tokens that were generated are not ranked. The first token's share shows how much of a row goes
+to the start of the text, whatever is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import overt
+from overt._files import write_whole
+
+ROOT = Path(__file__).parent.parent
+PLANTED = "The secret code is {code}."
+QUESTION = "\n\nQuestion: What is the secret code?\nAnswer: The secret code is"
+NEW = 8  # tokens that are generated
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "raw, last layer": ("raw", {"layers": -1}),
+    "raw, mean of layers": ("raw", {}),
+    "rollout": ("rollout", {"layers": -1}),
+    "rollout, receptive field": ("rollout", {"layers": -1, "receptive_field": True}),
+    "gradient norm": ("gradients", {}),
+    "gradient × input": ("gradients", {"kind": "input"}),
+}
+
+
+def filler() -> str:
+    """The documentation without its code, tables and marks."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n\n".join(page.read_text(encoding="utf-8") for page in pages)
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "#", "!", "<"))]
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[`*\[\]]", "", "\n".join(lines)))
+
+
+def prompt_of(tokenizer: Any, text: str, tokens: int, seed: int) -> tuple[str, str]:
+    """A prompt of about so many tokens, and the code in it."""
+    drawn = random.Random(seed)
+    code = str(drawn.randrange(1000, 10_000))
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    extra = len(tokenizer(PLANTED.format(code=code) + QUESTION)["input_ids"])
+    start = drawn.randrange(max(1, len(ids) - tokens))
+    around = tokenizer.decode(ids[start : start + tokens - extra])
+    ends = [match.end() for match in re.finditer(r"[.:] ", around)]
+    inside = [end for end in ends if 0.05 * len(around) < end < 0.8 * len(around)]
+    place = drawn.choice(inside or [0])
+    return f"{around[:place]}{PLANTED.format(code=code)} {around[place:]}{QUESTION}", code
+
+
+def rows_of(trace: Any, queries: list[int]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, float]]:
+    """Each method's values, averaged over the queries, (token,), and its seconds."""
+    found, seconds = {}, {}
+    for name, (method, options) in METHODS.items():
+        began = time.perf_counter()
+        values = getattr(trace, method)(queries, **options)[0]  # (layer, query, token)
+        found[name] = values.double().abs().mean(dim=(0, 1)).cpu().numpy()
+        seconds[name] = time.perf_counter() - began
+    return found, seconds
+
+
+def judged(model: Any, tokenizer: Any, prompt: str, code: str, top: int) -> dict[str, Any]:
+    """Recall, first token's share and seconds of each method; only whether it was right, if it was not."""
+    trace = overt.trace(model, prompt, tokenizer=tokenizer, generate=NEW)
+    text = trace.texts[0]
+    end = len(prompt)
+    answer = re.match(r"\D*(\d+)", text[end:])
+    if answer is None or answer[1] != code:
+        return {"right": False, "answer": text[end:], "code": code}
+    assert trace.offsets is not None
+    assert trace.generated is not None
+    spans = trace.offsets[0].tolist()
+
+    def tokens(start: int, stop: int) -> list[int]:
+        return [n for n, (a, b) in enumerate(spans) if a < stop and b > start and b > a]
+
+    planted = prompt.index(PLANTED.format(code=code)) + PLANTED.index("{")
+    wanted = tokens(planted, planted + len(code))
+    # The query that generates a token is the one before it.
+    written = [number - 1 for number in tokens(end + answer.start(1), end + answer.end(1))]
+    before = int(trace.generated[0].int().argmax())
+    rows, seconds = rows_of(trace, written)
+    result: dict[str, Any] = {"right": True, "code": code, "tokens": before, "methods": {}}
+    for name, values in rows.items():
+        prompt_values = values[:before]
+        best = np.argsort(-prompt_values, kind="stable")[:top]
+        result["methods"][name] = {
+            "recall": float(np.isin(wanted, best).mean()),
+            "first token": float(prompt_values[0] / values.sum()),
+            "seconds": seconds[name],
+        }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="folder or name of a causal language model")
+    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=4000, help="of a prompt, about")
+    parser.add_argument("--top", type=int, default=10, help="tokens that count as found")
+    parser.add_argument("--out", type=Path, default=Path("runs/planted-facts.json"), help="goes on from here")
+    parser.add_argument("--report", type=Path, help="a file for the table, in Markdown")
+    options = parser.parse_args()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    cuda = torch.cuda.is_available()
+    loader: Any = AutoModelForCausalLM
+    model = loader.from_pretrained(options.model, dtype=torch.float32).eval().to("cuda" if cuda else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    settings = {"model": Path(options.model).name, "tokens": options.tokens, "top": options.top}
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {**settings, "prompts": {}}
+    if {name: stored[name] for name in settings} != settings:
+        raise SystemExit(f"{options.out} holds other settings: give another --out")
+    text = filler()
+    for number in range(options.prompts):
+        if str(number) in stored["prompts"]:
+            continue
+        began = time.perf_counter()
+        prompt, code = prompt_of(tokenizer, text, options.tokens, number)
+        stored["prompts"][str(number)] = judged(model, tokenizer, prompt, code, options.top)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out, json.dumps(stored, indent=1))
+        took = time.perf_counter() - began
+        left = took * (options.prompts - number - 1)
+        print(f"prompt {number + 1} of {options.prompts}: {took:.0f} s, {left / 60:.0f} min left", flush=True)
+    report(stored, options, torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU")
+
+
+def report(stored: dict[str, Any], options: argparse.Namespace, device: str) -> None:
+    """Print the table, and write it."""
+    every = list(stored["prompts"].values())[: options.prompts]
+    right = [each for each in every if each["right"]]
+    title = (
+        f"{stored['model']}: {len(right)} of {len(every)} answers are right; prompts of about "
+        f"{options.tokens:,} tokens, the top {options.top}; {device}"
+    )
+    names = ["method", "recall of the planted code", "95 % interval over prompts", "first token's share", "s"]
+    lines = []
+    for method in METHODS if right else ():
+        found = [each["methods"][method] for each in right]
+        recall = np.array([each["recall"] for each in found])
+        spread = 1.96 * recall.std(ddof=1) / len(recall) ** 0.5 if len(recall) > 1 else float("nan")
+        share, seconds = (float(np.mean([each[key] for each in found])) for key in ("first token", "seconds"))
+        low, high = max(0.0, recall.mean() - spread), min(1.0, recall.mean() + spread)
+        lines.append(
+            [method, f"{recall.mean():.2f}", f"{low:.2f}–{high:.2f}", f"{share:.2f}", f"{seconds:.1f}"]
+        )
+    table = Table(*names, title=title)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+    if options.report is not None:
+        rows = [names, ["---"] * len(names), *lines]
+        shown = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        write_whole(options.report, f"# Planted facts\n\n{title}\n\n{shown}\n")
+
+
+if __name__ == "__main__":
+    main()
