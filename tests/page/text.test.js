@@ -227,3 +227,54 @@ test("the search goes to what is found as one types, and the keys n and p go on"
     leave();
   }
 });
+
+/** A text whose last three tokens were generated: rows of the queries before them. */
+function generated() {
+  const rows = { queries: [7, 8, 9], before: BEFORE, generated: [8, 11] };
+  const shifted = [RAW, RAW.map((one, i) => (i === 5 ? 0.4 : one)), RAW.map((one, i) => (i === 2 ? 0.4 : one))];
+  return long({ layers: 1, main: 7, rows, queries: { raw: [7, 8, 9], rollout: [7, 8, 9] } }, { raw: [[shifted]], rollout: [[shifted]] });
+}
+
+test("a generated word has the row of the query before it, which wrote it", () => {
+  const trace = generated();
+  assert.deepEqual([7, 8, 10].map((token) => trace.generated(token)), [false, true, true]);
+  assert.deepEqual([3, 8, 10].map((token) => trace.queryOf(token)), [3, 7, 9]);
+  assert.deepEqual([3, 7, 9].map((query) => trace.spokenOf(query)), [3, 8, 10]);
+  assert.equal(long({ layers: 2 }).spokenOf(LAST), LAST, "text that was given speaks of itself");
+  assert.match(textView.describe({ trace, seen: seen(trace, { layer: 0, query: 8 }) }), /of “CELLS” \(token 9, as it was written\): “The” \(token 0\) 0.6/);
+});
+
+test("pointing at a generated word shows its row, and at another token that token", () => {
+  const trace = generated();
+  const surface = drawn(textView, trace, { layer: 0, method: "raw", query: 7, find: "" });
+  const laid = textLines(trace, 900);
+  const answer = (token) => {
+    const lines = surface.hits.filter(({ x, width, target }) => typeof target === "function" && laid.x[token] >= x && laid.x[token] < x + width);
+    const found = lines.map(({ target }) => target(laid.x[token] + 1, 0)).filter((one) => one && one.hover);
+    return found.find(({ tip }) => tip.includes(`token ${token}`));
+  };
+  assert.deepEqual(answer(9).select, { query: 8, token: null });
+  assert.match(answer(9).tip, /CELLS\ntoken 9, generated/);
+  assert.deepEqual(answer(4).select, { token: 4 });
+});
+
+test("the keys . and , go through the generated words, and the list names them", () => {
+  const leave = documented();
+  try {
+    const trace = generated();
+    const store = { state: { ...seen(trace), layer: 0, query: 7, other: null }, select: (changes) => Object.assign(store.state, changes) };
+    const viewer = { controls: made(), store, trace, traces: [trace], limits: { layers: 1 }, uses: (one) => one === "query", panes: [], fits: [], help: {}, tabs: made() };
+    for (const [key, query] of [[".", 8], [".", 9], [".", 9], [",", 8]]) {
+      pressed(viewer, { key, target: made(), preventDefault() {} });
+      assert.equal(store.state.query, query, key);
+    }
+    fillControls(viewer);
+    const names = viewer.controls.all((one) => one.tagName === "OPTION").map((one) => one.textContent);
+    assert.deepEqual(names, ["8 The", "9 CELLS", "10 end"]);
+    viewer.trace = long({ layers: 2 });
+    pressed(viewer, { key: ".", target: made(), preventDefault() {} });
+    assert.equal(store.state.query, 8, "elsewhere they do nothing");
+  } finally {
+    leave();
+  }
+});

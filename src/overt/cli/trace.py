@@ -35,7 +35,7 @@ from overt.tracing.mixing.mixing import mixing_of
 from overt.tracing.options import numbers
 from overt.tracing.pixels import attends_to_pixels, sizes_of_maps
 from overt.tracing.tracer import everything
-from overt.view.terminal import pixel_map, table
+from overt.view.terminal import pixel_map, table, written_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,8 +56,11 @@ def run(
     out: Path | None = None,
     image: Path | None = None,
     memory: int | None = None,
+    generate: int | None = None,
 ) -> dict[str, overt.Trace]:
     """Trace each text through each model, print a table for each, and write a page or the trace to `out`.
+
+    With `generate`, the table is of the words that the model writes after a text.
 
     A network over pixels is traced once for each size of its maps, unless `stack` names one; its likeliest
     classes and its maps are printed. A network that answers questions reads `image`, and the texts are
@@ -77,12 +80,15 @@ def run(
             "--stack": stack,
             "--image": image,
             "--memory": memory,
+            "--generate": generate,
         }
         _caption(texts, models, given, samples, out)
         return {}
     for method in methods or ():
         method_of(method, argument="--method")
     mixing_of(mixing, "--mixing")
+    if generate is not None and query is not None:
+        raise ValueError(f"--query is for texts that are given, and --generate shows all words, got {query}")
     to_page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
         if not to_page and out.suffix != ".safetensors":
@@ -103,6 +109,7 @@ def run(
             raise ValueError(f"--out {out} stores one trace: choose a size of maps with --stack: {sizes}")
         extras = _extras(model, mixing, samples, to_page)
         extras |= {} if memory is None else {"memory": memory}
+        extras |= {} if generate is None else {"generate": generate}
         for text, part in product(texts, stacks):
             tokens = None
             if answerer is None or image is None:
@@ -131,6 +138,9 @@ def run(
             for method in shown:
                 if (reason := traced.why_not(method, _layers(traced, layer))) is not None:
                     raise ValueError(f"--method {method}: {reason}")
+            if traced.generated is not None:
+                _print_written(console, traced, methods or METHODS[:1], layer, heading, arguments)
+                continue
             if traced.kind != "pixels":
                 _print(console, traced, shown, layer, query, heading, arguments)
                 continue
@@ -254,6 +264,25 @@ def _print_pixels(
         console.print(pixel_map(traced, name, row, layer, **arguments), markup=False, highlight=False)
 
 
+def _print_written(
+    console: Console,
+    traced: overt.Trace,
+    methods: Sequence[str],
+    layer: int,
+    heading: str,
+    arguments: dict[str, Any],
+) -> None:
+    """What the model wrote, and what each word of it draws on."""
+    assert traced.generated is not None
+    layers, written = traced.layers, traced.generated[0].nonzero().flatten().tolist()
+    text = " ".join(traced.tokens[0][place] for place in written)
+    if traced.texts and traced.offsets is not None:
+        text = traced.texts[0][int(traced.offsets[0, written[0], 0]) :]
+    console.print(f"{heading}{text.strip()}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    title = f"layer {layer % layers + 1} of {layers}, what each word that was generated draws on"
+    console.print(written_table(traced, methods, layer, title, **arguments))
+
+
 def _print(
     console: Console,
     traced: overt.Trace,
@@ -320,6 +349,10 @@ def trace(
             help="Bytes that maps may take; above, queries and keys are kept. Default: 2**30.", min=1
         ),
     ] = None,
+    generate: Annotated[
+        int | None,
+        typer.Option(help="Let the model write so many tokens, and show what its words draw on.", min=1),
+    ] = None,
 ) -> None:
     """Show which tokens or pixels a model's attention draws on, by raw attention, rollout and flow."""
     run(
@@ -337,4 +370,5 @@ def trace(
         out=out,
         image=image,
         memory=memory,
+        generate=generate,
     )

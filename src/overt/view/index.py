@@ -65,8 +65,8 @@ class PageContents:
 class Fields:
     """Packs maps, and records where they are."""
 
-    def __init__(self, blocks: list[bytes], mass: float) -> None:
-        self.blocks, self.mass = blocks, mass
+    def __init__(self, blocks: list[bytes], mass: float, most: int | None = None) -> None:
+        self.blocks, self.mass, self.most = blocks, mass, most
         self.layers_of: dict[str, list[dict[str, Any] | None]] = {}
 
     def add(self, name: str, layers: Iterable[Tensor | None], width: int | None = None) -> None:
@@ -90,7 +90,7 @@ class Fields:
             self.add(name, (None if c is None else c[0] for c in maps))
 
     def _pack(self, cells: Tensor, width: int | None) -> dict[str, Any]:
-        about, data = pack(cells, self.mass, width)
+        about, data = pack(cells, self.mass, width, self.most)
         self.blocks.append(data)
         return {"at": len(self.blocks) - 1, **about}
 

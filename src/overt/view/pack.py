@@ -30,13 +30,16 @@ MASS = 0.98  # of a row that its kept entries hold
 Array = np.ndarray[Any, Any]
 
 
-def pack(cells: Tensor, mass: float = MASS, width: int | None = None) -> tuple[dict[str, Any], bytes]:
+def pack(
+    cells: Tensor, mass: float = MASS, width: int | None = None, most: int | None = None
+) -> tuple[dict[str, Any], bytes]:
     """Metadata that `unpack` needs, as JSON values, and the bytes.
 
     Args:
         cells: (map, row, column), signed or not; NaN and infinities become zero, and are counted.
         mass: share of each row's absolute sum to keep, in [0, 1].
         width: bytes of a code, 1 or 2; by default 2 for small fields.
+        most: entries of each row to keep at most, the largest, even where they hold less than `mass`.
     """
     _check.fraction("mass", mass)
     values = cells.detach().to("cpu", torch.float32).numpy()
@@ -46,7 +49,7 @@ def pack(cells: Tensor, mass: float = MASS, width: int | None = None) -> tuple[d
     broken = int(values.size - np.count_nonzero(finite))
     values = np.where(finite, values, np.float32(0.0)) if broken else values
     sizes = np.abs(values)
-    kept, median, largest, dropped = _largest(sizes, mass)
+    kept, median, largest, dropped, unit = _largest(sizes, mass, most)
     width = width or (2 if values.size <= SMALL else 1)
     steps, most = STEPS[width], 256**width - 1
     top = np.clip(np.round(steps * np.log2(1.0 + largest / median)), 1, most)
@@ -70,7 +73,7 @@ def pack(cells: Tensor, mass: float = MASS, width: int | None = None) -> tuple[d
         "signed": signed,
         "bytes": width,
         "steps": steps,
-        "unit": 1.0 - mass,  # of the dropped shares
+        "unit": unit,  # of the dropped shares
         "parts": [len(first), len(second)],
     }
     if broken:
@@ -98,25 +101,27 @@ def unpack(about: dict[str, Any], data: bytes) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(down.astype(np.float32)), torch.from_numpy(dropped * (about["unit"] / 255.0))
 
 
-def _largest(sizes: Array, mass: float) -> tuple[Array, Array, Array, Array]:
-    """Which cells are kept; each row's median and largest kept entry; the share dropped."""
+def _largest(sizes: Array, mass: float, most: int | None) -> tuple[Array, Array, Array, Array, float]:
+    """Which cells are kept; each row's median and largest kept entry; the share dropped, and its unit."""
     maps, rows, columns = sizes.shape
     if not columns:
         nothing = np.zeros((maps, rows, 1), dtype=np.float32)
-        return np.zeros(sizes.shape, dtype=bool), nothing + 1.0, nothing, nothing[..., 0]
+        return np.zeros(sizes.shape, dtype=bool), nothing + 1.0, nothing, nothing[..., 0], 1.0 - mass
     ordered = -np.sort(-sizes, axis=-1)
     sums = np.cumsum(ordered, axis=-1, dtype=np.float64)
     total = sums[..., -1:]
     count = np.minimum((sums < mass * total).sum(axis=-1, keepdims=True), columns - 1)
+    if most is not None:
+        count = np.minimum(count, most - 1)
     least = np.take_along_axis(ordered, count, axis=-1)
     kept = (sizes >= least) & (sizes > 0.0)  # entries equal to the last kept one are kept too
     many = kept.sum(axis=-1, keepdims=True)
     median = np.take_along_axis(ordered, many // 2, axis=-1)
     left = total - np.where(kept, sizes, 0.0).sum(axis=-1, keepdims=True, dtype=np.float64)
     share = left / np.where(total > 0.0, total, 1.0)
-    unit = max(1.0 - mass, 1e-12)
-    dropped = np.clip(share[..., 0] / unit, 0.0, 1.0)
-    return kept, np.where(median > 0.0, median, 1.0), ordered[..., :1], dropped
+    unit = 1.0 - mass if most is None else max(1.0 - mass, float(share.max(initial=0.0)))
+    dropped = np.clip(share[..., 0] / max(unit, 1e-12), 0.0, 1.0)
+    return kept, np.where(median > 0.0, median, 1.0), ordered[..., :1], dropped, unit
 
 
 def _deflated(data: bytes, strategy: int) -> bytes:

@@ -126,6 +126,7 @@ def page(
             numbers, or "auto": all if that is quick, otherwise the main one, and no flow for very long texts.
             Numbers count an example's tokens as the page shows them, without padding. Of a trace of states,
             whose page has rows in place of maps, "auto" is the main one; of one that was saved, all it has.
+            Of generated text, whose page has rows, too, "auto" are the queries that wrote it.
         residual: weight of the residual connection; by default that of each trace's mixing.
         importances: whether to include the methods that run the model, blank-out and gradients, for models
             that have outputs; "auto" leaves out what is slow or not possible.
@@ -169,7 +170,7 @@ def page(
         )
     map_methods = tuple(name for name in methods if name in reading)
     for name, trace in named:
-        of_rows = trace.of_states or trace.rows is not None
+        of_rows = trace.of_states or trace.rows is not None or trace.generated is not None
         kept = (1.0 if of_rows else MASS) if mass is None else mass
         contents = PageContents(
             map_methods, named_methods, running, queries, residual, target, unk, kept, progress

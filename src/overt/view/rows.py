@@ -1,7 +1,8 @@
 """The index of a trace without maps: rows of some queries at every layer, in place of maps.
 
 The size of such a page grows with the number of tokens, not with its square. Weights take one byte each, as
-in `overt.view.pack`, or two if there are few; none are left out unless `mass` is below one.
+in `overt.view.pack`, or two if there are few; none are left out unless `mass` is below one, or rows are those
+of many generated words: then the largest weights of each are kept, and the page says what it left out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from overt.view.index import (
 
 FEW = 1_000_000  # values of a trace that take two bytes each; those of single heads take one
 MOST_HEADS = 3_000_000  # values of a trace up to which rows of single heads are included
+MOST_KEPT = 1_500_000  # weights of all rows of generated words in a trace; of more, the largest are kept
+    3_000_000  # weights of generated words, in all rows of a trace; heads have none of their own beyond
+)
+LEAST_KEPT = 64  # weights of each row, however many rows there are
 GLUED, SPACED, BROKEN = "012"  # what comes before a token
 
 
@@ -51,7 +56,7 @@ def rows_entry(
         for method in readers
     }  # by method, (layer, query, token)
     heads = _heads(trace, found, missing)
-    fields = Fields(blocks, contents.mass)
+    fields = Fields(blocks, contents.mass, _most(trace, found))
     width = 2 if sum(values.numel() for values in found.values()) <= FEW else 1
     for name, values in found.items():
         fields.add(name, (layer.unsqueeze(0) for layer in values), width)
@@ -75,7 +80,7 @@ def rows_entry(
         "heads": heads,
         "groups": {"": {"layers": trace.layers, "heads": heads, **spans}},
         "main": main,
-        "rows": {"queries": rows, "before": _before(trace, real, source)},
+        "rows": {"queries": rows, "before": _before(trace, real, source), **_written(trace, real)},
         "missing": missing,
         "queries": dict.fromkeys(found, rows),
     }
@@ -89,14 +94,47 @@ def rows_entry(
     return entry
 
 
+def _most(trace: Trace, found: dict[str, Tensor]) -> int | None:
+    """How many weights of a row the page keeps at most; None for all."""
+    count = sum(values.numel() for values in found.values())
+    if trace.generated is None or count <= MOST_KEPT:
+        return None
+    rows = sum(values.shape[:-1].numel() for values in found.values())
+    return max(LEAST_KEPT, MOST_KEPT // rows)
+
+
+def _written(trace: Trace, real: Tensor) -> dict[str, Any]:
+    """Where the output is among an example's tokens, and its turns, if it has any."""
+    about: dict[str, Any] = {}
+    if trace.generated is not None:
+        places = trace.generated[0, real].nonzero().flatten().tolist()
+        about["generated"] = [places[0], places[-1] + 1] if places else [len(real), len(real)]
+    if trace.turns:
+        ends = [(real < place).sum().item() for turn in trace.turns[0] for place in turn[1:]]
+        roles = [printable(turn.role) for turn in trace.turns[0]]
+        about["turns"] = [[role, *ends[2 * i : 2 * i + 2]] for i, role in enumerate(roles)]
+    return about
+
+
+def _writing(trace: Trace, positions: list[int]) -> list[int]:
+    """The queries that wrote the output of the first example, as numbers among its queries."""
+    if trace.generated is None:
+        return []
+    written = (trace.generated[0, trace.first + 1 :]).nonzero().flatten().tolist()
+    return [positions.index(query) for query in written]
+
+
 def _queries(trace: Trace, contents: PageContents, positions: list[int]) -> tuple[int, list[int]]:
     """The main query, and all whose rows the page has, as numbers among an example's queries."""
     wanted = contents.queries
     found = trace.main_queries()[0]
     main = positions.index(found) if found in positions else 0
+    writing = _writing(trace, positions)
+    main = writing[0] if writing else main  # a page begins with the first word that was written
     if trace.rows is None:
         if isinstance(wanted, str):
-            return main, list(range(len(positions))) if wanted == "all" else [main]
+            few = writing if writing and wanted == "auto" else [main]
+            return main, list(range(len(positions))) if wanted == "all" else few
         rows = numbers("queries", wanted, len(positions))
     else:
         kept = [positions.index(query) for query in trace.rows.queries if query in positions]

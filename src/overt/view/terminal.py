@@ -20,6 +20,7 @@ ROOM = 65  # characters of all columns of values, so that a table fits a termina
 BLOCKS = " ▏▎▍▌▋▊▉█"
 MOST_ROWS = 40  # of the table of a trace without maps
 SHADES = "·░▒▓█"
+SOURCES = 4  # of each generated word
 
 
 def bar(value: float, largest: float, width: int = BAR) -> str:
@@ -90,6 +91,60 @@ def table(
         word += " [cyan]◂[/cyan]" if token == place else ""
         cells = [_cell(values, token, wide) for values in columns.values()]
         grid.add_row(str(token), word, *cells, style="dim" if bool(trace.special[0, token]) else "")
+    return grid
+
+
+def written_table(
+    trace: Trace,
+    methods: Sequence[str],
+    layer: int = -1,
+    title: str | None = None,
+    **arguments: Any,
+) -> Table:
+    """A table of the words that a model generated, with the words that each draws on most.
+
+    Of each source the table has its place in the text and its value. The first token of a causal model often
+    holds most of a row, whatever it says: its share has a column of its own, and special tokens are left out.
+
+    Args:
+        trace: of generated text; its first example is shown.
+        methods: names of the methods, a column each.
+        layer: which layer to show.
+        title: of the table.
+        arguments: further arguments of the methods; each method gets those that it takes.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    readers = [method_of(name) for name in methods]
+    check_known(readers, arguments)
+    unit = "words" if trace.texts and trace.offsets is not None else "tokens"
+    grid = Table(title=None if title is None else escape(title), title_justify="left", box=box.SIMPLE)
+    grid.add_column("", justify="right", style="dim")
+    grid.add_column("word" if unit == "words" else "token", no_wrap=True, style="bold")
+    found = []
+    one = trace[0] if len(trace) > 1 else trace
+    for reader in readers:
+        options = reader.fitting({"layers": layer, **arguments})
+        found.append(one.spans(reader.name, queries=f"generated {unit}", tokens=unit, **options)[0])
+        if not one.first and not reader.runs_model:
+            grid.add_column("first", justify="right", style="dim")
+        grid.add_column(f"{reader.title}: most from", ratio=1)
+    special = one.special[0].tolist()
+    for number, span in enumerate(found[0].queries):
+        cells = []
+        for reader, (values, _, sources) in zip(readers, found, strict=True):
+            row = values[0, number]
+            alone = not one.first and not reader.runs_model
+            if alone:
+                cells.append(f"{float(row[0]):.2f}")
+            order = row.abs().argsort(descending=True, stable=True).tolist()
+            kept = [at for at in order if not special[sources[at].start] and not (alone and at == 0)]
+            kept = [at for at in kept[:SOURCES] if row[at]]
+            shown = [f"{_shown(sources[at].name)} ({sources[at].start}) {float(row[at]):.2g}" for at in kept]
+            cells.append(escape(", ".join(shown) or "–"))
+        grid.add_row(str(span.start), escape(_shown(span.name)), *cells)
     return grid
 
 

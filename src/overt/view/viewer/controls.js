@@ -93,8 +93,11 @@ function headPicker({ store, trace, limits, panes }) {
 /** The queries that a trace has rows of. */
 function queryPicker({ store, trace }) {
   const { query } = trace.nearest(store.state);
-  const options = trace.kept.map((one) => [String(one), `${one} ${shown(trace.tokens[trace.source + one], 14)}`]);
-  return picker(trace.source ? "Target" : "Token", options, String(query), (value) => store.select({ query: Number(value) }));
+  const options = trace.kept.map((one) => {
+    const token = trace.spokenOf(one);
+    return [String(one), `${token - trace.source} ${shown(trace.tokens[token], 14)}`];
+  });
+  return picker(trace.written ? "Word" : trace.source ? "Target" : "Token", options, String(query), (value) => store.select({ query: Number(value) }));
 }
 
 /** Find the next or previous place where the text of the search occurs. */

@@ -36,6 +36,7 @@ export class TraceData {
     this.drowned = about.drowned || null; // the method and special token that leave the words pale, with its value and the largest of a word
     this.kept = about.rows ? about.rows.queries : null; // the queries of a trace that has rows in place of maps
     this.sink = about.rows && !this.source && this.tokens.length > 1 ? 0 : -1; // the first token, which often draws most in a long text
+    this.written = (about.rows && about.rows.generated) || null; // tokens that the model generated, as [start, stop]
     this.told = (about.nodes || about).methods || []; // every registered method, on the page or not, in order
   }
 
@@ -79,6 +80,22 @@ export class TraceData {
   keptQuery(query) {
     if (!this.kept || this.kept.includes(query)) return query;
     return this.kept.reduce((best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best));
+  }
+
+  /** Whether the model generated a token. */
+  generated(token) {
+    return this.written !== null && token >= this.written[0] && token < this.written[1];
+  }
+
+  /** The query that a token's row is of: of a token that was generated, the one before it, which wrote it. */
+  queryOf(token) {
+    return token - this.source - (this.generated(token) ? 1 : 0);
+  }
+
+  /** The token that a query's row speaks of: the one that it wrote, or itself. */
+  spokenOf(query) {
+    const token = this.source + query;
+    return this.generated(token + 1) ? token + 1 : token;
   }
 
   /** Whether a token is left out by the words' scale, whatever the query. */

@@ -5,6 +5,7 @@ export const KEYS = [
   ["↑ ↓", "previous, next token; in a long text, the next stronger or weaker"],
   ["← →", "layer below, above"],
   ["[ ]", "previous, next head"],
+  [", .", "previous, next word that was generated"],
   ["Enter", "pick the node of the chosen token and layer, or release it"],
   ["m", "next method"],
   ["1 – 9", "switch to a view"],
@@ -36,6 +37,8 @@ export function pressed(viewer, event) {
     ArrowRight: () => store.select({ layer: Math.max(0, Math.min(state.layer + 1, limits.layers - 1)) }),
     "[": () => limits.heads && store.select({ head: turned(state.head, limits.heads, -1) }),
     "]": () => limits.heads && store.select({ head: turned(state.head, limits.heads, 1) }),
+    ",": () => store.select(nextWritten(viewer, -1)),
+    ".": () => store.select(nextWritten(viewer, 1)),
     Enter: () => store.select({ picked: !state.picked }),
     m: () => trace.methods.length && store.select({ method: trace.methods[(trace.methods.indexOf(state.method) + 1) % trace.methods.length] }),
     g: () => store.select({ log: !state.log }),
@@ -73,6 +76,13 @@ function nextRow({ store, trace, limits, front, uses }, step) {
     return { query: trace.kept[Math.min(Math.max(at + step, 0), trace.kept.length - 1)] };
   }
   return { query: Math.min(Math.max(state.query + step, 0), Math.max(limits.queries - 1, 0)) };
+}
+
+/** The query that wrote the word before or after, in a text that was generated. */
+function nextWritten({ store, trace }, step) {
+  if (!trace.written || !trace.kept) return {};
+  const at = trace.kept.indexOf(trace.keptQuery(store.state.query));
+  return { query: trace.kept[Math.min(Math.max(at + step, 0), trace.kept.length - 1)], token: null };
 }
 
 /** The previous or next head; the mean is between the last and the first. */

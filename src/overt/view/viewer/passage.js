@@ -94,6 +94,12 @@ export function foundWords(places, token) {
   return here < 0 ? `${many} found` : `${(here + 1).toLocaleString("en")} of ${many}`;
 }
 
+/** What a row is of, in words: a token, or one that was generated. */
+export function spokenWords(trace, query, most = 40) {
+  const token = trace.spokenOf(query);
+  return `“${passageWord(trace.tokens[token], most)}” (${tokenPlace(trace, token)}${trace.generated(token) ? ", as it was written" : ""})`;
+}
+
 /** The row that a view of a long text shows. */
 export function passageRow(trace, seen, layer = seen.layer) {
   return trace.row(seen.method, layer, seen.query, seen.method === "raw" ? seen.head : null);
@@ -158,8 +164,7 @@ export function passageTip(trace, seen, row, token) {
 export function passageDescribe({ trace, seen }) {
   const row = passageRow(trace, seen);
   if (!row || !row.values) return null;
-  const query = trace.source + seen.query;
-  const what = `${trace.named(seen.method)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}, of “${passageWord(trace.tokens[query])}” (${tokenPlace(trace, query)})`;
+  const what = `${trace.named(seen.method)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}, of ${spokenWords(trace, seen.query)}`;
   if (seen.token === null || seen.token === undefined) {
     const most = Array.from(ranking(row.values).order.subarray(0, 5), (token) => `“${passageWord(trace.tokens[token])}” (${tokenPlace(trace, token)}) ${number(row.values[token])}`);
     return `${what}: ${most.join(", ")}`;

@@ -125,7 +125,7 @@ export const stripView = {
     if (trace.mapsTitle) surface.text(fitted(`maps: ${trace.mapsTitle}`, width - 24, 11), 12, SCALE_HEIGHT + 18, { size: 11, fill: theme.soft });
     const note = wordsNote(trace, seen);
     if (note) drawNote(surface, theme, note, 12, SCALE_HEIGHT + 10 + (trace.mapsTitle ? 16 : 0), width - 24);
-    const query = trace.source + seen.query;
+    const query = trace.spokenOf(seen.query);
     lines.forEach((line, number_) => {
       const start = begin + number_ * block;
       if (start > bottom || start + block < top) return;
@@ -173,7 +173,7 @@ function drawLabels(surface, trace, seen, theme, line, y, query) {
     const weight = chosen ? 700 : 400;
     surface.text(fitted(shown(trace.tokens[i]), wide - 2, 13, weight), x + wide / 2, y + LABEL / 2 - 2, { size: 13, fill, align: "center", weight });
     const target = { hover: { token: i }, tip: `${shown(trace.tokens[i], 120)}\n${tokenPlace(trace, i)}` };
-    if (i >= trace.source) target.select = { query: i - trace.source, token: null };
+    if (i >= trace.source) target.select = { query: Math.max(trace.queryOf(i), 0), token: null };
     surface.hit(x, y, wide, LABEL, target);
   }
 }

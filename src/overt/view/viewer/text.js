@@ -1,7 +1,7 @@
 // A long text with each token in the colour of its weight, below a map of the whole text at every layer.
 // Only the lines on the screen are drawn.
 import { drawMessage, drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
+import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord, spokenWords } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, tokenPlace } from "./words.js";
 
@@ -76,7 +76,8 @@ export function beyondScale(trace, seen, values, top, query) {
   const beyond = [];
   for (let i = 0; i < values.length; i++) if (Math.abs(values[i]) > top && (trace.aside(i) || i === query)) beyond.push(i);
   if (!beyond.length) return "no token is beyond the scale";
-  const named = beyond.slice(0, 3).map((token) => `“${passageWord(trace.tokens[token])}” (${token === query ? "itself" : tokenPlace(trace, token)}) ${number(values[token])}`);
+  const own = trace.spokenOf(query - trace.source) === query ? "itself" : "just before";
+  const named = beyond.slice(0, 3).map((token) => `“${passageWord(trace.tokens[token])}” (${token === query ? own : tokenPlace(trace, token)}) ${number(values[token])}`);
   return `beyond the scale, in its last colour: ${named.join(", ")}${beyond.length > 3 ? ` and ${beyond.length - 3} more` : ""}`;
 }
 
@@ -154,7 +155,7 @@ export const textView = {
     const { height } = textHead(trace, seen);
     const whole = height + lines.length * TEXT_LINE + 16;
     const row = passageRow(trace, seen);
-    const chosen = line[seen.token ?? trace.source + seen.query];
+    const chosen = line[seen.token ?? trace.spokenOf(seen.query)];
     const scale = row && row.values ? scaleFor({ sizes: [[0, 0, 0], [0, 0, 0]] }, peakOf(trace, row.values, seen, trace.source + seen.query), seen) : null;
     const peaks = scale ? linePeaks(row.values, lines) : null;
     return lines.map((_, i) => ({ at: (height + (i + 0.5) * TEXT_LINE) / whole, size: peaks ? scale.part(peaks[i]) : 0, chosen: i === chosen })).filter((one) => one.chosen || one.size > 0.02);
@@ -162,7 +163,7 @@ export const textView = {
 
   placeOf({ trace, seen, state, width }) {
     const { line } = textLines(trace, width);
-    return textHead(trace, seen).height + line[state.token ?? trace.source + state.query] * TEXT_LINE;
+    return textHead(trace, seen).height + line[state.token ?? trace.spokenOf(state.query)] * TEXT_LINE;
   },
 
   covered({ trace, seen, width }) {
@@ -187,17 +188,19 @@ function linePeaks(values, lines) {
   return peaks;
 }
 
-function textDrawLine({ surface, trace, seen, theme, values, row, query, scale, laid, marks }, number_, y) {
+function textDrawLine({ surface, trace, seen, theme, values, row, scale, laid, marks }, number_, y) {
   const { start, stop } = laid.lines[number_];
   const { x, wide } = laid;
   const middle = y + TEXT_LINE / 2;
+  const spoken = trace.spokenOf(seen.query);
   surface.text(String(start), TEXT_EDGE + TEXT_NUMBER - 10, middle, { size: 10, fill: theme.soft, align: "right" });
   for (let i = start; i < stop; i++) {
     const word = passageWord(trace.tokens[i]);
     const value = values ? values[i] : 0;
-    const itself = i === query;
+    const itself = i === spoken;
     // Without a gap between tokens of one word, no colour of the paper shows through.
     if (values) surface.rect(x[i], y + 2, wide[i], TEXT_LINE - 4, { fill: scale.css(value) });
+    if (trace.generated(i)) surface.rect(x[i], y + TEXT_LINE - 2, wide[i], 1.5, { fill: theme.accent });
     if (marks[i]) surface.rect(x[i], y + TEXT_LINE - 4, wide[i], 3, { fill: theme.select });
     if (itself || i === seen.token) surface.rect(x[i] + 0.5, y + 1.5, wide[i] - 1, TEXT_LINE - 3, { stroke: itself ? theme.select : theme.accent, line: 2 });
     const faint = /^[↵␣⇥]+$/.test(word) || trace.special[i];
@@ -207,9 +210,17 @@ function textDrawLine({ surface, trace, seen, theme, values, row, query, scale, 
   const low = Math.min(x[start], x[stop - 1]);
   const high = Math.max(x[start] + wide[start], x[stop - 1] + wide[stop - 1]);
   surface.hit(low, y, high - low, TEXT_LINE, (at) => {
-    for (let i = start; i < stop; i++) if (at >= x[i] && at < x[i] + wide[i]) return { hover: { token: i }, select: { token: i }, tip: passageTip(trace, seen, row, i) };
+    for (let i = start; i < stop; i++) if (at >= x[i] && at < x[i] + wide[i]) return textTarget(trace, seen, row, i);
     return null;
   });
+}
+
+/** What a token answers: a generated one has a row of its own, which shows what it draws on. */
+function textTarget(trace, seen, row, token) {
+  const query = trace.queryOf(token);
+  const own = trace.generated(token) && trace.kept && trace.kept.includes(query);
+  if (!own) return { hover: { token }, select: { token }, tip: passageTip(trace, seen, row, token) };
+  return { hover: { query, token: null }, select: { query, token: null }, tip: `${passageWord(trace.tokens[token], 60)}\n${tokenPlace(trace, token)}, generated` };
 }
 
 function textDrawHead(scene, first, last) {
@@ -218,8 +229,7 @@ function textDrawHead(scene, first, last) {
   const title = `${trace.measure(seen.method)}, layer ${seen.layer + 1}${headWords(trace, seen)}${seen.log ? ", log scale" : ""}`;
   const legend = Math.min(210, room / 2);
   drawScale(surface, theme, scale, TEXT_EDGE, top + 6, fitted(title, legend + 40, 11), legend);
-  const word = `“${passageWord(trace.tokens[query], 24)}”`;
-  const said = `what ${word} (${tokenPlace(trace, query)}) draws on`;
+  const said = `what ${spokenWords(trace, seen.query, 24)} draws on`;
   const beside = TEXT_EDGE + legend + 60;
   if (width - beside > 140) surface.text(fitted(said, width - beside - TEXT_EDGE, 13, 600), beside, top + 22, { size: 13, fill: theme.ink, weight: 600 });
   const note = values ? beyondScale(trace, seen, values, scale.top, query) : "";
@@ -265,7 +275,8 @@ function textDrawOverview({ surface, trace, seen, theme, width, top, head, query
   const [from, to] = [laid.lines[Math.min(first, laid.lines.length - 1)].start, laid.lines[Math.max(last - 1, 0)].stop];
   surface.rect(at(from), below + 9, Math.max(at(to) - at(from), 3), 5, { fill: theme.ink, opacity: 0.55, radius: 2 });
   surface.line(left, below + 11.5, left + room, below + 11.5, { stroke: theme.line });
-  for (const [token, colour] of [[query, theme.select], [seen.token, theme.accent]]) {
+  if (trace.written) surface.rect(at(trace.written[0]), y - 3, Math.max(at(trace.written[1]) - at(trace.written[0]), 2), 2, { fill: theme.accent });
+  for (const [token, colour] of [[trace.spokenOf(seen.query), theme.select], [seen.token, theme.accent]]) {
     if (token === null || token === undefined) continue;
     const x = at(token + 0.5);
     surface.path([[x - 4, y - 7], [x + 4, y - 7], [x, y - 1]], { fill: colour });

@@ -1,8 +1,8 @@
 // The tokens with the largest weights, each in the text around it, and how much of the row they hold.
 import { drawNote, noteLines, peakOf, scaleFor } from "./parts.js";
-import { headWords, holding, passageDescribe, passageRow, passageStep, passageText, passageTip, passageWord, ranking, shareWords } from "./passage.js";
+import { headWords, holding, passageDescribe, passageRow, passageStep, passageText, passageTip, passageWord, ranking, shareWords, spokenWords } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
-import { number, tokenPlace } from "./words.js";
+import { number } from "./words.js";
 
 const TOP_MOST = 100;
 const TOP_ROW = 28;
@@ -60,7 +60,7 @@ export const topView = {
   draw({ surface, trace, seen, theme, width, top, bottom }) {
     const { row, values, notes, listed, start } = topLayout(trace, seen, width);
     const query = trace.source + seen.query;
-    const title = `${trace.named(seen.method)} of “${passageWord(trace.tokens[query], 24)}” (${tokenPlace(trace, query)}), layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}`;
+    const title = `${trace.named(seen.method)} of ${spokenWords(trace, seen.query, 24)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}`;
     surface.text(fitted(title, width - 2 * TOP_EDGE, 13, 600), TOP_EDGE, 18, { size: 13, fill: theme.ink, weight: 600 });
     if (!values) {
       drawNote(surface, theme, row ? row.missing : "…", TOP_EDGE, 34, width - 2 * TOP_EDGE, { size: 12 });
