@@ -31,8 +31,6 @@ from overt.view.index import (
 FEW = 1_000_000  # values of a trace that take two bytes each; those of single heads take one
 MOST_HEADS = 3_000_000  # values of a trace up to which rows of single heads are included
 MOST_KEPT = 1_500_000  # weights of all rows of generated words in a trace; of more, the largest are kept
-    3_000_000  # weights of generated words, in all rows of a trace; heads have none of their own beyond
-)
 LEAST_KEPT = 64  # weights of each row, however many rows there are
 GLUED, SPACED, BROKEN = "012"  # what comes before a token
 
