@@ -208,12 +208,13 @@ class Evaluation:
             for key, heading in {**HUMAN, **FAITHFUL}.items()
             if any(found.measures.get(key) is not None for found in self.methods.values())
         }
-        lines = ["".ljust(22) + "texts".rjust(7) + "".join(head.rjust(15) for head in shown.values())]
+        width = max(22, *(len(title_of(name)) + 1 for name in (*self.methods, *self.refused)), 0)
+        lines = ["".ljust(width) + "texts".rjust(7) + "".join(head.rjust(15) for head in shown.values())]
         for name, found in self.methods.items():
             cells = "".join(_cell(found.measures.get(key)).rjust(15) for key in shown)
-            lines.append(title_of(name).ljust(22) + str(len(found.texts)).rjust(7) + cells)
+            lines.append(title_of(name).ljust(width) + str(len(found.texts)).rjust(7) + cells)
         for name, reason in self.refused.items():
-            lines.append(title_of(name).ljust(22) + "–".rjust(7) + f"  {reason}")
+            lines.append(title_of(name).ljust(width) + "–".rjust(7) + f"  {reason}")
         if self.performance:
             told = ", ".join(f"{name} {value:.3f}" for name, value in self.performance.items())
             lines.append(f"performance: {told}")
@@ -320,7 +321,8 @@ def evaluate(
         need("lime.lime_text", EXTRA)
     if "integrated" in chosen_methods:
         need("captum.attr", EXTRA)
-    scorer = Scorer(classifier, share, seed, samples)
+    of_all_texts = [method for method in chosen_methods if method not in (at_most or {})]
+    scorer = Scorer(classifier, share, seed, samples, of_all_texts)
     judge = _Judge(scorer, read, truth, passages, tuple(shares), points, ties, correlation)
     given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
     found, refused = dict[str, Rationales](), dict[str, str]()
@@ -330,20 +332,18 @@ def evaluate(
             if method == ORACLE and any(len(read[number].words) <= SEARCHED for number in numbers):
                 numbers = [number for number in numbers if len(read[number].words) <= SEARCHED]
             values: list[NDArray[np.float64]] = []
-            seconds: list[float] = []
             try:
                 for place, number in enumerate(numbers):
-                    own, begun = given.get(method), time.perf_counter()
+                    own = given.get(method)
                     values.append(scorer.scores(method, read[number]) if own is None else own[number])
-                    seconds += [time.perf_counter() - begun] if own is None else []
                     tell(title_of(method), place + 1, len(numbers))
             except ValueError as error:
                 if values:
                     raise
                 refused[method] = str(error).split("\n", 1)[0]
                 continue
-            judged = judge.judged(method, numbers, values, tell)
-            found[method] = replace(judged, seconds=float(np.median(seconds)) if seconds else None)
+            seconds = None if method in given else float(np.median(scorer.seconds[method]))
+            found[method] = replace(judge.judged(method, numbers, values, tell), seconds=seconds)
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)
     performance = {} if labels is None else _performance(judge.full, labels)
@@ -433,11 +433,11 @@ class _Judge:
         ties: Ties,
         correlation: bool,
     ) -> None:
-        self.scorer, self.classifier, self.read, self.truth = scorer, scorer.classifier, read, truth
+        self.scorer, self.read, self.truth = scorer, read, truth
         self.passages, self.share, self.seed = passages, scorer.share, scorer.seed
         self.shares, self.points, self.ties, self.correlation = shares, points, ties, correlation
         whole = [(text, np.ones((1, len(text.words)), dtype=bool)) for text in read]
-        self.full = np.concatenate(self.classifier.ask(whole))
+        self.full = np.concatenate(scorer.classifier.ask(whole))
         self.blanked: dict[int, NDArray[np.float64] | None] = {}
 
     def judged(
@@ -511,7 +511,7 @@ class _Judge:
             def told(done: int, of: int, group: range = group) -> None:
                 tell(words, group.start + len(group) * done // of, total)
 
-            found += self.classifier.ask(sets, told)
+            found += self.scorer.ask(sets, told)
         return np.stack(found)
 
     def _scaled(
@@ -530,7 +530,7 @@ class _Judge:
         return {"normalised_comprehensiveness": found[0], "normalised_sufficiency": found[1]}
 
     def _predict(self, text: Text, label: int) -> Callable[[Any], NDArray[np.float64]]:
-        return lambda kept: self.classifier.probabilities(text, kept)[:, label]
+        return lambda kept: self.scorer.probabilities(text, kept)[:, label]
 
     def _correlation(
         self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell

@@ -19,9 +19,10 @@ words as another does.
 
 from __future__ import annotations
 
+import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
-from overt.judge.rationales.deleting import SEARCHED, Attainable, attainable, count_of
+from overt.judge.rationales.deleting import EXACT, SEARCHED, Attainable, attainable, count_of
 from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
@@ -88,17 +89,35 @@ class Scorer:
         share: of the words that LIME is asked for, twice.
         seed: of LIME and of random scores.
         samples: texts with words deleted that LIME learns from.
+        methods: all that will be asked for. Those that read the same maps of a text share a trace.
     """
 
     def __init__(
-        self, classifier: WordClassifier, share: float, seed: int = 0, samples: int = SAMPLES
+        self,
+        classifier: WordClassifier,
+        share: float,
+        seed: int = 0,
+        samples: int = SAMPLES,
+        methods: Sequence[str] = (),
     ) -> None:
         self.classifier, self.share, self.seed, self.samples = classifier, share, seed, samples
+        self.methods = tuple(methods)
         self.scales: dict[Text, Attainable | None] = {}
+        self.seconds: dict[str, list[float]] = {}  # of each text that a method has scored
+        self._every: dict[Text, NDArray[np.float64]] = {}  # of all sets of words of a short text
+        self._kept: dict[tuple[Text, str], tuple[NDArray[np.float64] | ValueError, float]] = {}
 
     def scores(self, method: str, text: Text) -> NDArray[np.float64]:
         """A number for each word; ValueError where a method does not apply to the model."""
-        found = self._function(method)(text)
+        begun = time.perf_counter()
+        if method in _over_maps() or method == ZEROING:
+            found, seconds = self._shared(method, text)
+        else:
+            found = self._function(method)(text)
+            seconds = time.perf_counter() - begun
+        if isinstance(found, ValueError):
+            raise found
+        self.seconds.setdefault(method, []).append(seconds)
         if not np.isfinite(found).all():
             raise ValueError(f"{title_of(method)} gives scores that are not finite, for text {text.name}")
         return found
@@ -109,16 +128,39 @@ class Scorer:
             LIME: self._lime,
             RANDOM: self._random,
             ORACLE: self._oracle,
-            ZEROING: lambda text: self._map(text, "rollout", ZEROING),
         }
         if method in own:
             return own[method]
-        if method in _over_maps():
-            reads, mixing = _over_maps()[method]
-            return lambda text: self._map(text, reads, mixing)
         _check.one_of("methods", method, known_methods())
         known, options = _running()[method]
         return lambda text: self._run(text, known, options)
+
+    def _shared(self, method: str, text: Text) -> tuple[NDArray[np.float64] | ValueError, float]:
+        """Scores by a method that reads maps, or why there are none, and the seconds that they took alone.
+
+        Other methods over the same maps are read from the same trace, and kept until they are asked for.
+        """
+        if (text, method) not in self._kept:
+            known = {**_over_maps(), ZEROING: ("rollout", ZEROING)}
+            mixing = known[method][1]
+            names = [method, *(name for name in self.methods if name in known and name != method)]
+            names = [name for name in names if known[name][1] == mixing]
+            begun = time.perf_counter()
+            read: Callable[[str], NDArray[np.float64]] | ValueError
+            try:
+                read = self._maps(text, mixing)
+            except ValueError as error:
+                read = error
+            traced_in = time.perf_counter() - begun
+            for name in names:
+                begun = time.perf_counter()
+                found: NDArray[np.float64] | ValueError
+                try:
+                    found = read if isinstance(read, ValueError) else read(known[name][0])
+                except ValueError as error:
+                    found = error
+                self._kept[text, name] = found, traced_in + time.perf_counter() - begun
+        return self._kept.pop((text, method))
 
     def _pooling(self, text: Text) -> NDArray[np.float64]:
         """The attention that pools the words' states."""
@@ -136,8 +178,8 @@ class Scorer:
                 found[place] = weight
         return found
 
-    def _map(self, text: Text, method: str, mixing: str) -> NDArray[np.float64]:
-        """What the token that the class is read from draws on, in the last layer.
+    def _maps(self, text: Text, mixing: str) -> Callable[[str], NDArray[np.float64]]:
+        """A method → what the token that the class is read from draws on, in the last layer.
 
         It is the first token of an encoder (CLS), the last one of a causal model. Where a text has several
         windows, each has its own CLS; a window's weights are scaled by the number of its words.
@@ -152,13 +194,17 @@ class Scorer:
             model = model.encoder
         found = trace(model, arguments, tokenizer=classifier.tokenizer, mixing=mixing)
         query = 0 if found.kind == "encoder" else arguments["input_ids"].shape[1] - 1
-        options: dict[str, Any] = {"progress": False} if method == "flow" else {}
-        rows = found.read(method, [query], layers=[-1], **options)[:, 0, 0]
-        if classifier.windowed:
-            places = torch.tensor(coded.places).view(rows.shape)
-            words = torch.tensor([len(row[row >= 0].unique()) for row in places], dtype=rows.dtype)
-            rows = rows * words.unsqueeze(1)
-        return _by_word(rows.flatten(), coded, text)
+
+        def read(method: str) -> NDArray[np.float64]:
+            options: dict[str, Any] = {"progress": False} if method == "flow" else {}
+            rows = found.read(method, [query], layers=[-1], **options)[:, 0, 0]
+            if classifier.windowed:
+                places = torch.tensor(coded.places).view(rows.shape)
+                words = torch.tensor([len(row[row >= 0].unique()) for row in places], dtype=rows.dtype)
+                rows = rows * words.unsqueeze(1)
+            return _by_word(rows.flatten(), coded, text)
+
+        return read
 
     def _run(self, text: Text, method: Method, options: Mapping[str, Any]) -> NDArray[np.float64]:
         """A method that runs the model."""
@@ -223,12 +269,50 @@ class Scorer:
     def attainable(self, text: Text) -> Attainable | None:
         """What any order of deleting a text's words attains; None for a long one."""
         if text not in self.scales:
-            whole = self.classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
+            whole = self.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
             label = int(whole[0].argmax())
             self.scales[text] = attainable(
-                len(text.words), lambda kept: self.classifier.probabilities(text, kept)[:, label]
+                len(text.words), lambda kept: self.probabilities(text, kept)[:, label]
             )
         return self.scales[text]
+
+    def probabilities(self, text: Text, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Probabilities of the classes for each set of kept words, (sets, classes)."""
+        return self.ask([(text, kept)])[0]
+
+    def ask(
+        self,
+        asked: Sequence[tuple[Text, NDArray[np.bool_]]],
+        told: Callable[[int, int], object] = lambda _done, _of: None,
+    ) -> list[NDArray[np.float64]]:
+        """As `WordClassifier.ask`; all sets of a short text's words are asked for once, and kept.
+
+        Args:
+            asked: texts, and boolean (sets, words).
+            told: called after each pass with how many sets were run, and how many there are.
+        """
+        new = dict.fromkeys(text for text, _ in asked if len(text.words) <= EXACT and text not in self._every)
+        rest = [(text, kept) for text, kept in asked if len(text.words) > EXACT]
+        if new or rest:
+            ready = self.classifier.ask([*((text, _all_sets(text)) for text in new), *rest], told)
+            self._every |= dict(zip(new, ready, strict=False))
+            others = iter(ready[len(new) :])
+        return [
+            next(others) if len(text.words) > EXACT else self._every[text][_number(kept)]
+            for text, kept in asked
+        ]
+
+
+def _all_sets(text: Text) -> NDArray[np.bool_]:
+    """All sets of kept words, (2^words, words); a set's number has the bits of the words that it keeps."""
+    words = len(text.words)
+    found: NDArray[np.bool_] = (np.arange(2**words)[:, None] >> np.arange(words)) & 1 == 1
+    return found
+
+
+def _number(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Numbers of sets among all of them."""
+    return np.asarray(kept @ (1 << np.arange(kept.shape[1])))
 
 
 def seed_of(seed: int, text: Text) -> int:
