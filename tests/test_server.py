@@ -45,6 +45,7 @@ from overt.view.server import (  # noqa: E402
     app,
     host_of,
     is_loopback,
+    judge_request,
     trace_request,
 )
 from overt.view.server.run import bound, server  # noqa: E402
@@ -223,6 +224,54 @@ def test_a_sentence_comes_back_as_a_trace_with_a_link(up: Running) -> None:
         assert base64.b64decode(block, validate=True)
     asked = parse_qs(urlsplit(answer["link"]).query)
     assert asked == {"model": ["bert"], "text": ["the key to cabinets"], "method": ["raw", "rollout"]}
+
+
+def judged(up: Running, text: Any, **more: Any) -> Reply:
+    return up.ask("POST", "/api/judge", json.dumps({"model": "bert", "text": text, **more}), JSON)
+
+
+def test_explanations_of_a_sentence_are_judged_at_once(up: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged(up, "the <b>key</b> to cabinets")
+    assert found.status == 200, found.body
+    answer = found.json
+    assert parse_qs(urlsplit(answer["link"]).query)["judge"] == ["1"]
+    index = answer["judged"]
+    (entry,) = index["texts"]
+    assert entry["words"] == ["the", "<b>key</b>", "to", "cabinets"]
+    assert {"raw", "rollout", "flow", "gradient-input", "blankout", "random"} <= set(entry["methods"])
+    for own in entry["methods"].values():
+        assert own["probabilities"][0] == pytest.approx(entry["probability"], abs=1e-3), "nothing is deleted"
+    assert all(set(row["measures"]) == {"comprehensiveness", "sufficiency"} for row in index["methods"])
+    monkeypatch.setattr(judge_request, "SCORING", 0.0)
+    slow = judged(up, "the key").json["judged"]
+    assert slow["methods"] == []
+    assert "would take the server too long" in slow["refused"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "status", "line"),
+    [
+        ("the key", {"model": "bart"}, 400, "'bart' is no classifier of texts"),
+        ("the key", {"model": "vit"}, 400, "'vit' is no classifier of texts"),
+        ("the key", {"model": "other"}, 404, "there is no model 'other' here"),
+        ("the key", {"methods": ["raw"]}, 400, "methods"),
+        (" ", {}, 400, "text must contain words"),
+        (7, {}, 400, "text must be a string"),
+        ("key " * 300, {}, 413, "at most 256 tokens"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_in_one_line(
+    up: Running, text: Any, more: dict[str, Any], status: int, line: str
+) -> None:
+    found = judged(up, text, **more)
+    assert found.status == status
+    assert line in found.error
+
+
+def test_judging_is_kept_from_other_pages_and_types(up: Running) -> None:
+    body = json.dumps({"model": "bert", "text": "the key"})
+    assert up.ask("POST", "/api/judge", body, {"Content-Type": "text/plain"}).status == 415
+    assert up.ask("POST", "/api/judge", body, {**JSON, "Origin": "https://other.example"}).status == 403
 
 
 def test_decoders_are_fed_or_write_themselves(up: Running) -> None:
@@ -950,6 +999,30 @@ def test_a_sentence_is_typed_and_its_link_shows_it_again(browser: Any, up: Runni
         assert page.get_by_label("Sentence").input_value() == text
         assert not page.get_by_label("flow", exact=True).is_checked()
         assert page.get_by_role("button", name="Trace", exact=True).bounding_box()["width"] > 100
+
+
+@pytest.mark.slow
+def test_a_sentence_is_judged_and_its_link_judges_it_again(browser: Any, up: Running) -> None:
+    text = "the <img src=x onerror=alert(1)> key & lies"
+    with looking(browser, up) as page:
+        page.get_by_label("Model", exact=True).select_option("bart")
+        assert not page.get_by_role("button", name="Judge").is_visible()
+        page.get_by_label("Model", exact=True).select_option("bert")
+        page.get_by_label("Sentence").fill(text)
+        page.get_by_role("button", name="Judge").click()
+        page.get_by_text(TOOK).wait_for()
+        assert page.locator(".serve-view .overt.judge article").count() > 5
+        assert page.locator(".serve-view img").count() == 0
+        page.get_by_role("slider", name="Delete").fill("0")
+        assert page.locator("del").count() == 0
+        page.get_by_label("Sentence").press("End")
+        page.keyboard.type(" n")
+        assert page.get_by_label("Sentence").input_value() == f"{text} n", "typing is no shortcut"
+        link = page.url.removeprefix(f"http://127.0.0.1:{up.port}")
+    with looking(browser, up, link, viewport={"width": 390, "height": 800}) as page:
+        page.get_by_text(TOOK).wait_for()
+        assert page.locator(".overt.judge").count() == 1
+        assert page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
 
 
 @pytest.mark.slow

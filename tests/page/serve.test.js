@@ -10,7 +10,7 @@ const MIXINGS = [
   { name: "slow", title: "value zeroing", passes: 1 },
 ];
 const FACTS = {
-  models: [{ name: "small", kind: "text", decoder: false, layers: 2 }, { name: "eyes", kind: "image", decoder: false, layers: 2 }],
+  models: [{ name: "small", kind: "text", decoder: false, judges: true, layers: 2 }, { name: "eyes", kind: "image", decoder: false, layers: 2 }],
   methods: [...METHODS, HALF],
   mixings: MIXINGS,
   images: ["image/png"],
@@ -115,4 +115,20 @@ test("the keys are said once: beside the sentence, else beside the decoder’s t
 
 test("the page starts with the form", () => {
   assert.ok(page.all((one) => one.tagName === "FORM").length === 1, page.textContent);
+});
+
+test("a classifier's explanations can be judged, those of others cannot", async () => {
+  const form = new ServeForm(made(), FACTS);
+  assert.equal(form.judge.hidden, false);
+  form.text.value = "the key";
+  asked.length = 0;
+  await form.runJudge();
+  assert.equal(asked[0].address, "/api/judge");
+  assert.deepEqual(JSON.parse(asked[0].request.body), { model: "small", text: "the key" });
+  asked.length = 0;
+  await form.follow(serveAsked("?model=small&text=a&judge=1"));
+  assert.deepEqual(asked.map(({ address }) => address), ["/api/judge"], "a link judges again");
+  form.model.value = "eyes";
+  form.showModel();
+  assert.equal(form.judge.hidden, true);
 });

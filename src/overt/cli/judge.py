@@ -34,7 +34,6 @@ STANDARD = (
     "value-zeroing", "gradients", "gradient-input", "integrated", "blankout", "random", "oracle",
 )  # fmt: skip
 PACKAGES = {"integrated": "captum", "lime": "lime"}  # what a method needs
-HEAD = "ForSequenceClassification"
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +197,7 @@ def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
     from overt.attaching.loading import load
     from overt.attaching.settings import settings_in
     from overt.models.rationale import RationaleClassifier, RationaleConfig
+    from overt.view.judging import HEAD, has_head
 
     settings = read_model_config(name)
     model: Any
@@ -208,11 +208,10 @@ def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
     else:
         model = RationaleClassifier.from_pretrained(name)
         model.eval()
-    kind = type(model).__name__
-    if not (kind.endswith(HEAD) or isinstance(model, RationaleClassifier)):
+    if not has_head(model):
         raise ValueError(
-            f"--model {name} is a {kind}, which has no classifier head: give a model that was trained to "
-            f"classify texts, such as a …{HEAD}"
+            f"--model {name} is a {type(model).__name__}, which has no classifier head: give a model "
+            f"that was trained to classify texts, such as a …{HEAD}"
         )
     if model.config.num_labels < 2:
         raise ValueError(

@@ -6,16 +6,17 @@ beforehand, so that the page needs no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from overt import _check
 from overt._version import __version__
-from overt.judge.rationales.deleting import Ties
+from overt.judge.rationales.deleting import Ties, aopc, without_and_only
 from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
-from overt.judge.rationales.methods import CONTROLS, title_of
+from overt.judge.rationales.methods import CONTROLS, Scorer, title_of
 from overt.judge.rationales.ranking import columns_of, heading_of, leading
 from overt.judge.rationales.steps import STEPS, steps
 from overt.judge.rationales.words import Text, WordClassifier
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST = 50  # texts on a page
+SHARE = 0.2  # of the words that LIME is asked for, twice
+HEAD = "ForSequenceClassification"  # how the classes of classifiers end
+# Methods that take no more than a few passes for a text.
+LIVE = (
+    "raw", "rollout", "flow", "rollout/gradient", "flow/gradient", "rollout/relevance", "rollout/alti",
+    "gradients", "gradient-input", "blankout", "random",
+)  # fmt: skip
 MEANINGS = {
     "comprehensiveness": "How much the probability of the predicted class falls without the highest words: "
     "the mean over 1, 5, 10, 20 and 50 % of the words. More is better.",
@@ -57,7 +65,7 @@ class JudgePage(Page):
         index: the table and the texts, as JSON values.
     """
 
-    entry: ClassVar[str] = "judge.js"
+    entry: ClassVar[str] = "judge_page.js"
     looks: ClassVar[tuple[str, ...]] = ("page.css", "judge.css")
 
     def __repr__(self) -> str:
@@ -124,7 +132,15 @@ def judge_page(
         label = f"{number + 1}" if names is None else str(names[number])
         text = classifier.read(texts[number], "" if queries is None else queries[number], label)
         right = None if labels is None else int(labels[number])
-        entries.append(_entry(found, classifier, text, number, right, ties, seed))
+        scores = {
+            name: own.scores[own.texts.index(number)]
+            for name, own in found.methods.items()
+            if number in own.texts
+        }
+        if any(len(own) != len(text.words) for own in scores.values()):
+            raise ValueError(f"text {text.name} is not the one that was judged: it has other words")
+        # Ties as `evaluate` breaks them.
+        entries.append(_entry(classifier, text, scores, right, ties, seed + number))
         if report is not None:
             report(place + 1, len(numbers))
     kept = len(numbers)
@@ -194,37 +210,27 @@ def _methods(found: Evaluation, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _entry(
-    found: Evaluation,
     classifier: WordClassifier,
     text: Text,
-    number: int,
+    scores: Mapping[str, NDArray[np.float64]],
     label: int | None,
     ties: Ties,
     seed: int,
 ) -> dict[str, Any]:
-    """A text for the page: its words, and what each method that was judged on it makes of them."""
-    scores: dict[str, NDArray[np.float64]] = {}
-    for name, own in found.methods.items():
-        if number in own.texts:
-            scores[name] = own.scores[own.texts.index(number)]
-            if len(scores[name]) != len(text.words):
-                raise ValueError(f"text {text.name} is not the one that was judged: it has other words")
+    """A text for the page: its words, and what each method makes of them."""
     whole = classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0]
     predicted = int(whole.argmax())
     methods = {}
     counts: list[int] = []
-    # Ties as `evaluate` breaks them.
-    all_steps = (
-        steps(classifier, text, list(scores.values()), ties=ties, seed=seed + number) if scores else []
-    )
-    for (name, values), own_steps in zip(scores.items(), all_steps, strict=True):
-        counts = own_steps.counts.tolist()
+    all_steps = steps(classifier, text, list(scores.values()), ties=ties, seed=seed) if scores else []
+    for (name, values), own in zip(scores.items(), all_steps, strict=True):
+        counts = own.counts.tolist()
         methods[name] = {
             "scores": values.tolist(),
-            "order": own_steps.order[: counts[-1]].tolist(),
-            "probabilities": own_steps.probabilities[:, predicted].tolist(),
-            "now": own_steps.probabilities.argmax(axis=1).tolist(),
-            "top": own_steps.probabilities.max(axis=1).tolist(),
+            "order": own.order[: counts[-1]].tolist(),
+            "probabilities": own.probabilities[:, predicted].tolist(),
+            "now": own.probabilities.argmax(axis=1).tolist(),
+            "top": own.probabilities.max(axis=1).tolist(),
         }
     return {
         "name": text.name,
@@ -236,3 +242,107 @@ def _entry(
         "counts": counts,
         "methods": methods,
     }
+
+
+# --- One text, at once ---
+
+
+def has_head(model: Any) -> bool:
+    """Whether a model is a classifier of texts, by its class."""
+    from overt.models.rationale import RationaleClassifier
+
+    return type(model).__name__.endswith(HEAD) or isinstance(model, RationaleClassifier)
+
+
+def live_index(
+    model: nn.Module,
+    tokenizer: Any,
+    text: str,
+    *,
+    methods: Sequence[str] = LIVE,
+    title: str = "",
+    why_not: Callable[[str], str | None] = lambda _: None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The index of a page with one text, of methods that are quick: nothing is measured but this text.
+
+    Args:
+        model: the classifier.
+        tokenizer: its tokenizer.
+        text: the text.
+        methods: of `every_method()`.
+        title: of the page.
+        why_not: called before each method with its name; a reason leaves it out.
+        seed: of ties and random scores.
+    """
+    classifier = WordClassifier(model, tokenizer)
+    read = classifier.read(text, name="1")
+    scorer = Scorer(classifier, SHARE, seed)
+    scores: dict[str, NDArray[np.float64]] = {}
+    seconds: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for method in methods:
+        reason = why_not(method)
+        if reason is None:
+            began = time.perf_counter()
+            try:
+                scores[method] = scorer.scores(method, read)
+            except ValueError as error:
+                reason = str(error).split("\n", 1)[0]
+            seconds[method] = time.perf_counter() - began
+        if reason is not None:
+            refused[method] = reason
+    entry = _entry(classifier, read, scores, None, "random", seed)
+    found = _of_one_text(classifier, read, scores, entry, seed)
+    index = {
+        "format": 1,
+        "version": __version__,
+        "title": title,
+        "about": {
+            "facts": [],
+            "notes": [],
+            "intervals": "Of this text alone: `overt judge` compares methods over many.",
+            "shares": list(STEPS),
+            "classes": class_names(model, classifier.classes),
+            "texts": 1,
+            "sort": "comprehensiveness",
+        },
+        "measures": [_measure(name) for name in ("comprehensiveness", "sufficiency")],
+        "methods": [
+            {
+                "name": name,
+                "title": title_of(name),
+                "texts": 1,
+                "seconds": seconds[name],
+                "measures": found[name],
+                "control": name in CONTROLS,
+            }
+            for name in scores
+        ],
+        "refused": [{"title": title_of(name), "reason": why} for name, why in refused.items()],
+        "texts": [entry],
+    }
+    plain: dict[str, Any] = short(index)
+    return plain
+
+
+def _of_one_text(
+    classifier: WordClassifier,
+    text: Text,
+    scores: Mapping[str, NDArray[np.float64]],
+    entry: Mapping[str, Any],
+    seed: int,
+) -> dict[str, dict[str, list[Any]]]:
+    """Comprehensiveness and sufficiency of each method, without intervals."""
+    if not scores:
+        return {}
+    sets = [np.concatenate(without_and_only(own, seed=seed)) for own in scores.values()]
+    asked = classifier.probabilities(text, np.concatenate(sets))[:, entry["predicted"]]
+    found = {}
+    for name, own in zip(scores, asked.reshape(len(sets), 2, -1), strict=True):
+        falls = aopc([entry["probability"]] * 2, own)
+        found[name] = {
+            measure: [float(fall), None, None, False]
+            for measure, fall in zip(("comprehensiveness", "sufficiency"), falls, strict=True)
+        }
+    return found

@@ -30,6 +30,7 @@ from overt.view.server.http import (
     refusal,
     send,
 )
+from overt.view.server.judge_request import judge_answer, judge_from_json
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
 from overt.view.server.metrics import TYPE, Metrics
 from overt.view.server.page import HEADERS, NOTHING, shell
@@ -164,6 +165,21 @@ class Serving:
             del body
             return Answer(await self._answer(trace_request, request))
 
+    async def judge(self, request: HttpRequest) -> Answer:
+        """POST /api/judge"""
+        _check_origin(request)
+        if self.stopping:
+            raise RefusedError(503, "the server is shutting down", 5, close=True)
+        if request.kind != "application/json":
+            raise RefusedError(415, "Content-Type must be application/json", close=True)
+        limits = self.limits
+        with self.bodies.reading(request, limits.text_bytes) as read:
+            asked = judge_from_json(await read(), self.models, limits)
+            answer = await self.work.result(
+                asked.key(), lambda wanted: judge_answer(asked, limits, wanted), request.left
+            )
+            return Answer(answer)
+
     async def _answer(self, trace_request: TraceRequest, request: HttpRequest) -> bytes:
         limits = self.limits
         return await self.work.result(
@@ -201,6 +217,7 @@ def app(
         ("/api/models", "GET", serving.list_models),
         ("/api/picture", "GET", serving.picture),
         ("/api/trace", "POST", serving.trace),
+        ("/api/judge", "POST", serving.judge),
         ("/health", "GET", serving.health),
         ("/metrics", "GET", serving.show_metrics),
     ]

@@ -7,6 +7,7 @@ import threading
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from overt import _check
@@ -125,9 +126,24 @@ class Served:
         """Whether it has a decoder that takes a text."""
         return is_pair(self.model) and self.tokenizer is not None
 
+    @cached_property
+    def judges(self) -> bool:
+        """Whether it is a classifier of texts, whose explanations can be judged."""
+        from overt.judge.rationales.words import WordClassifier
+        from overt.view.judging import has_head
+
+        if self.kind != "text" or not has_head(self.model):
+            return False
+        try:
+            WordClassifier(self.model, self.tokenizer)
+        except ValueError:
+            return False
+        return True
+
     def about(self) -> dict[str, Any]:
         """What the page needs to know about it."""
-        return {"name": self.name, "kind": self.kind, "decoder": self.decodes, "layers": self.layers}
+        facts = {"kind": self.kind, "decoder": self.decodes, "judges": self.judges, "layers": self.layers}
+        return {"name": self.name, **facts}
 
 
 def check_name(name: str) -> None:

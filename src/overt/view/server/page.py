@@ -48,7 +48,7 @@ class Shell:
 
 def shell(title: str = "Overt") -> Shell:
     """The page: form and viewer with script and style inline, without data."""
-    code, look = bundle.script("serve.js"), bundle.style("page.css", "serve.css")
+    code, look = bundle.script("serve.js"), bundle.style("page.css", "judge.css", "serve.css")
     if "</style" in look.lower():
         raise ValueError("a style sheet with its own end tag cannot be inlined")
     body = SHELL.format(title=html.escape(title), style=look, script=code)

@@ -100,8 +100,8 @@ class TraceRequest:
         return link if len(link) <= LINK else None
 
 
-def from_json(body: bytes, models: Mapping[str, Served], limits: Limits) -> TraceRequest:
-    """A request with text."""
+def fields_of(body: bytes) -> dict[str, Any]:
+    """The fields of a request in JSON."""
     try:
         fields = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except RecursionError:
@@ -112,11 +112,17 @@ def from_json(body: bytes, models: Mapping[str, Served], limits: Limits) -> Trac
         raise RefusedError(400, f"the body must be JSON ({why[:100]})") from None
     if not isinstance(fields, dict):
         raise RefusedError(400, f"the body must be a JSON object, got {_kind(fields)}")
-    _check_known(fields, ("model", "text", "decoder", "methods", "layers", "mixing"))
-    served = _served(fields.get("model"), models)
+    return fields
+
+
+def from_json(body: bytes, models: Mapping[str, Served], limits: Limits) -> TraceRequest:
+    """A request with text."""
+    fields = fields_of(body)
+    check_known(fields, ("model", "text", "decoder", "methods", "layers", "mixing"))
+    served = served_of(fields.get("model"), models)
     if served.kind != "text":
         raise RefusedError(400, f"model {served.name!r} takes an image as the body, got JSON")
-    text = _text("text", fields.get("text"), limits)
+    text = text_of("text", fields.get("text"), limits)
     return TraceRequest(served, text, **_common(fields, served, limits))
 
 
@@ -125,8 +131,8 @@ def from_image(
 ) -> TraceRequest:
     """A request whose body is an image, with everything else in the query string."""
     fields: dict[str, Any] = dict(query)
-    _check_known(fields, ("model", "decoder", "methods", "layers", "mixing"))
-    served = _served(fields.get("model"), models)
+    check_known(fields, ("model", "decoder", "methods", "layers", "mixing"))
+    served = served_of(fields.get("model"), models)
     if served.kind != "image":
         raise RefusedError(400, f"model {served.name!r} takes text as JSON, got an image")
     if not body:
@@ -148,7 +154,8 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def _check_known(given_fields: Mapping[str, Any], fields: tuple[str, ...]) -> None:
+def check_known(given_fields: Mapping[str, Any], fields: tuple[str, ...]) -> None:
+    """Refuse fields that a request does not have."""
     for name in given_fields:
         if name not in fields:
             raise RefusedError(400, f"there is no field {_shown(name)}; fields: {', '.join(fields)}")
@@ -159,7 +166,8 @@ def _shown(value: str) -> str:
     return ascii(value if len(value) <= 60 else value[:60] + "…")
 
 
-def _served(name: Any, models: Mapping[str, Served]) -> Served:
+def served_of(name: Any, models: Mapping[str, Served]) -> Served:
+    """The model that a request names; a single model need not be named."""
     if name is None and len(models) == 1:
         return next(iter(models.values()))
     if not isinstance(name, str):
@@ -170,7 +178,8 @@ def _served(name: Any, models: Mapping[str, Served]) -> Served:
     return models[name]
 
 
-def _text(name: str, text: Any, limits: Limits) -> str:
+def text_of(name: str, text: Any, limits: Limits) -> str:
+    """A field that is a text with words, within the limits."""
     if not isinstance(text, str):
         raise RefusedError(400, f"{name} must be a string, got {_kind(text)}")
     if len(text) > limits.characters:
@@ -196,7 +205,7 @@ def _common(fields: Mapping[str, Any], served: Served, limits: Limits) -> dict[s
     if decoder is not None:
         if not served.decodes:
             raise RefusedError(400, f"model {served.name!r} has no decoder that takes a text")
-        decoder = _text("decoder", decoder, limits)
+        decoder = text_of("decoder", decoder, limits)
     known = known_methods()
     if methods is None:
         methods = tuple(known_methods("maps"))  # methods that run the model must be requested
@@ -253,9 +262,9 @@ def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWant
     if request.picture:
         inputs = open_picture(request.picture, request.format, limits)
     else:
-        _check_tokens(served, "text", request.text, limits)
+        check_tokens(served, "text", request.text, limits)
     if request.decoder is not None:
-        _check_tokens(served, "decoder", request.decoder, limits)
+        check_tokens(served, "decoder", request.decoder, limits)
     preprocessing = {"tokenizer": served.tokenizer, "processor": served.processor, "decoder": request.decoder}
     kind = mixing_of(request.mixing)
     try:
@@ -332,7 +341,8 @@ def _last(index: dict[str, Any], blocks: list[bytes], count: int) -> list[bytes]
     return last_blocks
 
 
-def _check_tokens(served: Served, name: str, text: str, limits: Limits) -> None:
+def check_tokens(served: Served, name: str, text: str, limits: Limits) -> None:
+    """Refuse a text of too many tokens."""
     try:
         count = len(served.tokenizer(text)["input_ids"])
     except Exception as error:  # a tokenizer may raise anything

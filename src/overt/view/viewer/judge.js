@@ -135,7 +135,8 @@ export class JudgeView {
 
   refused() {
     const rows = this.index.refused.flatMap(({ title, reason }) => [element("dt", {}, title), element("dd", {}, reason)]);
-    return element("details", {}, element("summary", {}, `${this.index.refused.length} methods do not apply to this model`), element("dl", {}, ...rows));
+    const count = this.index.refused.length;
+    return element("details", {}, element("summary", {}, `Left out: ${count === 1 ? "1 method" : `${count} methods`}, and why`), element("dl", {}, ...rows));
   }
 
   select(changes) {
@@ -241,7 +242,7 @@ export class JudgeView {
       text.cut ? `${text.cut} words at its end are cut: the model does not take more` : null,
     ];
     const rows = judgeSorted(index, state.sort).map((method) => this.method(method, text));
-    const note = element("p", { class: "soft" }, `Bars: probability of “${name(text.predicted)}” with the struck words deleted; the tick is that of the whole text. Curves: the same from 0 to ${percent(index.about.shares.at(-1))} of the words.`);
+    const note = element("p", { class: "soft" }, `Bars: probability of “${name(text.predicted)}” with the struck words deleted; the tick is that of the whole text. Curves: the same from 0 to ${percent(index.about.shares.at(-1))} of the words. Shades: how high a word scores; orange is below zero.`);
     this.reading.replaceChildren(element("h2", {}, `Text ${text.name}`), element("p", { class: "facts" }, facts.filter(Boolean).join("; ")), note, ...rows);
   }
 
@@ -250,8 +251,9 @@ export class JudgeView {
     const title = element("h3", {}, method.title);
     if (!found) return element("article", { class: "method" }, title, element("p", { class: "soft" }, "was not judged on this text"));
     const name = shown(this.index.about.classes[found.now], 30);
-    const said = element("p", { class: "said" }, percent(found.probability), found.flipped ? element("strong", {}, ` now ${name}, ${percent(found.top)}`) : null);
-    return element("article", { class: "method", "data-method": method.name }, element("div", { class: "effect" }, title, this.bar(text, found), element("div", { class: "outcome" }, said, this.curve(text, method.name))), this.words(text, method.name, found.deleted));
+    const said = element("p", { class: "said" }, percent(found.probability));
+    const turned = found.flipped ? element("p", { class: "said" }, element("strong", {}, `now ${name}, ${percent(found.top)}`)) : null;
+    return element("article", { class: "method", "data-method": method.name }, element("div", { class: "effect" }, title, this.bar(text, found), element("div", { class: "outcome" }, element("div", {}, said, turned), this.curve(text, method.name))), this.words(text, method.name, found.deleted));
   }
 
   bar(text, found) {
@@ -293,10 +295,4 @@ export class JudgeView {
     });
     return line;
   }
-}
-
-const judgeRoot = globalThis.document?.getElementById("overt");
-if (judgeRoot) {
-  const view = new JudgeView(judgeRoot, JSON.parse(document.getElementById("overt-index").textContent));
-  globalThis.overt = { state: () => view.state, select: (changes) => view.select(changes), settled: async () => {} };
 }

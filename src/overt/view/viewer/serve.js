@@ -1,13 +1,14 @@
 // The server's page: a form to request a trace, above the viewer that shows it.
 import { fromBase64 } from "./bytes.js";
 import { element } from "./dom.js";
+import { JudgeView } from "./judge.js";
 import { mount } from "./main.js";
 
 const serveTries = 5; // when the server is busy
 const serveMixing = "attention"; // the server's default if a link names none
 
 /**
- * What a link requests: {model, text, decoder, methods, layers, mixing, picture}, null for what it leaves out.
+ * What a link requests: {model, text, decoder, methods, layers, mixing, picture, judge}, null for what it leaves out.
  * @param {string} search the query string
  */
 export function serveAsked(search) {
@@ -21,6 +22,7 @@ export function serveAsked(search) {
     layers: query.get("layers"),
     mixing: query.get("mixing"),
     picture: query.get("picture"),
+    judge: query.get("judge"),
   };
 }
 
@@ -86,6 +88,7 @@ export class ServeForm {
     }
     this.mixing.value = serveMixing;
     this.go = element("button", { type: "submit", class: "serve-go" }, "Trace");
+    this.judge = element("button", { type: "button", title: "Delete the words that each method names, and see what that does to the prediction" }, "Judge");
     this.copy = element("button", { type: "button", disabled: true }, "Copy link");
     this.status = element("p", { class: "serve-status", role: "status", "aria-live": "polite" });
     this.view = element("div", { class: "serve-view" });
@@ -122,7 +125,7 @@ export class ServeForm {
         ),
         field("Layers", this.layers),
         field("Maps", this.mixing),
-        element("div", { class: "serve-buttons" }, this.go, this.copy),
+        element("div", { class: "serve-buttons" }, this.go, this.judge, this.copy),
       ),
       this.status,
     );
@@ -147,6 +150,7 @@ export class ServeForm {
       box.addEventListener("input", () => this.grow(box));
     }
     this.model.addEventListener("change", () => this.showModel());
+    this.judge.addEventListener("click", () => this.runJudge());
     this.copy.addEventListener("click", () => this.copyLink());
     this.choose.addEventListener("change", () => this.take(this.choose.files[0]));
     // A picture that misses the zone would otherwise replace the page.
@@ -173,7 +177,8 @@ export class ServeForm {
   }
 
   showModel() {
-    const { kind, decoder, layers } = this.current();
+    const { kind, decoder, judges, layers } = this.current();
+    this.judge.hidden = !judges;
     this.modelField.hidden = this.facts.models.length < 2;
     this.textField.hidden = kind !== "text";
     this.imageField.hidden = kind !== "image";
@@ -241,7 +246,7 @@ export class ServeForm {
     if (link.text && this.current().kind === "text") {
       this.text.value = link.text;
       this.grow(this.text);
-      await this.run();
+      await (link.judge && this.current().judges ? this.runJudge() : this.run());
     } else {
       (this.current().kind === "text" ? this.text : this.choose).focus();
     }
@@ -276,15 +281,26 @@ export class ServeForm {
     return this.fetched((signal) => fetch(address, { ...request, signal }));
   }
 
+  /** Request what deleting the words of each method does to the prediction. */
+  async runJudge() {
+    if (!this.text.value.trim()) {
+      this.text.focus();
+      return this.say("type a sentence first", "error");
+    }
+    const body = JSON.stringify({ model: this.current().name, text: this.text.value });
+    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body };
+    return this.fetched((signal) => fetch("/api/judge", { ...request, signal }), "judging");
+  }
+
   /** Send, wait, show. A newer request replaces an older one. */
-  async fetched(send) {
+  async fetched(send, doing = "tracing") {
     this.running?.abort();
     const control = new AbortController();
     this.running = control;
     const began = performance.now();
-    this.say("tracing…", "busy");
+    this.say(`${doing}…`, "busy");
     this.form.setAttribute("aria-busy", "true");
-    const watch = setInterval(() => this.tell(control), 1000);
+    const watch = setInterval(() => this.tell(control, doing), 1000);
     try {
       const answer = await this.answered(send, control.signal);
       if (this.running !== control) return;
@@ -324,10 +340,10 @@ export class ServeForm {
   }
 
   /** While waiting for an answer, show how many requests are waiting. */
-  async tell(control) {
+  async tell(control, doing) {
     try {
       const { waiting } = await (await fetch("/health", { signal: control.signal })).json();
-      if (this.running === control && waiting > 0) this.say(`tracing… ${waiting} in the queue`, "busy");
+      if (this.running === control && waiting > 0) this.say(`${doing}… ${waiting} in the queue`, "busy");
     } catch {
       // The request itself will report what is wrong.
     }
@@ -340,7 +356,10 @@ export class ServeForm {
     this.viewer?.destroy();
     const root = element("div", {});
     this.view.replaceChildren(root);
-    this.viewer = mount(root, { index: answer.index, block: async (n) => fromBase64(answer.blocks[n]) });
+    this.view.classList.toggle("serve-judged", Boolean(answer.judged));
+    this.viewer = answer.judged
+      ? new JudgeView(root, answer.judged, { link: false })
+      : mount(root, { index: answer.index, block: async (n) => fromBase64(answer.blocks[n]) });
     // The viewer knows whether it is light or dark; the form follows.
     this.themes?.disconnect();
     const frame = root.querySelector(".overt");
