@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from overt.cli import app
 from overt.cli.judge import classes_of, duration, expected, read_given, table_of
 from overt.judge.rationales import evaluate
+from overt.judge.rationales.randomising import after_shuffling, shuffled
 from overt.judge.rationales.ranking import leading, ordered
+from small_corpora import small_classifier
 from small_judged import DECIDE, judged_classifier, texts_of
 from small_text import small_bert
 
@@ -27,9 +29,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def opened(model: str) -> tuple[Any, Any]:
+    return opened_at(model)
+
+
+def opened_at(folder: str) -> tuple[Any, Any]:
     from transformers import AutoTokenizer, BertForSequenceClassification
 
-    return BertForSequenceClassification.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+    return BertForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_the_command_ranks_what_finds_the_words_above_what_cannot(
     places = {name: next(i for i, line in enumerate(lines) if line.startswith(name)) for name in (
         "(best order)", "blank-out", "gradient × input", "raw", "(random)")}  # fmt: skip
     assert max(places["(best order)"], places["blank-out"], places["gradient × input"]) < places["raw"]
-    assert all(heading in result.output for heading in ("comp. ↑", "AP ↑", "s per text"))
+    assert all(heading in result.output for heading in ("comp. ↑", "AP ↑", "ρ shuffled ↓", "s per text"))
     assert re.search(r"^blank-out +8 +0\.\d{3} ±0\.\d{3}\*", result.output, re.M), "it leads"
     assert not re.search(r"^raw +8 +\S+ ±\S+\*", result.output, re.M), "attention is uniform"
     assert "accuracy 1.000" in result.output
@@ -97,6 +103,29 @@ def test_controls_lead_nothing_and_equals_lead_together(opened: tuple[Any, Any])
     assert leading(found, "sufficiency") == {"right", "same"}, "less is better"
     assert ordered(found, "sufficiency").index("wrong") > ordered(found, "sufficiency").index("same")
     assert "(random)" in table_of(found, "sufficiency")
+
+
+def test_scores_that_do_not_depend_on_the_weights_stay_when_these_are_shuffled(tmp_path: Path) -> None:
+    model, tokenizer = opened_at(small_classifier(tmp_path))
+    texts, _ = texts_of(6, words=9)
+    given = {"given": [[float(i) for i in range(9)]] * 6}
+    found = evaluate(model, tokenizer, texts, methods=["gradient-input", "raw", "random"], scores=given)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    left = after_shuffling(found, model, tokenizer, texts, most=5)
+    assert set(left) == {"gradient-input", "raw", "random"}, "given scores cannot be had again"
+    assert left["random"].mean == pytest.approx(1.0), "it looks at no weight"
+    assert left["random"].texts == 5
+    assert abs(left["gradient-input"].mean) < 0.6
+    assert abs(left["raw"].mean) < 0.6
+    assert all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="texts must be the 6 that were judged, got 2"):
+        after_shuffling(found, model, tokenizer, texts[:2])
+    copied = shuffled(model, 0)
+    for old, new in zip(model.parameters(), copied.parameters(), strict=True):
+        assert bool((old.flatten().sort().values == new.flatten().sort().values).all()), "the same entries"
+    assert any(
+        bool((old != new).any()) for old, new in zip(model.parameters(), copied.parameters(), strict=True)
+    )
 
 
 def test_a_single_text_tells_no_methods_apart(opened: tuple[Any, Any]) -> None:
@@ -204,9 +233,10 @@ def test_what_is_cut_and_what_is_predicted_is_said(model: str, tmp_path: Path) -
 
 def test_the_expected_time_is_of_two_texts_of_usual_length() -> None:
     judged: list[list[int]] = []
-    assert expected(12, [1] * 12, judged.append) is None
+    jobs = [(judged.append, 16)]
+    assert expected([1] * 12, jobs) is None
     assert judged == []
     lengths = [9, 1, 5, 7, 3, 2, 8, 4, 6, 10, 12, 11, 14, 13, 16, 15]
-    assert expected(16, lengths, judged.append) is not None
+    assert expected(lengths, jobs) is not None
     assert [[lengths[number] for number in some] for some in judged] == [[1], [5, 13]]
     assert [duration(s) for s in (0.1, 61, 200, 9000)] == ["1 s", "61 s", "3 minutes", "2.5 hours"]

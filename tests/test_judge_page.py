@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overt.judge.intervals import Interval
 from overt.judge.rationales import Evaluation, evaluate
 from overt.judge.rationales.steps import STEPS
 from overt.judge.rationales.words import WordClassifier
@@ -19,6 +21,7 @@ from small_judged import DECIDE, judged_classifier, texts_of
 pytest_plugins = ["browser"]
 EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)> & \u202e \u2028 nice'
 METHODS = ["raw", "gradient-input", "random"]
+LEFT = {"raw": Interval(0.25, 0.125, 0.375, 5), "random": Interval(1.0, math.nan, math.nan, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +53,12 @@ def test_the_page_holds_what_was_measured(
     found: Evaluation, model: tuple[Any, Any], texts: list[str]
 ) -> None:
     labels = [0, 1, 0, 1, 0]
-    index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"]).html())
+    index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"], shuffled=LEFT).html())
     rows = {row["name"]: row for row in index["methods"]}
     assert set(rows) == {*METHODS, "<b>theirs"}
+    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False]
+    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False]
+    assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["less"]
     for name, row in rows.items():
         for measure, (mean, low, high, _) in row["measures"].items():
             values = found.methods[name].by_text[measure]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,13 +22,14 @@ from overt.corpus.reading import TEXT, open_source
 from overt.recipes._runs import read_model_config
 
 if TYPE_CHECKING:
+    from overt.judge.intervals import Interval
     from overt.judge.rationales import Evaluation
 
 EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
 TIMED = 12  # texts above which a few are timed first
 READ = 4096  # rows that are read at a time
 ALL = "all"
-PAGE = "writing the page"
+PAGE, SHUFFLED = "writing the page", "shuffled weights"  # what is told after the methods
 # What is judged unless `--methods` says otherwise: LIME and the remaining mixings take long or differ little.
 STANDARD = (
     "raw", "rollout", "flow", "rollout/gradient", "flow/gradient", "rollout/relevance", "rollout/alti",
@@ -243,14 +245,15 @@ class Shown:
     def __call__(self, words: str, done: int, total: int) -> None:
         """What is being done, how many texts of it are done, and how many there are."""
         title = words.split(", deleting")[0]
-        if title not in self.titles:
+        again = words == PAGE or words.endswith(SHUFFLED)
+        if title not in self.titles and not again:
             self.titles.append(title)
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if now - self.said < (0.3 if terminal else EVERY):
             return
         self.said = now
         line = f"{words}: {done} of {total} texts"
-        if words != PAGE:
+        if not again:
             line = f"method {len(self.titles)} of {self.methods}, {line}"
             if self.seconds is not None:
                 line += f", {duration(max(self.seconds - (now - self.began), 1.0))} left"
@@ -275,26 +278,37 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def expected(count: int, lengths: Sequence[int], judge: Callable[[list[int]], object]) -> float | None:
-    """Seconds that all texts will take, from two of them, at the quartiles of length; None for a few texts.
+def expected(
+    lengths: Sequence[int], jobs: Sequence[tuple[Callable[[list[int]], object], int]]
+) -> float | None:
+    """Seconds that all will take, from two texts, at the quartiles of length; None for a few texts.
 
     Args:
-        count: number of texts.
-        lengths: their words.
-        judge: judges some of them, by number.
+        lengths: words of each text.
+        jobs: what is done with some of the texts, by number, and how many it will be done with.
     """
+    count = len(lengths)
     if count <= TIMED:
         return None
     by_length = sorted(range(count), key=lambda number: lengths[number])
-    judge([by_length[0]])  # compiles what is compiled on first use
     some = [by_length[count // 4], by_length[3 * count // 4]]
-    began = time.monotonic()
-    judge(some)
-    return (time.monotonic() - began) * count / len(some)
+    seconds = 0.0
+    for job, texts in jobs:
+        job([by_length[0]])  # compiles what is compiled on first use
+        began = time.monotonic()
+        job(some)
+        seconds += (time.monotonic() - began) * texts / len(some)
+    return seconds
 
 
-def table_of(found: Evaluation, by: str) -> str:
-    """Methods, the best first, with all measures, their intervals over texts, and time per text."""
+def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = None) -> str:
+    """Methods, the best first, with all measures, their intervals over texts, and time per text.
+
+    Args:
+        found: from `evaluate`.
+        by: the measure that methods are sorted by.
+        left: from `after_shuffling`.
+    """
     from overt.judge.rationales.evaluation import LESS_IS_BETTER
     from overt.judge.rationales.methods import CONTROLS, title_of
     from overt.judge.rationales.ranking import columns_of, heading_of, leading, ordered
@@ -302,17 +316,17 @@ def table_of(found: Evaluation, by: str) -> str:
     columns = columns_of(found)
     ahead = {measure: leading(found, measure) for measure in columns}
     arrows = {measure: "↓" if measure in LESS_IS_BETTER else "↑" for measure in columns}
-    rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]}" for name in columns), "s per text"]]
+    last = ["ρ shuffled ↓ "] if left else []
+    rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]}" for name in columns), *last, "s per text"]]
     for name in ordered(found, by):
         own = found.methods[name]
         cells = []
         for measure in columns:
-            mean, low, high, *_ = found.interval(name, measure)
             known = own.measures.get(measure) is not None
-            half = f" ±{(high - low) / 2:.3f}" if high == high else ""
             mark = "*" if name in ahead[measure] else " "
-            value = f"{mean:.3f}".replace("-", "−").replace("−0.000", "0.000")
-            cells.append(f"{value}{half}{mark}" if known else "– ")
+            cells.append(_cell(found.interval(name, measure) if known else None) + mark)
+        if left:
+            cells.append(_cell(left.get(name)) + " ")
         title = f"({title_of(name)})" if name in CONTROLS else title_of(name)
         spent = "–" if own.seconds is None else f"{own.seconds:.3f}"
         rows.append([title, str(len(own.texts)), *cells, spent])
@@ -324,6 +338,14 @@ def table_of(found: Evaluation, by: str) -> str:
     ]  # fmt: skip
     lines += [f"{title_of(name).ljust(widths[0])}  – {reason}" for name, reason in found.refused.items()]
     return "\n".join(lines)
+
+
+def _cell(found: Interval | None) -> str:
+    """A mean, and half of its interval if it has one."""
+    if found is None:
+        return "–"
+    value = f"{found.mean:.3f}".replace("-", "−").replace("−0.000", "0.000")
+    return value if math.isnan(found.low) else f"{value} ±{(found.high - found.low) / 2:.3f}"
 
 
 @app.command(rich_help_panel="Judge explanations")
@@ -381,6 +403,7 @@ def run(
 ) -> Evaluation:
     """Judge, print the table and write the page; the arguments are the options of `overt judge`."""
     from overt.judge.rationales import evaluate
+    from overt.judge.rationales.randomising import MOST, after_shuffling
     from overt.judge.rationales.ranking import COLUMNS
     from overt.judge.rationales.words import WordClassifier
     from overt.view.judging import class_names, judge_page
@@ -410,33 +433,44 @@ def run(
     if len(predicted) == 1 and len(read) > 1:
         notes.append(f"the model predicts {known[predicted.pop()]} for all texts: this judges one class only")
 
-    def judged(numbers: Sequence[int], progress: Any) -> Evaluation:
-        def some(values: list[Any] | None) -> list[Any] | None:
-            return None if values is None else [values[number] for number in numbers]
+    def some(values: list[Any] | None, numbers: Sequence[int]) -> list[Any] | None:
+        return None if values is None else [values[number] for number in numbers]
 
+    def judged(numbers: Sequence[int], progress: Any) -> Evaluation:
         return evaluate(
             model,
             tokenizer,
             [given.texts[number] for number in numbers],
-            some(given.rationales),
+            some(given.rationales, numbers),
             names,
-            queries=some(given.queries),
-            labels=some(right),
+            queries=some(given.queries, numbers),
+            labels=some(right, numbers),
             names=[read[number].name for number in numbers],
             seed=seed,
             correlation=True,
             progress=progress,
         )
 
+    def remaining(found: Evaluation, numbers: Sequence[int], progress: Any) -> dict[str, Interval]:
+        texts, second = some(given.texts, numbers), some(given.queries, numbers)
+        assert texts is not None
+        return after_shuffling(found, model, tokenizer, texts, queries=second, seed=seed, progress=progress)
+
     lengths = [len(each.words) for each in read]
     everything = list(range(len(read)))
+    first: list[Evaluation] = []  # of the few texts that are timed
+    jobs: list[tuple[Callable[[list[int]], object], int]] = [
+        (lambda numbers: first.append(judged(numbers, False)), len(read)),
+        (lambda numbers: remaining(first[len(numbers) - 1], numbers, lambda *_: None), min(MOST, len(read))),
+    ]
     where = next(model.parameters()).device.type
-    seconds = expected(len(read), lengths, lambda some: judged(some, False))
+    seconds = expected(lengths, jobs)
     line = f"{len(read):,} texts, {len(names)} methods, on {where}"
     typer.echo(line if seconds is None else f"{line}: about {duration(seconds)}", err=True)
     shown = Shown(len(names), seconds)
     try:
         found = judged(everything, shown)
+        left = remaining(found, everything, shown)
         page = None
         if out is not None:
             page = judge_page(
@@ -450,13 +484,14 @@ def run(
                 title=f"Which explanation of {Path(model_name).name} to believe",
                 facts=[Path(text_file).name, *_performance(found)],
                 notes=notes,
+                shuffled=left,
                 sort=by if _has(found, by) else None,
                 seed=seed,
                 report=lambda done, total: shown(PAGE, done, total),
             )
     finally:
         shown.stop()
-    typer.echo(table_of(found, by))
+    typer.echo(table_of(found, by, left))
     typer.echo(
         "Means over texts ± half of the 95 % interval. * the best, or not told apart from it by these texts. "
         "In brackets: controls."

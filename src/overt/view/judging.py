@@ -14,6 +14,7 @@ import numpy as np
 
 from overt import _check
 from overt._version import __version__
+from overt.judge.intervals import Interval
 from overt.judge.rationales.deleting import Ties, aopc, without_and_only
 from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
 from overt.judge.rationales.methods import CONTROLS, Scorer, title_of
@@ -50,6 +51,13 @@ MEANINGS = {
     "flattered.",
     "average_precision": "The same as average precision, which has no bonus for ties.",
     "token_f1": "F1 of the highest words against those that people marked.",
+}
+SHUFFLED = {
+    "key": "shuffled",
+    "title": "ρ shuffled",
+    "better": "less",
+    "about": "Spearman’s correlation with the same method’s scores after the model’s weights are shuffled. "
+    "Near 1, a method does not show what the model has learnt. Random scores have 1.",
 }
 INTERVALS = (
     "Means over texts, with 95 % intervals. Bold: the best method, and all that these texts do not tell "
@@ -89,6 +97,7 @@ def judge_page(
     title: str = "Which explanation to believe",
     facts: Sequence[str] = (),
     notes: Sequence[str] = (),
+    shuffled: Mapping[str, Interval] | None = None,
     sort: str | None = None,
     most: int = MOST,
     ties: Ties = "random",
@@ -110,6 +119,7 @@ def judge_page(
         title: of the page.
         facts: short statements that stand beside the title.
         notes: sentences that the reader should not miss.
+        shuffled: from `after_shuffling`, for a column of its own.
         sort: the measure that methods are sorted by at first; by default the first column.
         most: texts on the page, spread evenly over all.
         ties: as for `evaluate`.
@@ -160,8 +170,8 @@ def judge_page(
             "texts": found.texts,
             "sort": sort or (columns[0] if columns else "name"),
         },
-        "measures": [_measure(name) for name in columns],
-        "methods": _methods(found, columns),
+        "measures": [_measure(name) for name in columns] + ([SHUFFLED] if shuffled else []),
+        "methods": _methods(found, columns, shuffled or {}),
         "refused": [{"title": title_of(name), "reason": why} for name, why in found.refused.items()],
         "texts": entries,
     }
@@ -186,7 +196,9 @@ def _measure(name: str) -> dict[str, str]:
     return {"key": name, "title": heading_of(name), "better": better, "about": MEANINGS.get(name, "")}
 
 
-def _methods(found: Evaluation, columns: Sequence[str]) -> list[dict[str, Any]]:
+def _methods(
+    found: Evaluation, columns: Sequence[str], shuffled: Mapping[str, Interval]
+) -> list[dict[str, Any]]:
     """The table's rows: each measure as mean, both ends of its interval, and whether it is among the best."""
     ahead = {measure: leading(found, measure) for measure in columns}
     rows = []
@@ -196,6 +208,8 @@ def _methods(found: Evaluation, columns: Sequence[str]) -> list[dict[str, Any]]:
             if own.measures.get(measure) is not None:
                 mean, low, high, *_ = found.interval(name, measure)
                 measures[measure] = [mean, low, high, name in ahead[measure]]
+        if name in shuffled:
+            measures[SHUFFLED["key"]] = [*shuffled[name][:3], False]
         rows.append(
             {
                 "name": name,
