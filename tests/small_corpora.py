@@ -56,6 +56,22 @@ def small_language_model(folder: Path) -> str:
     return str(folder)
 
 
+def small_causal_classifier(folder: Path, pad: int) -> str:
+    """Store a small GPT-2 that classifies by the last token, which it finds by `pad`; return the folder."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    small_language_model(folder)
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
+    special = {"pad_token_id": pad, "bos_token_id": 1, "eos_token_id": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(vocab_size=len(WORDS) + 4, **sizes, **special))
+    with torch.no_grad():  # predictions that differ between tokens
+        for parameter in model.parameters():
+            parameter.mul_(6)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 class DyingOnce:
     """In place of a job: the process that performs task 1 dies, the first time or always."""
 

@@ -16,7 +16,7 @@ import torch
 
 import overt
 from overt.corpus import tracer as tracer_module
-from small_corpora import TEXTS, small_classifier, small_language_model
+from small_corpora import TEXTS, small_causal_classifier, small_classifier, small_language_model
 from small_text import small_bert
 
 
@@ -86,6 +86,20 @@ def test_predictions_are_those_of_the_trace(classifier: str, language_model: str
             assert columns["prediction"][place] == expected.labels[0]
             assert columns["probability"][place] == pytest.approx(float(expected.mean[0]), abs=1e-6)
     assert set(overt.Tracer(classifier)({"text": TEXTS})["prediction"]) <= {"bad", "good"}
+
+
+@pytest.mark.parametrize("pad", [0, 1])  # the tokenizer's is 0
+def test_a_causal_classifier_reads_the_last_token_though_its_tokenizer_pads_with_another(
+    tmp_path: Path, pad: int
+) -> None:
+    tracer = overt.Tracer(small_causal_classifier(tmp_path / "gpt2", pad), methods=("raw",))
+    together = tracer({"text": TEXTS})
+    alone = [tracer({"text": [text]}) for text in TEXTS]
+    expected = [one["probability"][0] for one in alone]
+    assert len({f"{value:.3f}" for value in expected}) > 4
+    np.testing.assert_allclose(together["probability"], expected, atol=1e-6)
+    traced = overt.trace(tracer.open().model, TEXTS, tokenizer=tracer.open().tokenizer)
+    np.testing.assert_allclose(traced.outputs.softmax(-1).max(-1).values, expected, atol=1e-6)
 
 
 def test_models_without_an_output_for_the_text_predict_nothing(tmp_path: Path) -> None:
@@ -170,6 +184,71 @@ def test_long_texts_are_cut_and_marked(classifier: str) -> None:
     assert [len(tokens) for tokens in columns["tokens"]] == [12, 12, 12]
     assert columns["tokens"][0][-1] == "[SEP]"
     assert [len(t) for t in overt.Tracer(classifier, length=5)({"text": texts})["tokens"]] == [5, 5, 5]
+
+
+def test_the_beginning_of_a_long_text_is_read_whatever_side_its_tokenizer_cuts(classifier: str) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(classifier)
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    tokenizer.truncation_side = "left"
+    rows = overt.Tracer(model, tokenizer=tokenizer, length=4)({"text": ["good bad film plot"]})
+    assert list(rows["tokens"][0]) == ["[CLS]", "good", "bad", "[SEP]"]
+    assert rows["cut"][0]
+    assert tokenizer.truncation_side == "left", "it is left as it was"
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_length_without_room_for_a_word_is_refused(classifier: str, length: int) -> None:
+    with pytest.raises(ValueError, match=f"length must be at least 3, .* got {length}"):
+        overt.Tracer(classifier, length=length).open()
+
+
+def test_tokens_that_the_model_does_not_have_are_errors_of_their_texts(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = small_classifier(tmp_path / "more words")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(path)
+    rows = overt.Tracer(path)({"text": ["good film", "zebra film", "bad"]})
+    assert list(rows["error"]) == ["", "numbers of tokens must lie in 0 to 13, got 14", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (float("nan"), "text is missing"),
+        (np.float32("nan"), "text is missing"),
+        (["good", "film"], "text must be a string, got ['good', 'film']"),
+        (np.array(["good", "film"]), "text must be a string, got array(['good', 'film'], dtype='<U4')"),
+        (0, "text must be a string, got 0"),
+    ],
+)
+def test_what_is_no_string_is_an_error(classifier: str, value: Any, error: str) -> None:
+    rows = overt.Tracer(classifier)({"text": [value, "good"]})
+    assert list(rows["error"]) == [error, ""]
+
+
+def test_what_pandas_writes_for_a_missing_text_is_an_error(classifier: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": pandas.array(["good", None], dtype="string")})
+    (rows,) = overt.Tracer(classifier).pandas([frame])
+    assert list(rows["error"]) == ["", "text is missing"]
+
+
+def test_the_hash_of_a_model_knows_its_mechanisms(classifier: str) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    hashes = []
+    for alpha in (None, 0.1, 0.9, 0.1):
+        model = AutoModelForSequenceClassification.from_pretrained(classifier)
+        if alpha is not None:
+            torch.manual_seed(0)
+            overt.attach(model, overt.Evolving(alpha=alpha))
+        hashes.append(overt.Tracer(model).model_hash())
+    assert len(set(hashes)) == 3
+    assert hashes[1] == hashes[3]
 
 
 def test_a_tracer_is_pickled_as_settings_and_loads_its_model_once(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from torch import nn
 
 from overt.attaching.loading import open_saved
+from overt.attaching.state import AttachedState
 from overt.corpus.reading import update_from_file
+from overt.mechanisms.mechanism import as_dict
 
 # Files that decide what a model computes: weights, configs and those of tokenizers.
 SUFFIXES = {
@@ -60,10 +64,14 @@ def _commit(name: str) -> str:
 
 
 def hash_of_module(model: Any, tokenizer: Any) -> str:
-    """A hash of a model's parameters, buffers and config, and of its tokenizer."""
+    """A hash of a model's parameters, buffers, config and attached mechanisms, and of its tokenizer."""
     digest = hashlib.sha256()
     config = getattr(model, "config", None)
     digest.update(f"{type(model).__name__}\n{config.to_json_string() if config is not None else ''}".encode())
+    for path, module in model.named_modules():
+        if isinstance(module, AttachedState):  # mechanisms may have settings and no parameters
+            attached = [as_dict(mechanism) for mechanism in module.mechanisms]
+            digest.update(f"{path} {attached} {module.where} {module.seed} {module.temperature}\n".encode())
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -111,3 +119,17 @@ def limit_of(model: nn.Module, tokenizer: Any) -> int | None:
             if table and module.num_embeddings == positions and module.padding_idx is not None:
                 limits.append(positions - module.padding_idx - 1)  # positions start after it
     return min(limits, default=None)
+
+
+@contextmanager
+def cutting_the_end(tokenizer: Any) -> Iterator[None]:
+    """Let a tokenizer keep the beginnings of long texts, also one that was saved to keep their ends."""
+    side = getattr(tokenizer, "truncation_side", "right")
+    if side == "right":
+        yield
+        return
+    tokenizer.truncation_side = "right"
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = side

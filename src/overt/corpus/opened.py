@@ -430,7 +430,10 @@ class _Cutting:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        return self._tokenizer(*texts, truncation=True, max_length=self._length, **options)
+        from overt.corpus.models import cutting_the_end
+
+        with cutting_the_end(self._tokenizer):
+            return self._tokenizer(*texts, truncation=True, max_length=self._length, **options)
 
 
 class Grouping:

@@ -18,8 +18,8 @@ from overt._modes import evaluating
 from overt._predictions import linked
 from overt._workers import Tell
 from overt.corpus import plan, store
-from overt.corpus.models import hash_of, hash_of_module, limit_of, open_named
-from overt.tracing.inputs import Inputs, is_pair, names_of, padding_id, tokenizer_of
+from overt.corpus.models import cutting_the_end, hash_of, hash_of_module, limit_of, open_named
+from overt.tracing.inputs import Inputs, check_ids, is_pair, names_of, padding_id, tokenizer_of
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.options import numbers
@@ -240,6 +240,12 @@ class Tracer:
             raise ValueError(f"{type(model).__name__} takes no attention_mask, so texts cannot be padded")
         limit = limit_of(model, tokenizer)
         length = limit if self.length is None else min(self.length, limit or self.length)
+        special = sum(map(bool, tokenizer(PROBE, return_special_tokens_mask=True)["special_tokens_mask"]))
+        if length is not None and length <= special:
+            raise ValueError(
+                f"length must be at least {special + 1}, since {special} tokens of each text are special, "
+                f"got {length}"
+            )
         ids = str(subject.inputs.extra.get("ids", "input_ids"))
         opened = _Opened(model, tokenizer, length, tried, ids)
         opened.takes = tuple(arguments)
@@ -301,6 +307,8 @@ class Tracer:
                 table.error[place] = f"{self.text} is empty"
             elif isinstance(self.queries, int) and not -len(code.ids) <= self.queries < len(code.ids):
                 table.error[place] = f"{self.text} has {len(code.ids)} tokens, and none number {self.queries}"
+            elif unknown := _unknown(opened.model, code.ids):
+                table.error[place] = unknown
             else:
                 continue
             del coded[place]
@@ -397,7 +405,7 @@ class _Table:
         for place, text in enumerate(texts):
             if isinstance(text, str):
                 good.append(place)
-            elif text is None or text != text:  # as pandas writes what is missing
+            elif _is_missing(text):
                 self.error[place] = f"{name} is missing"
             else:
                 self.error[place] = f"{name} must be a string, got {text!r}"[:80]
@@ -413,6 +421,16 @@ class _Table:
         return {**columns, store.ERROR: _objects(self.error)}
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or what pandas writes in their place."""
+    try:
+        return value is None or not bool(value == value)
+    except TypeError:  # pandas.NA is neither equal to itself nor different
+        return True
+    except ValueError:  # an array
+        return False
+
+
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """An array of objects with one axis, whatever the objects are."""
     out = np.empty(len(values), dtype=object)
@@ -421,13 +439,23 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     return out
 
 
+def _unknown(model: nn.Module, ids: list[int]) -> str:
+    """Why a model cannot read tokens, as where its tokenizer has got more of them; empty if it can."""
+    try:
+        check_ids(model, torch.tensor(ids), "numbers of tokens")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _coded(opened: _Opened, texts: list[str]) -> list[_Text]:
     """Texts as token ids, cut at the model's length."""
     if not texts:
         return []
     tokenizer, fast = opened.tokenizer, bool(getattr(opened.tokenizer, "is_fast", False))
     cutting = {} if opened.length is None else {"truncation": True, "max_length": opened.length}
-    codes = tokenizer(texts, return_special_tokens_mask=True, return_offsets_mapping=fast, **cutting)
+    with cutting_the_end(tokenizer):
+        codes = tokenizer(texts, return_special_tokens_mask=True, return_offsets_mapping=fast, **cutting)
     kinds = codes.get("token_type_ids")
     found = []
     for number, ids in enumerate(codes["input_ids"]):
@@ -451,7 +479,8 @@ def _inputs(opened: _Opened, texts: list[_Text], mask: Tensor) -> Inputs:
         out[mask] = torch.tensor([number for row in rows for number in row])
         return out.to(device)
 
-    arguments = {opened.ids: padded([text.ids for text in texts], padding_id(opened.tokenizer))}
+    filler = padding_id(opened.tokenizer, opened.model)
+    arguments = {opened.ids: padded([text.ids for text in texts], filler)}
     arguments["attention_mask"] = mask.long().to(device)
     if "token_type_ids" in opened.takes:
         arguments["token_type_ids"] = padded([text.kinds or [0] * len(text.ids) for text in texts], 0)

@@ -339,7 +339,7 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any, frame: bool =
         raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
     ids = [code["input_ids"] for code in coded]
     longest = max(map(len, ids))
-    arguments = {"input_ids": pad_rows(ids, longest, padding_id(tokenizer))}
+    arguments = {"input_ids": pad_rows(ids, longest, padding_id(tokenizer, model))}
     arguments["attention_mask"] = pad_rows([[1] * len(row) for row in ids], longest, 0)
     kinds = [code.get("token_type_ids") for code in coded]
     if all(kind is not None for kind in kinds):
@@ -362,8 +362,16 @@ def pad_rows(rows: Sequence[Sequence[int]], length: int, filler: int) -> Tensor:
     return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
 
 
-def padding_id(tokenizer: Any) -> int:
-    """Id that fills up shorter texts."""
+def padding_id(tokenizer: Any, model: nn.Module | None = None) -> int:
+    """Id that fills up shorter texts.
+
+    The model's own comes before its tokenizer's: causal classifiers, which read a text's last token, find it
+    by comparing ids with the one in their config.
+    """
+    config = None if model is None else _config(model)
+    own, count = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(own, int) and isinstance(count, int) and 0 <= own < count:
+        return own
     for name in ("pad_token_id", "eos_token_id", "unk_token_id"):
         value = getattr(tokenizer, name, None)
         if isinstance(value, int):
