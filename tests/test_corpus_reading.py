@@ -63,6 +63,60 @@ def test_bad_lines_are_errors_of_their_rows(tmp_path: Path) -> None:
     }
 
 
+def test_values_that_cannot_be_written_are_errors_of_their_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    deep = "[" * 5000 + "]" * 5000
+    lines = [
+        json.dumps({"text": "a", "more": {"k": ["\ud83d"]}}),
+        json.dumps({"text": "b", "\ud83d": 1}),
+        "[" * 100_000,
+        f'{{"text": "d", "more": {deep}}}',
+        f'{{"text": "e", "more": {"[" * 102 + "]" * 102}}}',
+        json.dumps({"text": "f", "more": {"k": ["\U0001f600"]}}),
+    ]
+    path.write_text("\n".join(lines))
+    source = open_source(path, every=2)
+    read = source.read(0, source.rows)
+    encoding, brackets = "the row is not in UTF-8", "the line has more than 100 brackets within brackets"
+    assert read.errors == {0: encoding, 1: encoding, 2: brackets, 3: brackets, 4: brackets}
+    assert list(read.columns) == ["text", "more"]
+    assert read.columns["more"][5] == '{"k": ["\U0001f600"]}'
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_ends_of_lines_within_fields_are_kept(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.csv"
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator=end).writerows([["text", "n"], [f"one{end}two", "1"], ["three", "2"]])
+    with open(path, newline="") as file:
+        expected = [row["text"] for row in csv.DictReader(file)]
+    source = open_source(path, every=1)
+    assert source.types == {"text": "string", "n": "int64"}
+    assert everything(source)["text"] == expected == [f"one{end}two", "three"]
+    assert source.read(1, 2).columns["n"] == [2]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.tsv", "a.parquet"])
+def test_an_input_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+
+    def write(texts: list[str]) -> None:
+        if path.suffix == ".parquet":
+            pa = pytest.importorskip("pyarrow")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pa.table({"text": texts}), path, row_group_size=2)
+        else:
+            lines = [json.dumps({"text": text}) if path.suffix == ".jsonl" else text for text in texts]
+            path.write_text("".join(f"{line}\n" for line in (["text"] if "sv" in name else []) + lines))
+
+    write(["one", "two", "three", "four"])
+    source = open_source(path, every=2)
+    assert len(source.read(0, 2).columns["text"]) == 2
+    write(["zero", "one", "two", "three", "four"])
+    with pytest.raises(ValueError, match=f"{name} has changed while it was read"):
+        source.read(2, 4)
+
+
 def test_fields_are_numbers_only_where_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows = [
@@ -143,6 +197,12 @@ def test_inputs_that_are_not_understood_are_refused(
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         open_source(tmp_path / name, 10)
+
+
+def test_text_in_utf_16_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good\nbad\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"a.txt: it is in UTF-16 or UTF-32: convert it to UTF-8"):
+        open_source(tmp_path / "a.txt", 10)
 
 
 def test_missing_and_mixed_inputs_are_refused(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 TEXT = "text"  # the column of lines of text
 STRINGS = ("string", "large_string", "string_view")
 BOM = b"\xef\xbb\xbf"
+UTF_16 = b"\xff\xfe", b"\xfe\xff"  # their marks, which begin no text in UTF-8
 INT64 = range(-(2**63), 2**63)
 EXACT = 2**53  # whole numbers up to here are exact as floats
+DEEPEST = 100  # brackets within brackets of a JSON value: far fewer than what Python can follow
+TOO_DEEP = f"the line has more than {DEEPEST} brackets within brackets"
 HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){1,2}")
 
 
@@ -52,6 +55,30 @@ class Rows:
             else values.take(np.array(places, dtype=np.int64))
             for name, values in self.columns.items()
         }
+
+
+class Stamps:
+    """Sizes and times of files, by which a change while they are read is noticed.
+
+    Args:
+        paths: of the files.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self.seen = [self._stamp(path) for path in self.paths]
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int]:
+        found = path.stat()
+        return found.st_size, int(found.st_mtime)  # whole seconds: file systems keep more or fewer digits
+
+    def check(self, number: int) -> Path:
+        """The path of a file that has not changed."""
+        path = self.paths[number]
+        if self._stamp(path) != self.seen[number]:
+            raise ValueError(f"{path} has changed while it was read: choose another folder, and start again")
+        return path
 
 
 class Source(ABC):
@@ -92,9 +119,13 @@ class _Form:
     header: bool
 
 
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
+
+
 def _text_records(lines: Iterator[str]) -> Iterator[tuple[Any, str]]:
     for line in lines:
-        yield {TEXT: line}, ""
+        yield {TEXT: _without_end(line)}, ""
 
 
 def _json_records(lines: Iterator[str]) -> Iterator[tuple[Any, str]]:
@@ -104,6 +135,9 @@ def _json_records(lines: Iterator[str]) -> Iterator[tuple[Any, str]]:
         except ValueError as error:
             yield {}, f"the line is not JSON: {error}" if line.strip() else "the line is empty"
             continue
+        except RecursionError:
+            yield {}, TOO_DEEP
+            continue
         if isinstance(record, dict):
             yield record, ""
         else:
@@ -112,7 +146,7 @@ def _json_records(lines: Iterator[str]) -> Iterator[tuple[Any, str]]:
 
 def _fields(lines: Iterator[str], **form: Any) -> Iterator[tuple[Any, str]]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader((line + "\n" for line in lines), strict=True, **form)
+    reader = csv.reader(lines, strict=True, **form)  # with the ends of lines: fields may have some
     while True:
         try:
             yield next(reader), ""
@@ -126,7 +160,7 @@ def _fields(lines: Iterator[str], **form: Any) -> Iterator[tuple[Any, str]]:
 
 def _tab_separated(lines: Iterator[str]) -> Iterator[tuple[Any, str]]:
     for line in lines:
-        yield line.split("\t"), ""
+        yield _without_end(line).split("\t"), ""
 
 
 FORMS = {
@@ -138,7 +172,7 @@ FORMS = {
 
 
 class _Lines:
-    """Lines of a file from a place on, decoded; `place` is where the next one starts."""
+    """Lines of a file from a place on, decoded, with their ends; `place` is where the next one starts."""
 
     def __init__(self, path: Path, place: int = 0, seen: Callable[[bytes], object] = lambda _: None) -> None:
         self.path, self.place, self.seen = path, place, seen
@@ -151,7 +185,7 @@ class _Lines:
                 content = line.removeprefix(BOM) if self.place == 0 else line
                 self.place += len(line)
                 # Bytes that are not UTF-8 become lone surrogates, which are found later.
-                yield content.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
+                yield content.decode("utf-8", "surrogateescape")
 
 
 class LineSource(Source):
@@ -165,6 +199,7 @@ class LineSource(Source):
 
     def __init__(self, paths: Sequence[Path], every: int, text: str = TEXT) -> None:
         self.paths, self.every, self.text = list(paths), every, text
+        self.stamps = Stamps(paths)
         self.names = [path.name for path in paths]
         self.form = FORMS[paths[0].suffix.lower()]
         self.heads: list[list[str]] = []  # names of columns, per file
@@ -183,6 +218,9 @@ class LineSource(Source):
         self.hash = digest.hexdigest()
 
     def _survey(self, number: int, path: Path, seen: Callable[[bytes], object], kinds: _Kinds) -> None:
+        with open(path, "rb") as file:
+            if file.read(2) in UTF_16:
+                raise ValueError("it is in UTF-16 or UTF-32: convert it to UTF-8")
         lines = _Lines(path, seen=seen)
         records = self.form.records(iter(lines))
         if self.form.header:
@@ -217,8 +255,7 @@ class LineSource(Source):
             if len(record) != len(head):
                 return {}, f"the row has {len(record)} fields, and the header {len(head)}"
             record = dict(zip(head, record, strict=True))
-        if not error and any(isinstance(v, str) and not _is_unicode(v) for v in record.values()):
-            return {}, "the row is not in UTF-8"
+        error = error or _fault(record)
         return ({}, error) if error else (record, "")
 
     def _records(self, start: int) -> Iterator[tuple[dict[str, Any], str]]:
@@ -226,7 +263,7 @@ class LineSource(Source):
         number, skipped = self.files[entry], start - entry * self.every
         for current in range(number, len(self.paths)):
             begins = self.places[entry] if current == number else 0
-            records = self.form.records(iter(_Lines(self.paths[current], begins)))
+            records = self.form.records(iter(_Lines(self.stamps.check(current), begins)))
             if self.form.header and current != number:
                 next(records, None)
             for record, error in records:
@@ -251,8 +288,17 @@ class LineSource(Source):
         return Rows(columns, errors)
 
 
-def _is_unicode(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+def _fault(value: Any, depth: int = 0) -> str:
+    """Why a value, or something in it, cannot be written; empty if it can."""
+    if isinstance(value, str):
+        whole = value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return "" if whole else "the row is not in UTF-8"
+    if not isinstance(value, dict | list):
+        return ""
+    if depth > DEEPEST:
+        return TOO_DEEP
+    inside = [*value, *value.values()] if isinstance(value, dict) else value
+    return next(filter(None, (_fault(entry, depth + 1) for entry in inside)), "")
 
 
 class _Kinds:
@@ -335,7 +381,7 @@ class ParquetSource(Source):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         parquet = need("pyarrow.parquet", "scale")
-        self.paths, self.names = list(paths), [path.name for path in paths]
+        self.stamps, self.names = Stamps(paths), [path.name for path in paths]
         digest = hashlib.sha256()
         self.starts: list[int] = []  # of each row group
         self.groups: list[tuple[int, int]] = []  # file and number in it
@@ -370,7 +416,7 @@ class ParquetSource(Source):
         if self._held is None or self._held[0] != number:
             self._held = None
             file, group = self.groups[number]
-            with need("pyarrow.parquet", "scale").ParquetFile(self.paths[file]) as opened:
+            with need("pyarrow.parquet", "scale").ParquetFile(self.stamps.check(file)) as opened:
                 self._held = number, opened.read_row_group(group)
         return self._held[1]
 
