@@ -72,6 +72,14 @@ def test_generated_words_have_the_rows_that_wrote_them() -> None:
     torch.testing.assert_close(whole.values[:, 0], first.values.mean(dim=1))
 
 
+def test_the_end_of_a_line_belongs_to_no_word() -> None:
+    trace = traced("Keep it.\n\nWhat is it")
+    (found,) = trace.spans()
+    ends = [number for number, token in enumerate(trace.tokens[0]) if token == "Ċ"]
+    assert len(ends) == 2
+    assert [span for span in found.tokens if span.start in ends] == [Span("Ċ", at, at + 1) for at in ends]
+
+
 def test_sentences_and_turns() -> None:
     trace = traced()
     (found,) = trace.spans(queries="sentences", tokens="sentences", layers=-1)

@@ -176,8 +176,11 @@ class _Example:
             inside = text[start:stop]
             letter = start + len(inside) - len(inside.lstrip())
             mine = None if self.special[at] else owner.get(letter)
-            if pattern is SENTENCE and not inside.strip() and not self.special[at]:
-                mine = before  # white space ends the sentence before it
+            if not inside.strip() and not self.special[at]:
+                if pattern is SENTENCE:
+                    mine = before  # white space ends the sentence before it
+                elif "\n" in inside:
+                    mine = None  # a space belongs to the word after it, and the end of a line to none
             follows = spans and spans[-1].stop == at and at != self.trace.first
             if mine is not None and mine == before and follows:
                 spans[-1] = Span("", spans[-1].start, at + 1)
