@@ -100,3 +100,16 @@ def test_words_of_several_pieces_and_the_target_itself_are_refused() -> None:
     one = overt.trace(hf.BertForSequenceClassification(config), [[5, 6, 7]])
     with pytest.raises(ValueError, match=r"^against needs a model with several classes"):
         one.gradients(against=0)
+
+
+def test_logits_of_the_last_positions_alone_explain_the_same() -> None:
+    model = tiny("Llama")
+    trace = overt.trace(model, [[5, 6, 7, 8, 9], [10, 11]], generate=4)
+    assert trace.subject is not None
+    kept: list[Any] = []
+    handle = model.lm_head.register_forward_hook(lambda *given: kept.append(given[2].shape[1]))
+    found = trace.gradients([6, 4], against=3)
+    every = trace.gradients(against=3)
+    handle.remove()
+    assert kept == [5, 9]
+    torch.testing.assert_close(found, every[:, :, [6, 4]])

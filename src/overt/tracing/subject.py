@@ -59,30 +59,35 @@ class Subject:
         random = f"the outputs of {type(self.model).__name__} are random, in evaluation mode as well"
         return f"no {what}: {random}, so runs cannot be compared; methods that read maps can be used"
 
-    def logits(self, arguments: dict[str, Any], last: bool = False) -> Tensor:
+    def logits(self, arguments: dict[str, Any], last: int | None = None) -> Tensor:
         """(batch, position, classes); a single position where the model has one output for all tokens.
 
         Args:
             arguments: those of the model's forward.
-            last: of the last position alone, where `asks_last` is True.
+            last: of so many of the last positions alone, as `last_positions` says.
         """
         # The model may have moved since the trace.
         device = next((p.device for p in self.model.parameters()), None)
         moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-        if not last:
+        if last is None:
             return self.logits_in(self.model(**moved))
-        logits: Tensor = self.model(**moved, logits_to_keep=1).logits
-        assert logits.shape[1] == 1
+        logits: Tensor = self.model(**moved, logits_to_keep=last).logits
+        assert logits.shape[1] == last
         return logits
 
-    def asks_last(self, queries: Any) -> bool:
-        """Whether queries are the last position alone, and the model can be asked for its logits only."""
+    def last_positions(self, queries: Any) -> int | None:
+        """How many of the last positions hold all queries, if the model can be asked for their logits alone.
+
+        None if it cannot, or if the queries reach back to the first position.
+        """
         if self.kind != "causal" or self.output is not None or queries is None:
-            return False
+            return None
         takes = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         positions = self.mask.shape[1] - self.first
-        free = "logits_to_keep" not in self.inputs.arguments
-        return takes and free and numbers("queries", queries, positions) == [positions - 1]
+        if not takes or "logits_to_keep" in self.inputs.arguments:
+            return None
+        last = positions - min(numbers("queries", queries, positions))
+        return last if last < positions else None
 
     def some(self, rows: list[int]) -> Subject:
         """The same model with some of the examples."""
@@ -248,9 +253,18 @@ class Subject:
         text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
         return classes in (getattr(text, "vocab_size", None), len(tokenizer))
 
-    def places(self, logits: Tensor, queries: Any) -> list[int]:
-        """Positions of the output to explain; position 0 where the model has one output for all tokens."""
-        return [0] if logits.shape[1] == 1 else numbers("queries", queries, logits.shape[1])
+    def places(self, logits: Tensor, queries: Any, last: int | None = None) -> list[int]:
+        """Positions of the output to explain; position 0 where the model has one output for all tokens.
+
+        Args:
+            logits: (batch, position, classes).
+            queries: positions, as the caller gave them.
+            last: how many of the last positions the logits are of; None for all.
+        """
+        if last is None:
+            return [0] if logits.shape[1] == 1 else numbers("queries", queries, logits.shape[1])
+        positions = self.mask.shape[1] - self.first
+        return [place - positions + last for place in numbers("queries", queries, positions)]
 
     def target(self, logits: Tensor, target: Any, queries: list[int]) -> Tensor:
         """(batch, query): the given target, the label, the next token of the input, or the prediction."""
@@ -269,10 +283,13 @@ class Subject:
             name = "decoder_input_ids" if self.kind == "encoder–decoder" else "input_ids"
             ids = self.inputs.arguments.get(self._named(name))
             if isinstance(ids, Tensor):
+                # The logits may be those of the last positions alone.
+                start = self.mask.shape[1] - self.first - positions
+                at = [start + query for query in queries]
                 ids = ids.to(logits.device)
                 real = self.mask[:, self.first :].to(ids.device)
-                following = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)[:, queries]
-                known = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], dim=1)[:, queries]
+                following = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)[:, at]
+                known = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], dim=1)[:, at]
                 return torch.where(known, following, likely)
         if target is None:
             return likely

@@ -73,10 +73,10 @@ def gradients_of(subject: Subject, options: Options) -> Tensor:
         checkpointed(subject.model, subject.layers),
         _Leaves(subject) as leaves,
     ):
-        last = subject.asks_last(options.queries)
+        last = subject.last_positions(options.queries)
         logits = subject.logits(leaves.arguments, last)
         leaves.check()
-        places = subject.places(logits, options.queries)
+        places = subject.places(logits, options.queries, last)
         target = subject.target(logits.detach(), options.target, places)
         against = subject.against(logits.detach(), options.against, target, places)
         score = subject.score(logits, target, places, against)
@@ -130,7 +130,7 @@ def _integrated(
         times = values[0].shape[0] // rows
         arguments = subject.rows(leaves.arguments, torch.arange(batch).repeat(times))
         with leaves.replaced(values, arguments):
-            logits = subject.logits(arguments, subject.asks_last(options.queries))
+            logits = subject.logits(arguments, subject.last_positions(options.queries))
         places = [0] if logits.shape[1] == 1 else [place]
         other = None if against is None else against.repeat(times).unsqueeze(1)
         return subject.score(logits, target.repeat(times).unsqueeze(1), places, other).squeeze(1)
