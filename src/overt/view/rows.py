@@ -218,4 +218,6 @@ def _before(trace: Trace, real: Tensor, source: int) -> str:
             end = max(end, stop)
     if 0 < source < len(signs):
         signs[source] = BROKEN
+        if source + 1 < len(signs) and signs[source + 1] == BROKEN:
+            signs[source + 1] = SPACED  # what was generated follows the token that it starts with
     return "".join(signs)

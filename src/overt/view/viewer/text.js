@@ -1,7 +1,7 @@
 // A long text with each token in the colour of its weight, below a map of the whole text at every layer.
 // Only the lines on the screen are drawn.
 import { drawMessage, drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord, spokenWords } from "./passage.js";
+import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, tokenPlace } from "./words.js";
 
@@ -229,7 +229,8 @@ function textDrawHead(scene, first, last) {
   const title = `${trace.measure(seen.method)}, layer ${seen.layer + 1}${headWords(trace, seen)}${seen.log ? ", log scale" : ""}`;
   const legend = Math.min(210, room / 2);
   drawScale(surface, theme, scale, TEXT_EDGE, top + 6, fitted(title, legend + 40, 11), legend);
-  const said = `what ${spokenWords(trace, seen.query, 24)} draws on`;
+  const spoken = trace.spokenOf(seen.query);
+  const said = `what “${passageWord(trace.tokens[spoken], 24)}” (${tokenPlace(trace, spoken)}) draws on`;
   const beside = TEXT_EDGE + legend + 60;
   if (width - beside > 140) surface.text(fitted(said, width - beside - TEXT_EDGE, 13, 600), beside, top + 22, { size: 13, fill: theme.ink, weight: 600 });
   const note = values ? beyondScale(trace, seen, values, scale.top, query) : "";
