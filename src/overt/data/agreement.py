@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 from typing import Literal
@@ -36,6 +36,7 @@ __all__ = [
     "Sentence",
     "baselines",
     "encode",
+    "flipped",
     "generate",
     "split",
 ]
@@ -529,6 +530,27 @@ def split(train: int, test: int, seed: int) -> tuple[list[Sentence], list[Senten
     seen: set[tuple[str, ...]] = set()
     held_out = _draw(rng, "balanced", test, seen, unique=True)
     return _draw(rng, "natural", train, seen, unique=False), held_out
+
+
+_OTHER_NUMBER = {
+    word: other for nouns in _NOUNS.values() for pair in nouns for word, other in (pair, pair[::-1])
+}
+
+
+def flipped(sentence: Sentence) -> Sentence:
+    """The sentence with its subject in the other number, and all other words as they are.
+
+    Args:
+        sentence: one whose subject has one head; a coordinated subject is plural whatever its nouns are.
+    """
+    if len(sentence.subject) != 1:
+        raise ValueError(f"sentence must have a subject with one head, got {str(sentence)!r}")
+    [head] = sentence.subject
+    words, plural = list(sentence.tokens), not sentence.plural
+    words[head] = _OTHER_NUMBER[words[head]]
+    nouns = tuple((place, plural if place == head else number) for place, number in sentence.nouns)
+    attractors = sum(number != plural for place, number in nouns if place > head)
+    return replace(sentence, tokens=tuple(words), plural=plural, nouns=nouns, attractors=attractors)
 
 
 def encode(sentence: Sentence | str) -> list[int]:

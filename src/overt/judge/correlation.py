@@ -23,6 +23,7 @@ from overt.tracing.result import Trace
 from overt.tracing.tracer import trace
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import nn
 
@@ -408,20 +409,11 @@ def randomised(
             by_method[name] = values[range(len(places)), places if values.shape[1] == len(distinct) else 0]
         return by_method
 
-    def shuffle(prefix: str) -> None:
-        """Shuffle the parameters under a path that have not been shuffled yet."""
-        with torch.no_grad():
-            for name, parameter in changed.named_parameters():
-                if name not in done and (name + ".").startswith(prefix):
-                    order = torch.randperm(parameter.numel(), generator=generator)
-                    parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
-                    done.add(name)
-
     original = rows(before)
     rho: dict[str, list[list[float]]] = {method: [] for method in chosen}  # by stage and sentence
     stages = []
     for stage in [*layers, ""]:
-        shuffle(f"{stage}." if stage else "")
+        shuffle(changed, generator, f"{stage}." if stage else "", done)
         stages.append(stage or "everything")
         now = rows(trace(changed, inputs, **arguments))
         for method in chosen:
@@ -440,6 +432,25 @@ def randomised(
         {method: _mean_where(table, by_all) for method, table in values.items()},
         by_all.sum(axis=1),
     )
+
+
+def shuffle(model: nn.Module, generator: torch.Generator, prefix: str, done: set[str]) -> None:
+    """Shuffle the entries of each parameter under a path that has not been shuffled yet, in place.
+
+    Args:
+        model: the model.
+        generator: of random numbers, on the CPU.
+        prefix: how the parameters' names begin; empty for all.
+        done: names of those that have been shuffled, to which these are added.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in done and (name + ".").startswith(prefix):
+                order = torch.randperm(parameter.numel(), generator=generator)
+                parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
+                done.add(name)
 
 
 def _mean_where(values: Floats, counted: NDArray[np.bool_]) -> Floats:

@@ -33,6 +33,7 @@ from overt.recipes import (
     ea_understanding,
     ea_vision,
     ea_vision_figures,
+    faithfulness,
     flow_figures,
     flow_pronouns,
     flow_sentiment,
@@ -78,6 +79,7 @@ RECIPES: dict[str, Recipe] = {
         bam_translation.TABLE_4,
         ea_understanding.BAM_TABLE_5,
         uncertainty.UNCERTAINTY,
+        faithfulness.FAITHFULNESS,
         bam_questions.TABLE_7,
         bam_translation.TABLE_8,
     )

@@ -1,0 +1,159 @@
+"""Models that the faithfulness recipe judges, as classifiers of texts whose words may be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.agreement import VOCABULARY, Sentence, encode
+from overt.data.batching import pad_batch
+from overt.mechanisms.mechanism import Mechanism
+from overt.models.agreement import AgreementClassifier
+from overt.models.folders import WEIGHTS, load_weights, save_weights
+from overt.recipes._training import train_classifier
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# As in the demo.
+BATCH = 32
+LEARNING_RATE = 2e-3
+WARMUP = 40  # steps
+CHECKPOINTS = 4
+LONGEST = 32  # tokens
+# Verbs that follow a subject, with a space before them.
+VERBS = ((" is", " was", " has"), (" are", " were", " have"))
+
+
+def grammar_tokenizer() -> Any:
+    """A tokenizer of whole words for the grammar's sentences, which begin with [CLS]."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {word: number for number, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    first = "[CLS]"
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, numbers[first])]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token=first,
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=LONGEST,
+    )
+
+
+def grammar_classifier(mechanisms: Sequence[Mechanism]) -> Any:
+    """The demo's network, untrained, with what the judge asks of a classifier."""
+    model: Any = AgreementClassifier(len(VOCABULARY), mechanisms, max_length=LONGEST, dropout=0.0)
+    model.config = SimpleNamespace(num_labels=2, id2label={0: "singular", 1: "plural"})
+    return model
+
+
+def train_grammar(
+    folder: Path,
+    mechanisms: Sequence[Mechanism],
+    train: Sequence[Sentence],
+    steps: int,
+    seed: int,
+    device: str,
+    console: Console,
+) -> Any:
+    """The demo's network, trained as in the demo, or loaded where it has been; in evaluation mode."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    model = grammar_classifier(mechanisms)
+    if (folder / WEIGHTS).exists():
+        return load_weights(model, folder).eval()
+    train_classifier(
+        model,
+        folder,
+        train,
+        lambda items: pad_batch(items, encode),
+        batch=BATCH,
+        seed=seed,
+        steps=steps,
+        checkpoints=CHECKPOINTS,
+        console=console,
+        name=folder.name,
+        learning_rate=LEARNING_RATE,
+        warmup_steps=min(WARMUP, steps // 2),
+        device=device,
+    )
+    save_weights(model, folder)
+    return model.eval()
+
+
+class VerbNumber(nn.Module):
+    """A causal language model as a classifier of the number of the verb that follows a text.
+
+    Logits (batch, 2) are the log-sums of the probabilities of "is", "was" and "has", and of "are", "were" and
+    "have", up to a constant.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.config = SimpleNamespace(
+            num_labels=2,
+            id2label={0: "singular", 1: "plural"},
+            max_position_embeddings=model.config.max_position_embeddings,
+        )
+        ids = [[tokenizer(verb, add_special_tokens=False)["input_ids"] for verb in verbs] for verbs in VERBS]
+        for verb, pieces in zip((*VERBS[0], *VERBS[1]), (*ids[0], *ids[1]), strict=True):
+            if len(pieces) != 1:
+                raise ValueError(f"the tokenizer must have a token for {verb!r}, got {len(pieces)} pieces")
+        self.register_buffer("verbs", torch.tensor(ids).squeeze(-1), persistent=False)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        """Logits of both numbers, after each row's last token.
+
+        Args:
+            input_ids: (batch, sequence), padded on the right.
+            attention_mask: (batch, sequence), 0 at padding.
+        """
+        hidden = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
+        last = attention_mask.sum(dim=1) - 1
+        states = hidden[torch.arange(len(hidden), device=hidden.device), last]
+        logits = self.model.get_output_embeddings()(states)
+        return SimpleNamespace(logits=logits[:, self.verbs].logsumexp(dim=-1))
+
+
+def load_verb_number(path: str) -> tuple[VerbNumber, Any]:
+    """A causal language model from a folder, as `VerbNumber`, and its tokenizer.
+
+    Texts begin with the token that begins or ends a document, so that there is something to read when all
+    words are deleted.
+    """
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    first = tokenizer.bos_token or tokenizer.eos_token
+    if first is None:
+        raise ValueError(f"--language-model {path} must have a token that begins or ends a text")
+    number = tokenizer.convert_tokens_to_ids(first)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, number)]
+    )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = first
+    return VerbNumber(model, tokenizer).eval(), tokenizer
