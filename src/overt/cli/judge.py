@@ -464,9 +464,11 @@ def run(
         (lambda numbers: remaining(first[len(numbers) - 1], numbers, lambda *_: None), min(MOST, len(read))),
     ]
     where = next(model.parameters()).device.type
+    timed = "; timing a few of them" if len(read) > TIMED else ""
+    typer.echo(f"{len(read):,} texts, {len(names)} methods, on {where}{timed}", err=True)
     seconds = expected(lengths, jobs)
-    line = f"{len(read):,} texts, {len(names)} methods, on {where}"
-    typer.echo(line if seconds is None else f"{line}: about {duration(seconds)}", err=True)
+    if seconds is not None:
+        typer.echo(f"all will take about {duration(seconds)}", err=True)
     shown = Shown(len(names), seconds)
     try:
         found = judged(everything, shown)

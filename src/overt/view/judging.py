@@ -6,7 +6,6 @@ beforehand, so that the page needs no model.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -291,19 +290,16 @@ def live_index(
     """
     classifier = WordClassifier(model, tokenizer)
     read = classifier.read(text, name="1")
-    scorer = Scorer(classifier, SHARE, seed)
+    scorer = Scorer(classifier, SHARE, seed, methods=methods)
     scores: dict[str, NDArray[np.float64]] = {}
-    seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     for method in methods:
         reason = why_not(method)
         if reason is None:
-            began = time.perf_counter()
             try:
                 scores[method] = scorer.scores(method, read)
             except ValueError as error:
                 reason = str(error).split("\n", 1)[0]
-            seconds[method] = time.perf_counter() - began
         if reason is not None:
             refused[method] = reason
     entry = _entry(classifier, read, scores, None, "random", seed)
@@ -327,7 +323,7 @@ def live_index(
                 "name": name,
                 "title": title_of(name),
                 "texts": 1,
-                "seconds": seconds[name],
+                "seconds": scorer.seconds[name][0],
                 "measures": found[name],
                 "control": name in CONTROLS,
             }

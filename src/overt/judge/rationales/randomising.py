@@ -53,19 +53,22 @@ def after_shuffling(
     _check.whole("most", most, 1)
     if len(texts) != found.texts:
         raise ValueError(f"texts must be the {found.texts} that were judged, got {len(texts)}")
-    scorer = Scorer(WordClassifier(shuffled(model, seed), tokenizer), WITHOUT, seed)
+    classifier = WordClassifier(shuffled(model, seed), tokenizer)
+    names = [name for name, own in found.methods.items() if name != ORACLE and own.seconds is not None]
+    scorer = Scorer(classifier, WITHOUT, seed, methods=names)
+    numbers = sorted({number for name in names for number in found.methods[name].texts[:most]})
+    read = {
+        number: classifier.read(texts[number], "" if queries is None else queries[number], str(number))
+        for number in numbers
+    }
     intervals = {}
-    for name, own in found.methods.items():
-        if name == ORACLE or own.seconds is None:
-            continue
-        left: list[float] = []
-        numbers = own.texts[:most]
+    for name in names:
+        own, left = found.methods[name], list[float]()
+        some = own.texts[:most]
         try:
-            for place, number in enumerate(numbers):
-                query = "" if queries is None else queries[number]
-                after = scorer.scores(name, scorer.classifier.read(texts[number], query, str(number)))
-                left.append(_left(own.scores[place], after))
-                progress(f"{title_of(name)}, {SHUFFLED}", place + 1, len(numbers))
+            for place, number in enumerate(some):
+                left.append(_left(own.scores[place], scorer.scores(name, read[number])))
+                progress(f"{title_of(name)}, {SHUFFLED}", place + 1, len(some))
         except ValueError:
             continue
         if not all(map(math.isnan, left)):
