@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overt.cli import app
-from overt.cli.judge import classes_of, duration, expected, read_given, table_of
+from overt.cli.judge import Shown, classes_of, duration, expected, read_given, table_of
 from overt.judge.rationales import evaluate
 from overt.judge.rationales.randomising import after_shuffling, shuffled
 from overt.judge.rationales.ranking import leading, ordered
@@ -240,3 +240,31 @@ def test_the_expected_time_is_of_two_texts_of_usual_length() -> None:
     assert expected(lengths, jobs) is not None
     assert [[lengths[number] for number in some] for some in judged] == [[1], [5, 13]]
     assert [duration(s) for s in (0.1, 61, 200, 9000)] == ["1 s", "61 s", "3 minutes", "2.5 hours"]
+
+
+def test_progress_names_the_method_and_its_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("overt.cli.judge.EVERY", -1.0)
+    shown = Shown(2, seconds=7200.0)
+    for words in ("raw", "raw, deleting words", "LIME", "raw, shuffled weights", "writing the page"):
+        shown(words, 1, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "method 1 of 2, raw: 1 of 3 texts, 2.0 hours left",
+        "method 1 of 2, raw, deleting words: 1 of 3 texts, 2.0 hours left",
+        "method 2 of 2, LIME: 1 of 3 texts, 2.0 hours left",
+        "raw, shuffled weights: 1 of 3 texts",
+        "writing the page: 1 of 3 texts",
+    ]
+
+
+def test_an_interrupted_command_says_that_nothing_was_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overt.cli.judge.run", interrupted)
+    result = CliRunner().invoke(app, ["judge", str(tmp_path), "--model", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "nothing was written" in result.output

@@ -252,7 +252,7 @@ export class JudgeView {
     if (!found) return element("article", { class: "method" }, title, element("p", { class: "soft" }, "was not judged on this text"));
     const name = shown(this.index.about.classes[found.now], 30);
     const said = element("p", { class: "said" }, percent(found.probability));
-    const turned = found.flipped ? element("p", { class: "said" }, element("strong", {}, `now ${name}, ${percent(found.top)}`)) : null;
+    const turned = found.flipped ? element("p", { class: "said" }, element("strong", {}, `now ${name}, ${percent(found.top).replace(" ", "\u00a0")}`)) : null;
     return element("article", { class: "method", "data-method": method.name }, element("div", { class: "effect" }, title, this.bar(text, found), element("div", { class: "outcome" }, element("div", {}, said, turned), this.curve(text, method.name))), this.words(text, method.name, found.deleted));
   }
 
