@@ -147,11 +147,12 @@ def test_texts_and_labels_are_read_from_every_kind_of_file(tmp_path: Path) -> No
     (tmp_path / "a.tsv").write_text("text\tspans\n" + "good film\t[[0, 1]]\n" * 9)
     given = read_given(tmp_path / "a.tsv", rationales="spans", most=3)
     assert (len(given.texts), given.rationales, given.all) == (3, [[(0, 1)]] * 3, 9)
+    assert given.rows == [1, 5, 9], "as the file counts them"
 
 
 def test_labels_are_numbers_or_names() -> None:
     names = ["negative", "positive"]
-    assert classes_of(["positive", 0, "1"], names) == [1, 0, 1]
+    assert classes_of(["positive", 0, "1"], names, [1, 2, 3]) == [1, 0, 1]
     for labels, words in {
         (1, 2): "'2' of text 2 is no class of the model: give 0 to 1, or negative or positive",
         (1, -1): "'-1' of text 2",
@@ -160,10 +161,10 @@ def test_labels_are_numbers_or_names() -> None:
         (1, "positive"): "all 2 texts have one class, positive",
     }.items():
         with pytest.raises(ValueError, match=re.escape(words)):
-            classes_of(labels, names)
-    assert classes_of([0, 1], ["0", "1"]) == [0, 1]
+            classes_of(labels, names, [1, 2])
+    assert classes_of([0, 1], ["0", "1"], [1, 2]) == [0, 1]
     with pytest.raises(ValueError, match="class 0 of the model is named 1, so that a number may be"):
-        classes_of([1, 2], ["1", "2"])
+        classes_of([1, 2], ["1", "2"], [1, 2])
 
 
 def test_bad_files_are_named(model: str, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Given:
 
     Attributes:
         texts: in the order of the file.
+        rows: their numbers in the file, from 1.
         labels: as the file has them; None without any.
         rationales: 0 or 1 for each word, or passages; None without any.
         queries: second parts; None without any.
@@ -51,6 +52,7 @@ class Given:
     """
 
     texts: list[str]
+    rows: list[int]
     labels: list[Any] | None = None
     rationales: list[Any] | None = None
     queries: list[str] | None = None
@@ -102,7 +104,7 @@ def read_given(
 
     texts = some(columns[text])
     assert texts is not None
-    return Given(texts, some(found), some(marked), some(asked), count)
+    return Given(texts, [place + 1 for place in keep], some(found), some(marked), some(asked), count)
 
 
 def _columns(path: str | Path, text: str) -> tuple[dict[str, list[Any]], int]:
@@ -140,12 +142,13 @@ def _listed(value: Any, number: int) -> Any:
     return [tuple(each) if isinstance(each, list) else each for each in found]
 
 
-def classes_of(labels: Sequence[Any], names: Sequence[str]) -> list[int]:
+def classes_of(labels: Sequence[Any], names: Sequence[str], rows: Sequence[int]) -> list[int]:
     """Labels, which are numbers or names of classes, as numbers.
 
     Args:
         labels: as a file has them.
         names: of the model's classes.
+        rows: numbers of the texts, for errors.
     """
     confused = [name for place, name in enumerate(names) if name.isdecimal() and int(name) != place]
     if confused:
@@ -155,7 +158,7 @@ def classes_of(labels: Sequence[Any], names: Sequence[str]) -> list[int]:
             "or its name: leave --labels out"
         )
     found = []
-    for number, label in enumerate(labels, start=1):
+    for number, label in zip(rows, labels, strict=True):
         text = str(label)
         if text in names and not isinstance(label, bool):
             found.append(names.index(text))
@@ -416,14 +419,16 @@ def run(
     model, tokenizer = open_classifier(model_name, device)
     classifier = WordClassifier(model, tokenizer)
     known = class_names(model, classifier.classes)
-    right = None if given.labels is None else classes_of(given.labels, known)
+    right = None if given.labels is None else classes_of(given.labels, known, given.rows)
     asked = given.queries or [""] * len(given.texts)
     read = [
-        classifier.read(each, query, str(number))
-        for number, (each, query) in enumerate(zip(given.texts, asked, strict=True), start=1)
+        classifier.read(each, query, str(row))
+        for row, each, query in zip(given.rows, given.texts, asked, strict=True)
     ]
     if len(given.texts) < given.all:
-        notes.append(f"{len(given.texts):,} of the {given.all:,} texts of {text_file}, spread evenly")
+        notes.append(
+            f"{len(given.texts):,} of the {given.all:,} texts of {Path(text_file).name}, spread evenly"
+        )
     if cut := sum(each.cut > 0 for each in read):
         notes.append(
             f"{cut:,} of {len(read):,} texts are longer than the {classifier.longest} tokens that the model "
