@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,20 @@ def test_a_worker_that_ray_loses_is_replaced(tmp_path: Path, ray: Any) -> None:
     assert sorted(told) == [0, 1, 2, 3]
     with pytest.raises(OSError, match=r"Ray lost shard 1 3 times .*the same command resumes"):
         dict(running._on_ray(DyingOnce(tmp_path / "died", always=True), [0, 1, 2], 2, told.append))
+
+
+@pytest.mark.slow
+def test_workers_that_the_cluster_has_no_room_for_are_not_waited_for(tmp_path: Path, ray: Any) -> None:
+    assert ray.cluster_resources()["CPU"] == 3
+    job: Any = DyingOnce(tmp_path / "died")
+    done: dict[int, Any] = {}
+    work = threading.Thread(
+        target=lambda: done.update(running._on_ray(job, list(range(8)), 6, lambda _: None)), daemon=True
+    )
+    work.start()
+    work.join(120)
+    assert not work.is_alive(), "it waits for workers that cannot start"
+    assert done == {number: {"rows": number} for number in range(8)}
 
 
 def test_a_pickled_tracer_is_small(model: str) -> None:

@@ -306,6 +306,9 @@ class RayWorker:
         prepare_worker()
         self.job = job
 
+    def ready(self) -> None:
+        """Nothing: an answer says that the process has started."""
+
     def perform(self, number: int) -> dict[str, Any]:
         """Trace a shard."""
         return self.job.perform(number, lambda _: None)
@@ -329,10 +332,18 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
     try:
         gpus = ray.cluster_resources().get("GPU", 0) / workers if job.tracer.device == "cuda" else 0
         shared, actors = ray.put(job), ray.remote(num_cpus=1, num_gpus=min(gpus, 1))(RayWorker)
-        idle = [actors.remote(shared) for _ in range(min(workers, len(numbers)))]
-        left, attempts = deque(numbers), Counter[int]()
-        busy: dict[Any, tuple[Any, int]] = {}
-        while left or busy:
+        left, attempts = deque(numbers), Counter[int | None]()
+        idle: list[Any] = []
+        busy: dict[Any, tuple[Any, int | None]] = {}  # with None for what has not started
+
+        def start() -> None:
+            actor = actors.remote(shared)
+            busy[actor.ready.remote()] = actor, None
+
+        for _ in range(min(workers, len(numbers))):
+            start()
+        # Actors that the cluster has no room for never start: nothing waits for them.
+        while left or any(number is not None for _, number in busy.values()):
             while idle and left:
                 actor, number = idle.pop(), left.popleft()
                 busy[actor.perform.remote(number)] = actor, number
@@ -345,16 +356,21 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
             except ray.exceptions.RayError as error:
                 attempts[number] += 1
                 if attempts[number] == ATTEMPTS:
+                    what = "a worker that was starting" if number is None else f"shard {number}"
                     raise OSError(
-                        f"Ray lost shard {number} {ATTEMPTS} times ({type(error).__name__}); the same "
-                        "command resumes with what is unfinished"
+                        f"Ray lost {what} {ATTEMPTS} times ({type(error).__name__}); the same command "
+                        "resumes with what is unfinished"
                     ) from None
-                left.appendleft(number)
-                idle.append(actors.remote(shared))
+                if number is not None:
+                    left.appendleft(number)
+                if not idle:
+                    start()
                 continue
             idle.append(actor)
-            tell(done["rows"])
-            yield number, done
+            if number is not None:
+                attempts[None] = 0
+                tell(done["rows"])
+                yield number, done
     finally:
         if not already:
             ray.shutdown()
