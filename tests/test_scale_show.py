@@ -227,7 +227,8 @@ def predicting(
     folder: Path, labels: list[str] | None, predictions: list[str | None], truths: list[Any]
 ) -> Corpus:
     """A corpus of one word, with these predictions and labels."""
-    kind = "string" if any(isinstance(truth, str) for truth in truths) else "int64"
+    kind = "double" if any(isinstance(truth, float) for truth in truths) else "int64"
+    kind = "string" if any(isinstance(truth, str) for truth in truths) else kind
     types = data_types({"text": "string", "label": kind}, ["raw"], -1)
     count = len(truths)
     same = {"text": "a", "tokens": ["a"], "starts": [0], "ends": [1], "special": [False], "cut": False}
@@ -250,6 +251,8 @@ def predicting(
         (["1", "0"], ["1", "0"], [1, 0], {"right": 2}),  # names come before numbers
         (None, ["0", "1", "10"], [0, 0, 10], {"right": 2, "wrong": 1}),
         (["no", "yes"], ["no", "yes"], [None, 1], {None: 1, "right": 1}),
+        (["no", "yes"], ["no", "yes"], [float("nan"), 1.0], {None: 1, "right": 1}),
+        (["1", "2", "3"], ["1", "2", "3"], [1.0, 2.0, 1.0], {"right": 2, "wrong": 1}),
     ],
 )
 def test_predictions_are_compared_by_the_names_of_classes_or_their_numbers(
@@ -264,6 +267,8 @@ def test_predictions_are_compared_by_the_names_of_classes_or_their_numbers(
     [
         (["no", "yes"], ["no"], [2], "label '2' of column 'label' is none of the model's: no, yes"),
         (["no", "yes"], ["no"], ["NO"], "label 'NO' of column 'label' is none"),
+        # 1 would be the first class, and 0 too.
+        (["1", "2"], ["1", "1"], [1, 0], "label '0' of column 'label' is none of the model's: 1, 2$"),
         (None, ["Ġgood"], ["good"], "predicts tokens or numbers, such as 'Ġgood'"),
         (None, ["0.25"], [0], "predicts tokens or numbers, such as '0.25'"),
         (None, ["1"], ["one"], "none of the model's: numbers from 0"),
@@ -408,6 +413,57 @@ def test_a_page_says_what_it_lacks(whole: Corpus, folder: Path, tmp_path: Path) 
     assert "3 of 4 shards" in corpus_page(some).index["about"]["incomplete"]
 
 
+@pytest.mark.parametrize(
+    ("later", "missing", "reason"),
+    [
+        (lambda _: -1, {"error"}, "label '-1' of column 'label' is none of the model's"),
+        (lambda row: row + 100, {"label", "error"}, "label '110' of column 'label' is none of the model's"),
+    ],
+)
+def test_labels_that_fail_after_the_first_part_do_not_spoil_the_page(
+    model: str, tmp_path: Path, later: Callable[[int], int], missing: set[str], reason: str
+) -> None:
+    rows = [{"text": TEXTS[n % 8], "label": n % 2 if n < 10 else later(n)} for n in range(80)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overt.corpus.run(tmp_path / "in.jsonl", model, tmp_path / "out", methods=["raw"], shard=10, workers=1)
+    page = corpus_page(overt.corpus.open(tmp_path / "out"))
+    assert set(page.index["about"]["missing"]) == missing
+    assert reason in page.index["about"]["missing"]["error"]
+    expected = ["token", "position", *({"label", "error"} - missing)]
+    assert [table["by"] for table in page.index["tables"]] == expected
+    with pytest.raises(ValueError, match=reason):
+        corpus_page(overt.corpus.open(tmp_path / "out"), by=["error"])
+
+
+def test_values_that_are_not_numbers_are_one_group(model: str, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": TEXTS[n], "x": [float("nan"), 1.5][n % 2]}) + "\n" for n in range(8))
+    (tmp_path / "in.jsonl").write_text(rows)
+    overt.corpus.run(tmp_path / "in.jsonl", model, tmp_path / "out", methods=["raw"], workers=1)
+    groups = overt.corpus.open(tmp_path / "out").summary("x").groups()
+    assert {group.name: group.sentences for group in groups} == {None: 4, 1.5: 4}
+
+
+def test_numbers_of_the_input_keep_their_digits_on_the_page(model: str, tmp_path: Path) -> None:
+    row = {"text": "good film", "id": 2**60 + 1, "score": 0.123456789, "label": 1700000000.25}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    overt.corpus.run(tmp_path / "in.jsonl", model, tmp_path / "out", methods=["raw"], workers=1)
+    (example,) = corpus_page(overt.corpus.open(tmp_path / "out")).index["examples"]
+    assert example["columns"] == {"id": "1152921504606846977", "score": "0.123456789"}
+    assert example["label"] == "1700000000.25"
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer", "expected"), [(0, -1, 0), (-2, -1, -2), ((0, 1), 0, 0), ((0,), -1, 0), (None, -1, -1)]
+)
+def test_the_page_names_the_layer_that_it_shows(
+    model: str, tmp_path: Path, layers: Any, layer: int, expected: int
+) -> None:
+    (tmp_path / "in.txt").write_text("good film\n")
+    overt.corpus.run(tmp_path / "in.txt", model, tmp_path / "out", methods=["raw"], layers=layers, workers=1)
+    page = corpus_page(overt.corpus.open(tmp_path / "out"), layer=layer)
+    assert page.index["about"]["layer"] == expected
+
+
 def test_a_page_of_many_rows_has_a_sample_of_them(whole: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PER_TOKEN", "PER_GROUP"):
         monkeypatch.setattr(f"overt.corpus.page.{name}", 1)
@@ -482,6 +538,17 @@ def test_bad_options_are_refused_in_one_line(folder: Path, tmp_path: Path) -> No
     assert "--method must be one of 'raw'" in refused(folder, "--method", "gradients")
     assert "--sort contrast compares groups" in refused(folder, "--sort", "contrast")
     assert "there is no folder" in refused(folder, "--out", tmp_path / "no" / "a.html")
+
+
+def test_a_regression_has_no_errors(tmp_path: Path) -> None:
+    one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    model = small_classifier(tmp_path / "regression", **one)
+    (tmp_path / "in.jsonl").write_text('{"text": "good film", "label": 0}\n')
+    overt.corpus.run(tmp_path / "in.jsonl", model, tmp_path / "out", methods=["raw"], workers=1)
+    corpus = overt.corpus.open(tmp_path / "out")
+    assert corpus.manifest["labels"] is None
+    with pytest.raises(ValueError, match="this model predicts tokens or numbers"):
+        corpus.summary("error")
 
 
 def test_errors_need_labels_and_a_classifier(model: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { palette } from "../../src/overt/view/viewer/colour.js";
-import { corpusExamples, corpusLink, corpusRows, corpusScale, corpusSort, corpusState } from "../../src/overt/view/viewer/corpus.js";
+import { corpusExamples, corpusLayer, corpusLink, corpusRows, corpusScale, corpusSort, corpusState } from "../../src/overt/view/viewer/corpus.js";
 
 const of = (mean, ratio, contrast) => ({ mean: [mean, mean - 0.1, mean + 0.1], even: 0.2, ratio: [ratio, ratio, ratio], ...(contrast === undefined ? {} : { contrast: [contrast, null, null] }) });
 const row = (name, sentences, mean, ratio, more = {}) => ({ name, special: false, group: 0, sentences, occurrences: sentences, of: { raw: of(mean, ratio), rollout: of(1 - mean, ratio) }, ...more });
@@ -63,6 +63,7 @@ test("a link leads back to its state, and one that is wrong to the first", () =>
   assert.deepEqual(corpusState(INDEX, corpusLink(INDEX, chosen)), chosen);
   assert.equal(corpusLink(INDEX, state()), "");
   assert.deepEqual(corpusState(INDEX, "by=colour&method=guess&group=7&sort=x&example=5"), state());
+  assert.equal(corpusState(INDEX, "sort=constructor").sort, null, "which every object has");
   assert.equal(corpusState(INDEX, "sort=contrast").sort, null, "which tokens have none of");
 });
 
@@ -72,4 +73,8 @@ test("the strongest colour is that of the largest word, which special tokens do 
   assert.equal(scale.css(0.8), scale.css(0.15));
   assert.notEqual(scale.css(0.05), scale.css(0.15));
   assert.equal(corpusScale(palette("light"), example(1, ["a", "b"], [0.5, -0.5]), "raw").kind, "signs");
+});
+
+test("layers are counted from 1, or from the top", () => {
+  assert.deepEqual([-1, -3, 0, 5].map(corpusLayer), ["top layer", "layer 3 from the top", "layer 1", "layer 6"]);
 });

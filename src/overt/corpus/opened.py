@@ -6,7 +6,7 @@ import dataclasses
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -339,9 +339,32 @@ class Corpus:
             label: as for `summary`.
             report: as for `summary`.
         """
+        return self.summaries_but(by, (), methods=methods, layer=layer, label=label, report=report)[0]
+
+    def summaries_but(
+        self,
+        by: Sequence[str],
+        optional: Collection[str],
+        *,
+        methods: Sequence[str] | None = None,
+        layer: int = -1,
+        label: str = LABEL,
+        report: Callable[[int, int], None] | None = None,
+    ) -> tuple[dict[str, Summary], dict[str, str]]:
+        """Several summaries without those that are refused on the way; and why these are.
+
+        Args:
+            by: as for `summary`, each.
+            optional: which of them may be left out, as where a later row has a label that the model has not.
+            methods: as for `summary`.
+            layer: as for `summary`.
+            label: as for `summary`.
+            report: as for `summary`.
+        """
         chosen = self.methods if methods is None else tuple(methods)
         for method in chosen:
             _check.one_of("methods", method, self.methods)
+        refused: dict[str, str] = {}
         grouping = {each: self.grouping(each, label) for each in by}
         summing = {each: Summing(chosen, each) for each in by}
         columns = ["tokens", "special", "query", *chosen]
@@ -352,10 +375,17 @@ class Corpus:
                 flat = sentences_of(table, chosen, layer, str(self._store.part(shard)))
                 for each, one in summing.items():
                     group = grouping[each]
-                    one.add(flat if group is None else _grouped(flat, group.values(table)))
+                    if each in refused:
+                        continue
+                    try:
+                        one.add(flat if group is None else _grouped(flat, group.values(table)))
+                    except ValueError as error:
+                        if each not in optional:
+                            raise
+                        refused[each] = str(error)
             if report is not None:
                 report(done, len(self.shards))
-        return {each: one.result() for each, one in summing.items()}
+        return {each: one.result() for each, one in summing.items() if each not in refused}, refused
 
     def grouping(self, by: str, label: str = LABEL) -> Grouping | None:
         """How `by` groups sentences; None for "token" and "position", which do not.
@@ -378,7 +408,7 @@ class Corpus:
         if self.columns[name].startswith(("list", "large_list", "fixed_size_list", "struct", "map")):
             raise ValueError(f"by must be a column of single values, {name!r} holds {self.columns[name]}")
         names = self.manifest.get("labels") if by == "label" else None
-        return Grouping((name,), lambda table: [_named(one, names) for one in table[name].to_pylist()])
+        return Grouping((name,), lambda table: [_named(one, names) for one in _given(table[name])])
 
     def _errors_of(self, label: str) -> Grouping:
         """Whether a prediction differs from the label."""
@@ -403,16 +433,15 @@ class Corpus:
             # Classes without names are predicted by their numbers.
             named = str(truth) if names is None else _named(truth, names)
             if not (named.isdigit() if names is None else named in names):
-                classes = (
-                    "numbers from 0" if names is None else f"{', '.join(names)[:SHOWN]}, or their numbers"
-                )
+                classes = "numbers from 0" if names is None else ", ".join(names)[:SHOWN]
+                classes += ", or their numbers" if names is not None and not _are_numbers(names) else ""
                 raise ValueError(
                     f"label {str(truth)[:SHOWN]!r} of column {label!r} is none of the model's: {classes}"
                 )
             return bool(prediction == named)
 
         def values(table: Any) -> list[str | None]:
-            pairs = zip(table["prediction"].to_pylist(), table[label].to_pylist(), strict=True)
+            pairs = zip(table["prediction"].to_pylist(), _given(table[label]), strict=True)
             return [
                 None if truth is None else RIGHT if right(said, truth) else WRONG for said, truth in pairs
             ]
@@ -448,17 +477,35 @@ class Grouping:
         self.columns, self.values = columns, values
 
 
+def _given(column: Any) -> list[Any]:
+    """Values of a column, with None for NaN, which would be another group in each row."""
+    return [None if value != value else value for value in column.to_pylist()]
+
+
 def _named(label: Any, names: Sequence[str] | None) -> Any:
-    """A label by the name that the model has for it, if it is one of these names or the number of one."""
+    """A label by the name that the model has for it, if it is one of these names or the number of one.
+
+    Where names are numbers themselves, such as one to five stars, a number is a name: it may not mean the
+    first class in one row and the second in another.
+    """
     if names is None or label is None:
         return label
-    if str(label) in names:
-        return str(label)
+    number: int | None
     try:
-        number = int(label)
-    except (TypeError, ValueError):
+        number = int(label) if int(label) == float(label) else None
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    for spelled in (str(label), str(number)):
+        if spelled in names:
+            return spelled
+    if number is None or _are_numbers(names):
         return label
-    return names[number] if number == float(label) and 0 <= number < len(names) else label
+    return names[number] if 0 <= number < len(names) else label
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Whether the name of some class could be the number of one."""
+    return any(name.isdecimal() for name in names)
 
 
 def _grouped(flat: Sentences, groups: list[Any]) -> Sentences:

@@ -73,7 +73,11 @@ def corpus_page(
         report: called with what is being done, the number of shards done and of all.
     """
     tables, missing = _tables(corpus, by, label)
-    summaries = corpus.summaries(tables, layer=layer, label=label, report=_reporting(report, "summing"))
+    optional = {"label", "error"} - set(by)
+    summaries, refused = corpus.summaries_but(
+        tables, optional, layer=layer, label=label, report=_reporting(report, "summing")
+    )
+    tables, missing = [name for name in tables if name in summaries], {**missing, **refused}
     ranked = {name: _ranked(summary, least) for name, summary in summaries.items()}
     words = [str(row.name) for row in ranked["token"] if not row.special][:FIRST]
     groupings = {name: one for name in tables if (one := corpus.grouping(name, label)) is not None}
@@ -96,8 +100,7 @@ def corpus_page(
         "about": {
             "model": manifest["model"]["name"],
             "input": _names(manifest["input"]["name"]),
-            "layers": manifest["settings"]["layers"],
-            "layer": layer,
+            "layer": _layer(manifest["settings"]["layers"], layer),
             "queries": manifest["settings"]["queries"],
             "sentences": summaries["token"].sentences,
             "tokens": summaries["token"].tokens,
@@ -139,14 +142,11 @@ def _reporting(report: Report | None, what: str) -> Callable[[int, int], None] |
 
 
 def _tables(corpus: Corpus, by: Sequence[str], label: str) -> tuple[list[str], dict[str, str]]:
-    """Which tables the page has; and why it has no labels or errors."""
+    """Which tables the page may have; and why it has no labels or errors."""
     tables, missing = ["token", "position"], {}
-    first = next((table for _, table in corpus.tables() if table.num_rows), None)
     for name in ("label", "error"):
         try:
-            grouping = corpus.grouping(name, label)
-            if grouping is not None and first is not None:
-                grouping.values(first)
+            corpus.grouping(name, label)
             tables.append(name)
         except ValueError as error:
             if name in by:
@@ -155,6 +155,11 @@ def _tables(corpus: Corpus, by: Sequence[str], label: str) -> tuple[list[str], d
     for name in by:
         corpus.grouping(name, label)  # refuses what there is none of
     return list(dict.fromkeys([*tables, *by])), missing
+
+
+def _layer(kept: int | Sequence[int] | None, layer: int) -> int:
+    """Number, in the model, of one of the layers that were kept; negative from the top."""
+    return layer if kept is None else kept if isinstance(kept, int) else kept[layer]
 
 
 def _names(name: Any) -> str:
@@ -267,7 +272,7 @@ def _example(
         entry["prediction"] = row["prediction"]
         entry["probability"] = row["probability"]
     if label is not None:
-        entry["label"] = row[label]
+        entry["label"] = _cut(row[label])
     alone = _OneRow({name: [value] for name, value in row.items()})
     for name, grouping in groupings.items():
         entry["groups"][name] = _shown_group(grouping.values(alone)[0])
@@ -290,8 +295,8 @@ class _OneColumn(list[Any]):
 
 
 def _cut(value: Any) -> Any:
-    """A carried value, short enough for a page."""
-    if value is None or isinstance(value, bool | int | float):
+    """A carried value, short enough for a page; numbers with all their digits, as the page's may not have."""
+    if value is None or isinstance(value, bool):
         return value
     text = str(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -229,7 +229,7 @@ def run(
         "input": {"name": source.names, "rows": source.rows, "hash": source.hash},
         "shards": len(shards),
         "schema": types,
-        "labels": list(opened.tried.labels) or None if opened.predicts else None,
+        "labels": _labels(opened),
         "versions": versions,
     }
     folder = Store(out)
@@ -256,6 +256,12 @@ def run(
         errors = _count_errors(folder, len(shards))
         folder.log("end", seconds=round(seconds, 1), errors=errors)
     return Finished(folder.folder, source.rows, todo, errors, seconds)
+
+
+def _labels(opened: Any) -> list[str] | None:
+    """Names of the classes that are predicted; None where there are none, as in a regression."""
+    classes = opened.predicts and opened.tried.link != "identity"
+    return list(opened.tried.labels) or None if classes else None
 
 
 def _carried(source: Source, text: str, columns: Sequence[str] | None) -> list[str]:
@@ -345,8 +351,8 @@ def _on_ray(job: Job, numbers: list[int], workers: int, tell: Tell) -> Iterator[
         # Actors that the cluster has no room for never start: nothing waits for them.
         while left or any(number is not None for _, number in busy.values()):
             while idle and left:
-                actor, number = idle.pop(), left.popleft()
-                busy[actor.perform.remote(number)] = actor, number
+                actor, shard = idle.pop(), left.popleft()
+                busy[actor.perform.remote(shard)] = actor, shard
             (ready,), _ = ray.wait(list(busy), num_returns=1)
             actor, number = busy.pop(ready)
             try:

@@ -15,12 +15,18 @@ export function corpusState(index, link = "") {
   for (const [name, value] of new URLSearchParams(link)) {
     if (name === "by" && index.tables.some((one) => one.by === value)) state.by = value;
     if (name === "method" && index.methods.some((one) => one.name === value)) state.method = value;
-    if (name === "sort" && (value in MEASURES || value === "sentences" || value === "name")) state.sort = value;
+    if (name === "sort" && (Object.hasOwn(MEASURES, value) || value === "sentences" || value === "name")) state.sort = value;
     if (name === "group" && /^\d+$/.test(value)) state.group = Number(value);
     if (name === "find" || name === "token") state[name] = value;
     if (name === "example" && index.examples.some((one) => String(one.row) === value)) state.example = Number(value);
   }
   return corpusLegal(index, state);
+}
+
+/** A layer in words: counted from 1, or, where its number is negative, from the top. */
+export function corpusLayer(layer) {
+  if (layer === -1) return "top layer";
+  return layer < 0 ? `layer ${-layer} from the top` : `layer ${layer + 1}`;
 }
 
 function corpusLegal(index, state) {
@@ -126,12 +132,10 @@ class CorpusView {
   }
 
   where() {
-    const { layers, layer, queries } = this.index.about;
-    const one = typeof layers === "number" ? layers : null;
-    const level = one === -1 || (one === null && layer === -1) ? "top layer" : `layer ${(one ?? layer) + 1}`;
+    const { layer, queries } = this.index.about;
     const names = { cls: "the first token’s row", last: "the last token’s row" };
     const query = queries === null ? "the main token’s row" : names[queries] ?? (typeof queries === "number" ? `token ${queries}’s row` : "");
-    return query ? `${level}, ${query}` : level;
+    return query ? `${corpusLayer(layer)}, ${query}` : corpusLayer(layer);
   }
 
   select(changes) {
