@@ -230,6 +230,25 @@ def test_what_is_no_string_is_an_error(classifier: str, value: Any, error: str) 
     assert list(rows["error"]) == [error, ""]
 
 
+def test_different_parts_of_characters_have_different_names() -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    pieces = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    pieces.pre_tokenizer, pieces.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),  # type: ignore[assignment]
+        decoders.ByteLevel(),  # type: ignore[assignment]
+    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=16, n_layer=1, n_head=2, n_positions=12))
+    tracer = overt.Tracer(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=pieces), methods=("raw",))
+    rows = tracer({"text": ["日a", "é a"]})
+    first, second = map(list, rows["tokens"])
+    assert first[3] == second[3] == "a"
+    assert len({*first, *second}) == 7, "three bytes, two bytes, a space and a letter"
+    assert rows["ends"][0].tolist() == [1, 1, 1, 2]
+
+
 def test_what_pandas_writes_for_a_missing_text_is_an_error(classifier: str) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"text": pandas.array(["good", None], dtype="string")})

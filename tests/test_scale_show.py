@@ -357,6 +357,10 @@ def test_tokens_are_shown_as_the_text_has_them() -> None:
         " [SEP]",
     ]
     assert displayed(text, tokens, [], []) == [f" {token}" for token in tokens]
+    # An emoji of four tokens, the first of which has the space before it.
+    assert displayed("a 😀 b", list("abcdef"), [0, 1, 2, 2, 2, 3], [1, 3, 3, 3, 3, 5]) == [
+        "a", " 😀", "·", "·", "·", " b",
+    ]  # fmt: skip
 
 
 # --- the page

@@ -24,6 +24,7 @@ PER_TOKEN, PER_GROUP = 2, 20  # examples for each token that comes first, and fo
 MOST_ROWS = 1_200  # of a table
 FIRST = 200  # tokens of the table that have examples of their own
 LONGEST = 300  # characters of a carried column on the page
+SHARED = "·"  # in place of characters that the token before shows
 TITLES = {"token": "Tokens", "position": "Positions", "label": "Labels", "error": "Errors"}
 Report = Callable[[str, int, int], None]
 
@@ -319,11 +320,15 @@ def displayed(text: str, tokens: Sequence[str], starts: Sequence[int], ends: Seq
             found.append(f" {token}")
             apart = True
             continue
+        if start < end:  # of characters that several tokens share, the first shows them
+            found.append(SHARED)
+            end = max(end, stop)
+            continue
         inside = text[start:stop]
-        between = text[end:start] if start >= end else ""
+        between = text[end:start]
         before = between + inside[: len(inside) - len(inside.lstrip())]
         space = " " if apart or re.search(r"\s", before) else ""
         found.append(space + (inside.strip() or token))
         apart = False
-        end = max(end, stop)
+        end = stop
     return found

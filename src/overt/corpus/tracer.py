@@ -29,6 +29,7 @@ from overt.tracing.tracer import trace, trace_batch
 
 Queries = Literal["cls", "last"] | int | None
 PROBE = "a b"
+PART = "\ufffd"  # stands for bytes that are no character
 KEPT = 2  # models that a process keeps
 _PROCESS = os.getpid()  # another in a process that was forked, as by `datasets`
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -62,8 +63,14 @@ class _Opened:
         """Names of tokens."""
         if unknown := {number for number in ids if number not in self.words}:
             known = names_of(self.tokenizer, sorted(unknown))
-            self.words |= {number: known.get(number, str(number)) for number in unknown}
+            self.words |= {number: self._different(number, known.get(number)) for number in unknown}
         return [self.words[number] for number in ids]
+
+    def _different(self, number: int, name: str | None) -> str:
+        """A name that no other token has: tokens that are parts of a character would all be called �."""
+        if name is None:
+            return str(number)
+        return f"{PART}{self.tokenizer.convert_ids_to_tokens(number)}" if PART in name else name
 
 
 # Path, hash, dtype, device and length → the model, loaded once however many copies of a tracer there are.
@@ -338,7 +345,7 @@ class Tracer:
         traced = trace_batch(opened.model, _inputs(opened, texts, mask))
         queries = self._queries(traced, mask)
         values = self._values(traced, queries)
-        likely = _predictions(traced) if opened.predicts else None
+        likely = _predictions(traced, opened) if opened.predicts else None
         for number, (place, text) in enumerate(zip(places, texts, strict=True)):
             count = counts[number]
             table.query[place] = queries[number]
@@ -491,7 +498,7 @@ def _inputs(opened: _Opened, texts: list[_Text], mask: Tensor) -> Inputs:
     return batch
 
 
-def _predictions(traced: Trace) -> list[tuple[str, float]]:
+def _predictions(traced: Trace, opened: _Opened) -> list[tuple[str, float]]:
     """Each text's likeliest class and its probability; of a regression, its number and NaN."""
     assert traced.outputs is not None
     divisor = traced.temperature if traced.link == "softmax" else 1.0
@@ -499,7 +506,11 @@ def _predictions(traced: Trace) -> list[tuple[str, float]]:
     if traced.link == "identity":
         return [(f"{value:.6g}", float("nan")) for value in traced.outputs[:, 0].tolist()]
     names = [
-        traced.labels[number] if traced.labels else traced.words.get(number, str(number))
+        traced.labels[number]
+        if traced.labels
+        else opened.name([number])[0]
+        if number in traced.words
+        else str(number)
         for number in best.tolist()
     ]
     return list(zip(names, chances.tolist(), strict=True))
