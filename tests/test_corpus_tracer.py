@@ -256,6 +256,18 @@ def test_what_pandas_writes_for_a_missing_text_is_an_error(classifier: str) -> N
     assert list(rows["error"]) == ["", "text is missing"]
 
 
+def test_the_hash_of_a_model_does_not_know_what_its_tokenizer_cut(classifier: str) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(classifier)
+    tracer = overt.Tracer(model, tokenizer=AutoTokenizer.from_pretrained(classifier))
+    before = tracer.model_hash()
+    assert tracer({"text": ["good film " * 9]})["cut"][0]
+    assert tracer.model_hash() == before
+    tracer.tokenizer.add_tokens(["zebra"])
+    assert tracer.model_hash() != before
+
+
 def test_the_hash_of_a_model_knows_its_mechanisms(classifier: str) -> None:
     from transformers import AutoModelForSequenceClassification
 

@@ -21,7 +21,7 @@ pa = pytest.importorskip("pyarrow", reason="install the extra scale")
 import overt  # noqa: E402
 from data_sets import data_set  # noqa: E402
 from overt.corpus import running  # noqa: E402
-from overt.corpus.store import Store  # noqa: E402
+from overt.corpus.store import Store, check_same  # noqa: E402
 from small_corpora import TEXTS, small_classifier  # noqa: E402
 
 METHODS = ("raw", "rollout", "flow")
@@ -211,6 +211,26 @@ def test_a_folder_made_with_something_else_is_refused(model: str, tmp_path: Path
     with pytest.raises(ValueError, match=r"another input: rows was 30, now 31; choose another folder"):
         running.run(path, model, out, shard=15, workers=1)
     assert digests(out) == before
+
+
+def test_settings_that_an_earlier_version_did_not_have_are_a_difference(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="made with other settings: new was null, now null"):
+        check_same({"settings": {"a": 1}}, {"settings": {"a": 1, "new": None}}, tmp_path)
+
+
+def test_columns_of_one_name_are_refused(model: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_arrays([pa.array(["good"]), pa.array([1]), pa.array([2])], names=["text", "x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet has several columns that are called x: rename them"):
+        running.run(tmp_path / "a.parquet", model, tmp_path / "out", workers=1)
+
+
+def test_files_with_other_names_are_no_parts(model: str, tmp_path: Path) -> None:
+    running.run(corpus(tmp_path), model, tmp_path / "out", shard=15, workers=1, methods=["raw"])
+    (tmp_path / "out" / "data" / "part-00000 copy.parquet").write_bytes(b"")
+    assert len(overt.corpus.open(tmp_path / "out")) == 26
 
 
 def test_two_runs_into_one_folder_are_refused(model: str, tmp_path: Path) -> None:

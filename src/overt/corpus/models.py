@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,9 +77,16 @@ def hash_of_module(model: Any, tokenizer: Any) -> str:
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update((backend.to_str() if backend is not None else repr(tokenizer)).encode())
+    digest.update(_tokenizer_text(tokenizer).encode())
     return digest.hexdigest()
+
+
+def _tokenizer_text(tokenizer: Any) -> str:
+    """All that a tokenizer makes of texts, but not how it cut and padded the last ones, which it keeps."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return repr(tokenizer)
+    return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None})
 
 
 def open_named(name: str, expected: str, dtype: str | None) -> Any:

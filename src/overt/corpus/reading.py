@@ -403,6 +403,8 @@ class ParquetSource(Source):
                     self.groups.append((number, group))
                     self.rows += file.metadata.row_group(group).num_rows
         assert schema is not None
+        if twice := {name for name in schema.names if schema.names.count(name) > 1}:
+            raise ValueError(f"{paths[0]} has several columns that are called {min(twice)}: rename them")
         self.hash = digest.hexdigest()
         self.arrow = {field.name: field.type for field in schema}
         self.types = {name: str(kind) for name, kind in self.arrow.items()}

@@ -191,7 +191,8 @@ class Store:
 
     def complete(self) -> set[int]:
         """Numbers of the shards that are complete."""
-        return {int(path.stem.removeprefix("part-")) for path in (self.folder / DATA).glob("part-*.parquet")}
+        names = (path.name for path in (self.folder / DATA).glob("part-*.parquet"))
+        return {int(found[1]) for name in names if (found := re.fullmatch(r"part-(\d+)\.parquet", name))}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -286,7 +287,7 @@ def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
         if was == is_:
             continue
         if isinstance(was, Mapping) and isinstance(is_, Mapping):
-            key = next(key for key in {**was, **is_} if was.get(key) != is_.get(key))
+            key = next(key for key in {**was, **is_} if key not in was or was[key] != is_.get(key, ...))
             was, is_ = was.get(key), is_.get(key)
         what = f"other {name}" if name.endswith("s") else f"another {name}"
         raise ValueError(
