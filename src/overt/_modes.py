@@ -1,4 +1,4 @@
-"""Change the mode of a model's modules, or what they call, or how torch computes, temporarily."""
+"""Where a model computes; and its mode, what it calls, or how torch computes, changed for a while."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: the device of its weights, or the one that accelerate moves them to."""
+    first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    for part in model.modules() if first.type == "meta" else (model,):
+        place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
+        if place is not None:
+            return torch.device(place)
+    return first
 
 
 def in_other_mode(model: nn.Module, trains: Callable[[nn.Module], bool]) -> list[nn.Module]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._modes import device_of
 from overt.attaching.adapters import adopt, peft_models, refuse_without_config, release
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.find import AttentionSite, name_of, undispatched
@@ -411,11 +412,7 @@ def _device(module: nn.Module) -> torch.device:
     if torch.get_default_device().type == "meta":
         # The model is being loaded on the meta device, though some families create weights elsewhere.
         return torch.get_default_device()
-    for part in module.modules():
-        place = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
-        if place is not None:
-            return torch.device(place)
-    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    return device_of(module)
 
 
 def _dtype(base: nn.Module, module: nn.Module) -> torch.dtype:

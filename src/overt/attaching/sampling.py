@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt._modes import in_other_mode, switched
+from overt._modes import device_of, in_other_mode, switched
 from overt._predictions import LINKS, Link, link_of, linked, summarize
 from overt.attaching.api import base_of, state_in, the_state
 from overt.attaching.settings import temperature_of
@@ -265,7 +265,7 @@ def arguments_of(base: Any, batch: Mapping[str, Any] | Tensor) -> dict[str, Any]
 
 def on_device(base: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs on the model's device."""
-    device = next(base.parameters()).device
+    device = device_of(base)
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._extras import need
-from overt._modes import evaluating
+from overt._modes import device_of, evaluating
 from overt._predictions import linked
 from overt._workers import Tell
 from overt.corpus import plan, store
@@ -479,7 +479,7 @@ def _coded(opened: _Opened, texts: list[str]) -> list[_Text]:
 
 def _inputs(opened: _Opened, texts: list[_Text], mask: Tensor) -> Inputs:
     """A batch of texts, padded on the right."""
-    device = next((p.device for p in opened.model.parameters()), torch.device("cpu"))
+    device = device_of(opened.model)
 
     def padded(rows: list[list[int]], filler: int) -> Tensor:
         out = torch.full(mask.shape, filler)

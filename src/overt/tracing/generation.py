@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt._modes import evaluating
+from overt._modes import device_of, evaluating
 from overt.attaching.find import name_of
 
 LENGTH = "max_new_tokens"
@@ -101,7 +101,7 @@ def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generati
         arguments: those of its forward, without a cache.
         generation: how to generate.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     moved = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in arguments.items()}
     settings = {"do_sample": False, "num_beams": 1, **generation.settings}
     moved.pop("use_cache", None)

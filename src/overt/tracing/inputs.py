@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from overt._modes import device_of
 from overt.attaching.find import name_of
 from overt.models.seq2seq import Seq2Seq
 from overt.models.word_by_word import IGNORED
@@ -61,7 +62,7 @@ class Inputs:
 
     def to_device_of(self, model: nn.Module) -> None:
         """Move the arguments to the model's device."""
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         self.arguments = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in self.arguments.items()

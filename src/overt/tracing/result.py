@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
+from overt._modes import device_of
 from overt._predictions import Link, linked
 from overt.tracing import files
 from overt.tracing.levels import HeldMaps, Levels, held_of
@@ -411,7 +412,7 @@ class Trace(ShownTrace):
     def _device(self) -> torch.device | None:
         """The model's device, where states that had no room on it are computed."""
         model = None if self.subject is None else self.subject.model
-        return None if model is None else next((p.device for p in model.parameters()), None)
+        return None if model is None else device_of(model)
 
     def check_maps(self, what: str) -> None:
         """Refuse a trace without maps, for what shows them."""

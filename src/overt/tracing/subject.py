@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt._modes import device_of
 from overt._predictions import Link, link_of, linked
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
@@ -67,7 +68,7 @@ class Subject:
             last: of so many of the last positions alone, as `last_positions` says.
         """
         # The model may have moved since the trace.
-        device = next((p.device for p in self.model.parameters()), None)
+        device = device_of(self.model)
         moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in arguments.items()}
         if last is None:
             return self.logits_in(self.model(**moved))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._modes import any_shape, evaluating
+from overt._modes import any_shape, device_of, evaluating
 from overt._predictions import link_of, linked
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class WordClassifier:
         """Arguments of several texts, padded on the right, on the model's device."""
         fills = {"input_ids": self.tokenizer.pad_token_id}
         longest = max(len(row["input_ids"]) for row in rows)
-        device = next(self.model.parameters()).device
+        device = device_of(self.model)
         found = {}
         for name in rows[0]:
             table = np.full((len(rows), longest), fills.get(name, 0), np.int64)
@@ -234,7 +234,7 @@ class WordClassifier:
     @property
     def at_once(self) -> int:
         """Tokens of one pass."""
-        device = next(self.model.parameters()).device.type
+        device = device_of(self.model).type
         return READ.get(device, TOKENS) if self.windowed else TOKENS
 
     @contextmanager
@@ -242,7 +242,7 @@ class WordClassifier:
         """The model, to read many texts at once without gradients, with products of the chosen type."""
         from overt.models.rationale import InParts, RationaleClassifier
 
-        model, device = self.model, next(self.model.parameters()).device.type
+        model, device = self.model, device_of(self.model).type
         cast = self.dtype is not None
         if isinstance(model, RationaleClassifier):
             model, cast = InParts(model, ENCODED.get(device, FEW), self.dtype), False

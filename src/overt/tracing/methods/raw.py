@@ -13,7 +13,7 @@ from overt.tracing.methods.method import Cost, Method, MethodRequest, register_m
 def raw_of(levels: Levels, request: MethodRequest) -> Tensor:
     """The maps; for an encoder–decoder, cross-attention next to the decoder's self-attention."""
     rows = [levels.weights(layer, request.heads).row(request.queries) for layer in request.layers]
-    return torch.stack(rows, dim=1)
+    return torch.stack([row.to(rows[0].device) for row in rows], dim=1)  # layers may be on several devices
 
 
 def raw_over_edges(walk: Walk, request: MethodRequest) -> Tensor:
