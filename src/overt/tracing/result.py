@@ -35,6 +35,7 @@ from overt.tracing.subject import Subject
 
 if TYPE_CHECKING:
     from overt.tracing.chat import Turn
+    from overt.tracing.images import ImageTokens
     from overt.tracing.kept_rows import KeptRows
     from overt.tracing.spans import SpanValues
 
@@ -523,13 +524,29 @@ class Trace(ShownTrace):
             queries: "words", "sentences", "turns" or "tokens"; the same after "generated", as in "generated
                 words": what the model wrote, at the queries that wrote it; or name → range. By default
                 "generated words" if the model generated, otherwise "words".
-            tokens: "words", "sentences", "turns", "tokens", or name → range: a pair (start, stop) of tokens,
-                `overt.tracing.spans.Characters(start, stop)` of the text, or a passage that is in it once.
+            tokens: "words", "sentences", "turns", "images", "tokens", or name → range: a pair (start, stop)
+                of tokens, `overt.tracing.spans.Characters(start, stop)` of the text, or a passage that is in
+                it once.
             options: the method's other arguments.
         """
         from overt.tracing.spans import spans_of
 
         return spans_of(self, method, queries, tokens, options)
+
+    def images(self) -> list[list[ImageTokens]]:
+        """The pictures in the prompt of a language model, example by example: their tokens and grids.
+
+        Each has `patches(values)`: (…, token) → (…, row, column). Needs the model, as blank-out does.
+        """
+        from overt.tracing.images import image_tokens
+
+        subject = self._subject("the place of pictures")
+        found = image_tokens(subject.model, subject.inputs.arguments)
+        if self.kind != "causal" or subject.inputs.arguments["input_ids"].shape != self.mask.shape:
+            raise ValueError(
+                "pictures have a place among the tokens of a language model: choose it with stack=…"
+            )
+        return found
 
     def patches(self, values: Tensor) -> Tensor:
         """(…, token) → (…, row, column), the patches of an image."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from overt.tracing.options import numbers
 
-UNITS = ("tokens", "words", "sentences", "turns")
+UNITS = ("tokens", "words", "sentences", "turns", "images")
 GENERATED = "generated "
 # Letters that are written without spaces between words: each token of them is a word of its own.
 SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -125,6 +125,7 @@ class _Example:
             "words": lambda: self._pieces("words", WORD),
             "sentences": lambda: self._pieces("sentences", SENTENCE),
             "turns": self._turns,
+            "images": self._images,
         }
         if not isinstance(ranges, str) or ranges not in made:
             prefixed = [f"{GENERATED}{unit}" for unit in UNITS] if argument == "queries" else []
@@ -162,6 +163,12 @@ class _Example:
         if not turns:
             raise ValueError("this trace has no turns: trace messages of a chat, or with generate=64")
         return [Span(*turn) for turn in turns]
+
+    def _images(self) -> list[Span]:
+        pictures = self.trace.images()[self.number]
+        if not pictures:
+            raise ValueError(f"there is no picture in the prompt of example {self.number}")
+        return [Span(f"image {n}", each.start, each.stop) for n, each in enumerate(pictures, start=1)]
 
     def _pieces(self, what: str, pattern: re.Pattern[str]) -> list[Span]:
         """Tokens joined where one match of a pattern holds their first letters; others stay alone."""

@@ -71,7 +71,7 @@ def trace(
         generate: most tokens that a language model is to write after the prompt, or an encoder–decoder as its
             target, by greedy decoding; one pass over both then has all rows. Or a mapping of settings of
             transformers' `generate`: {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7}. See
-            `Trace.generated`.
+            `Trace.generated`. Of a model that sees pictures as well, the language model is traced.
         tokens: names of the tokens, per example, for inputs that have none.
         heads: keep each head's maps, for `heads="each"` and lists of heads; by default only their mean.
         mixing: what the maps hold. "attention": the weights. "effective": the weights without the part that
@@ -116,6 +116,10 @@ def trace(
         from overt.tracing.generation import generation_of  # on first use
 
         generation = generation_of(generate, seed)
+        if stack is None and not is_pair(model):
+            from overt.tracing.images import language_stack
+
+            stack = language_stack(model)
     batch = _read(model, inputs, tokenizer, processor, decoder, tokens, generation)
     return trace_batch(
         model,
