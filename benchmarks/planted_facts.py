@@ -3,8 +3,9 @@
 A sentence with a code is planted in a long text, the model is asked for the code, and generates its digits.
 Which share of the code's tokens in the text is among the top tokens by each method, read at the queries that
 generated the digits? Prompts whose answer is wrong are counted, and not judged. The text is Overt's own
-documentation. Tokens that were generated are not ranked. The first token's share shows how much of a row goes
-to the start of the text, whatever is asked.
+documentation. Tokens that were generated, and the first one, are not ranked; its share shows how much of a
+row goes to the start of the text, whatever is asked. "raw, best layer" is the layer with the highest recall
+on the other half of the prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import random
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,9 +31,10 @@ ROOT = Path(__file__).parent.parent
 PLANTED = "The secret code is {code}."
 QUESTION = "\n\nQuestion: What is the secret code?\nAnswer: The secret code is"
 NEW = 8  # tokens that are generated
+ALL_LAYERS = "raw, mean of layers"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "raw, last layer": ("raw", {"layers": -1}),
-    "raw, mean of layers": ("raw", {}),
+    ALL_LAYERS: ("raw", {}),
     "rollout": ("rollout", {"layers": -1}),
     "rollout, receptive field": ("rollout", {"layers": -1, "receptive_field": True}),
     "gradient norm": ("gradients", {}),
@@ -63,15 +65,26 @@ def prompt_of(tokenizer: Any, text: str, tokens: int, seed: int) -> tuple[str, s
     return f"{around[:place]}{PLANTED.format(code=code)} {around[place:]}{QUESTION}", code
 
 
-def rows_of(trace: Any, queries: list[int]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, float]]:
-    """Each method's values, averaged over the queries, (token,), and its seconds."""
-    found, seconds = {}, {}
+Row: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def rows_of(trace: Any, queries: list[int]) -> tuple[dict[str, Row], dict[str, float], list[Row]]:
+    """Each method's values, averaged over the queries, (token,), and its seconds; raw's of each layer."""
+    found, seconds, layers = {}, {}, list[Row]()
     for name, (method, options) in METHODS.items():
         began = time.perf_counter()
-        values = getattr(trace, method)(queries, **options)[0]  # (layer, query, token)
-        found[name] = values.double().abs().mean(dim=(0, 1)).cpu().numpy()
+        values = getattr(trace, method)(queries, **options)[0].double().abs()  # (layer, query, token)
+        found[name] = values.mean(dim=(0, 1)).cpu().numpy()
         seconds[name] = time.perf_counter() - began
-    return found, seconds
+        if name == ALL_LAYERS:
+            layers = list(values.mean(dim=1).cpu().numpy())
+    return found, seconds, layers
+
+
+def recall(values: Row, wanted: list[int], top: int) -> float:
+    """The share of some tokens among those with the largest values, but for the first one."""
+    best = 1 + np.argsort(-values[1:], kind="stable")[:top]
+    return float(np.isin(wanted, best).mean())
 
 
 def judged(model: Any, tokenizer: Any, prompt: str, code: str, top: int) -> dict[str, Any]:
@@ -94,14 +107,13 @@ def judged(model: Any, tokenizer: Any, prompt: str, code: str, top: int) -> dict
     # The query that generates a token is the one before it.
     written = [number - 1 for number in tokens(end + answer.start(1), end + answer.end(1))]
     before = int(trace.generated[0].int().argmax())
-    rows, seconds = rows_of(trace, written)
+    rows, seconds, layers = rows_of(trace, written)
     result: dict[str, Any] = {"right": True, "code": code, "tokens": before, "methods": {}}
+    result["layers"] = [recall(values[:before], wanted, top) for values in layers]
     for name, values in rows.items():
-        prompt_values = values[:before]
-        best = np.argsort(-prompt_values, kind="stable")[:top]
         result["methods"][name] = {
-            "recall": float(np.isin(wanted, best).mean()),
-            "first token": float(prompt_values[0] / values.sum()),
+            "recall": recall(values[:before], wanted, top),
+            "first token": float(values[0] / values.sum()),
             "seconds": seconds[name],
         }
     return result
@@ -143,6 +155,17 @@ def main() -> None:
     report(stored, options, torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU")
 
 
+def cells(recalls: list[float]) -> list[str]:
+    """The mean, and its 95 % interval over prompts by Student's t."""
+    from scipy.stats import t
+
+    values = np.array(recalls)
+    spread = float("nan")
+    if len(values) > 1:
+        spread = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5)
+    return [f"{values.mean():.2f}", f"{values.mean() - spread:.2f} to {values.mean() + spread:.2f}"]
+
+
 def report(stored: dict[str, Any], options: argparse.Namespace, device: str) -> None:
     """Print the table, and write it."""
     every = list(stored["prompts"].values())[: options.prompts]
@@ -155,13 +178,15 @@ def report(stored: dict[str, Any], options: argparse.Namespace, device: str) -> 
     lines = []
     for method in METHODS if right else ():
         found = [each["methods"][method] for each in right]
-        recall = np.array([each["recall"] for each in found])
-        spread = 1.96 * recall.std(ddof=1) / len(recall) ** 0.5 if len(recall) > 1 else float("nan")
         share, seconds = (float(np.mean([each[key] for each in found])) for key in ("first token", "seconds"))
-        low, high = max(0.0, recall.mean() - spread), min(1.0, recall.mean() + spread)
-        lines.append(
-            [method, f"{recall.mean():.2f}", f"{low:.2f}–{high:.2f}", f"{share:.2f}", f"{seconds:.1f}"]
-        )
+        lines.append([method, *cells([each["recall"] for each in found]), f"{share:.2f}", f"{seconds:.1f}"])
+    if len(right) > 1:
+        layers = np.array([each["layers"] for each in right])
+        best = [int(layers[half::2].mean(axis=0).argmax()) for half in (0, 1)]
+        values = [float(row[best[1 - number % 2]]) for number, row in enumerate(layers)]
+        lines.append([f"raw, best layer ({best[0] + 1} and {best[1] + 1})", *cells(values), "", ""])
+    chance = options.top / np.mean([each["tokens"] for each in right]) if right else 0.0
+    lines.append(["random order", f"{chance:.3f}", "", "", ""])
     table = Table(*names, title=title)
     for line in lines:
         table.add_row(*line)

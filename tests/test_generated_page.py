@@ -42,6 +42,17 @@ def test_the_page_of_generated_text_has_the_rows_that_wrote_it(memory: int) -> N
     assert text.startswith("Keep it")
 
 
+def test_single_heads_of_generated_words_are_there_if_they_were_traced() -> None:
+    trace = overt.trace(tiny("Llama"), [[5, 6, 7]], generate=4, heads=True)
+    shown = trace.html()
+    assert shown.index["traces"][0]["heads"] == 4
+    want = trace.raw(trace.generating_queries(), heads="each")[0]
+    for head in range(4):
+        torch.testing.assert_close(
+            field(shown, "raw heads", 1)[head].double(), want[1, head], rtol=0.05, atol=0.02
+        )
+
+
 def test_an_encoder_decoder_has_its_output_after_the_source() -> None:
     trace = overt.trace(tiny("T5"), "Keep it safe", tokenizer=byte_tokenizer(), generate=4)
     entry = trace.html().index["traces"][0]

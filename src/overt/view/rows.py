@@ -174,9 +174,12 @@ def _missing(trace: Trace, contents: PageContents, readers: list[Method]) -> dic
 
 def _heads(trace: Trace, found: dict[str, Tensor], missing: dict[str, str]) -> int:
     """How many heads have raw rows of their own on the page."""
-    if not isinstance(trace.maps, HeldMaps) or not trace.maps.heads:
+    if isinstance(trace.maps, HeldMaps):
+        heads = int(trace.maps.held[0].shape[1]) if trace.maps.heads else 0
+    else:  # generated text, or none at all
+        heads = trace.maps[0].shape[1] if trace.maps and trace.maps[0].dim() == 4 else 0
+    if not heads:
         return 0
-    heads = int(trace.maps.held[0].shape[1])
     single = heads * found["raw"].numel()
     count = sum(values.numel() for values in found.values()) + single
     if count <= MOST_HEADS and (trace.memory is None or 8 * single <= trace.memory):
