@@ -63,12 +63,13 @@ FORMS: dict[str, dict[str, tuple[Mechanism, ...]]] = {
     LANGUAGE: {PLAIN: ()},
 }
 TEXTS = {AGREEMENT: 300, SENTIMENT: 300, REVIEWS: 100, LANGUAGE: 300}
-QUICK_TEXTS = {AGREEMENT: 10, REVIEWS: 6}
-QUICK_FORMS = {AGREEMENT: tuple(FORMS[AGREEMENT]), REVIEWS: (PLAIN,)}
+QUICK_TEXTS = {AGREEMENT: 8, REVIEWS: 6}
+QUICK_FORMS = {AGREEMENT: (PLAIN, "evolving"), REVIEWS: (PLAIN,)}
+QUICK_NAMES = {REVIEWS: "planted reviews"}  # of what stands in for data
 QUICK_WORDS = 9  # of the longest sentence
 QUICK_SAMPLES = 100  # of LIME
 TRAIN, TEST = 16_000, 2_000  # sentences of the grammar, as in the demo
-STEPS, QUICK_STEPS = 280, 160
+STEPS, QUICK_STEPS = 280, 150
 SENTIMENT_UPDATES = 2_100  # about an epoch
 POINTS = 6  # of curves
 DIGITS = 4  # of stored numbers
@@ -157,9 +158,9 @@ class Shared(NamedTuple):
 
 def rows_of(quick: bool) -> dict[str, JudgedRow]:
     """All rows by name; those of a trial are a few of them, with few texts."""
-    texts = QUICK_TEXTS if quick else TEXTS
+    texts, names = (QUICK_TEXTS, QUICK_NAMES) if quick else (TEXTS, {})
     return {
-        f"{data} {form}": JudgedRow(data, form, mechanisms, every_method(), texts[data])
+        f"{names.get(data, data)} {form}": JudgedRow(data, form, mechanisms, every_method(), texts[data])
         for data in texts
         for form, mechanisms in FORMS[data].items()
         if not quick or form in QUICK_FORMS[data]
@@ -807,8 +808,9 @@ def notes_of(outcome: Outcome) -> list[str]:
         "others. A method that has a value for fewer than half of the texts is in no comparison of its "
         "column. The best order is on those of these texts that have up to 30 words, and is the best for "
         "the normalised AOPC alone.",
-        "Ranks are of means, without intervals: neighbours often do not differ. “all” is the mean over "
-        "protocols without that of shuffled weights. Controls have no rank.",
+        "Ranks are of means, without intervals: neighbours often do not differ. A method has ranks of the "
+        "models that it applies to, “models” of them, so that methods with other numbers of models had other "
+        "rivals. “all” is the mean over protocols without that of shuffled weights. Controls have no rank.",
         "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
         "that read maps it includes the trace.",
         *disagreements(config),
@@ -818,13 +820,13 @@ def notes_of(outcome: Outcome) -> list[str]:
             "A trial on a few short texts of generated data, with one model of each form: it shows that "
             "everything runs, and its intervals show how little it says."
         )
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for name, refused in config["refused"].items():
         for method, reason in refused.items():
-            reasons.setdefault(reason, []).append(f"{name}: {title_of(method)}")
-    if reasons:
-        told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
-        notes.append(f"–: the method does not apply, and is in no comparison. {told}.")
+            reasons.setdefault(reason, {}).setdefault(name, []).append(title_of(method))
+    for reason, by_row in reasons.items():
+        told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in by_row.items())
+        notes.append(f"–, not applicable, and in no comparison: {told} ({reason}).")
     return notes
 
 
@@ -837,7 +839,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     methods = [*order_of(config), *CONTROLS]
     by_data: dict[str, list[str]] = {}
     for name in config["cells"]:
-        by_data.setdefault(config["rows"][name]["data"], []).append(name)
+        by_data.setdefault(name.removesuffix(f" {config['rows'][name]['form']}"), []).append(name)
     shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
     size = (3.0 + 1.9 * len(shown), 0.8 + 0.2 * len(methods) * len(by_data))
     figure: Any = Figure(figsize=size, layout="constrained")
