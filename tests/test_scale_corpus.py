@@ -299,6 +299,25 @@ def test_parquet_files_and_data_sets_are_read_with_their_types(model: str, tmp_p
         running.run(tmp_path / "bad.parquet", model, tmp_path / "other", workers=1)
 
 
+def test_progress_does_not_count_the_time_before_the_first_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from overt.cli import corpus_run
+
+    now = 0.0
+    monkeypatch.setattr(corpus_run.time, "monotonic", lambda: now)
+    shown = corpus_run.Shown()
+    shown.begin(1000, 100)
+    for now, rows in ((100.0, 5), (110.0, 200), (141.0, 100)):  # noqa: B007
+        shown.advance(rows)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "100 of 1,000 rows are complete already",
+        "305 of 1,000 rows, 20 a second, 35 s left",
+        "405 of 1,000 rows, 7 a second, 81 s left",
+    ]
+
+
 def test_the_command_says_what_it_did_and_where_errors_are(model: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

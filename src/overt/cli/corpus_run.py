@@ -24,6 +24,7 @@ class Shown:
         self.bar: Any = None
         self.task: Any = None
         self.total = self.first = self.done = 0
+        self.moving = False
         self.began = self.said = time.monotonic()
 
     def begin(self, total: int, done: int) -> None:
@@ -45,12 +46,14 @@ class Shown:
         """Count rows."""
         if not rows:
             return
-        self.done += rows
         now = time.monotonic()
+        self.done += rows
+        if not self.moving:  # until now, processes started and loaded the model
+            self.moving, self.began, self.first = True, now, self.done
         rate = (self.done - self.first) / max(now - self.began, 1e-9)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, rate=f"{rate:.0f} a second")
-        elif now - self.said > EVERY:
+        elif now - self.said > EVERY and rate:
             self.said = now
             left = (self.total - self.done) / max(rate, 1e-9)
             minutes = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} s"
