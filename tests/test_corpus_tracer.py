@@ -340,6 +340,11 @@ def test_a_model_whose_files_changed_is_refused(tmp_path: Path, monkeypatch: pyt
         tracer({"text": TEXTS})
 
 
+def test_types_that_spark_is_not_told_are_refused(classifier: str) -> None:
+    with pytest.raises(ValueError, match=r"types of columns must be int64, .* got 'date'"):
+        _ = overt.Tracer(classifier, columns={"day": "date"}).schema
+
+
 def test_what_spark_is_told_are_the_columns_that_it_gets(classifier: str) -> None:
     pandas = pytest.importorskip("pandas")
     tracer = overt.Tracer(classifier, columns={"label": "int64"})

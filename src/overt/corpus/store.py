@@ -79,6 +79,8 @@ def spark_schema(types: Mapping[str, str]) -> str:
 
     def spelled(kind: str) -> str:
         inner = re.fullmatch(r"list<(.*)>", kind)
+        if not inner and kind not in SPARK:
+            raise ValueError(f"types of columns must be {', '.join(SPARK)}, or list<…> of one, got {kind!r}")
         return f"ARRAY<{spelled(inner[1])}>" if inner else SPARK[kind]
 
     return ", ".join(f"`{name}` {spelled(kind)}" for name, kind in types.items())
