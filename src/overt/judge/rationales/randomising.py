@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from overt import _check
-from overt.judge.correlation import spearman
+from overt.judge.correlation import shuffle, spearman
 from overt.judge.intervals import Interval, interval_over
 from overt.judge.rationales.evaluation import WITHOUT, Evaluation
 from overt.judge.rationales.methods import ORACLE, Scorer, title_of
@@ -79,11 +79,7 @@ def after_shuffling(
 def shuffled(model: nn.Module, seed: int) -> nn.Module:
     """A copy of a model with the entries of each parameter in another order."""
     changed = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            order = torch.randperm(parameter.numel(), generator=generator)
-            parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
+    shuffle(changed, torch.Generator().manual_seed(seed), "", set())
     return changed
 
 
