@@ -882,7 +882,7 @@ FAITHFULNESS = Recipe(
     seeds=3,
     folder="faithfulness",
     options={
-        "quick": Option("a trial in 3 minutes on two cores: the demo's networks, a few short texts", False),
+        "quick": Option("a trial of a few minutes on a CPU: the demo's networks, a few short texts", False),
         "rows": Option("models to judge, separated by commas; by default all that can be", moves=False),
         "language-model": Option("a causal language model, a folder or a name on the hub", moves=False),
         "workers": WORKERS,
