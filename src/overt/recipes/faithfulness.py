@@ -521,7 +521,7 @@ def shuffled_correlations(
 ) -> dict[str, NDArray[np.float64]]:
     """Each method's rank correlation with itself on a copy of the model whose weights are shuffled.
 
-    (texts,), NaN where either ranks nothing. Random scores are drawn anew; the best order has none.
+    (texts,), NaN where either ranks nothing. Random scores are the same, and have one; the best order has none.
     """
     changed = copy.deepcopy(model)
     shuffle(changed, torch.Generator().manual_seed(seed), "", set())
@@ -532,7 +532,7 @@ def shuffled_correlations(
         for number, (words, query) in enumerate(zip(texts.words, queries, strict=True))
     ]
     methods = [method for method in found.methods if method != ORACLE]
-    scorer = Scorer(classifier, found.share, seed + 1, shared.samples, methods)
+    scorer = Scorer(classifier, found.share, seed, shared.samples, methods)
     correlations = {}
     for method in methods:
         before = found.methods[method]
