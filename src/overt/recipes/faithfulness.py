@@ -521,7 +521,8 @@ def shuffled_correlations(
 ) -> dict[str, NDArray[np.float64]]:
     """Each method's rank correlation with itself on a copy of the model whose weights are shuffled.
 
-    (texts,), NaN where either ranks nothing. Random scores are the same, and have one; the best order has none.
+    (texts,), NaN where either ranks nothing. Random scores do not change, and have one; the best order has
+    none.
     """
     changed = copy.deepcopy(model)
     shuffle(changed, torch.Generator().manual_seed(seed), "", set())
