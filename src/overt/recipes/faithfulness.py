@@ -8,17 +8,14 @@ words, and whether the word that is known to decide comes first.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 import overt
 from overt._extras import need
@@ -26,19 +23,19 @@ from overt._workers import Tell, cores, side_by_side
 from overt.data import eraser, glue, planted, sst2
 from overt.data.agreement import Sentence, flipped, split
 from overt.data.files import data_folder
-from overt.judge.correlation import shuffle, spearman
+from overt.judge.correlation import spearman
 from overt.judge.intervals import Interval, interval_over
-from overt.judge.rationales.evaluation import DELETING, Evaluation, evaluate
+from overt.judge.rationales.evaluation import DELETING, evaluate
 from overt.judge.rationales.methods import (
     CONTROLS,
     EXTRA,
     ORACLE,
     RANDOM,
     SAMPLES,
-    Scorer,
     every_method,
     title_of,
 )
+from overt.judge.rationales.randomising import correlations_after_shuffling
 from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.mechanism import Mechanism
 from overt.recipes import ea_rationales, faithfulness_models, forms, rationale_training, text_training
@@ -351,9 +348,17 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     )
     told.up_to(steps_of(task) - len(task.row.methods) * task.row.texts)
     by_text = {name: dict(each.by_text) for name, each in found.methods.items()}
-    for name, values in shuffled_correlations(
-        model, tokenizer, texts, found, shared, task.seed, told
-    ).items():
+    left = correlations_after_shuffling(
+        found,
+        model,
+        tokenizer,
+        texts.words,
+        queries=texts.queries,
+        samples=shared.samples,
+        seed=task.seed,
+        progress=lambda _what, _done, _of: told.up_to(told.told + 1),
+    )
+    for name, values in left.items():
         by_text[name][SHUFFLED] = values
     if texts.sentences is not None:
         truth = subjects_of(model, tokenizer, texts.sentences)
@@ -514,36 +519,6 @@ def judged_texts(row: JudgedRow, shared: Shared) -> Judged:
         [review.query for review in reviews],
         [review.evidence for review in reviews],
     )
-
-
-def shuffled_correlations(
-    model: Any, tokenizer: Any, texts: Judged, found: Evaluation, shared: Shared, seed: int, told: Steps
-) -> dict[str, NDArray[np.float64]]:
-    """Each method's rank correlation with itself on a copy of the model whose weights are shuffled.
-
-    (texts,), NaN where either ranks nothing. Random scores do not change, and have one; the best order has
-    none.
-    """
-    changed = copy.deepcopy(model)
-    shuffle(changed, torch.Generator().manual_seed(seed), "", set())
-    classifier = WordClassifier(changed, tokenizer)
-    queries = texts.queries or [""] * len(texts.words)
-    read = [
-        classifier.read(words, query, str(number))
-        for number, (words, query) in enumerate(zip(texts.words, queries, strict=True))
-    ]
-    methods = [method for method in found.methods if method != ORACLE]
-    scorer = Scorer(classifier, found.share, seed, shared.samples, methods)
-    correlations = {}
-    for method in methods:
-        before = found.methods[method]
-        values = np.full(len(before.texts), np.nan)
-        for place, (number, scores) in enumerate(zip(before.texts, before.scores, strict=True)):
-            with suppress(ValueError):  # such as maps that are no longer finite
-                values[place] = spearman(scorer.scores(method, read[number])[None], scores)[0]
-            told.up_to(told.told + 1)
-        correlations[method] = values
-    return correlations
 
 
 def subjects_of(model: Any, tokenizer: Any, sentences: Sequence[Sentence]) -> list[int | None]:
