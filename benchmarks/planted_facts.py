@@ -2,10 +2,10 @@
 
 A sentence with a code is planted in a long text, the model is asked for the code, and generates its digits.
 Which share of the code's tokens in the text is among the top tokens by each method, read at the queries that
-generated the digits? Prompts whose answer is wrong are counted, and not judged. The text is Overt's own
-documentation. Tokens that were generated, and the first one, are not ranked; its share shows how much of a
-row goes to the start of the text, whatever is asked. "raw, best layer" is the layer with the highest recall
-on the other half of the prompts.
+generated the digits? Prompts whose answer is wrong are counted, and not judged. The text is made of unrelated
+sentences in a random order. Tokens that were generated, and the first one, are not ranked; its share shows
+how much of a row goes to the start of the text, whatever is asked. "raw, best layer" is the layer with the
+highest recall on the other half of the prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,24 @@ from rich.table import Table
 import overt
 from overt._files import write_whole
 
-ROOT = Path(__file__).parent.parent
+SENTENCES = (
+    "The ferry was late again, and nobody on the pier complained.",
+    "My aunt keeps bees behind the old mill.",
+    "A row of poplars hides the railway from the road.",
+    "In winter the school opens half an hour later.",
+    "The clerk stamped both forms and kept the blue one.",
+    "Rain is expected in the north, and wind along the coast.",
+    "She sold the piano, but not the stool.",
+    "Every second house in this street has a green door.",
+    "The soup needs salt, a bay leaf and an hour of patience.",
+    "They painted the bridge for the third time since the war.",
+    "His report on the harbour was read by four people.",
+    "At noon the market square belongs to the pigeons.",
+    "The museum lends umbrellas to visitors without a coat.",
+    "Nobody remembers who planted the walnut tree.",
+    "The last train stops at every village on its way.",
+    "A baker on the hill still uses a wooden oven.",
+)
 PLANTED = "The secret code is {code}."
 QUESTION = "\n\nQuestion: What is the secret code?\nAnswer: The secret code is"
 NEW = 8  # tokens that are generated
@@ -42,24 +59,15 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def filler() -> str:
-    """The documentation without its code, tables and marks."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "\n\n".join(page.read_text(encoding="utf-8") for page in pages)
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "#", "!", "<"))]
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[`*\[\]]", "", "\n".join(lines)))
-
-
-def prompt_of(tokenizer: Any, text: str, tokens: int, seed: int) -> tuple[str, str]:
+def prompt_of(tokenizer: Any, tokens: int, seed: int) -> tuple[str, str]:
     """A prompt of about so many tokens, and the code in it."""
     drawn = random.Random(seed)
     code = str(drawn.randrange(1000, 10_000))
+    text = " ".join(drawn.choices(SENTENCES, k=tokens))  # a sentence has several tokens
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     extra = len(tokenizer(PLANTED.format(code=code) + QUESTION)["input_ids"])
-    start = drawn.randrange(max(1, len(ids) - tokens))
-    around = tokenizer.decode(ids[start : start + tokens - extra])
-    ends = [match.end() for match in re.finditer(r"[.:] ", around)]
+    around = tokenizer.decode(ids[: tokens - extra])
+    ends = [match.end() for match in re.finditer(r"\. ", around)]
     inside = [end for end in ends if 0.05 * len(around) < end < 0.8 * len(around)]
     place = drawn.choice(inside or [0])
     return f"{around[:place]}{PLANTED.format(code=code)} {around[place:]}{QUESTION}", code
@@ -140,12 +148,11 @@ def main() -> None:
     stored = json.loads(options.out.read_text()) if options.out.exists() else {**settings, "prompts": {}}
     if {name: stored[name] for name in settings} != settings:
         raise SystemExit(f"{options.out} holds other settings: give another --out")
-    text = filler()
     for number in range(options.prompts):
         if str(number) in stored["prompts"]:
             continue
         began = time.perf_counter()
-        prompt, code = prompt_of(tokenizer, text, options.tokens, number)
+        prompt, code = prompt_of(tokenizer, options.tokens, number)
         stored["prompts"][str(number)] = judged(model, tokenizer, prompt, code, options.top)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(options.out, json.dumps(stored, indent=1))
