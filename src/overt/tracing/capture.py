@@ -154,8 +154,11 @@ class Watch:
     masks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     sights: dict[tuple[int, ...], tuple[Tensor, Sight]] = field(default_factory=dict)
     turned: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)  # as they are added
+    # By queries and keys: whether masks that transformers did not make, as sdpa needs none, are causal.
+    unmade: dict[tuple[int, int], set[bool]] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     sdpa: bool = False  # whether all of a model's attention may be torch's
+    takes_sdpa: bool = True  # whether a model reads the masks that are made for it
     eager: bool = False  # whether eager attention is the model's own
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
@@ -222,6 +225,25 @@ class Watch:
             self.sights[place] = mask, sight_of(mask, queries, keys, room=self.room(path))
         return self.sights[place][1]
 
+    def is_causal(self, module: nn.Module, queries: int, keys: int, given: bool | None) -> bool:
+        """Whether a call without a mask, which sdpa does not always need, is causal.
+
+        What was asked when the mask was not made tells; a module's own word, which eager attention does not
+        read, only where masks of one size were of both kinds.
+
+        Args:
+            module: the attention.
+            queries: their number.
+            keys: their number.
+            given: the call's own argument; None if it has none.
+        """
+        if queries < 2:
+            return False
+        kinds = self.unmade.get((queries, keys), {False})
+        if len(kinds) == 1:
+            return next(iter(kinds))
+        return bool(getattr(module, "is_causal", True) if given is None else given)
+
     def added(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """A mask as eager attention adds it: one that shows what is True is for torch's attention alone.
 
@@ -285,12 +307,16 @@ def _dispatch(
     if watch is None:  # a thread that does not trace
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        attend: Any = ALL_ATTENTION_FUNCTIONS.get(_loaded_with(getattr(module, "config", None)), eager)
+        loaded = _loaded_with(getattr(module, "config", None))
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get(loaded, eager)
+        if loaded in ("eager", "sdpa"):
+            attention_mask = _of_chosen(module, query, key, attention_mask, kwargs)
         found: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **kwargs)
         return found
     if eager is None:
         raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be captured")
     place = watch.places.get(id(module))
+    attention_mask = _of_chosen(module, query, key, attention_mask, kwargs)
     if watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor
@@ -311,6 +337,36 @@ def _dispatch(
             output = output.contiguous()  # so that the caller's reshape is a view, which is recognised later
         _projected_later(watch, call, value, output)
     return output, weights
+
+
+def _of_chosen(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+) -> Tensor | None:
+    """A mask that also hides the keys that a family with sparse attention has not chosen for each query.
+
+    Such a family puts its choice into the mask itself, but only where its attention is called eager or sdpa.
+
+    Args:
+        module: the attention.
+        query: (batch, head, query, dim).
+        key: (batch, key head, key, dim).
+        mask: of the call, (batch, 1, query, key).
+        kwargs: of the call.
+    """
+    if kwargs.get("block_indices") is not None:
+        raise ValueError(
+            f"{type(module).__name__} cannot be traced: it chooses blocks of keys (block_indices), which is "
+            "not supported"
+        )
+    chosen = kwargs.get("indices")
+    if chosen is None:
+        return mask
+    cells = torch.ones(*chosen.shape[:2], key.shape[2], dtype=torch.bool, device=chosen.device)
+    hidden = cells.scatter_(-1, chosen.long(), False).unsqueeze(1)
+    if mask is not None and mask.dtype == torch.bool:
+        return mask & ~hidden
+    added = torch.zeros((), dtype=query.dtype, device=query.device) if mask is None else mask
+    return added.expand(hidden.shape).masked_fill(hidden, torch.finfo(added.dtype).min)
 
 
 def _why_eager(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
@@ -384,10 +440,9 @@ def _ask(
             mask = mask[..., :keys]
     elif mask is not None:
         sight = watch.sight(place.path, mask, queries, keys)
-    else:  # as in sdpa_attention_forward
-        causal = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        sight = Sight(causal=bool(causal) and queries > 1)
+    else:
+        sight = Sight(causal=watch.is_causal(module, queries, keys, kwargs.get("is_causal")))
+        kwargs = {**kwargs, "is_causal": sight.causal}
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     made = attend(query, key, value, sight.causal, scale) if states and mask is None else None
@@ -426,8 +481,14 @@ def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: 
         cell = kwargs.get("dtype", torch.float32).itemsize
         if budget.states or budget.needed_next(shape, cell, config) > budget.most:
             budget.states = True
+            if not watch.takes_sdpa:  # attention of its own may add it
+                return eager_mask(batch_size, q_length, kv_length, *args, **kwargs)
             kwargs.pop("dtype", None)
-            return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
+            mask = sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
+            if mask is None:
+                causal = bool(kwargs.get("allow_is_causal_skip", True))
+                watch.unmade.setdefault((q_length, kv_length), set()).add(causal)
+            return mask
     return eager_mask(batch_size, q_length, kv_length, *args, **kwargs)
 
 
@@ -546,7 +607,8 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     watch.eager = "eager" in loaded
     watch.replaced = {name for name in loaded if isinstance(name, str) and "flash" in name}
     asks = any(getattr(config, "output_attentions", None) for config in configs.values())
-    watch.sdpa = not asks and all(getattr(model, "_supports_sdpa", False) for model in models)
+    watch.takes_sdpa = all(getattr(model, "_supports_sdpa", False) for model in models)
+    watch.sdpa = not asks and watch.takes_sdpa
     stack.enter_context(_implementation(list(configs.values())))
     return True
 
