@@ -103,3 +103,12 @@ def test_models_without_sdpa_have_the_masks_of_eager_attention(padding: str) -> 
         torch.testing.assert_close(got * real, want * real, rtol=0.0, atol=2e-6)
     last = [int(row.nonzero().max()) for row in real]
     torch.testing.assert_close(t.outputs, logits[[0, 1], last], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_two_text_configs_is_traced() -> None:
+    model = build("musicgen")
+    inputs = batch_of(model, fitting(model))
+    t = overt.trace(model, inputs)
+    assert (t.kind, len(t.maps), len(t.encoder_maps), len(t.cross)) == ("encoder–decoder", 2, 2, 2)
+    for got, want in zip(t.cross, attended_by(model, inputs, "cross_attentions"), strict=True):
+        torch.testing.assert_close(got, want, rtol=0.0, atol=2e-6)

@@ -270,11 +270,13 @@ def _last_logits(model: nn.Module, batch: Inputs, memory: int) -> dict[str, Any]
     None where the model does not take such a request, or where examples end before that position.
     """
     ids = batch.arguments.get("input_ids")
+    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
+    if not (takes and isinstance(ids, Tensor) and ids.dim() == 2):
+        return None
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     words = getattr(text, "vocab_size", None)
-    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
-    if not (takes and isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(words, int)):
+    if not isinstance(words, int):
         return None
     size = next((p.element_size() for p in model.parameters()), 4)
     ends = batch.mask is None or bool(batch.mask[:, -1].all())
