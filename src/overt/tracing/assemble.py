@@ -15,6 +15,7 @@ from overt import _check
 from overt.tracing.capture import FUSED, CapturedAttention
 from overt.tracing.collect import Collector, Stack, is_at
 from overt.tracing.inputs import Inputs, picture_of
+from overt.tracing.origins import tensors
 from overt.tracing.result import PosteriorDraw, Trace, TraceKind, main_queries
 from overt.tracing.subject import Output, Subject
 
@@ -220,6 +221,50 @@ def _check_memory(groups: CallGroups, collector: Collector) -> None:
             )
 
 
+def _check_missed(model: nn.Module, inputs: Inputs, collector: Collector, groups: CallGroups) -> None:
+    """Refuse a model some of whose attention was not captured, unless the caller chose a stack."""
+    if collector.stack is not None:
+        return
+    names = ", ".join(repr(chain) for chain in collector.stacks)
+    for path, kind in collector.missed.items():
+        raise ValueError(
+            f"{path} ({kind}) attends, and not through transformers' attention interface, so its maps would "
+            f"be missing: choose one of the other stacks with stack=…: {names}"
+        )
+    if not groups.cross or groups.encoder or not hasattr(getattr(model, "config", None), "model_type"):
+        return
+    batch, _, _, keys = collector.shapes[groups.cross[0]]
+    given = [tensor.shape[:2] for tensor in tensors(inputs.arguments) if tensor.dim() == 3]
+    if (batch, keys) not in given:
+        path = collector.calls[groups.cross[0]].path
+        raise ValueError(
+            f"no attention was recognised in what makes the states that {path} reads, so maps would not "
+            f"lead to the input: trace the decoder alone with stack=…: {names}"
+        )
+
+
+def _check_runs(model: nn.Module, collector: Collector, groups: CallGroups) -> None:
+    """Refuse maps of a module of transformers that runs more than once, which may not be those of layers."""
+    calls = [collector.calls[n] for n in (*groups.maps, *groups.encoder, *groups.cross)]
+    paths = [call.path for call in calls if not call.token and not call.recurrent]
+    known = [module for _, module in model.named_modules(remove_duplicate=False)]
+    shared = isinstance(getattr(getattr(model, "config", None), "num_hidden_groups", None), int)  # ALBERT
+    for call in calls:
+        if call.path in collector.repeated:
+            raise ValueError(
+                f"{call.path} cannot be traced: it attends more than once in one call, to one picture after "
+                "another or for maps that it combines, and a layer has one map"
+            )
+    for path in dict.fromkeys(paths):
+        if shared or paths.count(path) < 2:
+            continue
+        if paths.count(path) > sum(module is model.get_submodule(path) for module in known):
+            raise ValueError(
+                f"{path} cannot be traced: it runs {paths.count(path)} times, and whether that is one layer "
+                "after another, or several inputs side by side, cannot be told"
+            )
+
+
 def _check_whole(model: nn.Module, collector: Collector, groups: CallGroups) -> None:
     """Refuse a stack with layers that mix tokens without attention, which no map would show."""
     calls = collector.calls
@@ -324,6 +369,8 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     """Sort the captured calls, and name the tokens."""
     calls, sizes = collector.calls, collector.shapes
     groups = sort_calls(collector)
+    _check_missed(model, inputs, collector, groups)
+    _check_runs(model, collector, groups)
     _check_whole(model, collector, groups)
     _check_mixers(collector, groups)
     batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]

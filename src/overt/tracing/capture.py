@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from overt._modes import evaluating, in_this_thread
 from overt.attaching.attention import AttachedAttention
 from overt.attaching.attention import register as register_attached
-from overt.attaching.find import Dispatched, dispatched, eager_of, is_plain, name_of
+from overt.attaching.find import Dispatched, dispatched, eager_of, is_plain, name_of, undispatched
 from overt.attaching.plain import split_mask
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.attention_map import AttentionMap
@@ -163,6 +163,9 @@ class Watch:
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
     tokenwise: set[str] = field(default_factory=set)  # layers that do not attend, nor mix tokens otherwise
     mixers: list[Mixer] = field(default_factory=list)  # modules that mix tokens without attention
+    missed: dict[str, str] = field(default_factory=dict)  # path → class of attentions that cannot be watched
+    repeated: set[str] = field(default_factory=set)  # paths of modules that attended twice in one call
+    attended: set[int] = field(default_factory=set)  # ids of modules that have, since they were called
 
     def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
@@ -317,6 +320,9 @@ def _dispatch(
         raise ValueError(f"{type(module).__name__} has no eager attention, so its weights cannot be captured")
     place = watch.places.get(id(module))
     attention_mask = _of_chosen(module, query, key, attention_mask, kwargs)
+    if place is not None and id(module) in watch.attended:
+        watch.repeated.add(place.path)
+    watch.attended.add(id(module))
     if watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor
@@ -591,9 +597,14 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
             places.append(place._replace(path=path, chain=chain))
     if places:
         _register()
+    for root in outer:
+        _note_missed(model, root, [place.path for place in places], watch, stack)
     plain = [place for place in places if "overt" not in place.module._modules]
     if not plain:
         return bool(places)
+    for place in plain:
+        begin = in_this_thread(partial(_begin, watch.attended))
+        stack.enter_context(_hook(place.module.register_forward_pre_hook(begin)))
     watch.places = {id(place.module): place for place in plain}
     if watch.budget is not None:
         for place in plain:
@@ -611,6 +622,30 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
     watch.sdpa = not asks and watch.takes_sdpa
     stack.enter_context(_implementation(list(configs.values())))
     return True
+
+
+def _begin(attended: set[int], module: nn.Module, _: Any) -> None:
+    """A module is called, and has not attended yet."""
+    attended.discard(id(module))
+
+
+def _note_missed(
+    model: nn.Module, root: nn.Module, dispatched: list[str], watch: Watch, stack: ExitStack
+) -> None:
+    """Note attentions in layers of a model that run, and are not dispatched though others of it are."""
+    prefix = next(path for path, module in model.named_modules() if module is root)
+    inside = [path for path in dispatched if not prefix or path.startswith(prefix + ".")]
+    if not inside:
+        return  # then they are recognised
+
+    def note(path: str, module: nn.Module, _: Any) -> None:
+        watch.missed[path] = type(module).__name__
+
+    for path, module in undispatched(model, dispatched):
+        known = isinstance(module, nn.MultiheadAttention) or type(module).__module__.startswith("overt.")
+        if known or not re.search(r"\.\d+(\.|$)", path) or (prefix and not path.startswith(prefix + ".")):
+            continue
+        stack.enter_context(_hook(module.register_forward_pre_hook(in_this_thread(partial(note, path)))))
 
 
 def _times(models: list[Any], places: list[Dispatched]) -> int:

@@ -54,6 +54,8 @@ class Collector:
         seen: paths of all calls that ran, in order.
         tokenwise: layers that do not attend, nor mix tokens otherwise.
         mixers: modules that mix tokens without attention.
+        missed: path → class of attentions that ran and cannot be captured.
+        repeated: paths of attentions that ran more than once in one call of their module.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Collector:
         self.seen: dict[str, None] = {}
         self.tokenwise: set[str] = set()
         self.mixers: list[Mixer] = []
+        self.missed: dict[str, str] = {}
+        self.repeated: set[str] = set()
         self.versions: list[tuple[str, Tensor, int]] = []  # path, queries or keys, and when they were kept
         if budget is not None:
             budget.inside = partial(is_traced, stack)  # a method of this would keep all states in a cycle
@@ -234,6 +238,7 @@ def collect(
             )
         )
         collector.tokenwise, collector.mixers = watch.tokenwise, watch.mixers
+        collector.missed, collector.repeated = watch.missed, watch.repeated
         contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
         contexts.enter_context(mixing.around(model, watch))
         result = model(**(with_history(arguments) if mixing.gradients else arguments))
