@@ -99,7 +99,7 @@ def test_a_module_that_is_run_again_has_its_attributes_in_other_threads_too() ->
             runs = pool.submit(run)
             try:
                 for _ in range(4000):
-                    with running._unchanged(module):
+                    with running.kept_as_it_is(module):
                         pass
             finally:
                 ended.set()

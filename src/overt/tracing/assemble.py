@@ -21,6 +21,7 @@ from overt.tracing.subject import Output, Subject
 
 if TYPE_CHECKING:
     from overt.tracing.chat import Turn
+    from overt.tracing.places import Change
 
 
 class CallGroups(NamedTuple):
@@ -169,6 +170,12 @@ def _check_groups(groups: CallGroups, collector: Collector) -> None:
     _check_lowest(groups, collector)
     for group in (groups.maps, groups.encoder, groups.cross):
         for below, above in itertools.pairwise(calls[number] for number in group):
+            unread = group is not groups.cross and above.reads is not None and below.token not in above.reads
+            if unread and below.token and above.after is not None and below.token in above.after:
+                raise ValueError(
+                    f"{above.path} has queries made of what {below.path} wrote, and values that are not, so "
+                    f"its map leads past that layer: not supported; {_seen(collector)}"
+                )
             if above.after is not None and below.token and below.token not in above.after:
                 advice = 'name the calls of a chain with stack={"encoder": […]}'
                 if sum(call.path == above.path for call in calls) > 1:
@@ -314,6 +321,33 @@ def _check_mixers(collector: Collector, groups: CallGroups) -> None:
                 )
 
 
+def _check_places(change: Change, collector: Collector, groups: CallGroups) -> None:
+    """Refuse a chain that sees a token's change at other tokens, though attention passed nothing on."""
+    calls, paths = collector.calls, [call.path for call in collector.calls]
+    traced = [n for n, path in enumerate(change.paths) if path in set(paths)]
+    if [change.paths[n] for n in traced] != paths:
+        return  # the run on a few tokens was another
+    for group in (groups.maps, [*groups.encoder, *groups.cross]):
+        seen = [(calls[n].path, change.seen[traced[n]]) for n in group]
+        first = next((places for _, places in seen if places), frozenset())
+        for path, places in seen:
+            if not places <= first:
+                raise ValueError(
+                    f"{path} sees a change of one token of {change.name} at other places than the attention "
+                    "before it, though attention passes nothing on: between them, tokens are mixed or moved, "
+                    "which maps alone do not show: not supported"
+                )
+        at = {token for _, token in first}
+        if not change.exact or len(at) != 1 or at == {change.token}:
+            continue
+        batch, _, _, tokens = collector.shapes[group[0]]
+        if tuple(change.shape) == (batch, tokens):
+            raise ValueError(
+                f"{seen[0][0]} has values of token {change.token} of {change.name} at place {min(at)}: they "
+                "are in another order than the tokens of the input: not supported"
+            )
+
+
 def _chain_in(stack: Stack | None, call: CapturedAttention) -> str:
     """The list of layers that a call is in; below the stack that was chosen, if that is in a list itself."""
     if not isinstance(stack, str) or not stack.startswith(call.chain + "."):
@@ -373,6 +407,8 @@ def make_frame(model: nn.Module, inputs: Inputs, collector: Collector, output: O
     _check_runs(model, collector, groups)
     _check_whole(model, collector, groups)
     _check_mixers(collector, groups)
+    for change in collector.changes:
+        _check_places(change, collector, groups)
     batch, _, queries, _ = sizes[(groups.maps or groups.cross)[0]]
     source = sizes[groups.cross[0]][-1] if groups.cross else 0
     lowest = calls[(groups.encoder or groups.cross or groups.maps)[0]]

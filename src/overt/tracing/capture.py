@@ -158,6 +158,7 @@ class Watch:
     unmade: dict[tuple[int, int], set[bool]] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)  # implementations that a model was loaded with
     sdpa: bool = False  # whether all of a model's attention may be torch's
+    recognises: bool = False  # whether attention is recognised as it runs
     takes_sdpa: bool = True  # whether a model reads the masks that are made for it
     eager: bool = False  # whether eager attention is the model's own
     rows: list[tuple[str, int, list[Tensor]]] = field(default_factory=list)  # path, all rows, those made
@@ -724,6 +725,7 @@ def _watch_others(model: nn.Module, watch: Watch, stack: ExitStack, traceable: b
         lambda path: watch.inside(path, _chain(path)),
     )
     recogniser.tokenwise, recogniser.mixers = watch.tokenwise, watch.mixers
+    watch.recognises = True
 
     def seen(call: CapturedAttention) -> None:
         """Note the calls that one that was not recognised reads."""

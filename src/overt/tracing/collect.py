@@ -23,6 +23,7 @@ from overt.tracing.subject import differentiable, with_history
 
 if TYPE_CHECKING:
     from overt.tracing.budget import Budget
+    from overt.tracing.places import Change
     from overt.tracing.recognised import Mixer
 Stack = str | Mapping[str, Sequence[str]]  # a path, or chain → paths
 
@@ -56,6 +57,7 @@ class Collector:
         mixers: modules that mix tokens without attention.
         missed: path → class of attentions that ran and cannot be captured.
         repeated: paths of attentions that ran more than once in one call of their module.
+        changes: what changes of single tokens change, where attention is recognised.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Collector:
         self.mixers: list[Mixer] = []
         self.missed: dict[str, str] = {}
         self.repeated: set[str] = set()
+        self.changes: list[Change] = []
         self.versions: list[tuple[str, Tensor, int]] = []  # path, queries or keys, and when they were kept
         if budget is not None:
             budget.inside = partial(is_traced, stack)  # a method of this would keep all states in a cycle
@@ -246,6 +249,10 @@ def collect(
         collector.check_unchanged()
         if check is not None:
             check(collector)
+            if watch.recognises:
+                from overt.tracing.places import changes
+
+                collector.changes = changes(model, arguments, watch)
         collector.finish(scored)
     return result
 

@@ -89,7 +89,7 @@ def is_tokenwise(module: nn.Module, samples: Samples | None, output: Any) -> boo
         return False
     for token, (given, named) in zip(ENDS, (samples.first, samples.last), strict=True):
         try:
-            with torch.no_grad(), _unchanged(module):
+            with torch.no_grad(), kept_as_it_is(module):
                 alone = next(tensors(module(*given, **named)), None)
         except Exception:  # whatever a module raises that takes no single token
             return False
@@ -102,7 +102,7 @@ def is_tokenwise(module: nn.Module, samples: Samples | None, output: Any) -> boo
 
 
 @contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
+def kept_as_it_is(module: nn.Module) -> Iterator[None]:
     """Give a module its attributes and buffers back, and torch its random numbers.
 
     Only what has changed is set: other threads may be running the module.
@@ -189,7 +189,7 @@ def is_mixing(module: nn.Module, probe: Probe, out: Axes) -> bool:
         if x is None or (given is probe.whole and version_of(x) != probe.version):
             return False
         try:
-            with torch.no_grad(), _unchanged(module):
+            with torch.no_grad(), kept_as_it_is(module):
                 return _mixes(module, given, x, probe.axes, out)
         except Exception:  # whatever a module raises that takes no fewer tokens
             continue
