@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from overt import vision
 from overt._extras import need
 from overt.attaching.loading import open_saved
 from overt.cli.shared import join_or
+from overt.data.pictures import opened
 from overt.models.att2in import MODEL_TYPE as CAPTIONS
 from overt.models.folders import CONFIG
 from overt.models.image_encoder import MODEL_TYPE as ENCODER
@@ -110,6 +112,44 @@ def open_model(name: str) -> Any:
         return open_saved(name, settings)
     except SafetensorError as error:
         raise OSError(f"--model {name}: its weights cannot be read ({error}); are they complete?") from None
+
+
+def prompt_with_picture(name: str, model: Any, text: str, image: Path) -> tuple[dict[str, Any], Any]:
+    """A picture and a text after it, as arguments of a language model that sees pictures; and its tokenizer.
+
+    The processor that was saved with the model makes them: by its chat template, if it has one, as a message
+    of the user; otherwise the text follows the sign of a picture, unless it has one already.
+
+    Args:
+        name: the model's folder, or its name on the hub.
+        model: the model.
+        text: the prompt.
+        image: path of the picture.
+    """
+    from transformers import AutoProcessor
+
+    photo = opened(image, str(image))
+    try:
+        processor: Any = AutoProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
+        sign = processor.image_token
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(
+            f"--image needs the processor of {name}, which does not load ({line}): make the inputs in "
+            "Python, overt.trace(model, inputs, generate=…)"
+        ) from None
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": text}]
+        text = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+    elif sign not in text:
+        text = f"{sign}\n{text}"
+    if text.count(sign) != 1:
+        raise ValueError(f"the prompt must have one {sign}, for --image {image}, got {text.count(sign)}")
+    coded = dict(processor(text=[text], images=[photo], return_tensors="pt"))
+    known = inspect.signature(model.forward).parameters
+    return {key: value for key, value in coded.items() if key in known}, processor.tokenizer
 
 
 def names_picture(text: str) -> bool:

@@ -21,6 +21,7 @@ from overt.cli.inputs import (
     names_picture,
     open_model,
     own_command,
+    prompt_with_picture,
     read_input,
 )
 from overt.cli.shared import app, join_or
@@ -28,6 +29,7 @@ from overt.data.pictures import opened
 from overt.models import mcan
 from overt.recipes.asking import Answerer, inputs_of, open_answerer, token_names
 from overt.recipes.caption_reading import SAMPLES
+from overt.tracing.images import language_stack
 from overt.tracing.kept_rows import METHODS
 from overt.tracing.methods.method import method_of
 from overt.tracing.methods.method import methods as known_methods
@@ -64,7 +66,7 @@ def run(
 
     A network over pixels is traced once for each size of its maps, unless `stack` names one; its likeliest
     classes and its maps are printed. A network that answers questions reads `image`, and the texts are
-    questions about it.
+    questions about it; so does a language model that sees pictures, which writes after picture and text.
     """
     from rich.console import Console
 
@@ -101,8 +103,11 @@ def run(
     console = Console()
     traces: dict[str, overt.Trace] = {}
     for name in models:
-        answerer = _answerer(name, image)
+        answerer = _answerer(name, image, generate)
         model = open_model(name) if answerer is None else answerer.net
+        sees = answerer is None and image is not None
+        if sees and language_stack(model) is None:
+            raise ValueError(f"--image is for models that see pictures beside a text, and {name} does not")
         stacks = _stacks(model, stack)
         if len(stacks) > 1 and out is not None and not to_page:
             sizes = join_or(map(str, stacks))
@@ -111,15 +116,17 @@ def run(
         extras |= {} if memory is None else {"memory": memory}
         extras |= {} if generate is None else {"generate": generate}
         for text, part in product(texts, stacks):
-            tokens = None
-            if answerer is None or image is None:
+            tokens = tokenizer = None
+            source: Any
+            if image is None:
                 source = read_input(text, model)
+            elif answerer is None:
+                source, tokenizer = prompt_with_picture(name, model, read_input(text), image)
             else:
                 source = inputs_of(answerer, opened(image, str(image)), text)
                 tokens = [token_names(answerer, text)]
-            traced = overt.trace(
-                model, source, decoder=decoder, tokens=tokens, mixing=mixing, stack=part, **extras
-            )
+            reading: dict[str, Any] = {"decoder": decoder, "tokens": tokens, "tokenizer": tokenizer}
+            traced = overt.trace(model, source, **reading, mixing=mixing, stack=part, **extras)
             named = (Path(name).name, models), (text, texts), (f"{part} pixels", stacks)
             label = " · ".join(each for each, many in named if len(many) > 1)
             traces[label if label not in traces else f"{label} ({len(traces) + 1})"] = traced
@@ -159,7 +166,10 @@ def run(
         ]
         page_methods = None if not running else [*applicable, *sorted(running)]
         title = Path(texts[0]).name if names_picture(texts[0]) and len(texts) == 1 else None
-        overt.page(content, title=title, residual=residual, methods=page_methods).save(out)
+        # Each trace has the picture once, if its model reads it among words.
+        read = [image for each in traces.values() if each.generated is not None]
+        images = None if image is None or not read else read
+        overt.page(content, title=title, residual=residual, methods=page_methods, images=images).save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False, soft_wrap=True)
     elif out is not None:
         next(iter(traces.values())).save(out)
@@ -196,11 +206,14 @@ def _caption(
         caption.run(text, models, samples=samples or SAMPLES, out=out)
 
 
-def _answerer(name: str, image: Path | None) -> Answerer | None:
+def _answerer(name: str, image: Path | None, generate: int | None) -> Answerer | None:
     """The model of a folder, if it is one that answers questions about an image."""
     if kind_of_folder(name) != mcan.MODEL_TYPE:
-        if image is not None:
-            raise ValueError(f"--image is for models that answer questions (overt ask), and {name} is none")
+        if image is not None and generate is None:
+            raise ValueError(
+                f"--image is for models that answer questions (overt ask), and {name} is none: a language "
+                "model that sees pictures needs --generate as well"
+            )
         return None
     if image is None:
         raise ValueError(f"--model {name} answers questions about an image: give it with --image photo.jpg")
@@ -341,7 +354,10 @@ def trace(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(help="Image, for models that answer questions about it (overt ask): the texts."),
+        typer.Option(
+            help="Image, for models that answer questions about it (overt ask): the texts; or, with "
+            "--generate, for language models that see pictures."
+        ),
     ] = None,
     memory: Annotated[
         int | None,

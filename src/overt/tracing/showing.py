@@ -50,7 +50,8 @@ class ShownTrace:
 
         Args:
             path: a file to write, such as "page.html".
-            arguments: of `overt.page`: title, names, methods, queries, residual, importances, target, mass.
+            arguments: of `overt.page`: title, names, methods, queries, residual, importances, target, mass,
+                images.
         """
         page: ShownPage = _viewer("page")(self, **arguments)
         return page if path is None else page.save(path)

@@ -112,6 +112,7 @@ def page(
     target: Any = None,
     unk: int | None = None,
     mass: float | None = None,
+    images: Any = None,
     progress: bool | None = None,
 ) -> Page:
     """Traces on one page; two or more can be compared side by side, with a shared selection.
@@ -134,6 +135,8 @@ def page(
         unk: id of the replacement token, as for `Trace.blankout`.
         mass: share of each row's sum that its kept weights hold, and the page reports what was left out; by
             default 0.98 of maps, and all of the rows of a trace of states.
+        images: the pictures of the prompts of a language model that sees pictures, in order: paths, images of
+            PIL's or uint8 arrays (height, width, 3). Patches are shown over them; without them, alone.
         progress: show a progress bar for long flows; by default on a terminal.
     """
     if isinstance(traces, Mapping):
@@ -169,6 +172,9 @@ def page(
             "importances=True includes them"
         )
     map_methods = tuple(name for name in methods if name in reading)
+    from overt.view.pictures import mark_patches, picture_entries  # on first use
+
+    pictures = list(picture_entries([trace for _, trace in named], images))  # wrong ones are refused at once
     for name, trace in named:
         of_rows = trace.of_states or trace.rows is not None or trace.generated is not None
         kept = (1.0 if of_rows else MASS) if mass is None else mass
@@ -182,6 +188,11 @@ def page(
             if name:
                 label = name if len(trace) == 1 else f"{name}: {label}"
             entries.append({"name": label, **make_entry(example, contents, blocks, number, len(trace))})
+    for entry, more in zip(entries, pictures, strict=True):
+        entry["missing"] |= more.pop("missing", {})
+        entry |= more
+        for panel in more.get("pictures", {}).get("panels", []):
+            mark_patches(entry, panel["tiles"])
     if names is not None:
         if len(names) != len(entries):
             raise ValueError(

@@ -64,7 +64,10 @@ def rows_entry(
     aside = trace.special[0, real].clone()
     aside[0] |= not source
     place = source + main
-    pale = drowned({name: values[-1, rows.index(main)] for name, values in found.items()}, aside, place)
+    begins = {name: values[-1, rows.index(main)] for name, values in found.items()}  # what is shown first
+    if trace.generated is not None:
+        begins["raw"] = found["raw"][:, rows.index(main)].mean(dim=0)
+    pale = drowned(begins, aside, place)
     spans = {"rows": (source, len(real)), "columns": (0, len(real))}
     entry: dict[str, Any] = {
         "kind": trace.kind,
@@ -83,7 +86,8 @@ def rows_entry(
         "queries": dict.fromkeys(found, rows),
     }
     if pale is not None:
-        entry["drowned"] = short(pale)
+        averaged = trace.generated is not None and pale["method"] == "raw"
+        entry["drowned"] = short({**pale, "averaged": averaged})
     add_importances(trace, contents, entry, positions, real, main, number, examples)
     add_outputs(trace, entry)
     if trace.grid is not None:

@@ -1,6 +1,6 @@
 // The controls above the panes: those that the visible views use.
 import { choice, element, picker, slider, tick } from "./dom.js";
-import { foundWords, passageFound, passageNext } from "./passage.js";
+import { foundWords, overLayers, passageFound, passageNext } from "./passage.js";
 import { shown, tokenPlace } from "./words.js";
 
 const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
@@ -57,8 +57,11 @@ function controlsOf(viewer) {
   const parts = offered.filter(([one], i) => offered.findIndex(([other]) => other === one) === i);
   if (parts.length > 1) controls.push(choice("Part", parts, state.part, (part) => select({ part })));
   if (uses("layer") && limits.layers > 1) {
+    const mean = uses("averaged") && overLayers(state);
     const words = (value) => `${value + 1} of ${limits.layers}`;
-    controls.push(slider("Layer", limits.layers, state.layer, words, (layer) => select({ layer })));
+    const first = mean ? (value) => (value === state.layer ? `mean of ${limits.layers}` : words(value)) : words;
+    controls.push(slider("Layer", limits.layers, state.layer, first, (layer) => select({ layer })));
+    if (uses("averaged") && state.method === "raw") controls.push(tick("mean of layers", mean, (averaged) => select({ averaged }), "The mean of the rows of all layers"));
   }
   if (uses("head") && limits.heads) controls.push(headPicker(viewer));
   if (uses("query") && (trace.kept ? trace.kept.length : limits.queries) > 1) controls.push(trace.kept ? queryPicker(viewer) : tokenBox(viewer));

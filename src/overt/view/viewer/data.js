@@ -20,6 +20,7 @@ export class TraceData {
     this.held = 0; // cells of all fields
     this.rows = new Map(); // rows outlive their fields: a view of all layers needs one of each
     this.rowValues = 0;
+    this.means = new Map(); // rows averaged over layers
     this.waiting = new Map();
     this.coming = 0; // cells of those
     this.unreadable = new Set(); // not requested again: each arrival causes a redraw, which would request it again
@@ -257,6 +258,30 @@ export class TraceData {
     }
     this.rows.set(key, row);
     return row;
+  }
+
+  /** The layers that the page has of a method. */
+  layersOf(method) {
+    const list = (this.about.fields && this.about.fields[method === "raw" ? this.mean : method]) || [];
+    return list.flatMap((one, layer) => (one ? [layer] : []));
+  }
+
+  /** The mean of a method's rows over the layers that the page has; like `row`. */
+  meanRow(method, query, head = null) {
+    const key = `${method}/mean/${query}/${head}`;
+    const cached = this.means.get(key);
+    if (cached) return cached;
+    // All are asked for at once.
+    const rows = this.layersOf(method).map((layer) => this.row(method, layer, query, head));
+    const missing = rows.find((row) => row && row.missing);
+    if (missing || !rows.length) return missing || { missing: this.why(method) };
+    if (rows.includes(null)) return null;
+    const values = new Float32Array(this.tokens.length);
+    for (const row of rows) for (let i = 0; i < values.length; i++) values[i] += row.values[i] / rows.length;
+    const mean = { values, lost: rows.reduce((sum, row) => sum + row.lost, 0) / rows.length };
+    if (this.means.size * values.length > MOST_ROWS) this.means.clear();
+    this.means.set(key, mean);
+    return mean;
   }
 
   unpackedRow(method, layer, query, head) {

@@ -12,7 +12,7 @@ const IMAGE_CAPTION = 18; // line above a small one
 const IMAGE_GAP = 12;
 const IMAGE_LARGEST = 480;
 const IMAGE_WIDE = 720; // minimum width for small pictures next to the large one
-const IMAGE_COVER = 0.7; // opacity of the weights over the picture
+export const IMAGE_COVER = 0.7; // opacity of the weights over the picture
 const IMAGE_CONTRAST = 0.7; // of the grey picture: its light and dark must not be taken for weights
 const IMAGE_SHARPEST = 640; // pixels of the grey picture's longer side
 
@@ -351,12 +351,16 @@ function imageCover(trace, key, values, scale, opacity) {
 
 /** A trace's picture once it has loaded, else null; `redraw` is called when it loads. */
 export function imageOf(trace, redraw) {
-  const source = trace.about.picture;
+  return imageLoaded(trace, trace.about.picture, redraw);
+}
+
+/** The picture at a link that holds it, once it has loaded, else null; it is kept for as long as its holder. */
+export function imageLoaded(holder, source, redraw) {
   if (typeof source !== "string" || !source.startsWith("data:image/") || typeof Image === "undefined") return null;
-  let loaded = imageElements.get(trace);
+  let loaded = imageElements.get(holder);
   if (!loaded) {
     loaded = { element: new Image(), ready: false, waiting: new Set(), grey: undefined };
-    imageElements.set(trace, loaded);
+    imageElements.set(holder, loaded);
     loaded.element.onload = () => {
       loaded.ready = true;
       for (const one of loaded.waiting) one();

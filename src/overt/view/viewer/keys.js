@@ -4,6 +4,7 @@ import { findNext } from "./controls.js";
 export const KEYS = [
   ["↑ ↓", "previous, next token; in a long text, the next stronger or weaker"],
   ["← →", "layer below, above"],
+  ["a", "mean of layers, in a long text"],
   ["[ ]", "previous, next head"],
   [", .", "previous, next word that was generated"],
   ["Enter", "pick the node of the chosen token and layer, or release it"],
@@ -35,6 +36,7 @@ export function pressed(viewer, event) {
     ArrowDown: () => store.select(nextRow(viewer, 1)),
     ArrowLeft: () => store.select({ layer: Math.max(state.layer - 1, 0) }),
     ArrowRight: () => store.select({ layer: Math.max(0, Math.min(state.layer + 1, limits.layers - 1)) }),
+    a: () => viewer.uses("averaged") && store.select({ averaged: !state.averaged }),
     "[": () => limits.heads && store.select({ head: turned(state.head, limits.heads, -1) }),
     "]": () => limits.heads && store.select({ head: turned(state.head, limits.heads, 1) }),
     ",": () => store.select(nextWritten(viewer, -1)),

@@ -9,7 +9,7 @@ import { Store } from "./store.js";
 import { VIEWS } from "./views.js";
 import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
-const FIRST = ["nodes", "image", "cross", "text"]; // the most informative views, for traces that have them
+const FIRST = ["nodes", "image", "pictures", "cross", "text"]; // the most informative views, for traces that have them
 let mounted = 0;
 
 /**
@@ -49,7 +49,7 @@ class Viewer {
     const fits = VIEWS.filter((view) => view.applies(trace) === true);
     const view = fits.find((one) => FIRST.includes(one.id)) || fits[0] || VIEWS[0];
     const wide = this.root.getBoundingClientRect().width > 1100;
-    const beside = view.id === "text" ? "top" : "strip";
+    const beside = { text: "top", pictures: trace.kept ? "text" : "strip" }[view.id] || "strip";
     const second = view.id !== beside && fits.some((one) => one.id === beside);
     return {
       view: view.id,
@@ -58,6 +58,8 @@ class Viewer {
       other: null,
       group: "",
       layer: Math.max(trace.layers - 1, 0),
+      // The last layer is seldom the one that looks up what a word is copied from.
+      averaged: Boolean(trace.written),
       head: null,
       query: trace.main,
       token: null,
@@ -91,7 +93,7 @@ class Viewer {
     state.node = within(state.node, Infinity, null);
     if (methods.length && !methods.includes(state.method)) state.method = methods[0];
     if (!["attention", "convolution", ...this.traces.flatMap((one) => one.parts)].includes(state.part)) state.part = "fused";
-    for (const key of ["picked", "log"]) state[key] = Boolean(state[key]);
+    for (const key of ["picked", "log", "averaged"]) state[key] = Boolean(state[key]);
     state.find = String(state.find ?? "").slice(0, 200);
     state.words = (state.words ?? null) === null ? null : Boolean(state.words);
     return state;

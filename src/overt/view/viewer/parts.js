@@ -155,11 +155,11 @@ export function wordsNote(trace, seen) {
   if (!seen.words || !has(true) || !has(false)) return "";
   const rest = "larger values are drawn like the end of the scale";
   if (!trace.drowned) return `Scaled by words: ${rest}.`;
-  const { method, token, special, word } = trace.drowned;
+  const { method, token, special, word, averaged } = trace.drowned;
   const main = trace.source + trace.main;
   const drawn = token === main ? "itself" : `“${shown(trace.tokens[token])}”`;
   const others = trace.about.grid && !trace.source ? "patches" : trace.sink >= 0 ? "other tokens" : "words";
-  const why = `by ${trace.method(method).title} “${shown(trace.tokens[main])}” draws on ${drawn} with ${number(special)} at layer ${trace.layers}, on ${others} with at most ${number(word)}`;
+  const why = `by ${trace.method(method).title} “${shown(trace.tokens[main])}” draws on ${drawn} with ${number(special)} ${averaged ? "in the mean of layers" : `at layer ${trace.layers}`}, on ${others} with at most ${number(word)}`;
   return `Scaled by words: ${why}; ${rest}.`;
 }
 

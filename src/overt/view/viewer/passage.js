@@ -100,9 +100,23 @@ export function spokenWords(trace, query, most = 40) {
   return `“${passageWord(trace.tokens[token], most)}” (${tokenPlace(trace, token)}${trace.generated(token) ? ", as it was written" : ""})`;
 }
 
-/** The row that a view of a long text shows. */
-export function passageRow(trace, seen, layer = seen.layer) {
-  return trace.row(seen.method, layer, seen.query, seen.method === "raw" ? seen.head : null);
+/** Whether a view of a long text shows the mean of a row over layers. Other methods than raw go through them all. */
+export function overLayers(seen) {
+  return Boolean(seen.averaged) && seen.method === "raw";
+}
+
+/** The row that a view of a long text shows; of one layer, if it is given. */
+export function passageRow(trace, seen, layer = null) {
+  const head = seen.method === "raw" ? seen.head : null;
+  if (layer === null && overLayers(seen)) return trace.meanRow(seen.method, seen.query, head);
+  return trace.row(seen.method, layer ?? seen.layer, seen.query, head);
+}
+
+/** Which layer a row is of, in words; or of how many it is the mean. */
+export function layerWords(trace, seen) {
+  if (!overLayers(seen)) return `layer ${seen.layer + 1} of ${trace.layers}`;
+  const count = trace.layersOf(seen.method).length;
+  return `mean of ${count === 1 ? "1 layer" : `${count} layers`}`;
 }
 
 /** Whose weights a row has, where there are several heads; otherwise empty. */
@@ -164,7 +178,7 @@ export function passageTip(trace, seen, row, token) {
 export function passageDescribe({ trace, seen }) {
   const row = passageRow(trace, seen);
   if (!row || !row.values) return null;
-  const what = `${trace.named(seen.method)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}, of ${spokenWords(trace, seen.query)}`;
+  const what = `${trace.named(seen.method)}, ${layerWords(trace, seen)}${headWords(trace, seen)}, of ${spokenWords(trace, seen.query)}`;
   if (seen.token === null || seen.token === undefined) {
     const most = Array.from(ranking(row.values).order.subarray(0, 5), (token) => `“${passageWord(trace.tokens[token])}” (${tokenPlace(trace, token)}) ${number(row.values[token])}`);
     return `${what}: ${most.join(", ")}`;

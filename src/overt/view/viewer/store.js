@@ -8,6 +8,7 @@ const READERS = {
   other: (text) => (text === "none" ? null : whole(text)),
   group: String,
   layer: whole,
+  averaged: (text) => text === "1",
   head: (text) => (text === "mean" ? null : whole(text)),
   query: whole,
   token: whole,
@@ -24,6 +25,11 @@ const READERS = {
 function whole(text) {
   const value = Number(text);
   return Number.isInteger(value) && value >= 0 ? value : undefined;
+}
+
+/** Changes of a state, in which a layer that is named takes the place of the mean of layers. */
+function single(changes, state) {
+  return state.averaged && "layer" in changes && !("averaged" in changes) ? { ...changes, averaged: false } : changes;
 }
 
 /** The selection, with listeners for its changes. */
@@ -43,9 +49,9 @@ export class Store {
     return this.hover ? { ...this.state, ...this.hover } : this.state;
   }
 
-  /** Change the selection; what is not named stays. */
+  /** Change the selection; what is not named stays. Whoever chooses a layer does not want the mean of all. */
   select(changes) {
-    this.state = this.legal({ ...this.state, ...changes });
+    this.state = this.legal({ ...this.state, ...single(changes, this.state) });
     this.hover = null;
     this.tell("select");
   }
@@ -82,7 +88,7 @@ export class Store {
 
   /** Select what a link says; the rest is as in the initial state. Invalid parts are ignored. */
   fromHash(hash) {
-    const found = { ...this.first };
+    const found = {};
     for (const part of String(hash).replace(/^#/, "").split("&")) {
       const [key, text] = part.split("=");
       if (!Object.hasOwn(READERS, key) || text === undefined) continue;
@@ -94,6 +100,6 @@ export class Store {
       }
       if (value !== undefined) found[key] = value;
     }
-    this.select(found);
+    this.select({ ...this.first, ...single(found, this.first) });
   }
 }

@@ -1,7 +1,7 @@
 // A long text with each token in the colour of its weight, below a map of the whole text at every layer.
 // Only the lines on the screen are drawn.
 import { drawMessage, drawScale, peakOf, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { endsLine, headWords, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
+import { endsLine, headWords, layerWords, overLayers, passageBefore, passageDescribe, passageFound, passageRow, passageStep, passageText, passageTip, passageWord } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
 import { mostlyRightToLeft, number, percent, tokenPlace } from "./words.js";
 
@@ -121,7 +121,7 @@ function markedTokens(trace, places) {
 export const textView = {
   id: "text",
   title: "Text",
-  controls: ["query", "method", "layer", "head", "words", "log", "find"],
+  controls: ["query", "method", "layer", "averaged", "head", "words", "log", "find"],
   byWords: true,
 
   applies(trace) {
@@ -226,7 +226,7 @@ function textTarget(trace, seen, row, token) {
 function textDrawHead(scene, first, last) {
   const { surface, trace, seen, theme, width, top, head, scale, query, values, row } = scene;
   const room = width - 2 * TEXT_EDGE;
-  const title = `${trace.measure(seen.method)}, layer ${seen.layer + 1}${headWords(trace, seen)}${seen.log ? ", log scale" : ""}`;
+  const title = `${trace.measure(seen.method)}, ${layerWords(trace, seen)}${headWords(trace, seen)}${seen.log ? ", log scale" : ""}`;
   const legend = Math.min(210, room / 2);
   drawScale(surface, theme, scale, TEXT_EDGE, top + 6, fitted(title, legend + 40, 11), legend);
   const spoken = trace.spokenOf(seen.query);
@@ -257,13 +257,15 @@ function textDrawOverview({ surface, trace, seen, theme, width, top, head, query
   const at = (token) => left + (token / count) * room;
   surface.rect(left, y, room, head.over, { fill: theme.raised });
   if (picture) surface.image(picture, left, y, room, head.cell * trace.layers);
+  const one = overLayers(seen) ? null : seen.layer;
   const every = Math.ceil(11 / head.cell); // numbers that would touch are left out
   for (let layer = 0; layer < trace.layers; layer++) {
-    const chosen = layer === seen.layer;
-    if (!chosen && (layer % every || Math.abs(layer - seen.layer) * head.cell < 10)) continue;
+    const chosen = layer === one;
+    if (!chosen && (layer % every || (one !== null && Math.abs(layer - one) * head.cell < 10))) continue;
     surface.text(String(layer + 1), left - 8, y + (layer + 0.5) * head.cell, { size: 9, fill: chosen ? theme.accent : theme.soft, align: "right", weight: chosen ? 700 : 400 });
   }
-  surface.rect(left - 1, y + seen.layer * head.cell - 1, room + 2, head.cell + 2, { stroke: theme.select, line: 1.5 });
+  const [from_, tall] = one === null ? [0, trace.layers] : [one, 1];
+  surface.rect(left - 1, y + from_ * head.cell - 1, room + 2, tall * head.cell + 2, { stroke: theme.select, line: 1.5 });
   const below = y + head.over;
   const places = passageFound(trace, seen.find);
   let drawnAt = -2;
@@ -290,15 +292,15 @@ function overviewTarget({ trace, seen, rows, columns, laid, head, left, room, y 
   const place = Math.min(Math.max((px - left) / room, 0), 1 - 1e-9);
   const inside = py < y + head.cell * trace.layers;
   const layer = inside ? Math.min(Math.max(Math.floor((py - y) / head.cell), 0), trace.layers - 1) : seen.layer;
-  const row = rows[layer];
+  const row = inside ? rows[layer] : passageRow(trace, seen);
   const column = Math.floor(place * columns);
   const token = row && row.values ? columnPeaks(row.values, columns)[column] : Math.floor(place * count);
   const [low, high] = [Math.floor((column * count) / columns), Math.floor(((column + 1) * count) / columns) - 1];
   const range = high > low ? `tokens ${low}–${high}` : `token ${low}`;
   const value = row && row.values ? `“${passageWord(trace.tokens[token])}” (${tokenPlace(trace, token)}) ${number(row.values[token])}\n` : "";
-  const tip = `layer ${layer + 1}, ${range}\n${high > low ? "largest: " : ""}${value}… ${passageText(trace, token - 6, token + 7)} …`;
+  const tip = `${inside ? `layer ${layer + 1}` : layerWords(trace, seen)}, ${range}\n${high > low ? "largest: " : ""}${value}… ${passageText(trace, token - 6, token + 7)} …`;
   const scrollTo = head.height + (laid.line[Math.floor(place * count)] + 0.5) * TEXT_LINE;
-  return { select: { layer, token }, tip, scrollTo };
+  return { select: inside ? { layer, token } : { token }, tip, scrollTo };
 }
 
 function overviewPicture(trace, seen, theme, rows, columns, query) {

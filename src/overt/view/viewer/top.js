@@ -1,6 +1,6 @@
 // The tokens with the largest weights, each in the text around it, and how much of the row they hold.
 import { drawNote, noteLines, peakOf, scaleFor } from "./parts.js";
-import { headWords, holding, passageDescribe, passageRow, passageStep, passageText, passageTip, passageWord, ranking, shareWords, spokenWords } from "./passage.js";
+import { headWords, holding, layerWords, overLayers, passageDescribe, passageRow, passageStep, passageText, passageTip, passageWord, ranking, shareWords, spokenWords } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
 import { number } from "./words.js";
 
@@ -29,7 +29,7 @@ export function topNotes(trace, seen, values) {
     notes.push(`The first token alone holds ${shareWords(first / total)}, as it often does in causal models, whatever it says${rest}.`);
   }
   const field = trace.about.fields[seen.head !== null && trace.has(`${seen.method} heads`) ? `${seen.method} heads` : seen.method];
-  if (field && field[seen.layer] && field[seen.layer].bytes === 1) notes.push("Weights are rounded: to within 4 % of themselves plus 8 % of the row’s median.");
+  if (field && (overLayers(seen) ? field : [field[seen.layer]]).some((one) => one && one.bytes === 1)) notes.push("Weights are rounded: to within 4 % of themselves plus 8 % of the row’s median.");
   return notes;
 }
 
@@ -46,7 +46,7 @@ function topLayout(trace, seen, width) {
 export const topView = {
   id: "top",
   title: "Top tokens",
-  controls: ["query", "method", "layer", "head", "words", "log"],
+  controls: ["query", "method", "layer", "averaged", "head", "words", "log"],
   byWords: true,
 
   applies(trace) {
@@ -60,7 +60,7 @@ export const topView = {
   draw({ surface, trace, seen, theme, width, top, bottom }) {
     const { row, values, notes, listed, start } = topLayout(trace, seen, width);
     const query = trace.source + seen.query;
-    const title = `${trace.named(seen.method)} of ${spokenWords(trace, seen.query, 24)}, layer ${seen.layer + 1} of ${trace.layers}${headWords(trace, seen)}`;
+    const title = `${trace.named(seen.method)} of ${spokenWords(trace, seen.query, 24)}, ${layerWords(trace, seen)}${headWords(trace, seen)}`;
     surface.text(fitted(title, width - 2 * TOP_EDGE, 13, 600), TOP_EDGE, 18, { size: 13, fill: theme.ink, weight: 600 });
     if (!values) {
       drawNote(surface, theme, row ? row.missing : "…", TOP_EDGE, 34, width - 2 * TOP_EDGE, { size: 12 });

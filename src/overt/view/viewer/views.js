@@ -1,6 +1,6 @@
 // Every view, in the order of its tabs. A view is an object:
 //   id, title
-//   controls: which of method, group, layer, head, query, part, words, log, find it uses
+//   controls: which of method, group, layer, averaged, head, query, part, words, log, find it uses
 //   parts(trace, state): [[name, title]] of what its control "part" offers
 //   byWords: whether it starts with the words' scale if a special token drowns them out, optional
 //   applies(trace): true, or why there is nothing to show
@@ -18,9 +18,10 @@ import { graphView } from "./graph.js";
 import { headsView } from "./heads.js";
 import { imageView } from "./image.js";
 import { nodesView } from "./nodes.js";
+import { picturesView } from "./pictures.js";
 import { stripView } from "./strip.js";
 import { textView } from "./text.js";
 import { topView } from "./top.js";
 import { uncertaintyView } from "./uncertainty.js";
 
-export const VIEWS = [graphView, textView, topView, stripView, headsView, crossView, evolutionView, uncertaintyView, imageView, nodesView, captionView];
+export const VIEWS = [graphView, picturesView, textView, topView, stripView, headsView, crossView, evolutionView, uncertaintyView, imageView, nodesView, captionView];
