@@ -105,17 +105,26 @@ def test_the_command_writes_and_names_the_sources_of_each_word(folder: Path, tmp
     result = runner.invoke(app, [*asked, "--method", "raw", "--method", "gradients"], env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     text = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
-    assert "layer 2 of 2, what each word that was generated draws on" in text
-    assert "raw: most from" in text
+    assert "what each word that was generated draws on" in text
+    assert "raw, mean of 2 layers: most from" in text
     assert "gradients: most from" in text
     trace = overt.trace(tiny("Llama"), TEXT, tokenizer=byte_tokenizer(), generate=5)
     start = trace.turns[0][1].start
-    (values,) = trace.spans(layers=-1, queries="generated words", tokens="words")
-    row = values.values[0, 0].clone()
-    row[0] = 0.0
-    best = values.tokens[int(row.argmax())]
-    line = next(line for line in text.splitlines() if line.strip().startswith(f"{start} "))
-    assert f"({best.start}) {float(row.max()):.2g}" in line
+    (values,) = trace.spans(queries="generated words", tokens="words")
+
+    def says(text: str, row: torch.Tensor) -> bool:
+        row[0] = 0.0
+        best = values.tokens[int(row.argmax())]
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{start} "))
+        return f"({best.start}) {float(row.max()):.2g}" in line
+
+    assert says(text, values.values[:, 0].mean(dim=0))
+    asked = ["trace", TEXT, "--model", str(folder), "--generate", "5", "--layer", "0", "--method", "raw"]
+    single = runner.invoke(app, [*asked, "--method", "rollout"], env={"COLUMNS": "140"}).output
+    assert "raw, layer 1 of 2: most from" in single
+    assert "rollout, layer 1 of 2: most from" in single
+    assert says(single, values.values[0, 0].clone())
+    assert not says(single, values.values[:, 0].mean(dim=0))
     assert "page in" in text
     assert '"generated":' in out.read_text()
 

@@ -47,7 +47,7 @@ def run(
     texts: Sequence[str],
     models: Sequence[str],
     methods: Sequence[str] | None = None,
-    layer: int = -1,
+    layer: int | None = None,
     query: int | None = None,
     decoder: str | None = None,
     residual: float | None = None,
@@ -62,7 +62,8 @@ def run(
 ) -> dict[str, overt.Trace]:
     """Trace each text through each model, print a table for each, and write a page or the trace to `out`.
 
-    With `generate`, the table is of the words that the model writes after a text.
+    `layer` is the last by default. With `generate`, the table is of the words that the model writes after a
+    text, by default with the mean of layers of raw attention.
 
     A network over pixels is traced once for each size of its maps, unless `stack` names one; its likeliest
     classes and its maps are printed. A network that answers questions reads `image`, and the texts are
@@ -73,7 +74,7 @@ def run(
     if any(_captions(name) for name in models):
         given = {
             "--method": methods,
-            "--layer": None if layer == -1 else layer,
+            "--layer": layer,
             "--query": query,
             "--decoder": decoder,
             "--residual": residual,
@@ -100,6 +101,7 @@ def run(
             raise ValueError(
                 f"--out {out} stores one trace: give one text and one model, or write a page: --out page.html"
             )
+    last = -1 if layer is None else layer
     console = Console()
     traces: dict[str, overt.Trace] = {}
     for name in models:
@@ -149,11 +151,11 @@ def run(
                 _print_written(console, traced, methods or METHODS[:1], layer, heading, arguments)
                 continue
             if traced.kind != "pixels":
-                _print(console, traced, shown, layer, query, heading, arguments)
+                _print(console, traced, shown, last, query, heading, arguments)
                 continue
             if part == stacks[0]:
                 _print_classes(console, traced, text)
-            _print_pixels(console, traced, shown, layer, query, arguments)
+            _print_pixels(console, traced, shown, last, query, arguments)
     if to_page and out is not None:
         # The page has all methods that read maps; of those that run the model, the ones given.
         running = {name for name in methods or () if method_of(name).runs_model}
@@ -220,8 +222,9 @@ def _answerer(name: str, image: Path | None, generate: int | None) -> Answerer |
     return open_answerer(Path(name), Path(name).name)
 
 
-def _layers(traced: overt.Trace, layer: int) -> int | None:
+def _layers(traced: overt.Trace, layer: int | None) -> int | None:
     """The layer to read; None for one that the model lacks, which is refused later."""
+    layer = -1 if layer is None else layer
     return layer if -traced.layers <= layer < traced.layers else None
 
 
@@ -281,18 +284,18 @@ def _print_written(
     console: Console,
     traced: overt.Trace,
     methods: Sequence[str],
-    layer: int,
+    layer: int | None,
     heading: str,
     arguments: dict[str, Any],
 ) -> None:
     """What the model wrote, and what each word of it draws on."""
     assert traced.generated is not None
-    layers, written = traced.layers, traced.generated[0].nonzero().flatten().tolist()
+    written = traced.generated[0].nonzero().flatten().tolist()
     text = " ".join(traced.tokens[0][place] for place in written)
     if traced.texts and traced.offsets is not None:
         text = traced.texts[0][int(traced.offsets[0, written[0], 0]) :]
     console.print(f"{heading}{text.strip()}", style="bold", markup=False, highlight=False, soft_wrap=True)
-    title = f"layer {layer % layers + 1} of {layers}, what each word that was generated draws on"
+    title = "what each word that was generated draws on"
     console.print(written_table(traced, methods, layer, title, **arguments))
 
 
@@ -330,7 +333,13 @@ def trace(
             help=f"Method: {join_or(known_methods())}. Repeatable. Default: all methods that read maps."
         ),
     ] = None,
-    layer: Annotated[int, typer.Option(help="Layer, counted from 0; −1 is the last.")] = -1,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Layer, counted from 0; −1 is the last. Default: the last; of generated words, the mean of "
+            "layers of raw attention."
+        ),
+    ] = None,
     query: QueryOption = None,
     decoder: DecoderOption = None,
     residual: Annotated[

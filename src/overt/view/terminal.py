@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overt.tracing.kept_rows import METHODS
-from overt.tracing.methods.method import check_known, method_of
+from overt.tracing.methods.method import Method, check_known, method_of
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.result import Trace
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from overt.tracing.spans import SpanValues
 
 BAR, LEAST_BAR = 12, 3  # characters
 ROOM = 65  # characters of all columns of values, so that a table fits a terminal of 80
@@ -97,7 +99,7 @@ def table(
 def written_table(
     trace: Trace,
     methods: Sequence[str],
-    layer: int = -1,
+    layer: int | None = None,
     title: str | None = None,
     **arguments: Any,
 ) -> Table:
@@ -109,7 +111,8 @@ def written_table(
     Args:
         trace: of generated text; its first example is shown.
         methods: names of the methods, a column each.
-        layer: which layer to show.
+        layer: which layer to show; by default the mean of all layers of raw attention, and the last one of
+            methods that go through all of them.
         title: of the table.
         arguments: further arguments of the methods; each method gets those that it takes.
     """
@@ -126,11 +129,11 @@ def written_table(
     found = []
     one = trace[0] if len(trace) > 1 else trace
     for reader in readers:
-        options = reader.fitting({"layers": layer, **arguments})
-        found.append(one.spans(reader.name, queries=f"generated {unit}", tokens=unit, **options)[0])
+        found.append(_written_rows(one, reader, unit, layer, arguments))
         if not one.first and not reader.runs_model:
             grid.add_column("first", justify="right", style="dim")
-        grid.add_column(f"{reader.title}: most from", ratio=1)
+        of = "" if reader.runs_model else f", {_written_layers(one, reader.name, layer)}"
+        grid.add_column(f"{reader.title}{of}: most from", ratio=1)
     special = one.special[0].tolist()
     for number, span in enumerate(found[0].queries):
         cells = []
@@ -146,6 +149,28 @@ def written_table(
             cells.append(escape(", ".join(shown) or "–"))
         grid.add_row(str(span.start), escape(_shown(span.name)), *cells)
     return grid
+
+
+def _written_layers(trace: Trace, method: str, layer: int | None) -> str:
+    """Which layers the rows of generated words are of, in words."""
+    if layer is None and method == "raw":
+        return f"mean of {trace.layers} layers"
+    return f"layer {(-1 if layer is None else layer) % trace.layers + 1} of {trace.layers}"
+
+
+def _written_rows(
+    trace: Trace, reader: Method, unit: str, layer: int | None, arguments: dict[str, Any]
+) -> SpanValues:
+    """Rows of the generated words, (1, word, source), of a layer or as the mean of all."""
+    averaged = layer is None and reader.name == "raw"
+    # One after the other, as a long text may have no room for the rows of all layers.
+    layers = range(trace.layers) if averaged else [-1 if layer is None else layer]
+    parts = []
+    for each in layers:
+        options = reader.fitting({"layers": each, **arguments})
+        parts.append(trace.spans(reader.name, queries=f"generated {unit}", tokens=unit, **options)[0])
+    values = sum((part.values for part in parts[1:]), start=parts[0].values) / len(parts)
+    return parts[0]._replace(values=values)
 
 
 def pixel_map(
