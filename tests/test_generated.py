@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor
 
 import overt
-from overt.tracing.generation import output_text
+from overt.tracing.generation import Generation, WrittenToken, output_text
 from writing import SIZES, TEMPLATE, TEXT, byte_tokenizer, tiny
 
 
@@ -56,6 +56,25 @@ def test_one_pass_has_the_rows_of_every_step(name: str, memory: int) -> None:
     assert trace.generating_queries() == list(range(3, 15))
     if trace.of_states:
         torch.testing.assert_close(trace.rollout(), trace.rollout(trace.generating_queries()))
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_tokens_are_told_as_they_are_written_with_the_rows_of_their_step(name: str) -> None:
+    model, heard = tiny(name), list[WrittenToken]()
+    words, rows = by_steps(model, torch.tensor([[5, 6, 7, 8, 9]]), 6)
+
+    def told(token: WrittenToken) -> bool:
+        heard.append(token)
+        return len(token.ids) < 4
+
+    trace = overt.trace(model, [[5, 6, 7, 8, 9]], generate=Generation({"max_new_tokens": 6}, told=told))
+    assert [token.ids for token in heard] == [words[: n + 1] for n in range(4)], "it stops when it is told to"
+    for token, row in zip(heard, rows, strict=False):
+        torch.testing.assert_close(token.rows, row, atol=1e-5, rtol=0)
+    assert trace.tokens[0] == [str(each) for each in [5, 6, 7, 8, 9, *words[:4]]]
+    assert model.config._attn_implementation == "sdpa", "as before"
+    with pytest.raises(ValueError, match=r"^words can be told as they are written for one prompt, got 2"):
+        overt.trace(model, [[5, 6], [7, 8]], generate=Generation({"max_new_tokens": 6}, told=told))
 
 
 def test_padding_on_the_left_is_dropped() -> None:

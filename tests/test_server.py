@@ -51,6 +51,7 @@ from overt.view.server import (  # noqa: E402
 from overt.view.server.run import bound, server  # noqa: E402
 from overt.view.server.trace_request import clean  # noqa: E402
 from overt.view.server.work import Cache  # noqa: E402
+from writing import byte_tokenizer, tiny  # noqa: E402
 
 pytest_plugins = ["browser"]
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "the", "key", "to", "cabinets", "lies", "here", "wait"]
@@ -224,6 +225,159 @@ def test_a_sentence_comes_back_as_a_trace_with_a_link(up: Running) -> None:
         assert base64.b64decode(block, validate=True)
     asked = parse_qs(urlsplit(answer["link"]).query)
     assert asked == {"model": ["bert"], "text": ["the key to cabinets"], "method": ["raw", "rollout"]}
+
+
+class Paced:
+    """A small language model that writes, and waits before it writes a token while its gate is closed."""
+
+    def __init__(self) -> None:
+        self.model, self.tokenizer = tiny("Llama"), byte_tokenizer()
+        self.gate, self.passes = threading.Event(), 0
+        self.after = 3  # passes that do not wait
+        self.gate.set()
+        self.model.register_forward_pre_hook(self._pass)
+
+    def _pass(self, *_: Any) -> None:
+        self.passes += 1
+        if self.passes > self.after:
+            assert self.gate.wait(30)
+
+    def begin(self, closed: bool = True) -> None:
+        self.passes = 0
+        (self.gate.clear if closed else self.gate.set)()
+
+
+@pytest.fixture(scope="module")
+def paced() -> Paced:
+    return Paced()
+
+
+@pytest.fixture(scope="module")
+def writer(served: dict[str, Served], paced: Paced) -> Iterator[Running]:
+    llama = Served("llama", paced.model, paced.tokenizer, layers=2)
+    with running({"llama": llama, "bert": served["bert"]}) as made:
+        yield made
+        paced.gate.set()
+
+
+def asking(up: Running, text: str, count: Any, **more: Any) -> tuple[http.client.HTTPConnection, Any]:
+    """A request whose answer is read line by line."""
+    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=30)
+    body = {"model": "llama", "text": text, "generate": count, **more}
+    connection.request("POST", "/api/trace", json.dumps(body), JSON)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.getheader("Content-Type") == "application/x-ndjson"
+    return connection, answer
+
+
+def test_words_come_as_they_are_written_with_their_rows_and_then_the_trace(
+    writer: Running, paced: Paced
+) -> None:
+    text = "The code of the vault is"
+    want = overt.trace(paced.model, text, tokenizer=paced.tokenizer, generate=8)
+    start = want.turns[0][1].start
+    paced.begin()
+    connection, answer = asking(writer, text, 8)
+    with closing(connection):
+        lines = [json.loads(answer.readline()) for _ in range(4)]
+        writer.until(lambda: paced.passes == 4)  # it waits, and three words are here already
+        assert "".join(lines[0]["prompt"]) == text
+        assert len(lines[0]["prompt"]) == start
+        other, late = asking(writer, text, 8)  # hears the same from the beginning
+        with closing(other):
+            heard = [late.readline() for _ in range(4)]
+            assert [json.loads(line) for line in heard] == lines
+            paced.gate.set()
+            lines += [json.loads(line) for line in answer]
+            heard += list(late)
+    assert [json.loads(line) for line in heard] == lines
+    words = lines[1:-1]
+    assert len(words) == 8
+    assert "".join(lines[0]["prompt"] + [line["word"] for line in words]) == want.texts[0]
+    for step, line in enumerate(words):
+        row = want.raw(start - 1 + step)[0].mean(dim=0)[0]
+        assert line["row"] == pytest.approx(row[: start + step].tolist(), abs=1e-4)
+        assert not row[start + step :].any()
+    assert paced.passes == 8 + 1, "each word once, and one pass over them all"
+    entry = lines[-1]["index"]["traces"][0]
+    assert entry["rows"]["generated"] == [start, start + 8]
+    assert {"raw", "rollout"} <= set(entry["fields"])
+    assert entry["missing"]["flow"] == "flow of each generated word would take the server too long"
+    assert parse_qs(urlsplit(lines[-1]["link"]).query)["generate"] == ["8"]
+    passes = paced.passes
+    connection, answer = asking(writer, text, 8)
+    with closing(connection):
+        assert [set(json.loads(line)) for line in answer] == [{"index", "blocks", "link", "seconds"}]
+    assert paced.passes == passes, "the answer is cached"
+
+
+def test_a_client_that_leaves_stops_the_writing(writer: Running, paced: Paced) -> None:
+    paced.begin()
+    skipped = writer.state.metrics.counts["skipped"]
+    connection, answer = asking(writer, "Keep it safe", 200)
+    assert "prompt" in json.loads(answer.readline())
+    assert "word" in json.loads(answer.readline())
+    answer.close()
+    connection.close()
+    writer.until(lambda: not any(job.waiters for job in writer.state.work._jobs.values()))
+    paced.gate.set()
+    writer.until(lambda: writer.state.metrics.counts["skipped"] == skipped + 1)
+    assert paced.passes <= 5, "of 200"
+    paced.begin(closed=False)
+    connection, answer = asking(writer, "Keep it safe", 2)
+    with closing(connection):
+        assert len(list(answer)) == 4
+
+
+def test_what_fails_after_the_first_word_is_the_last_line(
+    writer: Running, paced: Paced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("no page today")
+
+    monkeypatch.setattr(trace_request, "page", fail)
+    paced.begin(closed=False)
+    connection, answer = asking(writer, "It is", 2)
+    with closing(connection):
+        lines = [json.loads(line) for line in answer]
+    assert lines[-1] == {"error": "no page today", "status": 422}
+    assert len(lines) == 4
+
+
+def test_writing_that_takes_too_long_ends_with_a_line_that_says_so(paced: Paced) -> None:
+    paced.begin()
+    with running({"llama": Served("llama", paced.model, paced.tokenizer, layers=2)}, seconds=0.5) as made:
+        connection, answer = asking(made, "It is", 9)
+        with closing(connection):
+            lines = [json.loads(line) for line in answer]
+        paced.gate.set()
+    assert lines[-1]["status"] == 504
+    assert lines[-1]["error"].startswith("no answer within 0.5 s")
+    assert [next(iter(line)) for line in lines[:-1]] == ["prompt", "word", "word", "word"]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "line"),
+    [
+        ({"generate": 0}, 400, "generate must be a whole number from 1 to 256"),
+        ({"generate": True}, 400, "generate must be a whole number from 1 to 256"),
+        ({"generate": "8"}, 400, "generate must be a whole number from 1 to 256"),
+        ({"generate": 257}, 400, "generate must be a whole number from 1 to 256"),
+        ({"generate": 4, "model": "bert"}, 400, "model 'bert' cannot generate after a text: leave generate"),
+        (
+            {"generate": 4, "mixing": "value-zeroing"},
+            400,
+            "of generated words would take the server too long",
+        ),
+        ({"generate": 4, "text": " "}, 400, "text must contain words, got nothing"),
+        ({"generate": 4, "text": "a" * 3000}, 413, "text must have at most 256 tokens"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(writer: Running, more: Any, status: int, line: str) -> None:
+    found = writer.trace(**{"text": "the key", "model": "llama", **more})
+    assert found.status == status
+    assert line in found.error
 
 
 def judged(up: Running, text: Any, **more: Any) -> Reply:

@@ -27,7 +27,7 @@ globalThis.fetch = async (address, request) => {
   asked.push({ address, request });
   return { ok: false, status: 422, headers: new Map(), json: async () => ({ error: "not today" }) };
 };
-const { ServeForm, serveAsked, serveSends } = await import("../../src/overt/view/viewer/serve.js");
+const { ServeForm, serveAsked, serveLines, serveSends } = await import("../../src/overt/view/viewer/serve.js");
 
 const ticked = (form) => form.methods.filter((box) => box.checked).map((box) => box.value);
 
@@ -131,4 +131,33 @@ test("a classifier's explanations can be judged, those of others cannot", async 
   form.model.value = "eyes";
   form.showModel();
   assert.equal(form.judge.hidden, true);
+});
+
+test("a model that writes is asked to, and lines are read wherever the body is cut", async () => {
+  const facts = { ...FACTS, models: [{ ...FACTS.models[0], writes: true }, FACTS.models[1]], limits: { ...FACTS.limits, tokens: 100 } };
+  const form = new ServeForm(made(), facts);
+  assert.equal(form.generateField.hidden, false);
+  assert.deepEqual(form.generate.options.map((one) => one.value), ["", "16", "32", "64"]);
+  form.text.value = "the key";
+  assert.equal("generate" in (await sent(form)), false);
+  form.offerLength("7");
+  assert.equal((await sent(form)).generate, 7);
+  form.offerLength("many");
+  assert.equal(form.generate.value, "7");
+  form.model.value = "eyes";
+  form.showModel();
+  assert.equal(form.generateField.hidden, true);
+  assert.equal(serveAsked("?generate=8").generate, "8");
+  const bytes = new TextEncoder().encode('{"prompt":["é"]}\n{"word":"✓"}\n{"index":{}}');
+  for (const size of [1, 3, 100]) {
+    const body = new ReadableStream({
+      start(control) {
+        for (let at = 0; at < bytes.length; at += size) control.enqueue(bytes.slice(at, at + size));
+        control.close();
+      },
+    });
+    const lines = [];
+    for await (const line of serveLines(body)) lines.push(line);
+    assert.deepEqual(lines, [{ prompt: ["é"] }, { word: "✓" }, { index: {} }]);
+  }
 });

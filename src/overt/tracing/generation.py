@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +36,33 @@ KNOWN = (
 )
 
 
+class WrittenToken(NamedTuple):
+    """A token as it is written.
+
+    Attributes:
+        ids: all that were generated so far, this one last.
+        rows: raw attention of the query that wrote it, (layer, token), the mean of heads, over prompt and
+            output up to this query.
+    """
+
+    ids: list[int]
+    rows: Tensor
+
+
 @dataclass(frozen=True)
 class Generation:
-    """How a model is to generate.
+    """How a model is to generate. `overt.trace(…, generate=Generation(…))` takes one as it is.
 
     Attributes:
         settings: arguments of transformers' `generate`, among them `max_new_tokens`.
         seed: random seed, for sampling.
+        told: called with each token of a causal model as it is written, for one prompt; the model stops once
+            it returns False. It then attends by its eager attention, whose weights can be seen.
     """
 
     settings: Mapping[str, Any]
     seed: int = 0
+    told: Callable[[WrittenToken], bool] | None = None
 
     @property
     def length(self) -> int:
@@ -61,6 +77,8 @@ class Generation:
 
 def generation_of(generate: Any, seed: int) -> Generation:
     """The argument `generate` of `trace`, checked: a number of tokens, or settings."""
+    if isinstance(generate, Generation):
+        return generate
     if not isinstance(generate, Mapping):
         _check.whole("generate", generate, 1)
         return Generation({LENGTH: int(generate)}, seed)
@@ -109,8 +127,43 @@ def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generati
     with evaluating(model), torch.random.fork_rng(devices, enabled=bool(settings["do_sample"])):
         if settings["do_sample"]:
             torch.manual_seed(generation.seed)
-        ids: Tensor = model.generate(**moved, **settings)
+        if generation.told is None:
+            ids: Tensor = model.generate(**moved, **settings)
+        else:
+            ids = _telling(model, {**moved, **settings}, generation.told)
     return ids.cpu()
+
+
+def _telling(model: Any, arguments: dict[str, Any], told: Callable[[WrittenToken], bool]) -> Tensor:
+    """What `generate` returns, with a call for each token: its id, and the rows that wrote it."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    from overt.tracing.capture import CapturedAttention, watching
+
+    prompt = arguments["input_ids"]
+    if len(prompt) != 1:
+        raise ValueError(f"words can be told as they are written for one prompt, got {len(prompt)}")
+    rows: dict[str, Tensor] = {}  # of the pass that wrote the last token, by path
+
+    def seen(call: CapturedAttention) -> None:
+        if call.kind == "decoder" and call.weights.dim() == 4:
+            rows[call.path] = call.weights[0, :, -1].mean(dim=0, dtype=torch.float32).cpu()
+
+    class Teller(StoppingCriteria):
+        def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
+            del scores
+            count = input_ids.shape[1] - 1  # tokens that the last query could see
+            held, layers = torch.zeros(len(rows), count), list(rows.values())
+            for layer, row in zip(held, layers, strict=True):
+                few = min(len(row), count)  # a window holds the last ones only
+                layer[count - few :] = row[len(row) - few :]
+            rows.clear()
+            on = told(WrittenToken(input_ids[0, prompt.shape[1] :].tolist(), held))
+            return torch.full((1,), not on, dtype=torch.bool, device=input_ids.device)
+
+    with watching(model, seen):
+        ids: Tensor = model.generate(**arguments, stopping_criteria=StoppingCriteriaList([Teller()]))
+    return ids
 
 
 def text_of_ids(tokenizer: Any, ids: list[int]) -> tuple[str, list[list[int]]] | None:

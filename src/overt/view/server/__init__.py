@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from overt.view.server.http import (
     Answer,
     Bodies,
     HttpRequest,
+    LineByLine,
     Message,
     Receive,
     Scope,
@@ -29,6 +31,7 @@ from overt.view.server.http import (
     json_answer,
     refusal,
     send,
+    send_lines,
 )
 from overt.view.server.judge_request import judge_answer, judge_from_json
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
@@ -51,7 +54,7 @@ __all__ = ["LOCAL", "Limits", "Served", "Serving", "app", "is_loopback"]
 
 log = logging.getLogger("overt.server")
 LOCAL = ("localhost", "127.0.0.1", "::1")
-Handler = Callable[[HttpRequest], Awaitable[Answer]]
+Handler = Callable[[HttpRequest], Awaitable[Answer | LineByLine]]
 
 
 class Serving:
@@ -146,8 +149,11 @@ class Serving:
             raise RefusedError(404, f"{line}; drop the image again")
         return Answer(answer)
 
-    async def trace(self, request: HttpRequest) -> Answer:
-        """POST /api/trace"""
+    async def trace(self, request: HttpRequest) -> Answer | LineByLine:
+        """POST /api/trace
+
+        With `generate`, the answer comes line by line: the prompt, each word as it is written, the trace.
+        """
         _check_origin(request)
         if self.stopping:
             raise RefusedError(503, "the server is shutting down", 5, close=True)
@@ -163,7 +169,9 @@ class Serving:
             else:
                 trace_request = from_json(body, self.models, self.limits)
             del body
-            return Answer(await self._answer(trace_request, request))
+            if trace_request.generate is None:
+                return Answer(await self._answer(trace_request, request))
+            return await self._lines(trace_request, request)
 
     async def judge(self, request: HttpRequest) -> Answer:
         """POST /api/judge"""
@@ -179,6 +187,15 @@ class Serving:
                 asked.key(), lambda wanted: judge_answer(asked, limits, wanted), request.left
             )
             return Answer(answer)
+
+    async def _lines(self, trace_request: TraceRequest, request: HttpRequest) -> LineByLine:
+        limits = self.limits
+        lines = self.work.told(
+            trace_request.key(),
+            lambda wanted, tell: trace_answer(trace_request, limits, wanted, tell),
+            request.left,
+        )
+        return LineByLine(await anext(lines), lines)
 
     async def _answer(self, trace_request: TraceRequest, request: HttpRequest) -> bytes:
         limits = self.limits
@@ -248,7 +265,12 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, sending: Send) -> None:
         request = HttpRequest(scope, receive)
-        await send(await self.handler(request), request, sending)
+        answer = await self.handler(request)
+        if isinstance(answer, Answer):
+            await send(answer, request, sending)
+            return
+        async with aclosing(answer.rest):  # a client that leaves is no longer waited for
+            await send_lines(answer, sending)
 
 
 def _no_route(request: Any, error: Any) -> Any:

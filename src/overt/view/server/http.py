@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,20 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     close: bool = False
+
+
+@dataclass(frozen=True)
+class LineByLine:
+    """An HTTP answer of lines of JSON, sent as they come.
+
+    Attributes:
+        first: the first line. A refusal before it has a status of its own.
+        rest: the others. A refusal among them is the last line, with its status.
+    """
+
+    first: bytes
+    rest: AsyncGenerator[bytes, None]
+    kind: str = "application/x-ndjson"
 
 
 def json_answer(value: Any, status: int = 200, **headers: str) -> Answer:
@@ -184,6 +198,28 @@ async def send(answer: Answer, request: HttpRequest, send: Send, linger: float =
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     if answer.close:
         await _drain(request.receive, linger)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_lines(answer: LineByLine, send: Send) -> None:
+    """Send lines as they come.
+
+    Args:
+        answer: what to send.
+        send: ASGI's send.
+    """
+    headers = [(b"content-type", answer.kind.encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.first + b"\n", "more_body": True})
+    try:
+        async for line in answer.rest:
+            for start in range(0, len(line), PIECE):
+                piece = line[start : start + PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+    except RefusedError as error:
+        line = json.dumps({"error": " ".join(error.line.split()), "status": error.status}).encode()
+        await send({"type": "http.response.body", "body": line + b"\n", "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -127,6 +127,19 @@ class Served:
         return is_pair(self.model) and self.tokenizer is not None
 
     @cached_property
+    def writes(self) -> bool:
+        """Whether it is a language model that can write after a text."""
+        from overt.tracing.generation import check_generates
+
+        if self.kind != "text" or is_pair(self.model):
+            return False
+        try:
+            check_generates(self.model)
+        except ValueError:
+            return False
+        return True
+
+    @cached_property
     def judges(self) -> bool:
         """Whether it is a classifier of texts, whose explanations can be judged."""
         from overt.judge.rationales.words import WordClassifier
@@ -143,7 +156,7 @@ class Served:
     def about(self) -> dict[str, Any]:
         """What the page needs to know about it."""
         facts = {"kind": self.kind, "decoder": self.decodes, "judges": self.judges, "layers": self.layers}
-        return {"name": self.name, **facts}
+        return {"name": self.name, **facts, "writes": self.writes}
 
 
 def check_name(name: str) -> None:

@@ -16,13 +16,16 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
+from overt.tracing.generation import LENGTH, Generation, WrittenToken, ends_of, output_text
+from overt.tracing.kept_rows import METHODS
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of, mixings
 from overt.tracing.result import Trace
 from overt.tracing.tracer import everything, trace
+from overt.view.index import printable, short
 from overt.view.pages import page
 from overt.view.server.limits import GoneError, Limits, RefusedError, Served
-from overt.view.server.work import StillWanted
+from overt.view.server.work import StillWanted, Tell
 
 FORMATS = {
     "image/png": "PNG",
@@ -61,6 +64,7 @@ class TraceRequest:
         methods: methods to show.
         layers: how many of the last layers to show; None for all.
         mixing: what the maps hold.
+        generate: most tokens that the model is to write after the text; None to trace the text itself.
     """
 
     served: Served
@@ -71,10 +75,11 @@ class TraceRequest:
     methods: tuple[str, ...] = field(default_factory=lambda: tuple(known_methods("maps")))
     layers: int | None = None
     mixing: str = "attention"
+    generate: int | None = None
 
     def key(self) -> Hashable:
         """Equal for requests with equal answers."""
-        options = (self.served.name, self.decoder, self.methods, self.layers, self.mixing)
+        options = (self.served.name, self.decoder, self.methods, self.layers, self.mixing, self.generate)
         return self._picture() if self.picture else (self.text, *options)
 
     def _picture(self) -> tuple[str, str]:
@@ -96,6 +101,7 @@ class TraceRequest:
         )
         fields += [] if self.layers is None else [("layers", str(self.layers))]
         fields += [] if self.mixing == "attention" else [("mixing", self.mixing)]
+        fields += [] if self.generate is None else [("generate", str(self.generate))]
         link = f"/?{urlencode(fields)}"
         return link if len(link) <= LINK else None
 
@@ -118,12 +124,30 @@ def fields_of(body: bytes) -> dict[str, Any]:
 def from_json(body: bytes, models: Mapping[str, Served], limits: Limits) -> TraceRequest:
     """A request with text."""
     fields = fields_of(body)
-    check_known(fields, ("model", "text", "decoder", "methods", "layers", "mixing"))
+    check_known(fields, ("model", "text", "decoder", "methods", "layers", "mixing", "generate"))
     served = served_of(fields.get("model"), models)
     if served.kind != "text":
         raise RefusedError(400, f"model {served.name!r} takes an image as the body, got JSON")
     text = text_of("text", fields.get("text"), limits)
-    return TraceRequest(served, text, **_common(fields, served, limits))
+    common = _common(fields, served, limits)
+    return TraceRequest(
+        served, text, **common, generate=_length(fields.get("generate"), common, limits, served)
+    )
+
+
+def _length(generate: Any, common: Mapping[str, Any], limits: Limits, served: Served) -> int | None:
+    """How many tokens a model is to write, checked."""
+    if generate is None:
+        return None
+    whole = isinstance(generate, int) and not isinstance(generate, bool)
+    if not whole or not 1 <= generate <= limits.tokens:
+        raise RefusedError(400, f"generate must be a whole number from 1 to {limits.tokens}")
+    if not served.writes:
+        raise RefusedError(400, f"model {served.name!r} cannot generate after a text: leave generate out")
+    kind = mixing_of(common["mixing"])
+    if kind.passes:
+        raise RefusedError(400, f"{kind.title} of generated words would take the server too long")
+    return int(generate)
 
 
 def from_image(
@@ -247,13 +271,23 @@ def open_picture(picture: bytes, kind: str, limits: Limits) -> Any:
         raise RefusedError(400, f"the {kind} image is damaged and cannot be read") from None
 
 
-def trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWanted) -> bytes:
-    """Trace, and build the answer: {index, blocks, link, seconds}. Runs in a separate thread."""
+def trace_answer(
+    request: TraceRequest, limits: Limits, still_wanted: StillWanted, tell: Tell = lambda _: None
+) -> bytes:
+    """Trace, and build the answer: {index, blocks, link, seconds}. Runs in a separate thread.
+
+    Args:
+        request: what to trace.
+        limits: of requests.
+        still_wanted: whether anyone still waits.
+        tell: takes lines about words as they are written: {prompt: [pieces of text]}, then for each token
+            {word: its text, row: raw attention of the query that wrote it, the mean of layers and heads}.
+    """
     with request.served.turn:
-        return _trace_answer(request, limits, still_wanted)
+        return _trace_answer(request, limits, still_wanted, tell)
 
 
-def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWanted) -> bytes:
+def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWanted, tell: Tell) -> bytes:
     if not still_wanted():
         raise GoneError
     began = time.monotonic()
@@ -277,12 +311,20 @@ def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWant
             )
         # No samples if each would run the model for every token.
         options = everything(served.model, request.mixing, 0 if kind.passes else SAMPLES)
+        if request.generate is not None:
+            options = {"heads": options["heads"], "generate": _written(request, still_wanted, tell)}
         traced = trace(served.model, inputs, mixing=request.mixing, **preprocessing, **options)
         if not still_wanted():
             raise GoneError
         slow = _slow(
             request.methods, traced, spent if plain is not None else time.monotonic() - began, limits
         )
+        if request.generate is not None:
+            slow |= {
+                name: f"{known_methods()[name].title} of each generated word would take the server too long"
+                for name in request.methods
+                if name not in METHODS and not known_methods()[name].runs_model
+            }
         unfit = {name: why for name in request.methods if (why := traced.why_not(name)) is not None}
         quick = [name for name in request.methods if name not in slow and name not in unfit]
         shown = page(_lighter(traced), title=served.name, methods=quick, progress=False)
@@ -299,7 +341,38 @@ def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWant
         "link": request.link(),
         "seconds": round(time.monotonic() - began, 3),
     }
-    return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _line(answer)
+
+
+def _written(request: TraceRequest, still_wanted: StillWanted, tell: Tell) -> Generation:
+    """How a model writes for a request: each token is told, until no one waits."""
+    served, tokenizer = request.served, request.served.tokenizer
+    coded = tokenizer(request.text, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
+    ids: list[int] = coded["input_ids"]
+    spans = coded.get("offset_mapping")
+    if spans is None:
+        pieces = [tokenizer.decode([one]) for one in ids]
+    else:  # a space before a word belongs to its token
+        ends = [0, *(stop for _, stop in spans)]
+        pieces = [request.text[min(ends[n], stop) : stop] for n, (_, stop) in enumerate(spans)]
+    final = set(ends_of(served.model))
+
+    def told(token: WrittenToken) -> bool:
+        if len(token.ids) == 1:  # nothing was refused
+            tell(_line({"prompt": [printable(piece) for piece in pieces]}))
+        if token.ids[-1] not in final:
+            text, places = output_text(tokenizer, ids[-1], token.ids)
+            row = token.rows.mean(dim=0).tolist() if len(token.rows) else []
+            tell(_line({"word": printable(text[slice(*places[-1])]), "row": short(row)}))
+        if not still_wanted():
+            raise GoneError
+        return True
+
+    return Generation({LENGTH: request.generate}, told=told)
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _slow(methods: Sequence[str], traced: Trace, spent: float, limits: Limits) -> dict[str, str]:

@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 from overt.view.server.limits import GoneError, Limits, RefusedError, whole_seconds
@@ -19,6 +19,8 @@ log = logging.getLogger("overt.server")
 
 StillWanted = Callable[[], bool]
 Make = Callable[[StillWanted], bytes]
+Tell = Callable[[bytes], None]
+MakeTelling = Callable[[StillWanted, Tell], bytes]
 
 
 class Cache:
@@ -52,14 +54,29 @@ class Cache:
 @dataclass(eq=False)
 class _Job:
     key: Hashable
-    make: Make
+    make: MakeTelling
     future: asyncio.Future[bytes]
+    loop: asyncio.AbstractEventLoop
     waiters: int = 0
     started: bool = False
     late: bool = False  # a client was refused because it takes too long, and may ask again
+    lines: list[bytes] = field(default_factory=list)  # told so far
+    fresh: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, with each of them
 
     def wanted(self) -> bool:
         return self.waiters > 0 or self.late
+
+    def tell(self, line: bytes) -> None:
+        """Called by the thread that makes the result."""
+        try:
+            self.loop.call_soon_threadsafe(self._told, line)
+        except RuntimeError:
+            raise GoneError from None  # the loop has ended, and with it the server
+
+    def _told(self, line: bytes) -> None:
+        self.lines.append(line)
+        told, self.fresh = self.fresh, asyncio.Event()
+        told.set()
 
 
 class Work:
@@ -98,24 +115,51 @@ class Work:
             make: runs in a thread; it gets a function that tells whether anyone still waits.
             left: returns when the client has disconnected.
         """
+        async for line in self.told(key, lambda wanted, _: make(wanted), left):
+            found = line
+        return found
+
+    async def told(
+        self, key: Hashable, make: MakeTelling, left: Callable[[], Awaitable[None]]
+    ) -> AsyncGenerator[bytes, None]:
+        """What `make` tells for this key, line by line, then its result; only the result if it is cached.
+
+        Args:
+            key: equal for requests with equal answers, which hear the same lines.
+            make: runs in a thread; it gets a function that tells whether anyone still waits, and one that
+                takes a line.
+            left: returns when the client has disconnected.
+        """
         cached = self.cache.get(key)
         if cached is not None:
             self.metrics.counts["cache_hits"] += 1
-            return cached
+            yield cached
+            return
         job = self._join(key, make)
         job.waiters += 1
+        end = job.loop.time() + self.limits.seconds
         watch: asyncio.Future[None] = asyncio.ensure_future(left())
         # The job's future is shared: a waiter that gives up must not cancel it for the others.
         done = asyncio.shield(job.future)
+        at = 0
         try:
-            either: set[asyncio.Future[Any]] = {done, watch}
-            await asyncio.wait(either, timeout=self.limits.seconds, return_when="FIRST_COMPLETED")
-            if done.done():
-                return done.result()
-            if watch.done():
-                raise GoneError
-            job.late = job.started
-            raise RefusedError(504, self._slow(job))
+            while True:
+                while at < len(job.lines):
+                    at += 1
+                    yield job.lines[at - 1]
+                if done.done():
+                    yield done.result()
+                    return
+                fresh: asyncio.Future[Any] = asyncio.ensure_future(job.fresh.wait())
+                either: set[asyncio.Future[Any]] = {done, watch, fresh}
+                time_left = max(end - job.loop.time(), 0.0)
+                found, _ = await asyncio.wait(either, timeout=time_left, return_when="FIRST_COMPLETED")
+                fresh.cancel()
+                if watch.done() and not done.done():
+                    raise GoneError
+                if not done.done() and (not found or job.loop.time() > end):
+                    job.late = job.started
+                    raise RefusedError(504, self._slow(job))
         finally:
             job.waiters -= 1
             watch.cancel()
@@ -134,7 +178,7 @@ class Work:
         )
         return f"no answer within {self.limits.seconds:g} s: {where}"
 
-    def _join(self, key: Hashable, make: Make) -> _Job:
+    def _join(self, key: Hashable, make: MakeTelling) -> _Job:
         if self.stopping:
             raise RefusedError(503, "the server is shutting down", 5)
         job = self._jobs.get(key)
@@ -147,7 +191,7 @@ class Work:
             line = f"busy: {self.waiting} requests are waiting, try again in a moment"
             raise RefusedError(503, line, whole_seconds(self._mean * ahead / self.limits.workers))
         loop = asyncio.get_running_loop()
-        job = _Job(key, make, loop.create_future())
+        job = _Job(key, make, loop.create_future(), loop)
         # An exception that no one waits for needs no report.
         job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._jobs[key] = job
@@ -179,7 +223,7 @@ class Work:
             began = time.monotonic()
             outcome: bytes | Exception
             try:
-                outcome = job.make(job.wanted)
+                outcome = job.make(job.wanted, job.tell)
             except (RefusedError, GoneError) as error:
                 outcome = error
             except BaseException:  # whatever it is, a client waits for an answer

@@ -2,13 +2,15 @@
 import { fromBase64 } from "./bytes.js";
 import { element } from "./dom.js";
 import { JudgeView } from "./judge.js";
+import { LiveText } from "./live.js";
 import { mount } from "./main.js";
 
 const serveTries = 5; // when the server is busy
+const serveLengths = [16, 32, 64, 128, 256]; // tokens that a model may be asked to write
 const serveMixing = "attention"; // the server's default if a link names none
 
 /**
- * What a link requests: {model, text, decoder, methods, layers, mixing, picture, judge}, null for what it leaves out.
+ * What a link requests: {model, text, decoder, methods, layers, mixing, generate, picture, judge}, null for what it leaves out.
  * @param {string} search the query string
  */
 export function serveAsked(search) {
@@ -21,6 +23,7 @@ export function serveAsked(search) {
     methods: methods.length ? methods : null,
     layers: query.get("layers"),
     mixing: query.get("mixing"),
+    generate: query.get("generate"),
     picture: query.get("picture"),
     judge: query.get("judge"),
   };
@@ -34,6 +37,20 @@ export function serveAsked(search) {
 export function serveSends(event) {
   if (event.key !== "Enter" || event.isComposing || event.keyCode === 229) return false;
   return event.ctrlKey || event.metaKey || !(event.shiftKey || event.altKey);
+}
+
+/** Lines of JSON, as values, from a body that may be cut anywhere. */
+export async function* serveLines(body) {
+  const reader = body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    const lines = (rest + (done ? decoder.decode() : decoder.decode(value, { stream: true }))).split("\n");
+    rest = done ? "" : lines.pop();
+    for (const line of lines) if (line) yield JSON.parse(line);
+    if (done) return;
+  }
 }
 
 /** The form and everything it does. */
@@ -87,6 +104,9 @@ export class ServeForm {
       this.mixing.append(element("option", { value: name }, passes > 0 ? `${title} (runs the model for each token)` : title));
     }
     this.mixing.value = serveMixing;
+    this.generate = element("select", { id: "serve-generate" }, element("option", { value: "" }, "nothing"));
+    for (const count of serveLengths.filter((one) => one <= this.facts.limits.tokens)) this.generate.append(element("option", { value: String(count) }, `up to ${count} tokens`));
+    this.stop = element("button", { type: "button", hidden: true, title: "Stop writing, and keep what is there" }, "Stop");
     this.go = element("button", { type: "submit", class: "serve-go" }, "Trace");
     this.judge = element("button", { type: "button", title: "Delete the words that each method names, and see what that does to the prediction" }, "Judge");
     this.copy = element("button", { type: "button", disabled: true }, "Copy link");
@@ -105,6 +125,7 @@ export class ServeForm {
     this.decoderField = typed("Decoder", this.decoder, decoderHint);
     this.decoderHint = decoderHint;
     this.imageField = element("div", { class: "serve-field serve-wide" }, this.drop);
+    this.generateField = field("Let it write", this.generate);
     this.modelField = field("Model", this.model, "serve-model");
     const boxes = this.methods.map((box, i) => element("label", { class: "serve-box" }, box, methods[i].title));
     this.form = element(
@@ -123,9 +144,10 @@ export class ServeForm {
           element("span", { class: "serve-title" }, "Methods"),
           element("div", { class: "serve-boxes" }, ...boxes),
         ),
+        this.generateField,
         field("Layers", this.layers),
         field("Maps", this.mixing),
-        element("div", { class: "serve-buttons" }, this.go, this.judge, this.copy),
+        element("div", { class: "serve-buttons" }, this.go, this.stop, this.judge, this.copy),
       ),
       this.status,
     );
@@ -150,6 +172,7 @@ export class ServeForm {
       box.addEventListener("input", () => this.grow(box));
     }
     this.model.addEventListener("change", () => this.showModel());
+    this.stop.addEventListener("click", () => this.running?.abort());
     this.judge.addEventListener("click", () => this.runJudge());
     this.copy.addEventListener("click", () => this.copyLink());
     this.choose.addEventListener("change", () => this.take(this.choose.files[0]));
@@ -177,8 +200,9 @@ export class ServeForm {
   }
 
   showModel() {
-    const { kind, decoder, judges, layers } = this.current();
+    const { kind, decoder, judges, layers, writes } = this.current();
     this.judge.hidden = !judges;
+    this.generateField.hidden = !writes;
     this.modelField.hidden = this.facts.models.length < 2;
     this.textField.hidden = kind !== "text";
     this.imageField.hidden = kind !== "image";
@@ -191,6 +215,13 @@ export class ServeForm {
     }
     this.layers.value = previous;
     if (this.layers.selectedIndex < 0) this.layers.value = "";
+  }
+
+  /** Choose how much the model is to write, as a link says, even if it is not among the usual numbers. */
+  offerLength(count) {
+    if (!/^\d{1,6}$/.test(count ?? "")) return;
+    if (![...this.generate.options].some((one) => one.value === count)) this.generate.append(element("option", { value: count }, `up to ${count} tokens`));
+    this.generate.value = count;
   }
 
   recolour(theme) {
@@ -243,6 +274,7 @@ export class ServeForm {
     if (this.layers.selectedIndex < 0) this.layers.value = "";
     if (this.facts.mixings.some(({ name }) => name === link.mixing)) this.mixing.value = link.mixing;
     if (link.decoder) this.decoder.value = link.decoder;
+    this.offerLength(link.generate);
     if (link.text && this.current().kind === "text") {
       this.text.value = link.text;
       this.grow(this.text);
@@ -254,7 +286,7 @@ export class ServeForm {
 
   /** Request the trace that the form describes. */
   async run() {
-    const { name, kind, decoder } = this.current();
+    const { name, kind, decoder, writes } = this.current();
     const methods = this.methods.filter((box) => box.checked).map((box) => box.value);
     if (!methods.length) return this.say("choose at least one method", "error");
     const fed = decoder && this.decoder.value.trim() ? this.decoder.value : null;
@@ -276,9 +308,11 @@ export class ServeForm {
       const body = { model: name, text: this.text.value, methods, mixing: this.mixing.value };
       if (layers) body.layers = layers;
       if (fed) body.decoder = fed;
+      if (writes && this.generate.value) body.generate = Number(this.generate.value);
       request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
     }
-    return this.fetched((signal) => fetch(address, { ...request, signal }));
+    const doing = kind === "text" && writes && this.generate.value ? "writing" : "tracing";
+    return this.fetched((signal) => fetch(address, { ...request, signal }), doing);
   }
 
   /** Request what deleting the words of each method does to the prediction. */
@@ -294,9 +328,12 @@ export class ServeForm {
 
   /** Send, wait, show. A newer request replaces an older one. */
   async fetched(send, doing = "tracing") {
-    this.running?.abort();
+    const old = this.running;
     const control = new AbortController();
     this.running = control;
+    old?.abort();
+    this.live = null;
+    this.stop.hidden = doing !== "writing";
     const began = performance.now();
     this.say(`${doing}…`, "busy");
     this.form.setAttribute("aria-busy", "true");
@@ -309,11 +346,13 @@ export class ServeForm {
       this.say(`took ${took.toFixed(took < 1 ? 2 : 1)} s${answer.link ? "" : "; too long for a link"}`);
     } catch (error) {
       if (this.running !== control) return;
+      if (control.signal.aborted) return void this.say(`stopped${this.live ? ` after ${this.live.count} tokens` : ""}`);
       this.say(error instanceof TypeError ? "the server does not answer: is it still running?" : error.message, "error");
     } finally {
       clearInterval(watch);
       if (this.running === control) {
         this.running = null;
+        this.stop.hidden = true;
         this.form.removeAttribute("aria-busy");
       }
     }
@@ -324,12 +363,13 @@ export class ServeForm {
       const response = await send(signal);
       let answer = null;
       try {
-        answer = await response.json();
+        const lines = response.ok && response.headers.get("Content-Type") === "application/x-ndjson";
+        answer = lines ? await this.lastLine(response.body, signal) : await response.json();
       } catch (error) {
         if (signal.aborted) throw error;
         throw new Error(`the server’s answer cannot be read (status ${response.status})`);
       }
-      if (response.ok) return answer;
+      if (response.ok && !answer.error) return answer;
       const wait = Number(response.headers.get("Retry-After"));
       if (response.status !== 503 || !wait || tries >= serveTries) throw new Error(answer.error);
       this.say(`${answer.error} (trying again in ${wait} s)`, "busy");
@@ -337,6 +377,29 @@ export class ServeForm {
       await new Promise((resolve) => setTimeout(resolve, 1000 * wait * (0.5 + Math.random())));
       if (signal.aborted) throw new Error("replaced by a newer request");
     }
+  }
+
+  /** Show words as they are written; the last line is the answer. */
+  async lastLine(body, signal) {
+    for await (const line of serveLines(body)) {
+      if (signal.aborted) throw new Error("replaced by a newer request");
+      if (line.index || line.error) return line;
+      this.written(line);
+    }
+    throw new Error("the answer ends too early");
+  }
+
+  written(line) {
+    if (!this.live) {
+      this.viewer?.destroy();
+      this.viewer = null;
+      this.themes?.disconnect();
+      this.view.classList.remove("serve-judged");
+      this.live = new LiveText(this.view, () => this.root.dataset.theme);
+    }
+    this.live.take(line);
+    const count = this.live.count;
+    this.say(`writing… ${count} ${count === 1 ? "token" : "tokens"}`, "busy");
   }
 
   /** While waiting for an answer, show how many requests are waiting. */
