@@ -224,8 +224,15 @@ def test_what_cannot_be_generated_is_refused_in_a_line() -> None:
         ValueError, match=r"^generate needs causal attention, and this stack is of kind 'enco"
     ):
         overt.trace(both_ways, [[5, 6]], generate={"max_new_tokens": 2, "eos_token_id": 0})
-    with pytest.raises(ValueError, match=r"^inputs must hold text with at least one token, got \[''\]"):
-        overt.trace(model, "", tokenizer=known, generate=4)
+    for empty in ("", ["Keep it", ""]):
+        with pytest.raises(ValueError, match=r"^inputs must hold text with at least one token, got \[''\]"):
+            overt.trace(model, empty, tokenizer=known, generate=4)
+    for nothing in ([], [[]], torch.zeros(1, 0, dtype=torch.long)):
+        with pytest.raises(ValueError, match=r"^inputs must be text, token ids, images or a mapping"):
+            overt.trace(model, nothing, generate=4)
+    padding = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.tensor([[0, 0]])}
+    with pytest.raises(ValueError, match=r"^generate needs prompts with at least one token, got one of pad"):
+        overt.trace(model, padding, generate=4)
     for wrong in (0, True, 2.5, "many"):
         with pytest.raises(ValueError, match=r"^generate must be a whole number of at least 1, got "):
             overt.trace(model, [[5, 6]], generate=wrong)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from typer.testing import CliRunner
 
 import overt
@@ -15,7 +16,7 @@ from overt.view import rows as view_rows
 from overt.view.pack import pack, unpack
 from overt.view.pages import page
 from traces import field, rows_of
-from writing import TEMPLATE, TEXT, byte_tokenizer, tiny
+from writing import SIZES, TEMPLATE, TEXT, byte_tokenizer, tiny
 
 
 @pytest.mark.parametrize("memory", [2**30, 3000], ids=["maps", "states"])
@@ -134,9 +135,23 @@ def test_the_command_writes_and_names_the_sources_of_each_word(folder: Path, tmp
     [
         (["--query", "1"], r"^--query is for texts that are given"),
         (["--decoder", "it"], r"^decoder is for enc"),
+        (["--layer", "7"], r"^layers must lie in 0 to 1 .*, got 7$"),
+        (["--image", "absent.png"], r"^--image is for models that see pictures beside a text, and .* does n"),
     ],
 )
 def test_mistakes_beside_generate(folder: Path, more: list[str], message: str) -> None:
     result = runner.invoke(app, ["trace", TEXT, "--model", str(folder), "--generate", "2", *more])
     assert isinstance(result.exception, ValueError)
     assert re.search(message, str(result.exception))
+
+
+def test_the_command_refuses_what_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["trace", "", "--model", str(folder), "--generate", "2"])
+    assert str(result.exception) == "inputs must hold text with at least one token, got ['']"
+    config = hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=290)
+    hf.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    result = runner.invoke(app, ["trace", TEXT, "--model", str(tmp_path), "--generate", "2"])
+    assert str(result.exception).startswith(
+        "BertForSequenceClassification (bert) cannot generate: use a lang"
+    )

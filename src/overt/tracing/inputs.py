@@ -337,7 +337,7 @@ def _from_text(model: nn.Module, texts: list[str], tokenizer: Any, frame: bool =
     coded = [tokenizer(text, add_special_tokens=frame, **settings) for text in texts]
     empty = [text for text, code in zip(texts, coded, strict=True) if all(code["special_tokens_mask"])]
     if not texts or empty:
-        raise ValueError(f"inputs must hold text with at least one token, got {texts[:1] or texts!r}")
+        raise ValueError(f"inputs must hold text with at least one token, got {empty[:1]!r}")
     ids = [code["input_ids"] for code in coded]
     longest = max(map(len, ids))
     arguments = {"input_ids": pad_rows(ids, longest, padding_id(tokenizer, model))}
