@@ -165,6 +165,18 @@ def test_mrpc_is_microsofts_file_without_the_rows_of_dev(tmp_path: Path) -> None
     assert load("MRPC", tmp_path).train == [Row(("i", "j"), 0)]
 
 
+def test_a_list_of_mrpcs_dev_rows_that_names_others_is_refused_and_its_spaces_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "MRPC"
+    write(folder / "msr_paraphrase_train.txt", MSR, "1\t10\t11\ta\tb", "0\t12\t13\tc\td")
+    write(folder / "dev.tsv", MSR, "1\t10\t11\ta\tb")
+    write(folder / "dev_ids.tsv", "\ufeff10\t11 \r", "")
+    assert load("MRPC", tmp_path).train == [Row(("c", "d"), 0)]
+    for ids in ("10,11", "0", "11\t10"):
+        write(folder / "dev_ids.tsv", ids)
+        with pytest.raises(ValueError, match=r"dev_ids\.tsv must list rows of .*, and 1 of 1 are not there"):
+            load("MRPC", tmp_path)
+
+
 def test_qqps_broken_lines_are_left_out_and_counted_but_not_in_its_test(tmp_path: Path) -> None:
     folder = tmp_path / "QQP"
     write_task(folder, "QQP")
@@ -186,6 +198,8 @@ def test_qqps_broken_lines_are_left_out_and_counted_but_not_in_its_test(tmp_path
         ("SST-2", ["sentence\tlabel", "fine\t1\t1"], r"line 2: must have 2 columns .* got 3"),
         ("SST-2", ["text\tstars", "fine\t1"], r"line 1: SST-2 needs the columns sentence, label; sentence"),
         ("SST-2", [], "is empty"),
+        ("SST-2", ["sentence\tlabel"], r"must have rows of 2 columns \(sentence, label\), got none"),
+        ("QQP", [LAYOUTS["QQP"][0], "0 1 2 a b 1"], r"must have rows of 6 columns .* got none"),
         ("CoLA", ["source\tlabel\tmark\tsentence"], r"line 1: the label must be 0 or 1, got 'label'"),
         ("RTE", [LAYOUTS["RTE"][0], "0\ta\tb\t1"], r"must be entailment or not_entailment, got '1'"),
         ("MNLI", [LAYOUTS["MNLI"][0], LAYOUTS["MNLI"][2].format("-")], r"neutral or contradiction, got '-'"),

@@ -428,6 +428,9 @@ def _rows(task: Task, table: _Table) -> list[Row]:
             f"{table.name}, line 1: {task.name} needs the columns {', '.join(wanted)}; "
             f"{', '.join(absent)} not in {', '.join(table.header)[:200]}"
         )
+    if not table.lines:
+        columns = f"{len(table.header)} columns ({', '.join(table.header)})"
+        raise ValueError(f"{table.name} must have rows of {columns}, got none")
     places = [table.header.index(column) for column in wanted]
     texts, label = places[: len(task.texts)], places[len(task.texts) :]
     known = {task.written(index): index for index in range(len(task.classes))}
@@ -459,13 +462,22 @@ DEV_IDS = "dev_ids.tsv"
 
 
 def _without_dev(table: _Table, folder: Path) -> _Table:
-    """The rows of Microsoft's training file that are not GLUE's development rows."""
+    """The rows of Microsoft's training file that are not GLUE's development rows.
+
+    A listed row that the file lacks is an error: with other ids than the file's, development rows would stay.
+    """
     path = find_file(folder, DEV_IDS)
     if path is None:
         raise FileNotFoundError(
             f"{table.name} also contains development rows: {DEV_IDS}, which lists them, is missing"
         )
-    ids = {tuple(line.rstrip("\r").split("\t")) for line in read_text(path).split("\n") if line}
+    lines = read_text(path).removeprefix("\ufeff").split("\n")
+    ids = {tuple(line.split()) for line in lines if line.strip()}
+    if unknown := ids - {(cells[1], cells[2]) for _, cells in table.lines}:
+        raise ValueError(
+            f"{path} must list rows of {table.name} by both of their ids, and {len(unknown)} of {len(ids)} "
+            f"are not there, such as {' '.join(min(unknown))[:40]!r}"
+        )
     return table._replace(
         lines=[(number, cells) for number, cells in table.lines if (cells[1], cells[2]) not in ids]
     )
