@@ -17,7 +17,7 @@ from overt.data import glue
 from overt.data.glue import TASKS, Splits
 from overt.recipes import ea_probe_text, ea_understanding, reproduce, uncertainty, understanding_runs
 from overt.recipes._recipe import Outcome, Request
-from overt.recipes._runs import finish_run, run_record
+from overt.recipes._runs import SETTINGS, finish_run, run_record
 from overt.recipes.text_training import Texts
 from overt.recipes.understanding_forms import PLAIN, forms, row_name
 from overt.recipes.understanding_runs import BAM_SCORE, HELD_OUT, RATES, Case, Parts, shared_of
@@ -140,9 +140,11 @@ def test_the_default_seeds_give_five_ensembles_of_disjoint_seeds_and_two_of_sst_
         texts[task] = Texts([], {HELD_OUT: rows, task: rows}, ("no", "yes"), {"some": (task, [0, 1, 4])})
         for seed in range(count):
             name = row_name(PLAIN, task)
-            numbers[name, seed] = {"seed": seed}
+            numbers[name, seed] = {"run": {"settings": {"seed": seed, "updates": 100}}}
             folder = tmp_path / folder_name(name) / f"seed-{seed}"
             folder.mkdir(parents=True)
+            trial = (task, seed) == ("MRPC", 3)  # the numbers are of another training
+            (folder / SETTINGS).write_text(json.dumps({"seed": seed, "updates": 2 if trial else 100}))
             yes = torch.linspace(0.1, 0.9, 6).roll(seed)
             write_tensors(
                 folder / understanding_runs.PREDICTIONS,
@@ -154,6 +156,8 @@ def test_the_default_seeds_give_five_ensembles_of_disjoint_seeds_and_two_of_sst_
     assert [seed for (name, seed), entry in numbers.items() if key in entry] == [0, 2, 4, 6, 8]
     sst = f"SST-2 | {uncertainty.ENSEMBLE} | NLL"
     assert [seed for (name, seed), entry in numbers.items() if sst in entry] == [0, 2]
+    mrpc = f"MRPC | {uncertainty.ENSEMBLE} | NLL"
+    assert [seed for (name, seed), entry in numbers.items() if mrpc in entry] == [0, 4, 6, 8]
     yes = torch.linspace(0.1, 0.9, 6).double()
     mean = (yes.roll(2) + yes.roll(3)) / 2
     right = torch.where(torch.arange(6) % 2 == 1, mean, 1 - mean)

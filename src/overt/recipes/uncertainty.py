@@ -26,6 +26,7 @@ from overt.mechanisms.bayesian import Bayesian
 from overt.recipes._recipe import Grid, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import FEWEST, mean_cell, report_of, values
 from overt.recipes._rows import Numbers, folder_name
+from overt.recipes._runs import read_settings
 from overt.recipes.ea_understanding import notes_of
 from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
 from overt.recipes.text_training import (
@@ -235,14 +236,20 @@ def predictions_of(
 
 
 def add_ensembles(numbers: Numbers, shared: Shared, place: Path) -> None:
-    """Add the measures of two plain models' mean to the first of them, where both have predictions."""
+    """Add the measures of two plain models' mean to the first of them, where both have predictions.
+
+    Numbers may come from a result file while the folder has a run with other settings, such as a short trial:
+    its predictions are not theirs.
+    """
     for (name, seed), entry in numbers.items():
         task = name.partition(", ")[2]
         other = numbers.get((name, seed + 1))
         if not name.startswith(f"{PLAIN}, ") or seed % 2 or other is None or task not in shared.texts:
             continue
-        files = [place / folder_name(name) / f"seed-{each}" / PREDICTIONS for each in (seed, seed + 1)]
-        if not all(file.is_file() for file in files):
+        folders = [place / folder_name(name) / f"seed-{each}" for each in (seed, seed + 1)]
+        files = [folder / PREDICTIONS for folder in folders]
+        theirs = [each["run"]["settings"] for each in (entry, other)]
+        if list(map(read_settings, folders)) != theirs or not all(file.is_file() for file in files):
             continue
         texts = shared.texts[task]
         for part, rows in texts.parts.items():
