@@ -84,7 +84,7 @@ def test_the_same_predictions_make_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("RTE", [0, 1, 1], "RTE must have 3,000 predictions, got 3"),
+        ("RTE", [0, 1, 1], "RTE must have 3,000 test rows in a submission, got 3"),
         ("SNLI", [0], "predictions must be one of 'CoLA', .* got 'SNLI'"),
         ("WNLI", [0], "predictions must be one of .* got 'WNLI'"),
     ],

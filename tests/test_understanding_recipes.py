@@ -16,6 +16,7 @@ import torch
 import overt
 from overt.data.glue import TASKS, Row
 from overt.recipes import (
+    glue_submission,
     reproduce,
     text_training,
     uncertainty,
@@ -289,6 +290,28 @@ def test_the_estimate_counts_the_rows_that_pass_through_a_model(
     assert sum(seen) == uncertainty.passes(row, texts)
 
 
+@pytest.mark.parametrize(
+    ("rows", "more", "message"),
+    [
+        (6, [], "CoLA must have 1,063 test rows in a submission, got 6"),
+        (0, [], "--submission needs test files, and none of CoLA has one"),
+        (1063, ["--discard-models"], "--submission needs the models that --discard-models discards"),
+    ],
+)
+def test_a_submission_that_would_fail_is_refused_before_anything_is_trained(
+    rows: int, more: list[str], message: str, model: str, data: Path, tmp_path: Path
+) -> None:
+    if rows:
+        lines = ["index\tsentence", *(f"{number}\tgood film" for number in range(rows))]
+        (data / "CoLA" / "test.tsv").write_text("\n".join(lines) + "\n")
+    extra = ["--tasks", "CoLA", "--submission", *more]
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        reproduce.run(
+            "ea-table-3", data, 1, "cpu", model, tmp_path / "runs", tmp_path / "results", extra=extra
+        )
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_submission_has_the_predictions_of_the_models_that_are_best_on_held_out_rows(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,11 +320,7 @@ def test_a_submission_has_the_predictions_of_the_models_that_are_best_on_held_ou
     monkeypatch.setattr(understanding_runs, "RATES", (3e-2,))
     lines = [f"{number}\t{WORDS[number % 2]} film" for number in range(6)]
     (data / "CoLA" / "test.tsv").write_text("\n".join(["index\tsentence", *lines]) + "\n")
-    counts = {"CoLA": 6}
-    write_all = understanding_submission.write_all
-    monkeypatch.setattr(
-        understanding_runs, "write_all", lambda *arguments: write_all(*arguments, counts=counts)
-    )
+    monkeypatch.setitem(glue_submission.FILES, "CoLA", (TASKS["CoLA"], 6))
     extra = ["--epochs", "4", "--tasks", "CoLA", "--forms", "plain,Evolving", "--submission"]
     places = {"out": Path("runs"), "results": Path("results")}
     reproduce.run("ea-table-3", data, 2, "cpu", model, extra=extra, **places)

@@ -40,11 +40,12 @@ def write(
     path = check_folder("submission", path)
     if path.suffix != ".zip":
         raise ValueError(f"submission must be a file that ends in .zip, got {path}")
-    expected = {name: count for name, (_, count) in FILES.items()} | dict(rows or {})
+    counts = dict(rows or {})
     for name in predictions:
         _check.one_of("predictions", name, [known for known in FILES if known != "WNLI"])
-    ready = {name: _lines(name, predictions[name], expected[name]) for name in FILES if name in predictions}
-    ready["WNLI"] = _lines("WNLI", [WNLI_MAJORITY] * expected["WNLI"], expected["WNLI"])
+        check_count(name, len(predictions[name]), counts.get(name))
+    ready = {name: _lines(name, predictions[name]) for name in FILES if name in predictions}
+    ready["WNLI"] = _lines("WNLI", [WNLI_MAJORITY] * counts.get("WNLI", FILES["WNLI"][1]))
     with written_whole(path) as part, zipfile.ZipFile(part, "w") as file:
         for name, lines in ready.items():
             entry = zipfile.ZipInfo(f"{name}.tsv", MODIFIED)
@@ -58,11 +59,22 @@ def write(
     return remarks
 
 
-def _lines(name: str, predictions: Sequence[float], expected: int) -> list[str]:
+def check_count(name: str, count: int, expected: int | None = None) -> None:
+    """Refuse a number of test rows that is not the server's.
+
+    Args:
+        name: of the file, without its ending.
+        count: rows.
+        expected: for data other than GLUE's.
+    """
+    expected = FILES[name][1] if expected is None else expected
+    if count != expected:
+        raise ValueError(f"{name} must have {expected:,} test rows in a submission, got {count:,}")
+
+
+def _lines(name: str, predictions: Sequence[float]) -> list[str]:
     """The lines of a file. Scores are clipped to the task's scale."""
     task, _ = FILES[name]
-    if len(predictions) != expected:
-        raise ValueError(f"{name} must have {expected:,} predictions, got {len(predictions):,}")
     if task.classes:
         allowed = range(len(task.classes))
         if wrong := [value for value in predictions if value not in allowed]:

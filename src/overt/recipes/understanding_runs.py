@@ -43,6 +43,7 @@ from overt.recipes._training import (
 )
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model
 from overt.recipes.understanding_forms import PLAIN, TextRow, check_kept, forms, knobs, row_name
+from overt.recipes.understanding_submission import check as check_submission
 from overt.recipes.understanding_submission import write_all
 from overt.recipes.understanding_tables import ALBERT, BAM_TUNED, TUNED, known_model, published_as
 
@@ -315,8 +316,9 @@ def run_forms(
     chosen_tasks = tasks_of(options["tasks"], tasks, also)
     tokenizer = AutoTokenizer.from_pretrained(path)
     loaded = load_tasks(request, chosen_tasks, [*tasks, *also], tokenizer)
-    if options.get("submission") and not any(task in glue.TASKS for task in loaded.asked):
-        raise ValueError(f"--submission needs a task of GLUE, got --tasks {options['tasks']}")
+    if options.get("submission"):
+        asked = {task: loaded.data[task] for task in loaded.asked}
+        check_submission(request, {task: each for task, each in asked.items() if isinstance(each, Splits)})
     cases = {
         task: case_of(request, task, data, more, measured=measure is not None)
         for task, data in loaded.data.items()

@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 DIAGNOSTIC, FROM = "AX", "MNLI"  # the diagnostic rows, and the task whose model predicts them
 
 
+def check(request: Request, splits: Mapping[str, Splits]) -> None:
+    """Refuse a request whose submission would fail, before anything is trained for it.
+
+    Args:
+        request: of the run.
+        splits: the rows of the tasks that are asked for.
+    """
+    if not splits:
+        raise ValueError(f"--submission needs a task of GLUE, got --tasks {request.options['tasks']}")
+    if request.options["discard-models"]:
+        raise ValueError("--submission needs the models that --discard-models discards: give one of the two")
+    parts = {task: test_parts(task, each, request.data) for task, each in splits.items()}
+    if not any(parts.values()):
+        raise FileNotFoundError(f"--submission needs test files, and none of {', '.join(splits)} has one")
+    for files in parts.values():
+        for name, rows in files.items():
+            glue_submission.check_count(name, len(rows))
+
+
 def write_all(
     request: Request,
     rows: Sequence[TextRow],
@@ -27,7 +46,6 @@ def write_all(
     tokenizer: Any,
     numbers: Numbers,
     place: Path,
-    counts: Mapping[str, int] | None = None,
 ) -> list[Path]:
     """Write a zip file for each form, from the model of each task that is best on held-out rows.
 
@@ -40,7 +58,6 @@ def write_all(
         tokenizer: of the models.
         numbers: of all rows and seeds.
         place: folder of the runs.
-        counts: test rows by file, for data other than GLUE's.
     """
     folder, written = request.out / "submission", []
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +73,7 @@ def write_all(
                 best = logits.argmax(dim=-1) if splits[row.task].task.classes else logits.squeeze(-1)
                 predictions[part] = best.tolist()
         path = folder / f"{folder_name(form)}.zip"
-        remarks = glue_submission.write(path, predictions, counts)
+        remarks = glue_submission.write(path, predictions)
         request.console.print(f"submission in {path}: {'; '.join(remarks)}", markup=False, highlight=False)
         written.append(path)
     return written
