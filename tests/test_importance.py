@@ -14,7 +14,9 @@ import overt
 from families import BY_NAME, TEXT, build, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
 from overt.tracing.capture import CapturedAttention
+from overt.tracing.mixing.effective import effective_map
 from overt.tracing.mixing.norm import norm_map
+from overt.tracing.mixing.projected import projected
 
 UNK = 3
 
@@ -232,6 +234,18 @@ def test_effective_attention_gives_the_same_output_and_no_more() -> None:
     short = {"input_ids": tokens(2, 4)}
     same = overt.trace(model, short, heads=True, mixing="effective").maps[0]
     torch.testing.assert_close(same, overt.trace(model, short, heads=True).maps[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("width", [24, 3], ids=["wider than a head", "narrower than a head"])
+def test_effective_attention_projects_onto_the_space_of_what_heads_write(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, value = torch.rand(1, 2, 9, 9, generator=generator), torch.rand(1, 2, 9, 5, generator=generator)
+    output = torch.rand(width, 10, generator=generator)
+    output[:, 4] = 2 * output[:, 3]  # the first head writes in fewer directions than it is wide
+    call = CapturedAttention("a.0", "a", "encoder", weights, value=value, output=output)
+    written = projected(call)
+    expected = weights.double() @ written @ torch.linalg.pinv(written)
+    torch.testing.assert_close(effective_map(call), expected, atol=1e-6, rtol=1e-6)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from overt.tracing.capture import CapturedAttention
 from overt.tracing.mixing.mixing import Mixing, register_mixing
-from overt.tracing.mixing.projected import projected
+from overt.tracing.mixing.projected import narrow
 
 
 @register_mixing
@@ -31,7 +31,7 @@ def effective_map(call: CapturedAttention) -> Tensor:
     Effective attention (Brunner et al. 2020): weights without their part in the left null space of W_O W_V x,
     which changes no output. A query's null space is that of the keys it may see. Entries may be negative.
     """
-    weights, vectors = call.weights.double(), projected(call)
+    weights, vectors = call.weights.double(), narrow(call)
     batch, _, queries, keys = weights.shape
     visible = call.visible
     if visible is None:
