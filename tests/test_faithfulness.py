@@ -207,6 +207,43 @@ def test_correlation_is_spearmans_with_absolute_blankout(planted: Any, tokenizer
     assert without.measures["correlation"] is None
 
 
+def test_blankout_and_its_absolute_values_are_of_the_same_passes(bert: Any, tokenizer: Any) -> None:
+    classifier = WordClassifier(bert, tokenizer)
+    text = classifier.read(TEXTS[0])
+    rows: list[int] = []
+    hook = bert.register_forward_hook(lambda _model, _given, output: rows.append(len(output.logits)))
+    scorer = Scorer(classifier, 0.2)
+    found = {name: scorer.scores(name, text) for name in ("blankout-absolute", "blankout")}
+    hook.remove()
+    assert sum(rows) == 1 + len(classifier.code(text).places), "the whole text, and each token once"
+    coded = classifier.batch([classifier.code(text).arguments])
+    with torch.no_grad():
+        before = bert(**coded).logits.softmax(dim=-1)[0]
+        label = int(before.argmax())
+        for word in range(len(text.words)):  # one token each, after CLS
+            changed = {**coded, "input_ids": coded["input_ids"].clone()}
+            changed["input_ids"][0, word + 1] = tokenizer.unk_token_id
+            fall = float(before[label] - bert(**changed).logits.softmax(dim=-1)[0, label])
+            assert found["blankout"][word] == pytest.approx(fall, abs=1e-6)
+            assert found["blankout-absolute"][word] == pytest.approx(abs(fall), abs=1e-6)
+
+
+def test_each_method_is_handed_over_once_it_is_done(bert: Any, tokenizer: Any) -> None:
+    kept: list[tuple[str, Any]] = []
+    told: list[str] = []
+    found = evaluate(
+        bert,
+        tokenizer,
+        TEXTS[:2],
+        methods=["raw", "pooling", "random"],
+        progress=lambda words, _done, _of: told.append(words),
+        done=lambda method, own: kept.append((method, own if isinstance(own, str) else len(set(told)))),
+    )
+    assert [method for method, _ in kept] == ["raw", "pooling", "random"]
+    assert kept[1][1] == found.refused["pooling"]
+    assert kept[0][1] < kept[2][1], "before the next one begins"
+
+
 def test_methods_are_compared_on_the_texts_that_both_have(planted: Any, tokenizer: Any) -> None:
     from scipy.stats import ttest_rel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from overt.data.agreement import VOCABULARY, WORD_CLASSES, flipped, generate
-from overt.judge.rationales import every_method
+from overt.judge.rationales import evaluate, every_method
+from overt.judge.rationales.methods import Scorer
+from overt.judge.rationales.randomising import AfterShuffling
+from overt.judge.rationales.words import WordClassifier
 from overt.recipes import faithfulness, reproduce
+from overt.recipes import faithfulness_report as report
+from overt.recipes import faithfulness_time as expected
+from overt.recipes._recipe import Request
 from overt.recipes.faithfulness_models import VERBS, VerbNumber, grammar_tokenizer
 from overt.tracing.methods.method import methods as registered
 from overt.tracing.mixing.mixing import mixings
@@ -136,25 +144,25 @@ def test_methods_are_compared_on_the_texts_that_all_of_them_have() -> None:
         0: numbers_of({"raw": [1.0, 2.0, None, 4.0], "rollout": [0.0, 0.0, 9.0, 1.0], "random": [0.0] * 4}),
         1: numbers_of({"raw": [3.0, None, 5.0, 6.0], "rollout": [1.0, 9.0, 2.0, 3.0], "random": [0.0] * 4}),
     }
-    cells = faithfulness.cells_of(found)["correlation"]
+    cells = report.cells_of(found)["correlation"]
     assert cells["raw"][0] == pytest.approx(np.mean([7 / 3, 14 / 3]))
     assert cells["rollout"][0] == pytest.approx(np.mean([1 / 3, 6 / 3]))
     assert cells["raw"][3:] == [4, 0, 2]
-    pairs = faithfulness.pairs_of(found)["correlation"]
+    pairs = report.pairs_of(found)["correlation"]
     assert pairs["rollout − raw"][0] == pytest.approx(cells["rollout"][0] - cells["raw"][0])
     assert "flow − rollout" not in pairs, "one was not measured"
 
 
 def test_a_method_that_ranks_few_texts_does_not_take_them_from_others() -> None:
     found = {0: numbers_of({"raw": [1.0] * 4, "lime": [1.0, None, None, None], "random": [0.5] * 4})}
-    cells = faithfulness.cells_of(found)["correlation"]
+    cells = report.cells_of(found)["correlation"]
     assert "lime" not in cells
     assert cells["raw"][3] == 4
 
 
 def test_ranks_know_whether_more_is_better() -> None:
     values = {"raw": [0.5], "flow": [-0.9], "rollout": [0.1], "random": [9.0]}
-    found = faithfulness.ranks_of({"between": values, "sufficiency": values, "randomised": values})
+    found = report.ranks_of({"between": values, "sufficiency": values, "randomised": values})
     assert found["between"] == {"raw": 1, "rollout": 2, "flow": 3}
     assert found["sufficiency"] == {"flow": 1, "rollout": 2, "raw": 3}
     assert found["randomised"] == {"rollout": 1, "raw": 2, "flow": 3}, "near 0 is good"
@@ -204,6 +212,98 @@ def test_a_trial_runs_and_resumes(small: None, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(faithfulness, "perform", never)
     again = reproduce.run("faithfulness", extra=["--quick", "--rows", "agreement plain"], **begin)
     assert json.dumps(again["config"]["cells"]) == json.dumps(cells)
+
+
+def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del small
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    only = ["--quick", "--workers", "1", "--rows", "agreement plain"]
+    begin = {"out": tmp_path / "run", "results": tmp_path / "results", "device": "cpu"}
+    correlations = AfterShuffling.correlations
+
+    def interrupted(self: Any, own: Any, *rest: Any, **named: Any) -> Any:
+        if own.method == "value-zeroing":
+            raise KeyboardInterrupt
+        return correlations(self, own, *rest, **named)
+
+    monkeypatch.setattr(AfterShuffling, "correlations", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.run("faithfulness", extra=only, **begin)
+    folder = tmp_path / "run" / "quick" / "agreement-plain" / "seed-0"
+    done = ["pooling", "raw", "rollout"]
+    assert sorted(path.stem for path in (folder / "parts").iterdir()) == done
+    weights = (folder / "model.safetensors").read_bytes()
+    monkeypatch.setattr(AfterShuffling, "correlations", correlations)
+    with pytest.raises(ValueError, match="lime_samples 100, but 20 was requested: delete it with --fresh"):
+        reproduce.run("faithfulness", extra=[*only, "--lime-samples", "20"], **begin)
+
+    asked: list[list[str]] = []
+
+    def spied(*arguments: Any, **named: Any) -> Any:
+        asked.append(arguments[4])
+        return evaluate(*arguments, **named)
+
+    monkeypatch.setattr(faithfulness, "evaluate", spied)
+    found = reproduce.run("faithfulness", extra=only, **begin)
+    assert asked == [[method for method in FEW if method not in done]]
+    assert (folder / "model.safetensors").read_bytes() == weights, "the model is the same"
+    assert not (folder / "parts").exists()
+    whole = reproduce.run("faithfulness", extra=only, **{**begin, "out": tmp_path / "other"})
+    assert asked[1] == list(FEW)
+    assert json.dumps(found["config"]["cells"]) == json.dumps(whole["config"]["cells"])
+    assert found["config"]["refused"] == whole["config"]["refused"]
+
+
+def test_a_models_numbers_do_not_depend_on_which_others_are_measured(tmp_path: Path) -> None:
+    options = {"quick": False, "lime-samples": None, "steps": None, "examples": None, "language-model": None}
+    request = Request(tmp_path, None, None, 3, "cpu", False, options, Console())
+    alone = faithfulness.shared_by(request, {"agreement"})
+    row = faithfulness.rows_of(False)["agreement plain"]
+    assert set(faithfulness.source_of(row, alone)) == {"training"}
+    other = alone._replace(model="another", samples=5)
+    assert faithfulness.source_of(row, other) == faithfulness.source_of(row, alone)
+    with_steps = faithfulness.shared_by(replace(request, options={**options, "steps": 7}), {"agreement"})
+    assert faithfulness.source_of(row, with_steps)["training"]["updates"] == 7
+
+
+class Counting(LastNoun):
+    """Counts the tokens that it reads, without padding."""
+
+    read = 0
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        self.read += int(attention_mask.sum())
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("words", [8, 16], ids=["all orders", "a beam"])
+def test_passes_are_counted_before_they_are_made(words: int) -> None:
+    model = Counting()
+    classifier = WordClassifier(model, grammar_tokenizer())
+    nouns = sorted(WORD_CLASSES["noun"])
+    text = classifier.read([nouns[place % len(nouns)] for place in range(words)])
+    tokens = expected.tokens_of(classifier, text)
+    scorer = Scorer(classifier, 0.2, samples=300)
+    counted = {
+        "lime": expected.scores_of("lime", ["lime"], tokens, 300),
+        "blankout": expected.scores_of("blankout", ["blankout"], tokens, 300),
+        "oracle": expected.once_of(words, tokens),
+    }
+    for method, work in counted.items():
+        before = model.read
+        scorer.scores(method, text)
+        read = model.read - before
+        # Equal samples of LIME run once, and so do equal sets of both beams.
+        assert 0.4 * work.tokens < read < 1.5 * work.tokens, method
+    methods = ["pooling", "blankout", "lime", "random"]
+    assert expected.refusing(classifier, text, methods) == {"pooling"}
+    seconds = expected.expected_seconds(classifier, [text], methods, 300, 6)
+    assert seconds["pooling"] == 0.0
+    assert seconds["random"] < seconds["blankout"] < seconds["lime"]
+    speed = expected.Speed(call=1.0, token=0.01)
+    assert expected.Work(2.0, 50.0).seconds(speed) == pytest.approx(2.5)
 
 
 def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from overt._files import write_whole
 
 SETTINGS, RESULT = "settings.json", "result.json"
+PARTS = "parts"  # folder of what an unfinished run has measured
 
 
 def read_settings(folder: Path) -> Any:
@@ -40,9 +41,10 @@ def prepare_run(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str
 
 
 def finish_run(folder: Path, numbers: dict[str, Any]) -> None:
-    """Write the result of a run, which marks it as finished, and delete its checkpoints."""
+    """Write the result of a run, which marks it as finished, and delete its checkpoints and parts."""
     write_whole(folder / RESULT, json.dumps(numbers, indent=1))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for name in ("checkpoints", PARTS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -89,10 +91,12 @@ def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[
     """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
 
     A run may have taken hours, and a mistyped option is no reason to lose it. One that has neither a result
-    nor a checkpoint is no loss.
+    nor a checkpoint nor parts of a result is no loss.
     """
     earlier = read_settings(folder)
-    begun = (folder / RESULT).exists() or any((folder / "checkpoints").glob("*"))
+    begun = (folder / RESULT).exists() or any(
+        any((folder / name).glob("*")) for name in ("checkpoints", PARTS)
+    )
     if isinstance(earlier, dict) and begun and not fresh:
         for name in {**earlier, **settings}:
             before, value = earlier.get(name), settings.get(name)

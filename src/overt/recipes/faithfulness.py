@@ -8,51 +8,68 @@ words, and whether the word that is known to decide comes first.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 import overt
 from overt._extras import need
+from overt._files import write_whole
 from overt._workers import Tell, cores, side_by_side
 from overt.data import eraser, glue, planted, sst2
 from overt.data.agreement import Sentence, flipped, split
 from overt.data.files import data_folder
-from overt.judge.correlation import spearman
-from overt.judge.intervals import Interval, interval_over
-from overt.judge.rationales.evaluation import DELETING, evaluate
+from overt.judge.rationales.evaluation import DELETING, WITHOUT, Rationales, evaluate
 from overt.judge.rationales.methods import (
-    CONTROLS,
     EXTRA,
-    ORACLE,
-    RANDOM,
     SAMPLES,
     every_method,
-    title_of,
 )
-from overt.judge.rationales.randomising import correlations_after_shuffling
+from overt.judge.rationales.randomising import AfterShuffling
 from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.mechanism import Mechanism
+from overt.models.folders import WEIGHTS
 from overt.recipes import ea_rationales, faithfulness_models, forms, rationale_training, text_training
-from overt.recipes._figures import save_figure
-from overt.recipes._recipe import WORKERS, Grid, Option, Outcome, Recipe, Report, Request, cell
-from overt.recipes._rows import Task, folder_name, look_up, settings_of
-from overt.recipes._runs import finish_run, finished, run_record
+from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
+from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
+from overt.recipes._runs import PARTS, finish_run, finished, run_record
 from overt.recipes._training import be_quiet, hardware, one_thread, progress_bar, torch_device, versions
+from overt.recipes.ea_rationales import short_products, threads
+from overt.recipes.faithfulness_report import (
+    GROUND,
+    POINTS,
+    PROTOCOLS,
+    SHUFFLED,
+    cells_of,
+    draw,
+    means_of,
+    pairs_of,
+    report,
+    seconds_of,
+)
+from overt.recipes.faithfulness_time import Expected, expected_seconds
 from overt.recipes.rationale_training import RationaleTraining, Reviews
 from overt.recipes.text_training import Texts, TextTraining
 from overt.recipes.understanding_runs import leave_out, listed, model_name, pretrained
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from rich.console import Console
 
 PLAIN = "plain"
 AGREEMENT, SENTIMENT, REVIEWS, LANGUAGE = "agreement", "SST-2", "movie reviews", "language model"
+# The file that says that a model is trained, by data.
+TRAINED = {AGREEMENT: WEIGHTS, SENTIMENT: rationale_training.TRAINED, REVIEWS: rationale_training.TRAINED}
 FORMS: dict[str, dict[str, tuple[Mechanism, ...]]] = {
     AGREEMENT: {name: forms.FORMS[name] for name in (PLAIN, "evolving", "Bayesian")},
     SENTIMENT: ea_rationales.FORMS,
@@ -68,34 +85,8 @@ QUICK_SAMPLES = 100  # of LIME
 TRAIN, TEST = 16_000, 2_000  # sentences of the grammar, as in the demo
 STEPS, QUICK_STEPS = 280, 150
 SENTIMENT_UPDATES = 2_100  # about an epoch
-POINTS = 6  # of curves
 DIGITS = 4  # of stored numbers
-GROUND, SHUFFLED, PLAUSIBLE = "ground_truth", "randomised", "average_precision"
-# Key → heading, and whether more (1) or less (−1) is better; 0 for what should be near 0.
-PROTOCOLS: dict[str, tuple[str, int]] = {
-    "comprehensiveness": ("comprehensiveness ↑", 1),
-    "sufficiency": ("sufficiency ↓", -1),
-    "between": ("LeRF − MoRF ↑", 1),
-    "normalised_comprehensiveness": ("normalised AOPC ↑", 1),
-    "correlation": ("ρ with blank-out ↑", 1),
-    SHUFFLED: ("ρ with shuffled weights → 0", 0),
-    PLAUSIBLE: ("plausibility (AP) ↑", 1),
-    GROUND: ("subject first ↑", 1),
-}
-# Is a gain that of the method or of the maps that it reads?
-PAIRS = (
-    ("rollout", "raw"),
-    ("flow", "rollout"),
-    ("rollout/gradient", "rollout"),
-    ("flow/gradient", "flow"),
-    ("flow/gradient", "rollout/gradient"),
-    ("rollout/relevance", "rollout/gradient"),
-    ("rollout/alti", "rollout"),
-    ("rollout/alti", "rollout/norm"),
-    ("rollout/alti", "value-zeroing"),
-    ("integrated", "gradient-input"),
-    ("rollout", RANDOM),
-)
+TIMED = 2  # updates that are timed before a run
 
 
 @dataclass(frozen=True)
@@ -108,6 +99,7 @@ class JudgedRow:
         mechanisms: of its attention.
         methods: that are judged.
         texts: how many.
+        source: what else its numbers depend on: the pretrained model, the data, the training.
     """
 
     data: str
@@ -115,6 +107,7 @@ class JudgedRow:
     mechanisms: tuple[Mechanism, ...]
     methods: tuple[str, ...]
     texts: int
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -130,6 +123,7 @@ class Judged(NamedTuple):
         queries: what is asked of each text.
         rationales: passages that people marked; None if there are none.
         sentences: of the grammar, whose subject is known; None for other texts.
+        share: of the words that a rationale has.
     """
 
     words: list[tuple[str, ...]]
@@ -137,15 +131,29 @@ class Judged(NamedTuple):
     queries: list[str] | None = None
     rationales: list[Any] | None = None
     sentences: list[Sentence] | None = None
+    share: float = WITHOUT
 
 
 class Shared(NamedTuple):
-    """What all rows need."""
+    """What all rows need.
+
+    Attributes:
+        request: of the run, without its console.
+        model: the pretrained encoder.
+        reviews: movie reviews, or those that stand in.
+        sentences: SST-2's rows to train on, and those to judge.
+        samples: of LIME.
+        training: settings of the trainings, by data.
+        expected: row → how long it is expected to take.
+    """
 
     request: Any
     model: str | None
     reviews: Reviews | None
+    sentences: tuple[sst2.Rows, sst2.Rows] | None
     samples: int
+    training: Mapping[str, Any]
+    expected: Mapping[str, Expected] = {}
 
     @property
     def quick(self) -> bool:
@@ -153,11 +161,18 @@ class Shared(NamedTuple):
         return bool(self.request.options["quick"])
 
 
-def rows_of(quick: bool) -> dict[str, JudgedRow]:
-    """All rows by name; those of a trial are a few of them, with few texts."""
+def rows_of(quick: bool, most: int | None = None) -> dict[str, JudgedRow]:
+    """All rows by name; those of a trial are a few of them, with few texts.
+
+    Args:
+        quick: whether it is a trial.
+        most: of texts, instead of the usual numbers.
+    """
     texts, names = (QUICK_TEXTS, QUICK_NAMES) if quick else (TEXTS, {})
     return {
-        f"{names.get(data, data)} {form}": JudgedRow(data, form, mechanisms, every_method(), texts[data])
+        f"{names.get(data, data)} {form}": JudgedRow(
+            data, form, mechanisms, every_method(), most or texts[data]
+        )
         for data in texts
         for form, mechanisms in FORMS[data].items()
         if not quick or form in QUICK_FORMS[data]
@@ -171,25 +186,28 @@ def run(request: Request) -> Outcome:
     be_quiet()
     request = replace(request, stored={}, elsewhere=())  # texts' own numbers are in the run's folder alone
     quick = bool(request.options["quick"])
-    rows = rows_of(quick)
+    rows = rows_of(quick, request.options["examples"])
     absent = {} if quick else missing(request)
-    for data, reason in absent.items():
-        leave_out(request, data, reason)
     there = [name for name, row in rows.items() if row.data not in absent]
     chosen = listed("--rows", request.options["rows"], list(rows), there)
     for name in chosen:
         if rows[name].data in absent:
             raise ValueError(f"--rows {name} cannot be measured: {absent[rows[name].data]}")
-    shared = shared_by(request, {rows[name].data for name in chosen})
+    for data, reason in absent.items():
+        leave_out(request, data, reason)
+    shared = shared_by(request, {rows[name].data for name in there})
+    known_rows = {name: replace(rows[name], source=source_of(rows[name], shared)) for name in there}
     device = torch_device(request.device).type
     place = request.out / ("quick" if quick else "full")
     seeds = 1 if quick else request.seeds
     counts = {name: 1 if row.data == LANGUAGE else seeds for name, row in rows.items()}
-    common = common_settings(shared)
-    plan = training_of(shared)
-    known = look_up(request, rows, chosen, place, common, lambda row: plan[row.data], device, counts)
+    common = {"version": overt.__version__, "lime_samples": shared.samples, "points": POINTS}
+    training = shared.training
+    known = look_up(
+        request, known_rows, chosen, place, common, lambda row: training[row.data], device, counts
+    )
     numbers = dict(known.numbers)
-    for name, row in rows.items():  # finished by earlier commands
+    for name, row in known_rows.items():  # finished by earlier commands
         for seed in range(counts[name]):
             folder = place / folder_name(name) / f"seed-{seed}"
             settings = {**common, "row": row.settings(), "seed": seed}
@@ -202,23 +220,23 @@ def run(request: Request) -> Outcome:
     }
     by_row = {name: found for name, found in by_row.items() if found}
     config = {
-        "rows": {name: rows[name].settings() for name in by_row},
+        "rows": {name: known_rows[name].settings() for name in by_row},
         "protocols": list(PROTOCOLS),
         "lime_samples": shared.samples,
-        "models": common["models"],
-        "steps": {data: plan[data].updates for data in plan},
         "quick": quick,
         "cells": {name: cells_of(found) for name, found in by_row.items()},
         "pairs": {name: pairs_of(found) for name, found in by_row.items()},
         "refused": {name: next(iter(found.values()))["refused"] for name, found in by_row.items()},
         "seconds": {name: seconds_of(found) for name, found in by_row.items()},
+        "half_difference": half_differences(by_row),
     }
     per_seed: dict[int, dict[str, Any]] = {}
     for name, by_seed in by_row.items():
         for seed, found in by_seed.items():
             few = {key: found[key] for key in ("accuracy", "texts", "run")}
             per_seed.setdefault(seed, {})[name] = {**few, "means": means_of(found)}
-    return Outcome(config, per_seed, stand_in=quick or len(by_row) < len(rows))
+    complete = len(numbers) == sum(counts.values())
+    return Outcome(config, per_seed, stand_in=quick or not complete)
 
 
 def missing(request: Request) -> dict[str, str]:
@@ -234,68 +252,91 @@ def missing(request: Request) -> dict[str, str]:
 
 
 def shared_by(request: Request, data: set[str]) -> Shared:
-    """Read what the chosen rows need."""
+    """Read what the rows of these data need."""
     quick = bool(request.options["quick"])
-    reviews, model = None, request.model
+    reviews, sentences, model = None, None, request.model
     if quick and REVIEWS in data:
         reviews = Reviews("planted reviews", planted.planted_reviews(), eraser.CLASSES, True)
         model = rationale_training.small_encoder(request.out / "encoder", planted.vocabulary())
     elif REVIEWS in data:
         reviews = Reviews(REVIEWS, eraser.load_movies(request.data), eraser.CLASSES, False)
+    if SENTIMENT in data:
+        sentences = sst2.load_rows(request.data, seed=0)[:2]
     if not quick and data & {SENTIMENT, REVIEWS}:
         model = pretrained(request)
     alone = replace(request, console=None)  # type: ignore[arg-type]  # other processes have their own
-    return Shared(alone, model, reviews, QUICK_SAMPLES if quick else SAMPLES)
+    samples = request.options["lime-samples"] or (QUICK_SAMPLES if quick else SAMPLES)
+    training = training_of(quick, reviews, request.options["steps"])
+    return Shared(alone, model, reviews, sentences, samples, training)
 
 
-def training_of(shared: Shared) -> dict[str, Any]:
-    """Settings of the trainings, by data."""
-    steps = QUICK_STEPS if shared.quick else STEPS
-    plan: dict[str, Any] = {
-        AGREEMENT: TextTraining(steps, faithfulness_models.BATCH, faithfulness_models.LEARNING_RATE),
-        SENTIMENT: TextTraining(SENTIMENT_UPDATES, learning_rate=5e-5, warmup=30, longest=64),
+def training_of(quick: bool, reviews: Reviews | None, steps: int | None) -> dict[str, Any]:
+    """Settings of the trainings, by data.
+
+    Args:
+        quick: whether it is a trial.
+        reviews: to train on, if there are any.
+        steps: updates of each training, instead of the usual numbers.
+    """
+    of_reviews = RationaleTraining(0) if reviews is None else ea_rationales.plan(reviews, quick, None)
+    if steps is not None:
+        of_reviews = replace(of_reviews, updates=steps)
+    return {
+        AGREEMENT: TextTraining(
+            steps or (QUICK_STEPS if quick else STEPS),
+            faithfulness_models.BATCH,
+            faithfulness_models.LEARNING_RATE,
+        ),
+        SENTIMENT: TextTraining(
+            steps or SENTIMENT_UPDATES, learning_rate=5e-5, warmup=min(30, (steps or 60) // 2), longest=64
+        ),
+        REVIEWS: of_reviews,
         LANGUAGE: TextTraining(0),
     }
-    if shared.reviews is not None:
-        plan[REVIEWS] = ea_rationales.plan(shared.reviews, shared.quick, None)
-    else:
-        plan[REVIEWS] = RationaleTraining(0)
-    return plan
 
 
-def common_settings(shared: Shared) -> dict[str, Any]:
-    """What all numbers depend on, beside their row and seed."""
-    language = shared.request.options["language-model"]
-    return {
-        "version": overt.__version__,
-        "models": {
-            "encoder": "small" if shared.quick or shared.model is None else model_name(shared.model),
-            "language model": None if language is None else model_name(language),
-        },
-        "training": {data: plan.settings() for data, plan in training_of(shared).items()},
-        "data": None if shared.reviews is None else shared.reviews.sha256,
-        "lime_samples": shared.samples,
-        "points": POINTS,
+def source_of(row: JudgedRow, shared: Shared) -> dict[str, Any]:
+    """What a row's numbers depend on beside its own settings, as plain JSON."""
+    found: dict[str, Any] = {"training": shared.training[row.data].settings()}
+    if row.data == LANGUAGE:
+        found["model"] = model_name(shared.request.options["language-model"])
+    elif row.data != AGREEMENT:
+        assert shared.model is not None
+        found["model"] = "small encoder" if shared.quick else model_name(shared.model)
+    if row.data == REVIEWS:
+        assert shared.reviews is not None
+        found["data"] = shared.reviews.sha256
+    elif row.data == SENTIMENT:
+        found["data"] = hashlib.sha256(json.dumps(shared.sentences).encode()).hexdigest()
+    return found
+
+
+def half_differences(by_row: Mapping[str, Mapping[int, dict[str, Any]]]) -> dict[str, float]:
+    """Row → how far float16 products move a probability, where deleted words are judged with them."""
+    found = {
+        name: [numbers["half_difference"] for numbers in by_seed.values() if numbers.get("half")]
+        for name, by_seed in by_row.items()
     }
+    return {name: max(values) for name, values in found.items() if values}
 
 
 # --- Measure ---
 
 
 def judge_all(tasks: Sequence[Task], shared: Shared, request: Request) -> dict[tuple[str, int], Any]:
-    """Train and judge, several models at a time; an interrupted run goes on with the models that are left."""
+    """Train and judge, several models at a time; an interrupted run goes on with what is left."""
     if not tasks:
         return {}
     console, numbers = request.console, {}
-    most = 8 if torch_device(request.device).type == "cuda" else 2 if shared.quick else 1
-    workers = min(request.options["workers"] or min(most, cores()), len(tasks))
-    texts = sum(task.row.texts for task in tasks)
-    console.print(
-        f"{len(tasks)} models, {workers} at a time; {texts:,} texts by {len(every_method())} methods, and "
-        "again with shuffled weights. The bar tells how long it takes; the same command resumes"
-    )
+    device = tasks[0].device
+    workers = request.options["workers"] or min(8 if device == "cuda" else 2 if shared.quick else 1, cores())
+    workers = min(workers, len(tasks))
+    with threads(None if workers == 1 else 1):
+        shared = shared._replace(expected=expected_of(tasks, shared))
+    left = [expected_left(task, shared) for task in tasks]
+    tell_expected(console, tasks, left, workers)
     with progress_bar(console) as progress:
-        bar = progress.add_task("training and judging", total=sum(steps_of(task) for task in tasks))
+        bar = progress.add_task("training and judging", total=round(1000 * sum(left)))
 
         def tell(steps: int) -> None:
             progress.update(bar, advance=steps)
@@ -314,103 +355,202 @@ def judge_all(tasks: Sequence[Task], shared: Shared, request: Request) -> dict[t
     return numbers
 
 
+def expected_of(tasks: Sequence[Task], shared: Shared) -> dict[str, Expected]:
+    """Row → how long a model of it is expected to take; measured with a model that is not trained."""
+    from transformers import set_seed
+
+    found = {}
+    for task in {task.name: task for task in tasks}.values():
+        row, device = task.row, torch_device(task.device)
+        set_seed(0)
+        model, tokenizer, update = UNTRAINED[row.data](task, shared)
+        classifier = WordClassifier(model.to(device).eval(), tokenizer)
+        texts = judged_texts(row, shared)
+        queries = texts.queries or [""] * len(texts.words)
+        read = [classifier.read(*each) for each in zip(texts.words, queries, strict=True)]
+        found[task.name] = Expected(
+            update(), expected_seconds(classifier, read, row.methods, shared.samples, POINTS)
+        )
+    return found
+
+
+def expected_left(task: Task, shared: Shared) -> float:
+    """Seconds that what is left of a task is expected to take."""
+    expected = shared.expected[task.name]
+    left = [method for method in task.row.methods if not part_of(task, method).is_file()]
+    updates = 0 if is_trained(task) else task.training.updates
+    return float(updates * expected.update + sum(expected.methods[method] for method in left))
+
+
+def tell_expected(console: Console, tasks: Sequence[Task], seconds: Sequence[float], workers: int) -> None:
+    """Say how long it will take: in all, and on average for a model of each row."""
+    # On a GPU, which small networks leave idle most of the time, models hardly slow each other down.
+    slower = 1.3 if tasks[0].device == "cuda" and workers > 1 else 1.0
+    minutes = slower * max(sum(seconds) / workers, *seconds) / 60
+    by_row: dict[str, list[float]] = {}
+    for task, each in zip(tasks, seconds, strict=True):
+        by_row.setdefault(task.name, []).append(each / 60)
+    told = ", ".join(f"{name} {sum(each) / len(each):.1f}" for name, each in by_row.items())
+    texts = sum(task.row.texts for task in tasks)
+    console.print(
+        f"{len(tasks)} models, {workers} at a time; {texts:,} texts by {len(tasks[0].row.methods)} methods, "
+        f"and again with shuffled weights: {duration(minutes)} (minutes of a model alone: {told}). The same "
+        "command resumes",
+        markup=False,
+        highlight=False,
+    )
+
+
 def prepare_process() -> None:
     """Prepare a process that trains and judges beside others."""
     one_thread()
     be_quiet()
 
 
-def steps_of(task: Task) -> int:
-    """Steps that a task tells: its updates, and scores of texts, once more with shuffled weights."""
-    return int(task.training.updates) + 2 * len(task.row.methods) * int(task.row.texts)
+def part_of(task: Task, method: str) -> Path:
+    """The file of a method's numbers."""
+    return task.folder / PARTS / f"{method.replace('/', '+')}.json"
+
+
+def is_trained(task: Task) -> bool:
+    """Whether a model is trained, or is loaded as it is."""
+    return task.row.data == LANGUAGE or (task.folder / TRAINED[task.row.data]).is_file()
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
-    """Train or load one model, judge all methods, and store the numbers of each text."""
-    told = Steps(tell)
-    model, tokenizer = PREPARE[task.row.data](task, shared, told)
-    told.up_to(task.training.updates)
+    """Train or load one model, and judge all methods.
+
+    Each method's numbers are stored as soon as they are there, so that an interrupted run goes on.
+    """
+    row: JudgedRow = task.row
+    told = Told(tell, task, shared)
+    if not is_trained(task):
+        shutil.rmtree(task.folder / PARTS, ignore_errors=True)  # of an earlier training
+    model, tokenizer = PREPARE[row.data](task, shared, told.update)
+    told.trained()
     model.to(torch_device(task.device)).eval()
-    texts = judged_texts(task.row, shared)
-    found = evaluate(
-        model,
-        tokenizer,
-        texts.words,
-        texts.rationales,
-        list(task.row.methods),
-        queries=texts.queries,
-        labels=texts.labels,
-        points=POINTS,
-        samples=shared.samples,
-        seed=task.seed,
-        correlation=True,
-        progress=told.scores,
-    )
-    told.up_to(steps_of(task) - len(task.row.methods) * task.row.texts)
-    by_text = {name: dict(each.by_text) for name, each in found.methods.items()}
-    left = correlations_after_shuffling(
-        found,
-        model,
-        tokenizer,
-        texts.words,
-        queries=texts.queries,
-        samples=shared.samples,
-        seed=task.seed,
-        progress=lambda _what, _done, _of: told.up_to(told.told + 1),
-    )
-    for name, values in left.items():
-        by_text[name][SHUFFLED] = values
-    if texts.sentences is not None:
-        truth = subjects_of(model, tokenizer, texts.sentences)
-        for name, each in found.methods.items():
-            by_text[name][GROUND] = subject_first(each.texts, each.scores, truth)
-    told.up_to(steps_of(task))
+    texts = judged_texts(row, shared)
+    left = [method for method in row.methods if not part_of(task, method).is_file()]
+    half, difference = products_of(model, tokenizer, row, shared)
+    common: dict[str, Any] = {
+        "queries": texts.queries,
+        "samples": shared.samples,
+        "seed": task.seed,
+        "dtype": torch.float16 if half else None,
+    }
+    truth = None if texts.sentences is None else subjects_of(model, tokenizer, texts.sentences)
+    with short_products(task.device) if row.data == REVIEWS else nullcontext():
+        copied = AfterShuffling(model, tokenizer, texts.words, left, texts.share, **common)
+
+        def keep(method: str, found: Rationales | str) -> None:
+            if isinstance(found, str):
+                write_whole(part_of(task, method), json.dumps({"refused": found}))
+            else:
+                by_text = dict(found.by_text)
+                after = copied.correlations(found, progress=told.again)
+                if after is not None:
+                    by_text[SHUFFLED] = after
+                if truth is not None:
+                    by_text[GROUND] = subject_first(found.texts, found.scores, truth)
+                write_whole(part_of(task, method), json.dumps(plain(found, by_text)))
+            told.judged(method)
+
+        (task.folder / PARTS).mkdir(exist_ok=True)
+        found = evaluate(
+            model,
+            tokenizer,
+            texts.words,
+            texts.rationales,
+            left,
+            labels=texts.labels,
+            share=texts.share,
+            points=POINTS,
+            correlation=True,
+            progress=told.scored,
+            done=keep,
+            **common,
+        )
+    parts = {method: json.loads(part_of(task, method).read_text()) for method in row.methods}
     numbers = {
         "accuracy": found.performance["accuracy"],
         "texts": found.texts,
-        "refused": found.refused,
-        "methods": {
-            name: {
-                "seconds": each.seconds,
-                "texts": each.texts,
-                "by_text": {
-                    key: [None if math.isnan(value) else round(float(value), DIGITS) for value in values]
-                    for key, values in by_text[name].items()
-                    if key in PROTOCOLS
-                },
-            }
-            for name, each in found.methods.items()
-        },
+        "half": half,
+        "half_difference": difference,
+        "refused": {method: part["refused"] for method, part in parts.items() if "refused" in part},
+        "methods": {method: part for method, part in parts.items() if "refused" not in part},
         "run": run_record(task.settings, task.command, hardware(task.device), versions()),
     }
     finish_run(task.folder, numbers)
     return numbers
 
 
-class Steps:
-    """Tells the steps of a task, each once, whatever order they come in."""
+def plain(found: Rationales, by_text: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """A method's numbers as plain JSON."""
+    return {
+        "seconds": found.seconds,
+        "texts": found.texts,
+        "by_text": {
+            key: [None if math.isnan(value) else round(float(value), DIGITS) for value in values]
+            for key, values in by_text.items()
+            if key in PROTOCOLS
+        },
+    }
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell, self.told, self.scored = tell, 0, 0
 
-    def __call__(self, step: int) -> None:
-        """Take note that so many steps of all are done."""
-        self.up_to(step)
+def products_of(model: Any, tokenizer: Any, row: JudgedRow, shared: Shared) -> tuple[bool, float | None]:
+    """Whether long texts are read with float16 products, and how far these move a probability.
 
-    def up_to(self, step: int) -> None:
+    As in Table 8 of Wang et al. 2021: on a GPU, where this moves no probability by more than 0.01.
+    """
+    if row.data != REVIEWS:
+        return False, None
+    assert shared.reviews is not None
+    assert shared.model is not None
+    of_table_8 = ea_rationales.Shared(shared.reviews, tokenizer, shared.model, shared.samples, True)
+    dtype, difference = ea_rationales.products_of(model, of_table_8)
+    return dtype is not None, difference
+
+
+class Told:
+    """Tells the expected milliseconds of what a task has done."""
+
+    def __init__(self, tell: Tell, task: Task, shared: Shared) -> None:
+        self.tell, self.expected, self.told = tell, shared.expected[task.name], 0
+        self.updates = 0 if is_trained(task) else int(task.training.updates)
+        self.left = [method for method in task.row.methods if not part_of(task, method).is_file()]
+        self.begun = self.updates * self.expected.update
+
+    def up_to(self, seconds: float) -> None:
         """Tell what is not yet told."""
-        if step > self.told:
-            self.tell(step - self.told)
-            self.told = step
+        if (more := round(1000 * seconds) - self.told) > 0:
+            self.tell(more)
+            self.told += more
 
-    def scores(self, words: str, done: int, total: int) -> None:
-        """As `evaluate` tells the texts of a method; what follows its scores is quick or is not counted."""
-        del done, total
-        if DELETING not in words and "," not in words:
-            self.up_to(self.told + 1)
+    def update(self, step: int) -> None:
+        """So many updates are done."""
+        self.up_to(min(step, self.updates) * self.expected.update)
+
+    def trained(self) -> None:
+        """All updates are done, or were saved by early stopping."""
+        self.up_to(self.begun)
+
+    def scored(self, words: str, done: int, total: int) -> None:
+        """As `evaluate` tells the texts of a method; scores of the model are half of it."""
+        if DELETING not in words and self.left:
+            self.up_to(self.begun + self.expected.methods[self.left[0]] * done / total / 2)
+
+    def again(self, _words: str, done: int, total: int) -> None:
+        """Scores of the copy with shuffled weights are the other half."""
+        self.up_to(self.begun + self.expected.methods[self.left[0]] * (1 + done / total) / 2)
+
+    def judged(self, method: str) -> None:
+        """A method is done."""
+        self.left.remove(method)
+        self.begun += self.expected.methods[method]
+        self.up_to(self.begun)
 
 
-def prepare_agreement(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any]:
+def prepare_agreement(task: Task, shared: Shared, told: Callable[[int], object]) -> tuple[Any, Any]:
     """The demo's network."""
     from rich.console import Console
 
@@ -428,24 +568,20 @@ def prepare_agreement(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any
     return model, faithfulness_models.grammar_tokenizer()
 
 
-def prepare_sentiment(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any]:
+def prepare_sentiment(task: Task, shared: Shared, told: Callable[[int], object]) -> tuple[Any, Any]:
     """A pretrained encoder, fine-tuned on SST-2; or loaded, where it has been."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     assert shared.model is not None
     tokenizer: Any = AutoTokenizer.from_pretrained(shared.model)
-    folder, kind = task.folder / "model", AutoModelForSequenceClassification
-    if (task.folder / "trained").is_file():
+    folder, kind = task.folder / rationale_training.MODEL, AutoModelForSequenceClassification
+    if is_trained(task):
         model = overt.load(folder) if task.row.mechanisms else kind.from_pretrained(folder)
         return model, tokenizer
-    rows, _, _ = sst2.load_rows(shared.request.data, seed=0)
-    coded = text_training.encode(
-        [glue.Row((text,), label) for text, label in rows], tokenizer, task.training.longest
-    )
-    texts = Texts(coded, {}, glue.TASKS[sst2.SST2].classes)
-    model, _ = text_training.train(
+    assert shared.sentences is not None
+    model, numbers = text_training.train(
         task.folder,
-        texts,
+        coded_sentences(shared.sentences[0], tokenizer, task.training),
         tokenizer,
         shared.model,
         task.row.mechanisms,
@@ -455,11 +591,19 @@ def prepare_sentiment(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any
         told,
     )
     model.save_pretrained(folder)
-    (task.folder / "trained").touch()
+    write_whole(task.folder / TRAINED[SENTIMENT], json.dumps(numbers))
     return model, tokenizer
 
 
-def prepare_reviews(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any]:
+def coded_sentences(rows: sst2.Rows, tokenizer: Any, training: TextTraining) -> Texts:
+    """SST-2's rows as a training takes them."""
+    coded = text_training.encode(
+        [glue.Row((text,), label) for text, label in rows], tokenizer, training.longest
+    )
+    return Texts(coded, {}, glue.TASKS[sst2.SST2].classes)
+
+
+def prepare_reviews(task: Task, shared: Shared, told: Callable[[int], object]) -> tuple[Any, Any]:
     """A classifier of reviews over windows, as in Table 8 of Wang et al. 2021."""
     from transformers import AutoTokenizer
 
@@ -480,13 +624,77 @@ def prepare_reviews(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def prepare_language(task: Task, shared: Shared, told: Steps) -> tuple[Any, Any]:
+def prepare_language(task: Task, shared: Shared, told: Callable[[int], object]) -> tuple[Any, Any]:
     """A causal language model that chooses the number of a verb."""
     del task, told
     return faithfulness_models.load_verb_number(shared.request.options["language-model"])
 
 
-PREPARE: dict[str, Callable[[Task, Shared, Steps], tuple[Any, Any]]] = {
+Untrained = tuple[Any, Any, Callable[[], float]]
+
+
+def untrained_agreement(task: Task, shared: Shared) -> Untrained:
+    """The demo's network, its tokenizer, and a function that gives the seconds of an update."""
+    del shared
+    model = faithfulness_models.grammar_classifier(task.row.mechanisms)
+    train, _ = split(faithfulness_models.BATCH * (TIMED + 1), 1, seed=0)
+    return (
+        model,
+        faithfulness_models.grammar_tokenizer(),
+        lambda: faithfulness_models.update_seconds(model, train, torch_device(task.device)),
+    )
+
+
+def untrained_sentiment(task: Task, shared: Shared) -> Untrained:
+    """As `untrained_agreement`, of SST-2."""
+    from transformers import AutoTokenizer
+
+    assert shared.model is not None
+    assert shared.sentences is not None
+    tokenizer: Any = AutoTokenizer.from_pretrained(shared.model)
+    some = shared.sentences[0][: task.training.batch * (TIMED + 1)]
+    texts = coded_sentences(some, tokenizer, task.training)
+    path, mechanisms, training = shared.model, task.row.mechanisms, task.training
+    model = text_training.attached(path, texts, mechanisms, training, 0)
+
+    def update() -> float:
+        times = text_training.step_times(texts, tokenizer, path, mechanisms, training, task.device, TIMED)
+        return min(times) / 1000
+
+    return model, tokenizer, update
+
+
+def untrained_reviews(task: Task, shared: Shared) -> Untrained:
+    """As `untrained_agreement`, of reviews."""
+    from transformers import AutoTokenizer
+
+    assert shared.model is not None
+    assert shared.reviews is not None
+    reviews, path, mechanisms, training = shared.reviews, shared.model, task.row.mechanisms, task.training
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model = rationale_training.network(path, len(reviews.classes), mechanisms, training, 0)
+
+    def update() -> float:
+        times = rationale_training.step_times(
+            reviews, tokenizer, path, mechanisms, training, task.device, TIMED
+        )
+        return min(times) / 1000
+
+    return model, tokenizer, update
+
+
+def untrained_language(task: Task, shared: Shared) -> Untrained:
+    """As `untrained_agreement`, of the language model, which is not trained."""
+    return *prepare_language(task, shared, lambda _: None), lambda: 0.0
+
+
+UNTRAINED: dict[str, Callable[[Task, Shared], Untrained]] = {
+    AGREEMENT: untrained_agreement,
+    SENTIMENT: untrained_sentiment,
+    REVIEWS: untrained_reviews,
+    LANGUAGE: untrained_language,
+}
+PREPARE: dict[str, Callable[[Task, Shared, Callable[[int], object]], tuple[Any, Any]]] = {
     AGREEMENT: prepare_agreement,
     SENTIMENT: prepare_sentiment,
     REVIEWS: prepare_reviews,
@@ -505,7 +713,8 @@ def judged_texts(row: JudgedRow, shared: Shared) -> Judged:
         labels = [int(sentence.plural) for sentence in known]
         return Judged([sentence.tokens for sentence in known], labels, sentences=known)
     if row.data == SENTIMENT:
-        _, rows, _ = sst2.load_rows(shared.request.data, seed=0)
+        assert shared.sentences is not None
+        rows = list(shared.sentences[1])
         Random(0).shuffle(rows)
         some = rows[: row.texts]
         return Judged([tuple(text.split()) for text, _ in some], [label for _, label in some])
@@ -518,6 +727,7 @@ def judged_texts(row: JudgedRow, shared: Shared) -> Judged:
         [review.label for review in reviews],
         [review.query for review in reviews],
         [review.evidence for review in reviews],
+        share=shared.reviews.share("train"),
     )
 
 
@@ -551,303 +761,6 @@ def subject_first(
     return found
 
 
-# --- Compare ---
-
-
-def table_of(
-    found: Mapping[int, dict[str, Any]], protocol: str, methods: Sequence[str]
-) -> dict[str, NDArray[np.float64]]:
-    """Method → (seeds, texts) of the texts for which all of these methods have a value, NaN elsewhere."""
-    tables = {}
-    for method in methods:
-        table = np.full((len(found), max(numbers["texts"] for numbers in found.values())), np.nan)
-        for row, numbers in enumerate(found.values()):
-            of_method = numbers["methods"].get(method)
-            if of_method is not None and protocol in of_method["by_text"]:
-                values = [math.nan if value is None else value for value in of_method["by_text"][protocol]]
-                table[row, of_method["texts"]] = values
-        tables[method] = table
-    known = np.logical_and.reduce([~np.isnan(table) for table in tables.values()])
-    return {method: np.where(known, table, np.nan) for method, table in tables.items()}
-
-
-def compared(found: Mapping[int, dict[str, Any]], protocol: str) -> list[str]:
-    """Methods that a protocol compares: those that have a value for at least half as many texts as any."""
-    counts: dict[str, int] = {}
-    for numbers in found.values():
-        for method, each in numbers["methods"].items():
-            values = each["by_text"].get(protocol, ())
-            counts[method] = counts.get(method, 0) + sum(value is not None for value in values)
-    most = max(counts.values(), default=0)
-    return [method for method, count in counts.items() if count and count >= most / 2 and method != ORACLE]
-
-
-def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Protocol → method → mean, low, high, texts, skipped texts and seeds.
-
-    All methods are compared on the same texts; the best order on those of them that it has.
-    """
-    total = max(numbers["texts"] for numbers in found.values())
-    cells: dict[str, dict[str, list[float]]] = {}
-    for protocol in PROTOCOLS:
-        methods = compared(found, protocol)
-        if not methods:
-            continue
-        tables = table_of(found, protocol, methods)
-        if any(ORACLE in numbers["methods"] for numbers in found.values()) and protocol != SHUFFLED:
-            tables[ORACLE] = table_of(found, protocol, [*methods, ORACLE])[ORACLE]
-        intervals = {method: interval_over(table) for method, table in tables.items()}
-        cells[protocol] = {
-            method: [*each[:4], total - each.texts, each.seeds]
-            for method, each in intervals.items()
-            if each.texts
-        }
-    return cells
-
-
-def pairs_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Protocol → "one − other" → mean difference, low, high, texts and seeds, over the texts of both."""
-    pairs: dict[str, dict[str, list[float]]] = {}
-    for protocol in PROTOCOLS:
-        for one, other in PAIRS:
-            tables = table_of(found, protocol, [one, other])
-            each: Interval = interval_over(tables[one] - tables[other])
-            if each.texts:
-                pairs.setdefault(protocol, {})[f"{title_of(one)} − {title_of(other)}"] = list(each)
-    return pairs
-
-
-def means_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Protocol → method → mean over the same texts, of one model."""
-    return {
-        protocol: {method: values[0] for method, values in methods.items()}
-        for protocol, methods in cells_of({0: found}).items()
-    }
-
-
-def seconds_of(found: Mapping[int, dict[str, Any]]) -> dict[str, float]:
-    """Method → seconds of a text, the median over models."""
-    methods = dict.fromkeys(method for numbers in found.values() for method in numbers["methods"])
-    return {
-        method: float(np.median([numbers["methods"][method]["seconds"] for numbers in found.values()]))
-        for method in methods
-        if all(method in numbers["methods"] for numbers in found.values())
-    }
-
-
-def ranks_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """Protocol → method → rank from 1, the best, on; equal means share a rank. Controls have none."""
-    from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
-
-    found = {}
-    for protocol, methods in cells.items():
-        sign = PROTOCOLS[protocol][1]
-        names = [method for method in methods if method not in CONTROLS]
-        means = np.array([methods[name][0] for name in names])
-        keys = np.abs(means) if sign == 0 else -sign * means
-        found[protocol] = dict(zip(names, rankdata(keys).tolist(), strict=True))
-    return found
-
-
-# --- Report ---
-
-
-def order_of(config: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
-    """Method → its mean rank over protocols, and by protocol over models; the best first.
-
-    Shuffled weights do not count: a method must not be deaf to them, but is no better for it.
-    """
-    ranks: dict[str, dict[str, list[float]]] = {}
-    for cells in config["cells"].values():
-        for protocol, methods in ranks_of(cells).items():
-            for method, rank in methods.items():
-                ranks.setdefault(method, {}).setdefault(protocol, []).append(rank)
-    found = {}
-    for method, by_protocol in ranks.items():
-        means = {protocol: float(np.mean(values)) for protocol, values in by_protocol.items()}
-        counted = [mean for protocol, mean in means.items() if PROTOCOLS[protocol][1] != 0]
-        found[method] = (float(np.mean(counted)) if counted else math.nan, means)
-    return dict(sorted(found.items(), key=lambda item: (math.isnan(item[1][0]), item[1][0])))
-
-
-def overview(config: Mapping[str, Any]) -> Grid:
-    """Mean ranks by protocol, and what a method costs."""
-    order = order_of(config)
-    shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
-    lines = []
-    for method, (rank, means) in order.items():
-        seconds = [each[method] for each in config["seconds"].values() if method in each]
-        models = sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
-        cells = [cell(means.get(key), digits=1) for key in shown]
-        time = f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–"
-        lines.append((title_of(method), [cell(rank, digits=1), *cells, time, str(models)]))
-    headings = [PROTOCOLS[key][0].removesuffix(" ↑").removesuffix(" ↓") for key in shown]
-    title = "Rank of each method (1 is the best), mean over models, and its cost"
-    return Grid(title, ["all", *headings, "ms a text", "models"], lines)
-
-
-def row_grid(config: Mapping[str, Any], name: str) -> Grid:
-    """All methods and protocols of a model, with intervals."""
-    cells = config["cells"][name]
-    methods = [*order_of(config), *CONTROLS]
-    shown = [key for key in PROTOCOLS if key in cells]
-    counts = []
-    for key in shown:
-        first = cells[key].get(RANDOM) or next(iter(cells[key].values()))
-        counts.append(f"{first[3]:.0f} ({first[4]:.0f})")
-    lines = [("texts (skipped)", [*counts, ""])]
-    refused = config["refused"][name]
-    for method in methods:
-        if method in refused:
-            lines.append((title_of(method), ["–"] * (len(shown) + 1)))
-            continue
-        seconds = config["seconds"][name].get(method)
-        time = "–" if seconds is None else f"{1000 * seconds:,.0f}"
-        values = [_with_interval(cells[key].get(method)) for key in shown]
-        lines.append((title_of(method), [*values, time]))
-    row = config["rows"][name]
-    seeds = max(int(values[5]) for found in cells.values() for values in found.values())
-    title = f"{name}: {row['texts']} texts, {seeds} model{'s' if seeds > 1 else ''}"
-    return Grid(title, [*(PROTOCOLS[key][0] for key in shown), "ms a text"], lines)
-
-
-def _with_interval(values: Sequence[float | None] | None) -> str:
-    if values is None or values[0] is None:
-        return "–"
-    mean, low, high = values[:3]
-    if low is None or high is None or math.isnan(low):
-        return cell(mean)
-    return f"{cell(mean)} [{cell(low)}, {cell(high)}]"
-
-
-def pairs_grid(config: Mapping[str, Any], name: str) -> Grid:
-    """Paired differences of a model."""
-    pairs = config["pairs"][name]
-    shown = [key for key in PROTOCOLS if key in pairs and key != SHUFFLED]
-    names = dict.fromkeys(pair for key in shown for pair in pairs[key])
-    lines = [(pair, [_with_interval(pairs[key].get(pair)) for key in shown]) for pair in names]
-    return Grid(f"{name}: differences on the same texts", [PROTOCOLS[key][0] for key in shown], lines)
-
-
-def report(outcome: Outcome) -> Report:
-    """The overview, and every model's methods and differences."""
-    config = outcome.config
-    grids = [overview(config)]
-    for name in config["cells"]:
-        grids += [row_grid(config, name), pairs_grid(config, name)]
-    return Report([grid for grid in grids if grid.rows], notes_of(outcome))
-
-
-def disagreements(config: Mapping[str, Any]) -> list[str]:
-    """How far protocols order methods alike: the rank correlation of each two, over methods and models."""
-    pairs: dict[tuple[str, str], list[float]] = {}
-    for cells in config["cells"].values():
-        ranks = ranks_of(cells)
-        keys = [key for key in PROTOCOLS if key in ranks and PROTOCOLS[key][1] != 0]
-        for place, one in enumerate(keys):
-            for other in keys[place + 1 :]:
-                both = [method for method in ranks[one] if method in ranks[other]]
-                values = [np.array([ranks[key][method] for method in both]) for key in (one, other)]
-                pairs.setdefault((one, other), []).append(float(spearman(values[0][None], values[1])[0]))
-    means = {pair: float(np.nanmean(values)) for pair, values in pairs.items() if not np.isnan(values).all()}
-    if not means:
-        return []
-    low, high = min(means, key=lambda pair: means[pair]), max(means, key=lambda pair: means[pair])
-
-    def told(pair: tuple[str, str]) -> str:
-        one, other = (PROTOCOLS[key][0].rstrip(" ↑↓") for key in pair)
-        return f"{one} and {other} ({cell(means[pair])})"
-
-    return [
-        f"Protocols do not agree alike on the order of methods. Rank correlation over methods, mean over "
-        f"models: most for {told(high)}, least for {told(low)}."
-    ]
-
-
-def notes_of(outcome: Outcome) -> list[str]:
-    """What a reader needs to know."""
-    config = outcome.config
-    notes = [
-        "Words are deleted and the text is tokenized again; always the class that is predicted from the "
-        "whole text. Comprehensiveness and sufficiency are means over 1, 5, 10, 20 and 50 % of the words. "
-        f"LeRF − MoRF is the mean distance of both curves at {POINTS} points. Normalised AOPC is 0 for the "
-        "worst and 1 for the best order, of texts up to 30 words. ρ is Spearman's: with absolute blank-out, "
-        "which is 1 for absolute blank-out itself; and with the same method's scores on a copy of the model "
-        "whose weights are shuffled, which should be near 0. Plausibility is average precision against "
-        "people's rationales: agreement with people, not with the model.",
-        "Subject first: the share of sentences in which the subject's noun has the highest score, of those "
-        "that the model gets right and whose answer flips when the subject's number alone is flipped, so "
-        "that this word is known to decide.",
-        "[ ] are 95 % intervals for other texts and, with several models, other seeds: the half-width is "
-        "√(a² + b²), a of Student's interval of the models' means and b of the texts' means. All methods of "
-        "a column are compared on the same texts, those for which each has a value; “skipped” are the "
-        "others. A method that has a value for fewer than half of the texts is in no comparison of its "
-        "column. The best order is on those of these texts that have up to 30 words, and is the best for "
-        "the normalised AOPC alone.",
-        "Ranks are of means, without intervals: neighbours often do not differ. A method has ranks of the "
-        "models that it applies to, “models” of them, so that methods with other numbers of models had other "
-        "rivals. “all” is the mean over protocols without that of shuffled weights. Controls have no rank.",
-        "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
-        "that read maps it includes the trace.",
-        *disagreements(config),
-    ]
-    if config["quick"]:
-        notes.append(
-            "A trial on a few short texts of generated data, with one model of each form: it shows that "
-            "everything runs, and its intervals show how little it says."
-        )
-    reasons: dict[str, dict[str, list[str]]] = {}
-    for name, refused in config["refused"].items():
-        for method, reason in refused.items():
-            reasons.setdefault(reason, {}).setdefault(name, []).append(title_of(method))
-    for reason, by_row in reasons.items():
-        told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in by_row.items())
-        notes.append(f"–, not applicable, and in no comparison: {told} ({reason}).")
-    return notes
-
-
-def draw(outcome: Outcome, path: Path) -> None:
-    """Methods by mean rank against protocols, a row of panels for each data set, a colour for each form."""
-    need("matplotlib", "view")
-    from matplotlib.figure import Figure
-
-    config = outcome.config
-    methods = [*order_of(config), *CONTROLS]
-    by_data: dict[str, list[str]] = {}
-    for name in config["cells"]:
-        by_data.setdefault(name.removesuffix(f" {config['rows'][name]['form']}"), []).append(name)
-    shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
-    size = (3.0 + 1.9 * len(shown), 0.8 + 0.2 * len(methods) * len(by_data))
-    figure: Any = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(by_data), len(shown), squeeze=False, sharey=True)
-    for panels, (data, names) in zip(axes, by_data.items(), strict=True):
-        for axis, key in zip(panels, shown, strict=True):
-            for place, name in enumerate(names):
-                found = config["cells"][name].get(key, {})
-                for height, method in enumerate(methods):
-                    if method not in found:
-                        continue
-                    mean, low, high = (math.nan if value is None else value for value in found[method][:3])
-                    y = height + 0.25 * (place - (len(names) - 1) / 2)
-                    axis.plot([low, high], [y, y], color=f"C{place}", linewidth=1)
-                    axis.plot([mean], [y], "o", color=f"C{place}", markersize=2.5)
-            if any(key in config["cells"][name] for name in names):
-                if panels is axes[0] or not axis.get_title():
-                    axis.set_title(PROTOCOLS[key][0], fontsize=8)
-                axis.grid(axis="y", linewidth=0.3)
-                axis.tick_params(labelsize=7)
-            else:
-                axis.set_axis_off()
-        panels[0].set_ylabel(data, fontsize=9)
-        for place, name in enumerate(names):
-            panels[0].plot([], [], color=f"C{place}", label=config["rows"][name]["form"])
-        panels[0].legend(fontsize=6, loc="best")
-    first = axes[0][0]
-    first.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=7)
-    first.set_ylim(len(methods) - 0.5, -0.5)
-    save_figure(figure, path)
-
-
 FAITHFULNESS = Recipe(
     name="faithfulness",
     title="Which explanation to believe",
@@ -860,6 +773,9 @@ FAITHFULNESS = Recipe(
     options={
         "quick": Option("a trial of a few minutes on a CPU: the demo's networks, a few short texts", False),
         "rows": Option("models to judge, separated by commas; by default all that can be", moves=False),
+        "examples": Option("texts of each model, instead of 300 (100 movie reviews)", least=2),
+        "steps": Option("updates of each training, instead of the usual numbers", least=1),
+        "lime-samples": Option(f"texts that LIME asks about, for each text; {SAMPLES} by default", least=10),
         "language-model": Option("a causal language model, a folder or a name on the hub", moves=False),
         "workers": WORKERS,
     },

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from overt.data.agreement import VOCABULARY, Sentence, encode
-from overt.data.batching import pad_batch
+from overt.data.batching import batches, pad_batch
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.models.folders import WEIGHTS, load_weights, save_weights
-from overt.recipes._training import train_classifier
+from overt.recipes._training import times, train_classifier
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +95,14 @@ def train_grammar(
     )
     save_weights(model, folder)
     return model.eval()
+
+
+def update_seconds(model: Any, train: Sequence[Sentence], device: torch.device) -> float:
+    """Seconds of an update of the demo's network, the fastest of as many as there are batches but one."""
+    ready = [pad_batch(items, encode) for items in batches(train, BATCH, 0)]
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+    spent = times(model.to(device).train(), optimizer, ready.__getitem__, device, len(ready) - 1)
+    return min(spent) / 1000
 
 
 class VerbNumber(nn.Module):

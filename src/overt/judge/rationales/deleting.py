@@ -283,15 +283,26 @@ def normalised_aopc(
         ties: as for `ranked`.
         seed: of random ties.
     """
+    sets = one_by_one(scores, ties, seed)
+    scale = attainable(sets.shape[1], predict) if scale is None else scale
+    return None if scale is None else normalised_from(asked(predict, sets), scale)
+
+
+def one_by_one(scores: ArrayLike, ties: Ties = "random", seed: int = 0) -> Kept:
+    """Sets of kept words, (2 · words + 1, words), from all to none as words are deleted one by one.
+
+    First all; then without the highest scores, one more at a time; then the same from the lowest on.
+    """
     order = ranked(scores, ties, seed)
-    words = len(order)
-    scale = attainable(words, predict) if scale is None else scale
-    if scale is None:
-        return None
-    counts = list(range(1, words + 1))
-    kept = _deleted(order, [0, *counts]), _deleted(order[::-1], counts)
-    found = asked(predict, np.concatenate(kept))
-    falls = found[0] - found[1 : words + 1].mean(), found[0] - found[words + 1 :].mean()
+    counts = list(range(1, len(order) + 1))
+    return np.concatenate([_deleted(order, [0, *counts]), _deleted(order[::-1], counts)])
+
+
+def normalised_from(probabilities: Floats, scale: Attainable) -> Normalised:
+    """The normalised measures from the probabilities of the sets of `one_by_one`."""
+    words = len(probabilities) // 2
+    full, highest, lowest = np.split(probabilities, (1, words + 1))
+    falls = float(full[0] - highest.mean()), float(full[0] - lowest.mean())
     low, high = min(scale.least, *falls), max(scale.greatest, *falls)  # beyond what a beam found
     if high - low < 1e-12:
         return Normalised(math.nan, math.nan, scale.exact)

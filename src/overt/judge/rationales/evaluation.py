@@ -22,13 +22,15 @@ from overt.judge.intervals import Interval, interval_over
 from overt.judge.rationales.deleting import (
     SEARCHED,
     SHARES,
+    Attainable,
     Ties,
     aopc,
     chosen,
     curve_sets,
     curves_from,
     log_odds,
-    normalised_aopc,
+    normalised_from,
+    one_by_one,
     without_and_only,
 )
 from overt.judge.rationales.measures import (
@@ -43,6 +45,7 @@ from overt.judge.rationales.measures import (
     words_in,
 )
 from overt.judge.rationales.methods import (
+    ABSOLUTE,
     EXTRA,
     LIME,
     METHODS,
@@ -74,7 +77,7 @@ FAITHFUL = {
     "correlation": "ρ blank-out ↑",
 }
 LESS_IS_BETTER = ("sufficiency", "log_odds", "normalised_sufficiency")
-REFERENCE = "blankout-absolute"  # what "correlation" is with
+REFERENCE = ABSOLUTE  # what "correlation" is with
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +251,7 @@ def evaluate(
     dtype: torch.dtype | None = None,
     correlation: bool = False,
     progress: bool | Tell | None = None,
+    done: Callable[[str, Rationales | str], object] = lambda _method, _found: None,
 ) -> Evaluation:
     """Which words does a classifier go by, according to each method, and is that so?
 
@@ -283,6 +287,8 @@ def evaluate(
             model once for each token of all texts.
         progress: tell on standard error how far it is; by default on a terminal. A function is called with
             what is done, how many texts of it are, and how many there are.
+        done: called with each method's name and its `Rationales`, or why it does not apply, once they are
+            there, so that what an interrupted run has measured can be kept.
     """
     classifier = WordClassifier(model, tokenizer, dtype)
     if not len(texts):
@@ -341,9 +347,11 @@ def evaluate(
                 if values:
                     raise
                 refused[method] = str(error).split("\n", 1)[0]
+                done(method, refused[method])
                 continue
             seconds = None if method in given else float(np.median(scorer.seconds[method]))
             found[method] = replace(judge.judged(method, numbers, values, tell), seconds=seconds)
+            done(method, found[method])
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)
     performance = {} if labels is None else _performance(judge.full, labels)
@@ -519,18 +527,23 @@ class _Judge:
     ) -> dict[str, NDArray[np.float64]]:
         """Normalised measures; NaN for texts that are too long for them."""
         found = np.full((2, len(numbers)), np.nan)
+        places: list[int] = []
+        scales: list[Attainable] = []
+        asked: list[tuple[Text, NDArray[np.bool_]]] = []
         for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
             text = self.read[number]
             scale = self.scorer.attainable(text)
             if scale is not None:
-                predict = self._predict(text, int(self.full[number].argmax()))
-                normalised = normalised_aopc(scores, predict, scale, self.ties, self.seed + number)
-                assert normalised is not None
-                found[:, place] = normalised[:2]
+                places.append(place)
+                scales.append(scale)
+                asked.append((text, one_by_one(scores, self.ties, self.seed + number)))
+        for start in range(0, len(asked), several := max(1, SETS // (2 * SEARCHED + 1))):
+            group = slice(start, start + several)
+            answers = self.scorer.ask(asked[group])
+            for place, scale, answer in zip(places[group], scales[group], answers, strict=True):
+                label = int(self.full[numbers[place]].argmax())
+                found[:, place] = normalised_from(answer[:, label], scale)[:2]
         return {"normalised_comprehensiveness": found[0], "normalised_sufficiency": found[1]}
-
-    def _predict(self, text: Text, label: int) -> Callable[[Any], NDArray[np.float64]]:
-        return lambda kept: self.scorer.probabilities(text, kept)[:, label]
 
     def _correlation(
         self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell

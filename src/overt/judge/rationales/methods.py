@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 EXTRA = "rationales"
 POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
+BLANKOUT, ABSOLUTE = "blankout", "blankout-absolute"
 ORACLE = "oracle"
 CONTROLS = (RANDOM, ORACLE)
 ATTENTION = "attention"  # the mixing of a method that names none
@@ -58,7 +59,7 @@ METHODS = (
     "gradients",
     "gradient-input",
     "integrated",
-    "blankout",
+    BLANKOUT,
     LIME,
     RANDOM,
 )
@@ -68,8 +69,8 @@ TITLES = {
     "gradients": "gradient norm",
     "gradient-input": "gradient × input",
     "integrated": "integrated gradients",
-    "blankout": "blank-out",
-    "blankout-absolute": "blank-out, absolute",
+    BLANKOUT: "blank-out",
+    ABSOLUTE: "blank-out, absolute",
     LIME: "LIME",
     ORACLE: "best order",
 }
@@ -106,12 +107,15 @@ class Scorer:
         self.seconds: dict[str, list[float]] = {}  # of each text that a method has scored
         self._every: dict[Text, NDArray[np.float64]] = {}  # of all sets of words of a short text
         self._kept: dict[tuple[Text, str], tuple[NDArray[np.float64] | ValueError, float]] = {}
+        self._blanked: dict[Text, tuple[Tensor, float]] = {}  # effects of tokens, and the seconds they took
 
     def scores(self, method: str, text: Text) -> NDArray[np.float64]:
         """A number for each word; ValueError where a method does not apply to the model."""
         begun = time.perf_counter()
-        if method in _over_maps() or method == ZEROING:
+        if method in over_maps() or method == ZEROING:
             found, seconds = self._shared(method, text)
+        elif method in (BLANKOUT, ABSOLUTE):
+            found, seconds = self._blankout(method, text)
         else:
             found = self._function(method)(text)
             seconds = time.perf_counter() - begun
@@ -133,7 +137,20 @@ class Scorer:
             return own[method]
         _check.one_of("methods", method, known_methods())
         known, options = _running()[method]
-        return lambda text: self._run(text, known, options)
+        return lambda text: _by_word(self._run(text, known, options), self.classifier.code(text), text)
+
+    def _blankout(self, method: str, text: Text) -> tuple[NDArray[np.float64], float]:
+        """Scores by blank-out or its absolute values, and the seconds that they took alone.
+
+        Both are read from the same passes of the model, which are as many as the text has tokens.
+        """
+        if text not in self._blanked:
+            begun = time.perf_counter()
+            effects = self._run(text, *_running()[BLANKOUT])
+            self._blanked[text] = effects, time.perf_counter() - begun
+        effects, seconds = self._blanked[text]
+        effects = effects.abs() if method == ABSOLUTE else effects
+        return _by_word(effects, self.classifier.code(text), text), seconds
 
     def _shared(self, method: str, text: Text) -> tuple[NDArray[np.float64] | ValueError, float]:
         """Scores by a method that reads maps, or why there are none, and the seconds that they took alone.
@@ -141,7 +158,7 @@ class Scorer:
         Other methods over the same maps are read from the same trace, and kept until they are asked for.
         """
         if (text, method) not in self._kept:
-            known = {**_over_maps(), ZEROING: ("rollout", ZEROING)}
+            known = {**over_maps(), ZEROING: ("rollout", ZEROING)}
             mixing = known[method][1]
             names = [method, *(name for name in self.methods if name in known and name != method)]
             names = [name for name in names if known[name][1] == mixing]
@@ -206,8 +223,8 @@ class Scorer:
 
         return read
 
-    def _run(self, text: Text, method: Method, options: Mapping[str, Any]) -> NDArray[np.float64]:
-        """A method that runs the model."""
+    def _run(self, text: Text, method: Method, options: Mapping[str, Any]) -> Tensor:
+        """A number for each token, (tokens,), by a method that runs the model."""
         classifier = self.classifier
         coded = classifier.code(text)
         arguments = classifier.batch([coded.arguments])
@@ -221,7 +238,7 @@ class Scorer:
         else:
             subject = Subject(classifier.model, inputs, mask, 0, "encoder", None)
             values = read_subject(method, subject, None, options)
-        return _by_word(values.flatten(), coded, text)
+        return values.flatten()
 
     def _lime(self, text: Text) -> NDArray[np.float64]:
         """LIME (Ribeiro et al. 2016) over positions, by its authors' package; negative weights become 0.
@@ -337,7 +354,7 @@ def _running() -> dict[str, tuple[Method, Mapping[str, Any]]]:
     return found
 
 
-def _over_maps() -> dict[str, tuple[str, str]]:
+def over_maps() -> dict[str, tuple[str, str]]:
     """Name → a method that reads maps, and the mixing that makes them."""
     return {
         method if mixing == ATTENTION else f"{method}/{mixing}": (method, mixing)
@@ -348,20 +365,20 @@ def _over_maps() -> dict[str, tuple[str, str]]:
 
 def every_method() -> tuple[str, ...]:
     """Names of all ways to explain, each order of words once, and at the end the controls."""
-    maps = [name for name in _over_maps() if name not in SAME]
+    maps = [name for name in over_maps() if name not in SAME]
     return (POOLING, *maps, ZEROING, *_running(), LIME, *CONTROLS)
 
 
 def known_methods() -> tuple[str, ...]:
     """Names of all methods that score words."""
-    return tuple(dict.fromkeys([*METHODS, *_over_maps(), *_running(), ORACLE]))
+    return tuple(dict.fromkeys([*METHODS, *over_maps(), *_running(), ORACLE]))
 
 
 def title_of(method: str) -> str:
     """A method's name in tables."""
     if method in TITLES:
         return TITLES[method]
-    reads, mixing = _over_maps().get(method, (method, ATTENTION))
+    reads, mixing = over_maps().get(method, (method, ATTENTION))
     if mixing == ATTENTION:
         return method
     title = mixing_of(mixing).titled(reads)

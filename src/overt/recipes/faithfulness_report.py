@@ -1,0 +1,403 @@
+"""The comparison of explanations: methods on the same texts, intervals, ranks, tables and the picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from overt._extras import need
+from overt.judge.correlation import spearman
+from overt.judge.intervals import Interval, interval_over
+from overt.judge.rationales.methods import CONTROLS, ORACLE, RANDOM, title_of
+from overt.recipes._figures import save_figure
+from overt.recipes._recipe import Grid, Outcome, Report, cell
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+POINTS = 6  # of curves
+GROUND, SHUFFLED, PLAUSIBLE = "ground_truth", "randomised", "average_precision"
+# Key → heading, and whether more (1) or less (−1) is better; 0 for what should be near 0.
+PROTOCOLS: dict[str, tuple[str, int]] = {
+    "comprehensiveness": ("comprehensiveness ↑", 1),
+    "sufficiency": ("sufficiency ↓", -1),
+    "between": ("LeRF − MoRF ↑", 1),
+    "normalised_comprehensiveness": ("normalised AOPC ↑", 1),
+    "correlation": ("ρ with blank-out ↑", 1),
+    SHUFFLED: ("ρ with shuffled weights → 0", 0),
+    PLAUSIBLE: ("plausibility (AP) ↑", 1),
+    GROUND: ("subject first ↑", 1),
+}
+# Is a gain that of the method or of the maps that it reads?
+PAIRS = (
+    ("rollout", "raw"),
+    ("flow", "rollout"),
+    ("rollout/gradient", "rollout"),
+    ("flow/gradient", "flow"),
+    ("flow/gradient", "rollout/gradient"),
+    ("rollout/relevance", "rollout/gradient"),
+    ("rollout/alti", "rollout"),
+    ("rollout/alti", "rollout/norm"),
+    ("rollout/alti", "value-zeroing"),
+    ("integrated", "gradient-input"),
+    ("rollout", RANDOM),
+)
+
+
+# --- Compare ---
+
+
+def table_of(
+    found: Mapping[int, dict[str, Any]], protocol: str, methods: Sequence[str]
+) -> dict[str, NDArray[np.float64]]:
+    """Method → (seeds, texts) of the texts for which all of these methods have a value, NaN elsewhere."""
+    tables = {}
+    for method in methods:
+        table = np.full((len(found), max(numbers["texts"] for numbers in found.values())), np.nan)
+        for row, numbers in enumerate(found.values()):
+            of_method = numbers["methods"].get(method)
+            if of_method is not None and protocol in of_method["by_text"]:
+                values = [math.nan if value is None else value for value in of_method["by_text"][protocol]]
+                table[row, of_method["texts"]] = values
+        tables[method] = table
+    known = np.logical_and.reduce([~np.isnan(table) for table in tables.values()])
+    return {method: np.where(known, table, np.nan) for method, table in tables.items()}
+
+
+def compared(found: Mapping[int, dict[str, Any]], protocol: str) -> list[str]:
+    """Methods that a protocol compares: those that have a value for at least half as many texts as any."""
+    counts: dict[str, int] = {}
+    for numbers in found.values():
+        for method, each in numbers["methods"].items():
+            values = each["by_text"].get(protocol, ())
+            counts[method] = counts.get(method, 0) + sum(value is not None for value in values)
+    most = max(counts.values(), default=0)
+    return [method for method, count in counts.items() if count and count >= most / 2 and method != ORACLE]
+
+
+def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Protocol → method → mean, low, high, texts, skipped texts and seeds.
+
+    All methods are compared on the same texts; the best order on those of them that it has.
+    """
+    total = max(numbers["texts"] for numbers in found.values())
+    cells: dict[str, dict[str, list[float]]] = {}
+    for protocol in PROTOCOLS:
+        methods = compared(found, protocol)
+        if not methods:
+            continue
+        tables = table_of(found, protocol, methods)
+        if any(ORACLE in numbers["methods"] for numbers in found.values()) and protocol != SHUFFLED:
+            tables[ORACLE] = table_of(found, protocol, [*methods, ORACLE])[ORACLE]
+        intervals = {method: interval_over(table) for method, table in tables.items()}
+        cells[protocol] = {
+            method: [*each[:4], total - each.texts, each.seeds]
+            for method, each in intervals.items()
+            if each.texts
+        }
+    return cells
+
+
+def pairs_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Protocol → "one − other" → mean difference, low, high, texts and seeds, over the texts of both."""
+    pairs: dict[str, dict[str, list[float]]] = {}
+    for protocol in PROTOCOLS:
+        for one, other in PAIRS:
+            tables = table_of(found, protocol, [one, other])
+            each: Interval = interval_over(tables[one] - tables[other])
+            if each.texts:
+                pairs.setdefault(protocol, {})[f"{title_of(one)} − {title_of(other)}"] = list(each)
+    return pairs
+
+
+def means_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Protocol → method → mean over the same texts, of one model."""
+    return {
+        protocol: {method: values[0] for method, values in methods.items()}
+        for protocol, methods in cells_of({0: found}).items()
+    }
+
+
+def seconds_of(found: Mapping[int, dict[str, Any]]) -> dict[str, float]:
+    """Method → seconds of a text, the median over models."""
+    methods = dict.fromkeys(method for numbers in found.values() for method in numbers["methods"])
+    return {
+        method: float(np.median([numbers["methods"][method]["seconds"] for numbers in found.values()]))
+        for method in methods
+        if all(method in numbers["methods"] for numbers in found.values())
+    }
+
+
+def ranks_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    """Protocol → method → rank from 1, the best, on; equal means share a rank. Controls have none."""
+    from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
+
+    found = {}
+    for protocol, methods in cells.items():
+        sign = PROTOCOLS[protocol][1]
+        names = [method for method in methods if method not in CONTROLS]
+        means = np.array([methods[name][0] for name in names])
+        keys = np.abs(means) if sign == 0 else -sign * means
+        found[protocol] = dict(zip(names, rankdata(keys).tolist(), strict=True))
+    return found
+
+
+# --- Report ---
+
+
+def order_of(config: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
+    """Method → its mean rank over protocols, and by protocol over models; the best first.
+
+    Shuffled weights do not count: a method must not be deaf to them, but is no better for it.
+    """
+    ranks: dict[str, dict[str, list[float]]] = {}
+    for cells in config["cells"].values():
+        for protocol, methods in ranks_of(cells).items():
+            for method, rank in methods.items():
+                ranks.setdefault(method, {}).setdefault(protocol, []).append(rank)
+    found = {}
+    for method, by_protocol in ranks.items():
+        means = {protocol: float(np.mean(values)) for protocol, values in by_protocol.items()}
+        counted = [mean for protocol, mean in means.items() if PROTOCOLS[protocol][1] != 0]
+        found[method] = (float(np.mean(counted)) if counted else math.nan, means)
+    return dict(sorted(found.items(), key=lambda item: (math.isnan(item[1][0]), item[1][0])))
+
+
+def overview(config: Mapping[str, Any]) -> Grid:
+    """Mean ranks by protocol, and what a method costs."""
+    order = order_of(config)
+    shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
+    lines = []
+    for method, (rank, means) in order.items():
+        seconds = [each[method] for each in config["seconds"].values() if method in each]
+        models = sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
+        cells = [cell(means.get(key), digits=1) for key in shown]
+        time = f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–"
+        lines.append((title_of(method), [cell(rank, digits=1), *cells, time, str(models)]))
+    headings = [PROTOCOLS[key][0].removesuffix(" ↑").removesuffix(" ↓") for key in shown]
+    title = "Rank of each method (1 is the best), mean over models, and its cost"
+    return Grid(title, ["all", *headings, "ms a text", "models"], lines)
+
+
+def row_grid(config: Mapping[str, Any], name: str) -> Grid:
+    """All methods and protocols of a model, with intervals."""
+    cells = config["cells"][name]
+    methods = [*order_of(config), *CONTROLS]
+    shown = [key for key in PROTOCOLS if key in cells]
+    counts = []
+    for key in shown:
+        first = cells[key].get(RANDOM) or next(iter(cells[key].values()))
+        counts.append(f"{first[3]:.0f} ({first[4]:.0f})")
+    lines = [("texts (skipped)", [*counts, ""])]
+    refused = config["refused"][name]
+    for method in methods:
+        if method in refused:
+            lines.append((title_of(method), ["–"] * (len(shown) + 1)))
+            continue
+        seconds = config["seconds"][name].get(method)
+        time = "–" if seconds is None else f"{1000 * seconds:,.0f}"
+        values = [_with_interval(cells[key].get(method)) for key in shown]
+        lines.append((title_of(method), [*values, time]))
+    row = config["rows"][name]
+    seeds = max(int(values[5]) for found in cells.values() for values in found.values())
+    title = f"{name}: {row['texts']} texts, {seeds} model{'s' if seeds > 1 else ''}"
+    return Grid(title, [*(PROTOCOLS[key][0] for key in shown), "ms a text"], lines)
+
+
+def _with_interval(values: Sequence[float | None] | None) -> str:
+    if values is None or values[0] is None:
+        return "–"
+    mean, low, high = values[:3]
+    if low is None or high is None or math.isnan(low):
+        return cell(mean)
+    return f"{cell(mean)} [{cell(low)}, {cell(high)}]"
+
+
+def pairs_grid(config: Mapping[str, Any], name: str) -> Grid:
+    """Paired differences of a model."""
+    pairs = config["pairs"][name]
+    shown = [key for key in PROTOCOLS if key in pairs and key != SHUFFLED]
+    names = dict.fromkeys(pair for key in shown for pair in pairs[key])
+    lines = [(pair, [_with_interval(pairs[key].get(pair)) for key in shown]) for pair in names]
+    return Grid(f"{name}: differences on the same texts", [PROTOCOLS[key][0] for key in shown], lines)
+
+
+def report(outcome: Outcome) -> Report:
+    """The overview, and every model's methods and differences."""
+    config = outcome.config
+    grids = [overview(config)]
+    for name in config["cells"]:
+        grids += [row_grid(config, name), pairs_grid(config, name)]
+    return Report([grid for grid in grids if grid.rows], notes_of(outcome))
+
+
+def disagreements(config: Mapping[str, Any]) -> list[str]:
+    """How far protocols order methods alike: the rank correlation of each two, over methods and models."""
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for cells in config["cells"].values():
+        ranks = ranks_of(cells)
+        keys = [key for key in PROTOCOLS if key in ranks and PROTOCOLS[key][1] != 0]
+        for place, one in enumerate(keys):
+            for other in keys[place + 1 :]:
+                both = [method for method in ranks[one] if method in ranks[other]]
+                values = [np.array([ranks[key][method] for method in both]) for key in (one, other)]
+                pairs.setdefault((one, other), []).append(float(spearman(values[0][None], values[1])[0]))
+    means = {pair: float(np.nanmean(values)) for pair, values in pairs.items() if not np.isnan(values).all()}
+    if not means:
+        return []
+    low, high = min(means, key=lambda pair: means[pair]), max(means, key=lambda pair: means[pair])
+
+    def told(pair: tuple[str, str]) -> str:
+        one, other = (PROTOCOLS[key][0].rstrip(" ↑↓") for key in pair)
+        return f"{one} and {other} ({cell(means[pair])})"
+
+    return [
+        f"Protocols do not agree alike on the order of methods. Rank correlation over methods, mean over "
+        f"models: most for {told(high)}, least for {told(low)}."
+    ]
+
+
+def notes_of(outcome: Outcome) -> list[str]:
+    """What a reader needs to know."""
+    config = outcome.config
+    notes = [
+        "Words are deleted and the text is tokenized again; always the class that is predicted from the "
+        "whole text. Comprehensiveness and sufficiency are means over 1, 5, 10, 20 and 50 % of the words. "
+        f"LeRF − MoRF is the mean distance of both curves at {POINTS} points. Normalised AOPC is 0 for the "
+        "worst and 1 for the best order, of texts up to 30 words. ρ is Spearman's: with absolute blank-out, "
+        "which is 1 for absolute blank-out itself; and with the same method's scores on a copy of the model "
+        "whose weights are shuffled, which should be near 0. Plausibility is average precision against "
+        "people's rationales: agreement with people, not with the model.",
+        "Subject first: the share of sentences in which the subject's noun has the highest score, of those "
+        "that the model gets right and whose answer flips when the subject's number alone is flipped, so "
+        "that this word is known to decide.",
+        "[ ] are 95 % intervals for other texts and, with several models, other seeds: the half-width is "
+        "√(a² + b²), a of Student's interval of the models' means and b of the texts' means. All methods of "
+        "a column are compared on the same texts, those for which each has a value; “skipped” are the "
+        "others. A method that has a value for fewer than half of the texts is in no comparison of its "
+        "column. The best order is on those of these texts that have up to 30 words, and is the best for "
+        "the normalised AOPC alone.",
+        "Ranks are of means, without intervals: neighbours often do not differ. A method has ranks of the "
+        "models that it applies to, “models” of them, so that methods with other numbers of models had other "
+        "rivals. “all” is the mean over protocols without that of shuffled weights. Controls have no rank.",
+        "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
+        "that read maps it includes the trace.",
+        "The picture: in the first row a point is a method's mean rank, and its line goes from its best to "
+        "its worst rank over models. Below, points are means and lines their intervals, by the form of "
+        "attention; dotted lines are scores at random, dashed ones the best order. Right is better, except "
+        "for shuffled weights, where 0 is.",
+        *disagreements(config),
+    ]
+    if config["half_difference"]:
+        moved = max(config["half_difference"].values())
+        notes.append(
+            "On a GPU, the encoder reads reviews with deleted or blanked-out words with float16 products: "
+            f"probabilities from whole reviews differ by at most {moved:.1g} from those in float32. Maps and "
+            "gradients of reviews are read with TF32 products."
+        )
+    if config["quick"]:
+        notes.append(
+            "A trial on a few short texts of generated data, with one model of each form: it shows that "
+            "everything runs, and its intervals show how little it says."
+        )
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for name, refused in config["refused"].items():
+        for method, reason in refused.items():
+            reasons.setdefault(reason, {}).setdefault(name, []).append(title_of(method))
+    for reason, by_row in reasons.items():
+        told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in by_row.items())
+        notes.append(f"–, not applicable, and in no comparison: {told} ({reason}).")
+    return notes
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """Methods, the best mean rank first, by protocol: ranks over all models, then values of each data set.
+
+    In the first row of panels a point is a method's mean rank, and its line goes from its best to its worst
+    rank over models. Below, a point is a mean, and its line the 95 % interval; dotted lines are scores at
+    random, dashed ones the best order of deletion. Right is better in every panel, except for shuffled
+    weights, where 0 is.
+    """
+    need("matplotlib", "view")
+    from matplotlib.figure import Figure
+
+    config = outcome.config
+    methods = list(order_of(config))
+    by_data: dict[str, list[str]] = {}
+    for name in config["cells"]:
+        by_data.setdefault(name.removesuffix(f" {config['rows'][name]['form']}"), []).append(name)
+    shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
+    rows = len(by_data) + 1
+    figure: Any = Figure(figsize=(2.0 + 1.6 * len(shown), rows * (0.55 + 0.155 * len(methods))))
+    figure.set_layout_engine("constrained", hspace=0.03)
+    axes = figure.subplots(rows, len(shown), squeeze=False, sharey=True)
+    for axis, key in zip(axes[0], shown, strict=True):
+        axis.set_title(PROTOCOLS[key][0].rstrip(" ↑↓"), fontsize=8)
+        draw_ranks(axis, config, key, methods)
+    axes[0][0].set_ylabel("rank, mean\nand range over models", fontsize=8)
+    for panels, (data, names) in zip(axes[1:], by_data.items(), strict=True):
+        for axis, key in zip(panels, shown, strict=True):
+            if not any(key in config["cells"][name] for name in names):
+                axis.set_axis_off()
+                continue
+            for place, name in enumerate(names):
+                draw_values(axis, config, name, key, methods, place, len(names))
+            if PROTOCOLS[key][1] < 0:
+                axis.invert_xaxis()
+            elif PROTOCOLS[key][1] == 0:
+                axis.axvline(0, color="black", linewidth=0.6)
+        panels[0].set_ylabel(data, fontsize=8)
+        if len(names) > 1:
+            panels[0].legend(fontsize=6, loc="lower right", handlelength=1)
+    for axis in axes.flat:
+        axis.grid(axis="y", linewidth=0.3)
+        axis.set_axisbelow(True)
+        axis.tick_params(labelsize=6.5)
+        axis.tick_params(axis="y", length=0)
+    axes[0][0].set_yticks(range(len(methods)), [title_of(method) for method in methods])
+    axes[0][0].set_ylim(len(methods) - 0.4, -0.6)
+    save_figure(figure, path)
+
+
+def draw_ranks(axis: Any, config: Mapping[str, Any], key: str, methods: Sequence[str]) -> None:
+    """A method's mean rank over models, with its best and worst."""
+    found = [ranks_of(cells)[key] for cells in config["cells"].values() if key in cells]
+    ranks = {method: [each[method] for each in found if method in each] for method in methods}
+    known = [height for height, method in enumerate(methods) if ranks[method]]
+    means = [float(np.mean(ranks[methods[height]])) for height in known]
+    least, most = ([float(edge(ranks[methods[height]])) for height in known] for edge in (min, max))
+    axis.hlines(known, least, most, color="0.6", linewidth=1)
+    axis.plot(means, known, "o", color="black", markersize=2.5)
+    axis.invert_xaxis()
+
+
+def draw_values(
+    axis: Any,
+    config: Mapping[str, Any],
+    name: str,
+    key: str,
+    methods: Sequence[str],
+    place: int,
+    of: int,
+) -> None:
+    """Means and intervals of a model's methods, a little above or below those of the others beside it."""
+    found = config["cells"][name].get(key, {})
+    known = [(height, found[method][:3]) for height, method in enumerate(methods) if method in found]
+    colour = f"C{place}"
+    heights = [height + 0.24 * (place - (of - 1) / 2) for height, _ in known]
+    whole = [
+        (height, values[1], values[2])
+        for height, (_, values) in zip(heights, known, strict=True)
+        if None not in values and not math.isnan(values[1])
+    ]
+    if whole:
+        axis.hlines(*zip(*whole, strict=True), color=colour, linewidth=0.8)
+    means = [values[0] for _, values in known]
+    axis.plot(means, heights, "o", color=colour, markersize=2, label=config["rows"][name]["form"])
+    for control, style in ((RANDOM, ":"), (ORACLE, "--")):
+        if control in found:
+            axis.axvline(found[control][0], color=colour, linewidth=0.6, linestyle=style)
