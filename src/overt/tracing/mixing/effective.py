@@ -45,7 +45,10 @@ def effective_map(call: CapturedAttention) -> Tensor:
             columns = seen.nonzero().flatten()
             if len(columns) == 0:
                 continue
-            space = _column_space(vectors[example][:, columns])  # (head, key, rank or more)
+            # On the CPU: a GPU takes far longer for decompositions as small and as many as these.
+            space = _column_space(vectors[example][:, columns].cpu()).to(
+                weights.device
+            )  # (head, key, ≥ rank)
             part = weights[example][:, rows][:, :, columns]
             part = (part @ space) @ space.mT
             out[example, :, rows.unsqueeze(1), columns] = part
