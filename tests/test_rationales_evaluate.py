@@ -142,6 +142,31 @@ def test_every_method_scores_every_word_of_texts_longer_than_the_encoder(
         assert "Evolving reads the layer below it" in found.refused["value-zeroing"]
 
 
+def test_weights_that_the_class_does_not_depend_on_have_no_gradient_to_show(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    model = few([], tmp_path)
+    names = ["raw/gradient", "rollout/gradient", "rollout/relevance"]
+    found = evaluate(model, tokenizer, [LONG], methods=[*names, "rollout"], points=2)
+    assert list(found.methods) == ["rollout"]
+    assert {found.refused[name] for name in names} == {
+        "RationaleClassifier classifies by its words' states, not by the first token's, whose weights have "
+        "no gradient in the last layer"
+    }
+    # It is so: what the last layer makes of a window's first token can be anything.
+    classifier = WordClassifier(model, tokenizer)
+    coded = classifier.batch([classifier.code(classifier.read(LONG)).arguments])
+    with torch.no_grad():
+        before = model(**coded).logits
+        last = model.encoder.encoder.layer[-1]
+        hook = last.register_forward_hook(
+            lambda _layer, _given, out: out.index_fill(1, torch.tensor([0]), 9.0)
+        )
+        after = model(**coded).logits
+        hook.remove()
+    torch.testing.assert_close(after, before, atol=0.0, rtol=0.0)
+
+
 def test_gradients_through_windows_are_those_of_small_steps(tmp_path: Path, tokenizer: Any) -> None:
     from overt.judge.rationales.methods import Scorer
 

@@ -206,6 +206,11 @@ class Scorer:
         model: Any = classifier.model
         arguments = classifier.batch([coded.arguments])
         if classifier.windowed:
+            if mixing_of(mixing).gradients:
+                raise ValueError(
+                    f"{type(model).__name__} classifies by its words' states, not by the first token's, "
+                    "whose weights have no gradient in the last layer"
+                )
             length = min(len(coded.places), model.config.window)
             arguments = {name: value.view(-1, length) for name, value in arguments.items() if name != "words"}
             model = model.encoder
