@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from overt.cli.judge import Shown, classes_of, duration, expected, read_given, t
 from overt.judge.rationales import evaluate
 from overt.judge.rationales.randomising import after_shuffling, shuffled
 from overt.judge.rationales.ranking import leading, ordered
+from overt.judge.rationales.words import WordClassifier
 from small_corpora import small_classifier
 from small_judged import DECIDE, judged_classifier, texts_of
 from small_text import small_bert
@@ -178,6 +180,14 @@ def test_bad_files_are_named(model: str, tmp_path: Path) -> None:
     (tmp_path / "short.jsonl").write_text('{"text": "good film", "m": [1]}\n')
     with_model = ["--model", model]
     assert "labels has 3 labels, and" in refusal(texts, *with_model, "--labels", tmp_path / "labels")
+    (tmp_path / "alike").write_text("1\npositive\n")
+    line = refusal(texts, *with_model, "--labels", tmp_path / "alike")
+    assert line.startswith("--labels: all 2 texts have one class, positive, and accuracy says nothing")
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"text": "good film", "q": "plot " * 60}))
+    line = refusal(tmp_path / "asked.jsonl", *with_model, "--queries", "q")
+    assert line.endswith(
+        "the 48 tokens that the model takes have no room for its first word beside its query"
+    )
     assert "neither a file nor one of the columns text" in refusal(texts, *with_model, "--labels", "no")
     assert refusal(tmp_path / "gap.txt", *with_model).endswith("text 2 has no words")
     assert refusal(tmp_path / "empty.txt", *with_model).endswith("has no texts")
@@ -218,6 +228,15 @@ def test_models_that_classify_nothing_are_named(model: str, tmp_path: Path) -> N
     BertForSequenceClassification(BertConfig(num_labels=1, **sizes)).save_pretrained(tmp_path / "one")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "one")
     assert "has one class only" in refusal(texts, "--model", tmp_path / "one")
+
+
+def test_a_word_that_is_longer_than_the_model_takes_is_named(opened: tuple[Any, Any]) -> None:
+    model, tokenizer = copy.deepcopy(opened)
+    tokenizer.model_max_length = 2  # as many as stand around a text
+    with pytest.raises(
+        ValueError, match="text 7: the 2 tokens that the model takes have no room for its firs"
+    ):
+        WordClassifier(model, tokenizer).read("good film", name="7")
 
 
 @pytest.mark.slow

@@ -140,7 +140,11 @@ class WordClassifier:
             rest -= sum(map(len, asked))
             fits = int((np.cumsum([len(each) for each in pieces]) <= rest).sum())
             if fits == 0:
-                raise ValueError(f"text {name}: its query leaves no room for words in {limit} tokens")
+                beside = " beside its query" if asked else ""
+                raise ValueError(
+                    f"text {name}: the {limit} tokens that the model takes have no room for its first word"
+                    f"{beside}"
+                )
             return Text(name, listed[:fits], pieces[:fits], asked, len(listed) - fits)
         return Text(name, listed, pieces, asked)
 

@@ -31,7 +31,8 @@ def effective_map(call: CapturedAttention) -> Tensor:
     Effective attention (Brunner et al. 2020): weights without their part in the left null space of W_O W_V x,
     which changes no output. A query's null space is that of the keys it may see. Entries may be negative.
     """
-    weights, vectors = call.weights.double(), narrow(call)
+    # Decompositions are on the CPU: each is small, and there may be one for each query.
+    weights, vectors = call.weights.double(), narrow(call).cpu()
     batch, _, queries, keys = weights.shape
     visible = call.visible
     if visible is None:
@@ -45,10 +46,8 @@ def effective_map(call: CapturedAttention) -> Tensor:
             columns = seen.nonzero().flatten()
             if len(columns) == 0:
                 continue
-            # On the CPU: a GPU takes far longer for decompositions as small and as many as these.
-            space = _column_space(vectors[example][:, columns].cpu()).to(
-                weights.device
-            )  # (head, key, ≥ rank)
+            space = _column_space(vectors[example][:, columns.cpu()])  # (head, key, rank or more)
+            space = space.to(weights.device)
             part = weights[example][:, rows][:, :, columns]
             part = (part @ space) @ space.mT
             out[example, :, rows.unsqueeze(1), columns] = part
