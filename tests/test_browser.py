@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from overt.tracing.result import Trace
+from overt.view.index import picture_link
 from overt.view.pages import Page, caption_page, node_page, page
 from selection import covering
 from traces import WORDS, caption, evolving, image, made, neighbourhood, pair, recurrent, rows_of, sampled
@@ -48,6 +49,27 @@ KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
     "caption": (lambda: caption_page([caption()]), {"caption"}, ["a", "dog"]),
     "nodes": (lambda: node_page(neighbourhood(), [0, 3], names=NODES), {"nodes"}, NODES),
 }
+
+
+def seeing() -> Page:
+    """Words that were generated after two pictures, the first of which is there itself."""
+    start, stop = len(WORDS) * 29, len(WORDS) * 30
+    written = torch.arange(stop).unsqueeze(0) >= start
+    shown = page(rows_of(WORDS * 30, queries=list(range(start - 1, stop - 1)), generated=written))
+    tiles = [{"start": 4, "rows": 4, "columns": 6, "box": [0.25, 0, 0.75, 1]}]
+    more = [{"start": 40, "rows": 3, "columns": 3, "box": [0, -0.5, 1, 1.5]}]
+    shades = torch.arange(12 * 24 * 3).view(12, 24, 3) % 256
+    shown.index["traces"][0]["pictures"] = {
+        "photos": [{"link": picture_link(shades)}],
+        "panels": [
+            {"name": "picture 1", "photo": 0, "size": [12, 24], "tiles": tiles},
+            {"name": "picture 2", "photo": None, "size": [3, 3], "tiles": more},
+        ],
+    }
+    return shown
+
+
+KINDS["pictures"] = (seeing, {"pictures", "text", "top", "strip"}, WORDS)
 
 INK = """(view) => {
   const canvas = document.querySelector(`.pane[data-view="${view}"] canvas.drawing`);

@@ -70,6 +70,14 @@ test("patches are drawn over their part of the picture, each with its own colour
   for (const token of [0, 5, 9, null]) assert.equal(patchWords({ panels: PANELS }, token), null);
 });
 
+test("the line below names pictures and patches, not tokens that say nothing", () => {
+  const seen = { method: "raw", layer: 0, query: 8, head: null, token: null };
+  const said = picturesView.describe({ trace: seeing(), seen });
+  assert.match(said, /of “dog” \(token 9, as it was written\): picture 1 80 %, picture 2 10 % of the row; most from picture 1, row 2, column 2 0\.800; /);
+  assert.match(said, /“a” \(token 8\) 0\.100$/);
+  assert.match(picturesView.describe({ trace: seeing(), seen: { ...seen, token: 7 } }), /^picture 2, row 1, column 2: 0\.100, 10 % of the row, number 2 of 10 · raw, layer 1 of 2/);
+});
+
 test("a picture that was padded is inside its panel", () => {
   assert.deepEqual(picturesBounds({ tiles: [{ box: [0, -0.25, 1, 1.25] }] }), [0, -0.25, 1, 1.25]);
   assert.deepEqual(picturesBounds(PANELS[0]), [0, 0, 1, 1]);

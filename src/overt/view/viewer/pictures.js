@@ -1,9 +1,9 @@
 // Pictures in the prompt of a language model: their patches by what a word draws on, over each picture, side by side.
 import { IMAGE_COVER, imageGrey, imageLoaded } from "./image.js";
 import { drawNote, drawScale, SCALE_HEIGHT, scaleFor } from "./parts.js";
-import { headWords, layerWords, passageDescribe, passageRow, passageWord, shareWords, spokenWords } from "./passage.js";
+import { headWords, layerWords, overLayers, passageRow, passageWord, ranking, rankWords, shareWords, spokenWords } from "./passage.js";
 import { fitted, textWidth } from "./surface.js";
-import { mostlyRightToLeft, weightWords } from "./words.js";
+import { mostlyRightToLeft, number, tokenPlace, weightWords } from "./words.js";
 
 const PICTURES_EDGE = 14;
 const PICTURES_GAP = 18;
@@ -147,12 +147,14 @@ export const picturesView = {
 
   describe({ trace, seen }) {
     const row = passageRow(trace, seen);
-    const said = passageDescribe({ trace, seen });
-    if (!row || !row.values || said === null) return null;
-    const place = patchWords(trace.about.pictures, seen.token);
-    if (place !== null) return `${place}: ${weightWords(row.values[seen.token])} · ${said}`;
-    const shares = trace.about.pictures.panels.map((panel) => `${panel.name} ${shareWords(picturesShare(row.values, [panel]))}`);
-    return row.values.some((one) => one < 0) ? said : `${shares.join(", ")} of the row · ${said}`;
+    if (!row || !row.values) return null;
+    const { pictures } = trace.about;
+    const named = (token) => patchWords(pictures, token) || `“${passageWord(trace.tokens[token])}” (${tokenPlace(trace, token)})`;
+    const what = `${trace.named(seen.method)}, ${layerWords(trace, seen)}${headWords(trace, seen)}, of ${spokenWords(trace, seen.query)}`;
+    if (seen.token !== null && seen.token !== undefined) return `${named(seen.token)}: ${rankWords(row.values, seen.token)} · ${what}`;
+    const most = Array.from(ranking(row.values).order.subarray(0, 3), (token) => `${named(token)} ${number(row.values[token])}`).join("; ");
+    const shares = pictures.panels.map((panel) => `${panel.name} ${shareWords(picturesShare(row.values, [panel]))}`);
+    return `${what}: ${row.values.some((one) => one < 0) ? "" : `${shares.join(", ")} of the row; `}most from ${most}`;
   },
 };
 
@@ -177,7 +179,7 @@ function picturesDrawLayers({ surface, trace, seen, theme, layout, values }, pan
   surface.text(fitted("share of the row on pictures, by layer", layout.room, 11), left, layout.bars - 8, { size: 11, fill: theme.soft });
   surface.rect(left, layout.bars, wide * trace.layers, PICTURES_BARS, { fill: theme.raised });
   if (values && values.some((one) => one < 0)) return;
-  const one = layerWords(trace, seen).startsWith("mean") ? null : seen.layer;
+  const one = overLayers(seen) ? null : seen.layer;
   for (let layer = 0; layer < trace.layers; layer++) {
     const row = passageRow(trace, seen, layer);
     const share = row && row.values ? picturesShare(row.values, panels) : NaN;
