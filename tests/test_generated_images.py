@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import overt
 from overt.cli.shared import app
-from overt.tracing.images import ImageTokens
+from overt.tracing.images import ImageTokens, language_stack
 from writing import SIZES, byte_tokenizer
 
 SIGN = 299
@@ -216,6 +216,8 @@ def test_a_page_has_the_patches_of_each_picture_over_it(name: str, tmp_path: Pat
     assert [panel["photo"] for panel in bare] == [None, None]
     assert [panel["size"] for panel in bare] == [[rows, columns]] * 2
     assert [panel["tiles"] for panel in bare] == [panel["tiles"] for panel in panels]
+    given_text = overt.trace(model, given, stack=language_stack(model))
+    assert panels_of(given_text, pictures) == panels, "also on the page of maps of what was not generated"
 
 
 def fitted(picture: Image.Image, how: str) -> np.ndarray[Any, Any]:

@@ -127,8 +127,8 @@ def mark_patches(entry: dict[str, Any], tiles: Sequence[dict[str, Any]]) -> None
 
 def _examples(trace: Trace, required: bool) -> Iterator[_Example | dict[str, Any]]:
     try:
-        if trace.subject is None and not required:
-            raise ValueError  # a file has no pixels, and no ids
+        if not required and (trace.subject is None or trace.kind != "causal"):
+            raise ValueError  # a file has no pixels and no ids, and other models no text around pictures
         found = trace.images()
     except ValueError as error:
         if required:
