@@ -15,7 +15,6 @@ from overt import _check
 from overt.tracing.capture import FUSED, CapturedAttention
 from overt.tracing.collect import Collector, Stack, is_at
 from overt.tracing.inputs import Inputs, picture_of
-from overt.tracing.origins import tensors
 from overt.tracing.result import PosteriorDraw, Trace, TraceKind, main_queries
 from overt.tracing.subject import Output, Subject
 
@@ -240,6 +239,8 @@ def _check_missed(model: nn.Module, inputs: Inputs, collector: Collector, groups
         )
     if not groups.cross or groups.encoder or not hasattr(getattr(model, "config", None), "model_type"):
         return
+    from overt.tracing.origins import tensors  # on first use
+
     batch, _, _, keys = collector.shapes[groups.cross[0]]
     given = [tensor.shape[:2] for tensor in tensors(inputs.arguments) if tensor.dim() == 3]
     if (batch, keys) not in given:
