@@ -135,6 +135,10 @@ def test_families_that_attach_refuses_can_be_traced_by_their_own_attention() -> 
     assert traced.kind == "causal"
     assert bool((sums < 0.999).any()), "sinks take a part of each row"
     torch.testing.assert_close(traced.rollout().sum(dim=-1), torch.ones(3, 3, 9, dtype=torch.float64))
+    # As in any other model, rows are normalised before the residual is added.
+    assert not traced.sums_to_one
+    share = traced.maps[0].double() / sums.double().unsqueeze(-1)
+    torch.testing.assert_close(traced.rollout(layers=0)[:, 0], 0.5 * share + 0.5 * torch.eye(9).double())
 
 
 def test_what_cannot_be_traced_is_refused_by_name() -> None:

@@ -23,6 +23,16 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
+def sum_to_one(weights: Tensor) -> bool:
+    """Whether rows do, but for those of queries that see no key; with attention sinks they do not.
+
+    Args:
+        weights: (…, query, key).
+    """
+    sums = weights.detach().sum(dim=-1, dtype=torch.float64)
+    return bool(((sums - 1).abs() < tolerance(weights.dtype)).logical_or(~(sums > 0)).all())
+
+
 def check_same(mixed: Tensor, output: Tensor, weights: Tensor) -> None:
     """Refuse weights that do not give what the call returned, but for queries that see no key."""
     seeing = (weights.sum(dim=-1) > 0).reshape(output.shape[:-1])

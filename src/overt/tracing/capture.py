@@ -340,6 +340,10 @@ def _dispatch(
     if watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
+        if _why_eager(module, kwargs) is not None:
+            from overt.tracing.asking import sum_to_one
+
+            call.sums_to_one = sum_to_one(weights)
         if watch.values:
             output = output.contiguous()  # so that the caller's reshape is a view, which is recognised later
         _projected_later(watch, call, value, output)

@@ -39,6 +39,7 @@ from overt.tracing.asking import (
     mixed_rows,
     sight_of_torch_in_parts,
     some_rows,
+    sum_to_one,
     tolerance,
     unrepeated,
     without_blind,
@@ -1035,8 +1036,7 @@ class Recogniser(TorchFunctionMode):
             self._check_batch(whole.shape[0])
             if softmax.dropped:
                 raise Refusal(f"it drops out in evaluation, too (p={softmax.dropped:g})")
-            sums = whole.detach().double().sum(dim=-1)
-            call.sums_to_one = bool(((sums - 1).abs() < tolerance(whole.dtype)).logical_or(~(sums > 0)).all())
+            call.sums_to_one = sum_to_one(whole)
             if not call.sums_to_one and not (softmax.changed and softmax.last):
                 raise Refusal("its softmax is not over the keys whose values it is multiplied with")
             call.signed = bool((whole.detach() < 0).any())
