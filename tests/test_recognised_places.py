@@ -157,3 +157,58 @@ def test_these_runs_leave_the_model_and_random_numbers_alone() -> None:
     with torch.no_grad():
         model(IDS)
     assert torch.equal(torch.rand(1), after)
+
+
+class Cached(nn.Module):
+    """As in Llama's first code: keys and values go through a cache, which here holds nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.cache = [torch.zeros(4, HEADS, 64, WIDTH // HEADS) for _ in range(2)]
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        q, *new = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        for cache, states in zip(self.cache, new, strict=True):
+            cache[:batch, :, :tokens] = states
+        k, v = (cache[:batch, :, :tokens] for cache in self.cache)
+        mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+        self.weights = scores.softmax(dim=-1).detach()
+        y = F.scaled_dot_product_attention(q, k, v, mask)
+        return x + self.proj(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("memory", [2**30, 2000])
+def test_keys_and_values_may_be_written_into_a_cache(memory: int) -> None:
+    model = Model()
+    model.blocks = nn.ModuleList(Cached() for _ in range(3))
+    with torch.no_grad():
+        model(IDS)
+    maps = [block.weights.mean(dim=1) for block in model.blocks]
+    t = overt.trace(model, IDS, memory=memory)
+    assert (t.kind, t.paths) == ("causal", [f"blocks.{n}" for n in range(3)])
+    for layer, cells in enumerate(maps):
+        torch.testing.assert_close(
+            t.raw([19], layers=layer)[:, 0, 0].float(), cells[:, 19], atol=1e-6, rtol=0
+        )
+
+
+def test_weights_that_are_written_into_are_those_that_are_used() -> None:
+    class Written(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            weights = (q @ k.mT).softmax(dim=-1)
+            weights[..., 0] = 0.0
+            return x + self.proj(weights @ v)
+
+    model = Model()
+    model.blocks = nn.ModuleList([Written(as_it_is)])
+    t = overt.trace(model, IDS)
+    q, k, _ = model.blocks[0].qkv(model.words(IDS)).chunk(3, dim=-1)  # type: ignore[operator]
+    want = (q @ k.mT).softmax(dim=-1).detach()
+    want[..., 0] = 0.0
+    torch.testing.assert_close(t.maps[0], want)
+    assert not t.sums_to_one

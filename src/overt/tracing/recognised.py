@@ -424,7 +424,9 @@ class Recogniser(TorchFunctionMode):
         if name in MIXES:
             return self._maybe_mix(func, name, args, kwargs)
         result = func(*args, **kwargs)
-        if SOFTMAX.match(name):
+        if name == "__setitem__":
+            self._written(args[0], args[2])
+        elif SOFTMAX.match(name):
             self._start(args, kwargs, result)
         else:
             if ATTENDS.search(name) and isinstance(result, Tensor | tuple):
@@ -460,6 +462,16 @@ class Recogniser(TorchFunctionMode):
                 if softmax is not None and name in DROPOUTS and (dropped := dropped_by(args, kwargs)):
                     origin = replace(origin, softmax=replace(softmax, dropped=dropped))
                 self._note(out, origin)
+
+    def _written(self, into: Tensor, value: Any) -> None:
+        """Note what a tensor is made from once it was written into, as a cache of keys is."""
+        own = self._origin(into)
+        given = self._origin(value) if isinstance(value, Tensor) else UNKNOWN
+        if own is UNKNOWN and given is UNKNOWN:
+            return
+        softmax = None if own.softmax is None else replace(own.softmax, changed=True)
+        states, projected = own.states | given.states, own.projected | given.projected
+        self._note(into, replace(own, states=states, projected=projected, softmax=softmax))
 
     def _keep_constant(self, tensor: Tensor) -> None:
         key = id(tensor)
