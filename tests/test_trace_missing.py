@@ -11,7 +11,7 @@ from torch import Tensor
 import overt
 from long_traces import BYTES
 from zoo.inputs import batch_of, fitting
-from zoo.models import build
+from zoo.models import build, small_settings
 
 
 def made(kind: str) -> tuple[Any, dict[str, Any]]:
@@ -70,4 +70,20 @@ def test_a_model_whose_layers_share_one_attention_runs_it_several_times() -> Non
     t = overt.trace(model, inputs)
     assert len(t.maps) == model.config.num_hidden_layers > len(set(t.paths))
     for got, want in zip(t.maps, eager_maps(model, inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=0.0, atol=2e-6)
+
+
+def test_layers_that_have_the_values_of_an_earlier_one_are_named() -> None:
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    settings = {**small_settings(Gemma4TextConfig, "gemma4_text"), "num_hidden_layers": 4}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = Gemma4ForCausalLM(
+        Gemma4TextConfig(**{**settings, "layer_types": kinds, "num_kv_shared_layers": 1})
+    )
+    ids = torch.randint(3, 90, (2, 9))
+    message = r"^model\.layers\.3\.self_attn attends to the values of model\.layers\.1\.self_attn, as layers"
+    with pytest.warns(UserWarning, match=message):
+        t = overt.trace(model.eval(), ids)
+    for got, want in zip(t.maps, eager_maps(model, {"input_ids": ids}), strict=True):
         torch.testing.assert_close(got, want, rtol=0.0, atol=2e-6)

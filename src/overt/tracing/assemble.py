@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -437,6 +438,12 @@ def assemble(frame: Frame, collector: Collector) -> Trace:
     """A trace of the collected maps."""
     groups, calls, inputs = frame.groups, collector.calls, frame.inputs
     order = [*groups.maps, *groups.encoder, *groups.cross]
+    if borrowing := [path for n in order if (path := calls[n].path) in collector.borrowed]:
+        warnings.warn(
+            f"{borrowing[0]} attends to the values of {collector.borrowed[borrowing[0]]}, as layers that "
+            "share keys and values do: rollout and flow take them for values of the layer before",
+            stacklevel=4,
+        )
     return Trace(
         kind=groups.kind,
         maps=collector.group(groups.maps),

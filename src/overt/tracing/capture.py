@@ -167,6 +167,8 @@ class Watch:
     missed: dict[str, str] = field(default_factory=dict)  # path → class of attentions that cannot be watched
     repeated: set[str] = field(default_factory=set)  # paths of modules that attended twice in one call
     attended: set[int] = field(default_factory=set)  # ids of modules that have, since they were called
+    borrowed: dict[str, str] = field(default_factory=dict)  # path → path of the call whose values it has
+    values_seen: dict[int, tuple[weakref.ref[Tensor], str]] = field(default_factory=dict)  # by their id
 
     def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
@@ -178,6 +180,14 @@ class Watch:
         if self.budget is None or self.edit is not None:
             return False
         return self.budget.wants_states(shape, cell, why_maps, path)
+
+    def note_values(self, path: str, value: Tensor) -> None:
+        """Note a call that has the values of an earlier one, as layers that share keys and values do."""
+        ref, earlier = self.values_seen.get(id(value), (None, ""))
+        if ref is not None and ref() is value and earlier != path:
+            self.borrowed[path] = earlier
+        else:
+            self.values_seen[id(value)] = weakref.ref(value), path
 
     def say_replaced(self, by: str) -> None:
         """Warn, once, that a model's attention is not the one that it was loaded with."""
@@ -324,6 +334,8 @@ def _dispatch(
     if place is not None and id(module) in watch.attended:
         watch.repeated.add(place.path)
     watch.attended.add(id(module))
+    if place is not None and watch.edit is None:
+        watch.note_values(place.path, value)
     if watch.edit is not None and place is not None:
         value = watch.edit(place.path, value)
     output: Tensor

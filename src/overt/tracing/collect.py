@@ -57,6 +57,7 @@ class Collector:
         mixers: modules that mix tokens without attention.
         missed: path → class of attentions that ran and cannot be captured.
         repeated: paths of attentions that ran more than once in one call of their module.
+        borrowed: path → path of an earlier attention that it has the values of.
         changes: what changes of single tokens change, where attention is recognised.
     """
 
@@ -74,6 +75,7 @@ class Collector:
         self.mixers: list[Mixer] = []
         self.missed: dict[str, str] = {}
         self.repeated: set[str] = set()
+        self.borrowed: dict[str, str] = {}
         self.changes: list[Change] = []
         self.versions: list[tuple[str, Tensor, int]] = []  # path, queries or keys, and when they were kept
         if budget is not None:
@@ -242,6 +244,7 @@ def collect(
         )
         collector.tokenwise, collector.mixers = watch.tokenwise, watch.mixers
         collector.missed, collector.repeated = watch.missed, watch.repeated
+        collector.borrowed = watch.borrowed
         contexts.enter_context(differentiable(model) if mixing.gradients else torch.no_grad())
         contexts.enter_context(mixing.around(model, watch))
         result = model(**(with_history(arguments) if mixing.gradients else arguments))
