@@ -333,6 +333,7 @@ def judge_all(tasks: Sequence[Task], shared: Shared, request: Request) -> dict[t
     workers = min(workers, len(tasks))
     with threads(None if workers == 1 else 1):
         shared = shared._replace(expected=expected_of(tasks, shared))
+    tasks = sorted(tasks, key=lambda task: -expected_left(task, shared))  # so that none is late to begin
     left = [expected_left(task, shared) for task in tasks]
     tell_expected(console, tasks, left, workers)
     with progress_bar(console) as progress:
