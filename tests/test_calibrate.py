@@ -461,6 +461,7 @@ def test_an_answer_under_the_mask_is_named() -> None:
             "calibrate needs a classifier with one .*, got BertModel with a regression, or no classes",
         ),
         (lambda: overt.vision.resnet("aa-resnet-34"), "calibrate needs a Hugging Face model, got a ResNet"),
+        (lambda: "bert-base-uncased", "calibrate needs a Hugging Face model, got a str"),
         (
             lambda: torch.nn.Linear(2, 2),
             "model must be a Hugging Face PreTrainedModel, or one",

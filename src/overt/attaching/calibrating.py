@@ -147,7 +147,7 @@ def _run(sampler: Sampler) -> Scores:
 
 def _calibrated(model: nn.Module) -> tuple[Any, AttachedState | None]:
     """The Hugging Face model and its state; refuses models whose temperature could not be kept."""
-    if takes_chain(model) or hasattr(model, "_overt_augmented"):
+    if not isinstance(model, nn.Module) or takes_chain(model) or hasattr(model, "_overt_augmented"):
         raise TypeError(f"calibrate needs a Hugging Face model, got a {type(model).__name__}")
     base = base_of(model)
     state = state_in(base)
