@@ -351,8 +351,6 @@ def check_figure(run: Any, tokenizer: Any) -> None:
 def test_words_are_found_as_their_tokens_and_others_are_refused(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import AutoTokenizer
-
     def places(word: str, sentence: str = "good film, film-scene good-bad plots") -> list[int]:
         return ea_figure_a6.places_of(model, sentence, "from", word)
 
@@ -371,6 +369,6 @@ def test_words_are_found_as_their_tokens_and_others_are_refused(
     class Slow:
         is_fast = False
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda _: Slow())
+    monkeypatch.setattr(ea_figure_a6, "load_tokenizer", lambda _: Slow())
     with pytest.raises(ValueError, match=r"must have a fast tokenizer, .* got Slow"):
         places("bad")

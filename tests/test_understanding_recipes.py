@@ -290,6 +290,38 @@ def test_the_estimate_counts_the_rows_that_pass_through_a_model(
     assert sum(seen) == uncertainty.passes(row, texts)
 
 
+def test_models_that_do_not_fit_are_refused_before_anything_is_trained(
+    model: str, data: Path, tmp_path: Path
+) -> None:
+    from transformers import BertModel, DebertaV2Config, DebertaV2Model, GPT2Config, GPT2Model
+
+    def refused(name: str, forms: str = "plain,Evolving", recipe: str = "ea-table-3") -> str:
+        extra = ["--tasks", "CoLA", "--forms", forms]
+        with pytest.raises((ValueError, TypeError)) as error:
+            reproduce.run(recipe, data, 1, "cpu", str(tmp_path / name), tmp_path / "runs", extra=extra)
+        assert not (tmp_path / "runs").exists()
+        message = str(error.value)
+        assert "\n" not in message
+        return message
+
+    files = shutil.ignore_patterns("tokenizer*")
+    shutil.copytree(model, tmp_path / "wordless", ignore=files)  # transformers makes up a tokenizer for it
+    assert "wordless has no tokenizer: its files are missing, and all words unknown" in refused("wordless")
+    assert "wordless has no tokenizer" in refused("wordless", "plain")
+    shutil.copytree(model, tmp_path / "attached")
+    overt.attach(BertModel.from_pretrained(model), overt.Evolving()).save_pretrained(tmp_path / "attached")
+    assert "attached has mechanisms of Overt already" in refused("attached")
+    shutil.copytree(model, tmp_path / "deberta")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    DebertaV2Model(DebertaV2Config(vocab_size=14, **sizes)).save_pretrained(tmp_path / "deberta")
+    assert "DebertaV2ForSequenceClassification (deberta-v2) cannot be attached to" in refused("deberta")
+    shutil.copytree(model, tmp_path / "gpt2")
+    config = GPT2Config(vocab_size=14, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
+    GPT2Model(config).save_pretrained(tmp_path / "gpt2")
+    message = refused("gpt2", "plain", "uncertainty")
+    assert "logits of GPT2ForSequenceClassification are not the output of its last linear layer" in message
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "message"),
     [

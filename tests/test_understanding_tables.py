@@ -419,9 +419,10 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("shared_of", texts),
         ("step_ms", lambda *_: 1.0),
         ("new_weights", lambda *_: []),
+        ("load_tokenizer", lambda _: None),
+        ("check_attachable", lambda *_: None),
     ):
         monkeypatch.setattr(understanding_runs, name, instead)
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: None)
     return tmp_path / "data"
 
 

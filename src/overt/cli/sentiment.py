@@ -26,7 +26,7 @@ from overt.data.sst2 import SST2, load_rows
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
 from overt.mechanisms.mechanism import Mechanism
-from overt.recipes._runs import check_model, prepare_run
+from overt.recipes._runs import check_plain, load_tokenizer, prepare_run
 from overt.recipes.fine_tuning import BATCH, FEW_STEPS, SAMPLES, fine_tune, settings_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def run(
 
     _check.whole("seed", seed, 0)
     need("accelerate", "train")
-    check_model(model)
+    check_plain(model)
+    load_tokenizer(model)  # refuses a folder without one
     console = Console()
     train, test, what = load_rows(data, seed)
     steps = steps if steps is not None else STEPS if what == SST2 else FEW_STEPS

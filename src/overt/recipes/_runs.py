@@ -87,6 +87,32 @@ def read_model_config(model: str) -> dict[str, Any]:
     return dict(settings)
 
 
+def check_plain(model: str) -> None:
+    """Refuse a model that has mechanisms, where a recipe attaches its own."""
+    from overt.attaching.settings import settings_in
+
+    if settings_in(read_model_config(model)) is not None:
+        raise ValueError(
+            f"--model {model} has mechanisms of Overt already: give the pretrained model without them"
+        )
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a model, from its folder or the hub; one that knows no words is refused.
+
+    Where a model has no files of a tokenizer, transformers may return one that has special tokens alone.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(f"--model {model} has no tokenizer: {str(error).splitlines()[0][:120]}") from None
+    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) < 2:
+        raise ValueError(f"--model {model} has no tokenizer: its files are missing, and all words unknown")
+    return tokenizer
+
+
 def earlier_result(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
     """As `prepare_run`, but refuse to delete a run with other settings unless `fresh`.
 

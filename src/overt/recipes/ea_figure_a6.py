@@ -18,6 +18,7 @@ from overt._extras import need
 from overt.recipes._figures import save_figure
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import mean_cell, report_of, values
+from overt.recipes._runs import load_tokenizer
 from overt.recipes._training import check_alone, torch_device
 from overt.recipes.ea_understanding import notes_of, rates_grid
 from overt.recipes.text_maps import layers_of, tokens_in
@@ -100,15 +101,13 @@ def run(request: Request) -> Outcome:
 
 def places_of(path: str, sentence: str, option: str, word: str) -> list[int]:
     """The tokens of a word that a sentence has once, for the tokenizer of a model."""
-    from transformers import AutoTokenizer
-
     found = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", sentence) if word]
     if len(found) != 1:
         raise ValueError(
             f"--{option} must be a word that the sentence has once, got {word!r}, which {sentence!r} has "
             f"{len(found)} times"
         )
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     if not tokenizer.is_fast:
         raise ValueError(
             f"--model {path} must have a fast tokenizer, which tells where in a sentence its tokens are, "

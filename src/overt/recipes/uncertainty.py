@@ -26,7 +26,8 @@ from overt.mechanisms.bayesian import Bayesian
 from overt.recipes._recipe import Grid, Outcome, Recipe, Report, Request, cell
 from overt.recipes._row_reports import FEWEST, mean_cell, report_of, values
 from overt.recipes._rows import Numbers, folder_name
-from overt.recipes._runs import read_settings
+from overt.recipes._runs import load_tokenizer, read_settings
+from overt.recipes._training import be_quiet
 from overt.recipes.ea_understanding import notes_of
 from overt.recipes.paired import correct_by_holm, mean_interval, paired_p
 from overt.recipes.text_training import (
@@ -34,6 +35,7 @@ from overt.recipes.text_training import (
     Encoded,
     Texts,
     collator_of,
+    load_model,
     predict,
     rows_at_once,
     sample,
@@ -47,6 +49,7 @@ from overt.recipes.understanding_runs import (
     Parts,
     Shared,
     leave_out,
+    pretrained,
     run_forms,
 )
 
@@ -81,6 +84,7 @@ class Key(NamedTuple):
 
 def run(request: Request) -> Outcome:
     """Fine-tune plain and random attention, and measure every method."""
+    check_last_layer(pretrained(request))
     return run_forms(
         request,
         TASKS,
@@ -91,6 +95,14 @@ def run(request: Request) -> Outcome:
         seeds=seeds_of,
         finish=add_ensembles,
     )
+
+
+def check_last_layer(path: str) -> None:
+    """Refuse a model whose logits Laplace's approximation cannot be of, before it is trained."""
+    be_quiet()
+    model, _ = load_model(path, ("no", "yes"), 0)
+    codes = load_tokenizer(path)("a", return_tensors="pt")
+    laplace.last_layer(model, [{**codes, "labels": torch.tensor([0])}])
 
 
 def seeds_of(form: str, task: str, seeds: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+import overt
 from overt import _check
 from overt._extras import need
 from overt._files import write_tensors, write_whole
@@ -30,7 +31,7 @@ from overt.judge.understanding import EXTRA, Score, score
 from overt.recipes import squad_runs, text_training
 from overt.recipes._recipe import DISCARD_MODELS, WORKERS, Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
-from overt.recipes._runs import RESULT, finish_run, processes_of, read_model_config, run_record
+from overt.recipes._runs import RESULT, check_plain, finish_run, load_tokenizer, processes_of, run_record
 from overt.recipes._training import (
     be_quiet,
     hardware,
@@ -264,7 +265,7 @@ def pretrained(request: Request) -> str:
         raise ValueError(
             "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
         )
-    read_model_config(request.model)
+    check_plain(request.model)
     return request.model
 
 
@@ -307,14 +308,12 @@ def run_forms(
     """
     need("accelerate", EXTRA)
     need("sklearn", EXTRA)
-    from transformers import AutoTokenizer
-
     path = pretrained(request)
     be_quiet()
     options = request.options
     chosen = listed("--forms", options["forms"], list(forms() if measure is None else default), default)
     chosen_tasks = tasks_of(options["tasks"], tasks, also)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     loaded = load_tasks(request, chosen_tasks, [*tasks, *also], tokenizer)
     if options.get("submission"):
         asked = {task: loaded.data[task] for task in loaded.asked}
@@ -324,6 +323,7 @@ def run_forms(
         for task, data in loaded.data.items()
     }
     shared = shared_of(request, cases, tokenizer, loaded.most, measure)
+    check_attachable(shared, chosen)
     kept = [form for form in in_stored(request, "form") if form in forms()]
     every = list(dict.fromkeys([*default, *chosen, *kept]))
     place = request.out / Path(path).resolve().name
@@ -473,6 +473,20 @@ def check_all_kept(plans: Plans, counts: Mapping[str, int]) -> None:
             folder = plans.folder(name, seed)
             if (folder / RESULT).is_file():
                 check_kept(plans.rows[name], folder, "reading maps")
+
+
+def check_attachable(shared: Shared, chosen: Sequence[str]) -> None:
+    """Refuse a model that a form cannot be attached to before learning rates are chosen with plain attention.
+
+    Args:
+        shared: with the model.
+        chosen: forms.
+    """
+    model, _ = load_model(shared.path, next(iter(shared.texts.values())).head, 0)
+    for form in chosen:
+        if mechanisms := forms()[form]:
+            overt.attach(model, *mechanisms)
+            overt.detach(model)
 
 
 def published_training(model: str, task: str, rows: int) -> TextTraining:
