@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 import overt
 from families import TEXT
-from overt.cli import app, drift, sentiment
+from overt.cli import app, drift, judge, sentiment, serve
 from overt.data.sst2 import load_rows
 
 
@@ -65,6 +66,24 @@ def test_wrong_data_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{part}.tsv").write_text("text\tstars\nfine\tfive\n")
     with pytest.raises(ValueError, match=r"train\.tsv, line 1: SST-2 needs the columns sentence, label"):
         load_rows(tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        drift.run,
+        lambda path: sentiment.run(path, Path("runs")),
+        lambda path: judge.open_classifier(path, "cpu"),
+        lambda path: serve.open_served("model", path),
+    ],
+    ids=["drift", "sentiment", "judge", "serve"],
+)
+def test_a_folder_without_a_tokenizer_is_refused(read: Any, pretrained: Path, tmp_path: Path) -> None:
+    """transformers makes up a tokenizer that knows no words, and would give numbers all the same."""
+    shutil.copytree(pretrained, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model") is not None
+    with pytest.raises(ValueError, match=r"model has no tokenizer: its files are missing"):
+        read(str(tmp_path / "model"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import overt
 from overt.cli.shared import EncoderOption, app
 from overt.data.sst2 import packaged_rows
 from overt.mechanisms.evolving import Evolving
-from overt.recipes._runs import check_model
+from overt.recipes._runs import check_model, load_tokenizer
 
 ALPHAS = (0.0, 0.1, 0.2, 0.5)
 BETAS = (0.0, 0.1, 0.3)
@@ -38,11 +38,11 @@ def run(path: str) -> list[dict[str, Any]]:
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     check_model(path)
     console = Console()
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     model: Any = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     inputs = dict(tokenizer(sentences(), padding=True, return_tensors="pt"))
     plain = states(model, inputs)

@@ -19,7 +19,7 @@ from overt._files import check_folder
 from overt.cli.inputs import open_model
 from overt.cli.shared import app, join_or
 from overt.corpus.reading import TEXT, open_source
-from overt.recipes._runs import read_model_config
+from overt.recipes._runs import load_tokenizer, read_model_config
 
 if TYPE_CHECKING:
     from overt.judge.intervals import Interval
@@ -197,7 +197,6 @@ def chosen_methods(given: str | None) -> tuple[list[str], list[str]]:
 def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
     """A classifier of texts and its tokenizer, on a device; one line says what else a folder holds."""
     import torch
-    import transformers
 
     from overt.attaching.loading import load
     from overt.attaching.settings import settings_in
@@ -222,10 +221,7 @@ def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
         raise ValueError(
             f"--model {name} has one class only, and nothing to decide: give a classifier of two or more"
         )
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ValueError(f"--model {name} has no tokenizer: {str(error).splitlines()[0][:120]}") from None
+    tokenizer = load_tokenizer(name)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -20,7 +20,7 @@ from overt._extras import need
 from overt.cli.inputs import open_model, own_command
 from overt.cli.shared import app
 from overt.models.seq2seq import Seq2Seq
-from overt.recipes._runs import check_model
+from overt.recipes._runs import check_model, load_tokenizer
 from overt.tracing.pixels import attends_to_pixels
 from overt.view.server.limits import Limits, Served, check_name
 
@@ -70,10 +70,10 @@ def open_served(name: str, place: str) -> Served:
     tokenizer: Any = model.tokenizer if isinstance(model, Seq2Seq) else None
     try:
         if tokenizer is None:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+            tokenizer = load_tokenizer(place)
+    except ValueError:
         if not image:
-            raise ValueError(f"--model {place} has no tokenizer: {_line(error)}") from None
+            raise
     processor: Any = None
     if image:
         try:
