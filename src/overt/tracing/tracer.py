@@ -55,8 +55,9 @@ def trace(
     the LSTM translator has only cross-attention, and networks of `overt.vision` attend to pixels, beside
     convolutions: a trace of them has maps, but neither rollout nor flow. In any other PyTorch model attention
     is recognised as it runs: scaled_dot_product_attention, flex_attention, multi_head_attention_forward, and
-    a softmax over keys that is next multiplied with values. Compiled models run uncompiled while they are
-    traced. The model is left unchanged, even if an error occurs.
+    a softmax over keys that is next multiplied with values; such a model is run again on a few tokens, to see
+    that nothing else mixes or moves them. Compiled models run uncompiled while they are traced. The model is
+    left unchanged, even if an error occurs.
 
     Args:
         model: the model.
