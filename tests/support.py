@@ -42,15 +42,16 @@ OTHERS = """
 `overt.trace` [recognises attention](trace.md#any-other-pytorch-model) in models that neither transformers nor
 Overt dispatches. Where a package is named, `make test-peers` compares with the weights that the package
 returns itself, in the version of `constraints.txt`; the others are small copies of code, compared with
-weights by hand (`tests/test_recognised.py`, `tests/test_recognised_layouts.py`). The last column says whether
-[long inputs](trace.md#long-inputs) are traced from queries and keys (`tests/test_recognised_states.py`);
-*maps* means that maps must fit `memory=`.
+weights by hand (`tests/test_recognised.py`, `tests/test_recognised_layouts.py`,
+`tests/test_recognised_places.py`). The last column says whether [long inputs](trace.md#long-inputs) are
+traced from queries and keys (`tests/test_recognised_states.py`); *maps* means that maps must fit `memory=`.
 
 | model | how it attends | tested on | `overt.trace` | long inputs |
 |---|---|---|---|---|
 | nanoGPT | `scaled_dot_product_attention`, `is_causal` | a copy | works | works |
 | minGPT | softmax, dropout, `@ v` | a copy | works | maps |
 | DINO | softmax, `@ v`, without a mask | a copy | works | maps |
+| a cache of keys and values | `scaled_dot_product_attention`, in one pass | a copy | works | works |
 | torchtune | `scaled_dot_product_attention`, grouped-query heads, cross-attention | a copy | works | works |
 | fairseq | batch and heads in one axis, tokens first | a copy | works | maps |
 | SAGAN | softmax, `@ v`, over pixels, by convolutions | a copy | works | maps |
@@ -70,6 +71,8 @@ weights by hand (`tests/test_recognised.py`, `tests/test_recognised_layouts.py`)
 | Perceiver | latents, which are not tokens | a copy | refused |  |
 | PatchTST | variables in the batch | a copy | refused |  |
 | Conformer, recurrent networks between layers | mix tokens beside attention | a copy | refused |  |
+| token shifts, flips and means between layers | functions that mix or move tokens | a copy | refused |  |
+| layers that share an earlier one's values | values of another layer | a copy | refused |  |
 | linear attention | no weights of tokens | a copy | refused |  |
 | a tower that runs twice | side by side | a copy; transformers | refused |  |
 | a module for each head | softmax and `@ v`, side by side | a copy | refused |  |
