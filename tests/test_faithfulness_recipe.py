@@ -97,6 +97,24 @@ def test_a_word_is_ground_truth_where_the_model_goes_by_it() -> None:
     assert any(place is not None for place in truth)
 
 
+@pytest.mark.parametrize("most", [3, 20, 500])
+def test_a_language_model_is_judged_on_what_it_decides_by_the_subject(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faithfulness, "TRIED", 40)
+    sentences = [sentence for sentence in generate(200, seed=2) if len(sentence.subject) == 1]
+    right = [
+        place for place, sentence in enumerate(sentences) if sentence.nouns[-1][0] == sentence.subject[0]
+    ]
+    assert 20 < len(right) < 500
+    found = faithfulness.deciding(LastNoun(), grammar_tokenizer(), sentences, most)
+    assert found["chosen"] == right[:most]
+    assert found["tried"] == (right[most - 1] + 1 if most < len(right) else len(sentences))
+    never = [sentence for place, sentence in enumerate(sentences) if place not in right]
+    with pytest.raises(ValueError, match=r"must decide at least 2 sentences by their subject, got 0 of \d+"):
+        faithfulness.deciding(LastNoun(), grammar_tokenizer(), never, most)
+
+
 def test_the_subject_is_first_where_no_word_scores_higher() -> None:
     scores = [np.array(row) for row in ([0.1, 0.9, 0.3], [0.9, 0.1, 0.3], [0.5, 0.5, 0.2], [1.0, 2.0, 3.0])]
     found = faithfulness.subject_first([0, 1, 2, 3], scores, [1, 1, 1, None])

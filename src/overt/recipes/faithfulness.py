@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +43,7 @@ from overt.models.folders import WEIGHTS
 from overt.recipes import ea_rationales, faithfulness_models, forms, rationale_training, text_training
 from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
-from overt.recipes._runs import PARTS, finish_run, finished, run_record
+from overt.recipes._runs import PARTS, finish_run, finished, measure_once, run_record
 from overt.recipes._training import be_quiet, hardware, one_thread, progress_bar, torch_device, versions
 from overt.recipes.ea_rationales import short_products, threads
 from overt.recipes.faithfulness_report import (
@@ -87,6 +88,8 @@ STEPS, QUICK_STEPS = 280, 150
 SENTIMENT_UPDATES = 2_100  # about an epoch
 DIGITS = 4  # of stored numbers
 TIMED = 2  # updates that are timed before a run
+TRIED = 100  # sentences that a language model is asked at once
+CHOSEN = "chosen.json"  # those that it is judged on
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,7 @@ def run(request: Request) -> Outcome:
         "refused": {name: next(iter(found.values()))["refused"] for name, found in by_row.items()},
         "seconds": {name: seconds_of(found) for name, found in by_row.items()},
         "half_difference": half_differences(by_row),
+        "tried": {name: found[0]["tried"] for name, found in by_row.items() if rows[name].data == LANGUAGE},
     }
     per_seed: dict[int, dict[str, Any]] = {}
     for name, by_seed in by_row.items():
@@ -299,6 +303,7 @@ def source_of(row: JudgedRow, shared: Shared) -> dict[str, Any]:
     """What a row's numbers depend on beside its own settings, as plain JSON."""
     found: dict[str, Any] = {"training": shared.training[row.data].settings()}
     if row.data == LANGUAGE:
+        found["texts"] = "decided by the subject"
         found["model"] = model_name(shared.request.options["language-model"])
     elif row.data != AGREEMENT:
         assert shared.model is not None
@@ -430,7 +435,16 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     model, tokenizer = PREPARE[row.data](task, shared, told.update)
     told.trained()
     model.to(torch_device(task.device)).eval()
-    texts = judged_texts(row, shared)
+    (task.folder / PARTS).mkdir(exist_ok=True)
+    texts, tried = judged_texts(row, shared), None
+    if row.data == LANGUAGE:
+        sentences = held_out_sentences(shared.quick)
+        found_by = partial(deciding, model, tokenizer, sentences, row.texts)
+        found_once = measure_once(
+            task.folder / PARTS / CHOSEN, found_by
+        )  # other hardware might choose others
+        texts = judged_sentences([sentences[place] for place in found_once["chosen"]])
+        tried = found_once["tried"]
     left = [method for method in row.methods if not part_of(task, method).is_file()]
     half, difference = products_of(model, tokenizer, row, shared)
     common: dict[str, Any] = {
@@ -456,7 +470,6 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
                 write_whole(part_of(task, method), json.dumps(plain(found, by_text)))
             told.judged(method)
 
-        (task.folder / PARTS).mkdir(exist_ok=True)
         found = evaluate(
             model,
             tokenizer,
@@ -475,6 +488,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     numbers = {
         "accuracy": found.performance["accuracy"],
         "texts": found.texts,
+        "tried": tried,
         "half": half,
         "half_difference": difference,
         "refused": {method: part["refused"] for method, part in parts.items() if "refused" in part},
@@ -703,16 +717,49 @@ PREPARE: dict[str, Callable[[Task, Shared, Callable[[int], object]], tuple[Any, 
 }
 
 
+def held_out_sentences(quick: bool) -> list[Sentence]:
+    """Sentences of the grammar that no network is trained on, whose subject has a number to flip."""
+    _, test = split(TRAIN, TEST, seed=0)
+    known = [sentence for sentence in test if len(sentence.subject) == 1]
+    if quick:
+        known = [sentence for sentence in known if 5 <= len(sentence.tokens) <= QUICK_WORDS]
+    return known
+
+
+def judged_sentences(sentences: list[Sentence]) -> Judged:
+    """Sentences of the grammar as texts."""
+    labels = [int(sentence.plural) for sentence in sentences]
+    return Judged([sentence.tokens for sentence in sentences], labels, sentences=sentences)
+
+
+def deciding(model: Any, tokenizer: Any, sentences: Sequence[Sentence], most: int) -> dict[str, Any]:
+    """The first sentences that a model answers rightly because of the subject, as `subjects_of` shows.
+
+    A language model was not trained on the grammar, and knows the number of few of its verbs.
+
+    Returns the places of those sentences, and how many were tried to find them.
+    """
+    chosen: list[int] = []
+    tried = 0
+    while tried < len(sentences) and len(chosen) < most:
+        some = sentences[tried : tried + TRIED]
+        truth = subjects_of(model, tokenizer, some)
+        places = [tried + place for place, subject in enumerate(truth) if subject is not None]
+        missing = most - len(chosen)
+        tried = places[missing - 1] + 1 if len(places) >= missing else tried + len(some)
+        chosen += places[:missing]
+    if len(chosen) < 2:
+        raise ValueError(
+            f"the language model must decide at least 2 sentences by their subject, got {len(chosen)} of "
+            f"{tried}: give a better one as --language-model"
+        )
+    return {"chosen": chosen, "tried": tried}
+
+
 def judged_texts(row: JudgedRow, shared: Shared) -> Judged:
-    """The texts of a row, the same for all its forms and seeds."""
+    """The texts of a row, the same for all its forms and seeds; of the language model, before it chooses."""
     if row.data in (AGREEMENT, LANGUAGE):
-        _, test = split(TRAIN, TEST, seed=0)
-        known = [sentence for sentence in test if len(sentence.subject) == 1]  # whose number can be flipped
-        if shared.quick:
-            known = [sentence for sentence in known if 5 <= len(sentence.tokens) <= QUICK_WORDS]
-        known = known[: row.texts]
-        labels = [int(sentence.plural) for sentence in known]
-        return Judged([sentence.tokens for sentence in known], labels, sentences=known)
+        return judged_sentences(held_out_sentences(shared.quick)[: row.texts])
     if row.data == SENTIMENT:
         assert shared.sentences is not None
         rows = list(shared.sentences[1])

@@ -293,6 +293,12 @@ def notes_of(outcome: Outcome) -> list[str]:
         "for shuffled weights, where 0 is.",
         *disagreements(config),
     ]
+    for name, tried in config["tried"].items():
+        notes.append(
+            f"{name}: the model was not trained on the grammar. It is judged on those of the first {tried:,} "
+            "sentences that it gets right, and whose answer flips with the subject's number, so that its "
+            "accuracy is 1 by choice."
+        )
     if config["half_difference"]:
         moved = max(config["half_difference"].values())
         notes.append(
