@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from overt._files import write_whole
 
-SETTINGS, RESULT = "settings.json", "result.json"
+CONFIG, SETTINGS, RESULT = "config.json", "settings.json", "result.json"
 PARTS = "parts"  # folder of what an unfinished run has measured
 
 
@@ -66,8 +67,8 @@ def processes_of(folders: Iterable[Path]) -> int:
 def check_model(model: str) -> None:
     """Refuse a path that is not the folder of a model, before the hub is asked for it."""
     local = not model or model.startswith((".", "~", os.sep)) or Path(model).exists()
-    if local and not (Path(model) / "config.json").is_file():
-        inside = (Path(model) / "model" / "config.json").is_file()  # the folder of a run
+    if local and not (Path(model) / CONFIG).is_file():
+        inside = (Path(model) / "model" / CONFIG).is_file()  # the folder of a run
         hint = f": {Path(model) / 'model'} is one" if inside else ""
         raise FileNotFoundError(
             f"--model {model or repr(model)} must be a folder with config.json, or a name on the hub{hint}"
@@ -95,6 +96,35 @@ def check_plain(model: str) -> None:
         raise ValueError(
             f"--model {model} has mechanisms of Overt already: give the pretrained model without them"
         )
+
+
+def check_weights(out: Path, model: str, fresh: bool) -> None:
+    """Refuse other weights than those that the runs in a folder began with, if name and config are the same.
+
+    Settings of a run name a model's folder and the hash of its config, which training goes on to leave alone.
+
+    Args:
+        out: folder of the runs; it keeps the hash of the weights.
+        model: a folder, or a name on the hub, which is not checked.
+        fresh: whether the runs start over.
+    """
+    folder = Path(model)
+    if not (folder / CONFIG).is_file():
+        return
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    config = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
+    kept = out / f"{folder.resolve().name}.sha256"
+    before = kept.read_text().split() if kept.is_file() and not fresh else []
+    if before[:1] == [config] and before[1:] != [digest.hexdigest()]:
+        raise ValueError(
+            f"--model {model} has other weights than the model of that name that the runs in {out} began "
+            "with: give another --out, or --fresh"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(kept, f"{config} {digest.hexdigest()}\n")
 
 
 def load_tokenizer(model: str) -> Any:

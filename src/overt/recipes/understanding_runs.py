@@ -31,7 +31,15 @@ from overt.judge.understanding import EXTRA, Score, score
 from overt.recipes import squad_runs, text_training
 from overt.recipes._recipe import DISCARD_MODELS, WORKERS, Option, Outcome, Request, cell
 from overt.recipes._rows import Known, Numbers, Task, folder_name, look_up, stored_result
-from overt.recipes._runs import RESULT, check_plain, finish_run, load_tokenizer, processes_of, run_record
+from overt.recipes._runs import (
+    RESULT,
+    check_plain,
+    check_weights,
+    finish_run,
+    load_tokenizer,
+    processes_of,
+    run_record,
+)
 from overt.recipes._training import (
     be_quiet,
     hardware,
@@ -266,6 +274,7 @@ def pretrained(request: Request) -> str:
             "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
         )
     check_plain(request.model)
+    check_weights(request.out, request.model, request.fresh)
     return request.model
 
 
