@@ -97,7 +97,7 @@ def test_models_without_sdpa_have_the_masks_of_eager_attention(padding: str) -> 
     with torch.no_grad():
         logits = model(**inputs).logits
     decoder, cross = (attended_by(model, inputs, f"{name}_attentions") for name in ("decoder", "cross"))
-    t = states_of(model, inputs)
+    t = states_of(model, inputs, stack="model.decoder")
     real = inputs["decoder_attention_mask"].bool()[:, :, None]
     for got, want in zip([*t.maps, *t.cross], [*decoder, *cross], strict=True):
         torch.testing.assert_close(got * real, want * real, rtol=0.0, atol=2e-6)

@@ -291,6 +291,23 @@ def test_the_estimate_counts_the_rows_that_pass_through_a_model(
     assert sum(seen) == uncertainty.passes(row, texts)
 
 
+def test_other_weights_under_the_same_name_are_not_taken_for_a_models_finished_runs(tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    model, out = tmp_path / "model", tmp_path / "runs"
+    small_bert(model)
+    _runs.check_weights(out, str(model), fresh=False)
+    _runs.check_weights(out, str(model), fresh=False)
+    trained: Any = BertModel.from_pretrained(model)
+    torch.nn.init.ones_(trained.pooler.dense.weight)
+    trained.save_pretrained(model)  # config and name are the same
+    with pytest.raises(ValueError, match="other weights than the model of that name"):
+        _runs.check_weights(out, str(model), fresh=False)
+    _runs.check_weights(out, str(model), fresh=True)
+    _runs.check_weights(out, str(model), fresh=False)
+    _runs.check_weights(out, "a/name-on-the-hub", fresh=False)
+
+
 def test_models_that_do_not_fit_are_refused_before_anything_is_trained(
     model: str, data: Path, tmp_path: Path
 ) -> None:
@@ -331,23 +348,6 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_trained(
         (1063, ["--discard-models"], "--submission needs the models that --discard-models discards"),
     ],
 )
-def test_other_weights_under_the_same_name_are_not_taken_for_a_models_finished_runs(tmp_path: Path) -> None:
-    from transformers import BertModel
-
-    model, out = tmp_path / "model", tmp_path / "runs"
-    small_bert(model)
-    _runs.check_weights(out, str(model), fresh=False)
-    _runs.check_weights(out, str(model), fresh=False)
-    trained: Any = BertModel.from_pretrained(model)
-    torch.nn.init.ones_(trained.pooler.dense.weight)
-    trained.save_pretrained(model)  # config and name are the same
-    with pytest.raises(ValueError, match="other weights than the model of that name"):
-        _runs.check_weights(out, str(model), fresh=False)
-    _runs.check_weights(out, str(model), fresh=True)
-    _runs.check_weights(out, str(model), fresh=False)
-    _runs.check_weights(out, "a/name-on-the-hub", fresh=False)
-
-
 def test_a_submission_that_would_fail_is_refused_before_anything_is_trained(
     rows: int, more: list[str], message: str, model: str, data: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ from overt.recipes._recipe import (
 )
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, stored_result
-from overt.recipes._runs import finish_run, load_tokenizer, measure_once, run_record
+from overt.recipes._runs import check_weights, finish_run, load_tokenizer, measure_once, run_record
 from overt.recipes._training import be_quiet, hardware, one_thread, processes, torch_device, versions
 from overt.recipes.rationale_training import RationaleRow, RationaleTraining, Reviews
 from overt.recipes.translation_training import WEIGHTS
@@ -203,8 +203,10 @@ def run_table_8(request: Request) -> Outcome:
     device = torch_device(request.device).type
     place = request.out / reviews.name.replace(" ", "-")
     seeds = {form: min(most, request.seeds) for form, most in FEWER_SEEDS.items()}
-    known = look_up(request, rows, chosen, place, common, training, device, seeds)
     tokenizer = load_tokenizer(path)
+    if not own:
+        check_weights(request.out, path, request.fresh)
+    known = look_up(request, rows, chosen, place, common, training, device, seeds)
     shared = Shared(reviews, tokenizer, path, samples, not request.options["discard-models"])
     with threads(1 if own else None):
         known.fill(

@@ -43,7 +43,7 @@ from overt.models.folders import WEIGHTS
 from overt.recipes import ea_rationales, faithfulness_models, forms, rationale_training, text_training
 from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
-from overt.recipes._runs import PARTS, finish_run, finished, measure_once, run_record
+from overt.recipes._runs import PARTS, check_weights, finish_run, finished, measure_once, run_record
 from overt.recipes._training import be_quiet, hardware, one_thread, progress_bar, torch_device, versions
 from overt.recipes.ea_rationales import short_products, threads
 from overt.recipes.faithfulness_report import (
@@ -268,6 +268,7 @@ def shared_by(request: Request, data: set[str]) -> Shared:
         sentences = sst2.load_rows(request.data, seed=0)[:2]
     if not quick and data & {SENTIMENT, REVIEWS}:
         model = pretrained(request)
+        check_weights(request.out, model, request.fresh)
     alone = replace(request, console=None)  # type: ignore[arg-type]  # other processes have their own
     samples = request.options["lime-samples"] or (QUICK_SAMPLES if quick else SAMPLES)
     training = training_of(quick, reviews, request.options["steps"])

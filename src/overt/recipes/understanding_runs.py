@@ -274,7 +274,6 @@ def pretrained(request: Request) -> str:
             "this recipe fine-tunes a pretrained model: give --model, a folder or a name on the hub"
         )
     check_plain(request.model)
-    check_weights(request.out, request.model, request.fresh)
     return request.model
 
 
@@ -333,6 +332,7 @@ def run_forms(
     }
     shared = shared_of(request, cases, tokenizer, loaded.most, measure)
     check_attachable(shared, chosen)
+    check_weights(request.out, path, request.fresh)
     kept = [form for form in in_stored(request, "form") if form in forms()]
     every = list(dict.fromkeys([*default, *chosen, *kept]))
     place = request.out / Path(path).resolve().name
