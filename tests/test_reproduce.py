@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -671,3 +672,16 @@ def _toy() -> Recipe:
 
     options = {"size": Option("how much", 2, least=1), "kind": Option("which", "a", names=True)}
     return Recipe("toy", "A toy", "Nobody 2020", {}, run, report, seeds=2, folder="toy", options=options)
+
+
+def test_result_files_name_no_folder_of_one_machine() -> None:
+    def strings(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for each in value.values() if isinstance(value, dict) else value:
+                yield from strings(each)
+
+    for path in sorted(STORED.glob("*.json")):
+        absolute = [text for text in strings(json.loads(path.read_text())) if re.match(r"/\w+/", text)]
+        assert not absolute, f"{path.name}: {absolute[:3]}"

@@ -205,6 +205,7 @@ def test_rates_are_chosen_on_held_out_rows_and_forms_are_compared_on_development
     assert result["config"]["rates"] == {"CoLA": 0.03}
     assert rows["plain, CoLA"]["CoLA MCC"] == 100, "the first word tells the class"
     assert result["config"]["data"]["CoLA"]["train"] == 80
+    assert result["config"]["data"]["CoLA"]["source"].startswith("DIR/"), "no folder of one machine"
     assert rows["Evolving, CoLA"]["added"] > 0 == rows["plain, CoLA"]["added"]
     assert len(list((tmp_path / "runs").rglob("model.safetensors"))) == 2
 

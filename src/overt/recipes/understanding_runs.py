@@ -25,6 +25,7 @@ from overt._files import write_tensors, write_whole
 from overt._workers import Tell, Throttled
 from overt.data import glue, squad
 from overt.data.batching import Epochs
+from overt.data.files import data_folder
 from overt.data.glue import Splits
 from overt.data.squad import Questions
 from overt.judge.understanding import EXTRA, Score, score
@@ -375,7 +376,7 @@ def run_forms(
     known.numbers |= chosen_by.numbers
     known.stored, known.shared = known.stored + chosen_by.stored, known.shared + chosen_by.shared
     known.dropped += chosen_by.dropped + sum(task not in shown for task in loaded.stored)
-    config = describe(path, cases, rates) | {
+    config = describe(path, cases, rates, data_folder(request.data)) | {
         "forms": every,
         "rows": {name: row.settings() for name, row in rows.items() if row.task in cases},
         "head": new_weights(path, cases, loaded.new),
@@ -460,14 +461,20 @@ def choose_rates(
     return rates, known
 
 
-def describe(path: str, cases: Mapping[str, Case], rates: Mapping[str, float]) -> dict[str, Any]:
-    """Model, data and what was chosen, for the result file."""
+def describe(
+    path: str, cases: Mapping[str, Case], rates: Mapping[str, float], folder: Path | None
+) -> dict[str, Any]:
+    """Model, data and what was chosen, for the result file; it names the folder of data as DIR."""
+    data = {task: case.data.describe() for task, case in cases.items()}
+    for each in data.values():
+        if folder is not None and Path(each["source"]).is_relative_to(folder):
+            each["source"] = str("DIR" / Path(each["source"]).relative_to(folder))
     return {
         "model": model_name(path),
         "published_settings": next((case.published for case in cases.values() if case.published), None),
         "chosen_rates": [task for task, case in cases.items() if case.published is None],
         "held_out": max(case.share for case in cases.values()),
-        "data": {task: case.data.describe() for task, case in cases.items()},
+        "data": data,
         "missing": {
             f"{task}, {part}": why for task, case in cases.items() for part, why in case.more.missing.items()
         },
