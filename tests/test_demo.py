@@ -12,12 +12,14 @@ import overt
 from overt.cli import demo, demo_flow
 from overt.data.agreement import VOCABULARY
 from overt.models.agreement import AgreementClassifier
+from overt.recipes import grammar_training
 from overt.recipes._runs import prepare_run
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FORMS", {"plain": (), "both": (overt.Evolving(), overt.Bayesian())})
+    monkeypatch.setattr(grammar_training, "BATCH", 8)
     for name, value in {"TRAIN": 200, "TEST": 100, "BATCH": 8, "SAMPLES": 3, "SAMPLED": 20}.items():
         monkeypatch.setattr(demo, name, value)
     for name, value in {"SHOWN": 1, "EXAMPLES": 10, "BATCH": 10}.items():
@@ -62,10 +64,10 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "FORMS", {"both": (overt.Evolving(), overt.Bayesian())})
-    monkeypatch.setattr(demo, "CHECKPOINTS", 3)
+    monkeypatch.setattr(grammar_training, "CHECKPOINTS", 3)
     demo.run(tmp_path / "whole", page=tmp_path / "page" / "index.html", steps=6)
 
-    collate, calls = demo.collate, []
+    collate, calls = grammar_training.collate, []
 
     def interrupted(items: list[tuple[int, demo.Sentence]]) -> dict[str, torch.Tensor]:
         calls.append(1)
@@ -73,11 +75,11 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
             raise KeyboardInterrupt
         return collate(items)
 
-    monkeypatch.setattr(demo, "collate", interrupted)
+    monkeypatch.setattr(grammar_training, "collate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         demo.run(tmp_path / "parts", page=tmp_path / "page" / "index.html", steps=6)
     assert list((tmp_path / "parts" / "both" / "checkpoints").iterdir()), "there is something to go on from"
-    monkeypatch.setattr(demo, "collate", collate)
+    monkeypatch.setattr(grammar_training, "collate", collate)
     demo.run(tmp_path / "parts", page=tmp_path / "page" / "index.html", steps=6)
 
     whole, parts = (demo.load(tmp_path / name / "both").state_dict() for name in ("whole", "parts"))

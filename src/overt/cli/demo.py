@@ -14,39 +14,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 import overt
 from overt import _check
 from overt._extras import need
 from overt.cli import demo_flow
 from overt.cli.shared import FreshOption, RunFolderOption, SeedOption, app, resumable
-from overt.data.agreement import VOCABULARY, Sentence, baselines, encode, split
-from overt.data.batching import pad_batch
+from overt.data.agreement import VOCABULARY, Sentence, baselines, split
 from overt.judge import uncertainty
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
-from overt.models.folders import WEIGHTS, load_weights, save_weights
+from overt.models.folders import WEIGHTS, load_weights
 from overt.recipes._runs import finish_run, prepare_run
 from overt.recipes._training import (
     hits,
     predict,
     share,
-    train_classifier,
 )
 from overt.recipes.forms import FORMS
+from overt.recipes.grammar_training import BATCH, LEARNING_RATE, WARMUP, collate, train_on_grammar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 TRAIN, TEST = 16_000, 2_000  # sentences
 STEPS = 280
-BATCH = 32
-LEARNING_RATE = 2e-3
-WARMUP = 40  # steps
 SAMPLES, SAMPLED = 20, 250  # posterior samples per sentence; test sentences that are sampled and traced
-CHECKPOINTS = 4  # per form
 PAGE = Path("demo/index.html")
 
 
@@ -103,11 +97,6 @@ def load(folder: Path) -> AgreementClassifier:
     return load_weights(AgreementClassifier(len(VOCABULARY), FORMS[folder.name], dropout=0.0), folder)
 
 
-def collate(items: Sequence[tuple[int, Sentence]]) -> dict[str, Tensor]:
-    """Numbered sentences as a padded batch for `AgreementClassifier`."""
-    return pad_batch(items, encode)
-
-
 def _train_and_test(
     console: Console,
     folder: Path,
@@ -121,22 +110,8 @@ def _train_and_test(
     steps, seed = settings["steps"], settings["seed"]
     set_seed(seed)
     model = AgreementClassifier(len(VOCABULARY), mechanisms, dropout=0.0)
-    size = train_classifier(
-        model,
-        folder,
-        train,
-        collate,
-        batch=BATCH,
-        seed=seed,
-        steps=steps,
-        checkpoints=CHECKPOINTS,
-        console=console,
-        name=folder.name,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=min(WARMUP, steps // 2),
-    )
+    size = train_on_grammar(model, folder, train, steps, seed, console)
     row = _test(model, mechanisms, test) | size
-    save_weights(model, folder)
     finish_run(folder, row)
     return row
 

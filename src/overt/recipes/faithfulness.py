@@ -40,7 +40,14 @@ from overt.judge.rationales.randomising import AfterShuffling
 from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.folders import WEIGHTS
-from overt.recipes import ea_rationales, faithfulness_models, forms, rationale_training, text_training
+from overt.recipes import (
+    ea_rationales,
+    faithfulness_models,
+    forms,
+    grammar_training,
+    rationale_training,
+    text_training,
+)
 from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
 from overt.recipes._runs import PARTS, check_weights, finish_run, finished, measure_once, run_record
@@ -289,8 +296,8 @@ def training_of(quick: bool, reviews: Reviews | None, steps: int | None) -> dict
     return {
         AGREEMENT: TextTraining(
             steps or (QUICK_STEPS if quick else STEPS),
-            faithfulness_models.BATCH,
-            faithfulness_models.LEARNING_RATE,
+            grammar_training.BATCH,
+            grammar_training.LEARNING_RATE,
         ),
         SENTIMENT: TextTraining(
             steps or SENTIMENT_UPDATES, learning_rate=5e-5, warmup=min(30, (steps or 60) // 2), longest=64
@@ -595,17 +602,8 @@ def prepare_sentiment(task: Task, shared: Shared, told: Callable[[int], object])
         model = overt.load(folder) if task.row.mechanisms else kind.from_pretrained(folder)
         return model, tokenizer
     assert shared.sentences is not None
-    model, numbers = text_training.train(
-        task.folder,
-        coded_sentences(shared.sentences[0], tokenizer, task.training),
-        tokenizer,
-        shared.model,
-        task.row.mechanisms,
-        task.training,
-        task.seed,
-        task.device,
-        told,
-    )
+    texts = coded_sentences(shared.sentences[0], tokenizer, task.training)
+    model, numbers = trained_by(text_training.train, task, texts, tokenizer, shared.model, told)
     model.save_pretrained(folder)
     write_whole(task.folder / TRAINED[SENTIMENT], json.dumps(numbers))
     return model, tokenizer
@@ -626,18 +624,21 @@ def prepare_reviews(task: Task, shared: Shared, told: Callable[[int], object]) -
     assert shared.model is not None
     assert shared.reviews is not None
     tokenizer: Any = AutoTokenizer.from_pretrained(shared.model)
-    model, _ = rationale_training.train(
-        task.folder,
-        shared.reviews,
-        tokenizer,
-        shared.model,
-        task.row.mechanisms,
-        task.training,
-        task.seed,
-        task.device,
-        told,
-    )
+    model, _ = trained_by(rationale_training.train, task, shared.reviews, tokenizer, shared.model, told)
     return model, tokenizer
+
+
+def trained_by(
+    train: Callable[..., tuple[Any, dict[str, Any]]],
+    task: Task,
+    data: Any,
+    tokenizer: Any,
+    path: str,
+    told: Callable[[int], object],
+) -> tuple[Any, dict[str, Any]]:
+    """The model of a task, trained by one of the recipes' functions, and the numbers of its training."""
+    row, training = task.row, task.training
+    return train(task.folder, data, tokenizer, path, row.mechanisms, training, task.seed, task.device, told)
 
 
 def prepare_language(task: Task, shared: Shared, told: Callable[[int], object]) -> tuple[Any, Any]:
@@ -653,7 +654,7 @@ def untrained_agreement(task: Task, shared: Shared) -> Untrained:
     """The demo's network, its tokenizer, and a function that gives the seconds of an update."""
     del shared
     model = faithfulness_models.grammar_classifier(task.row.mechanisms)
-    train, _ = split(faithfulness_models.BATCH * (TIMED + 1), 1, seed=0)
+    train, _ = split(grammar_training.BATCH * (TIMED + 1), 1, seed=0)
     return (
         model,
         faithfulness_models.grammar_tokenizer(),

@@ -14,17 +14,13 @@ from overt.data.agreement import VOCABULARY, Sentence, encode
 from overt.data.batching import batches, pad_batch
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
-from overt.models.folders import WEIGHTS, load_weights, save_weights
-from overt.recipes._training import times, train_classifier
+from overt.models.folders import WEIGHTS, load_weights
+from overt.recipes._training import times
+from overt.recipes.grammar_training import BATCH, LEARNING_RATE, train_on_grammar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# As in the demo.
-BATCH = 32
-LEARNING_RATE = 2e-3
-WARMUP = 40  # steps
-CHECKPOINTS = 4
 LONGEST = 32  # tokens
 # Verbs that follow a subject, with a space before them.
 VERBS = ((" is", " was", " has"), (" are", " were", " have"))
@@ -78,22 +74,7 @@ def train_grammar(
     model = grammar_classifier(mechanisms)
     if (folder / WEIGHTS).exists():
         return load_weights(model, folder).eval()
-    train_classifier(
-        model,
-        folder,
-        train,
-        lambda items: pad_batch(items, encode),
-        batch=BATCH,
-        seed=seed,
-        steps=steps,
-        checkpoints=CHECKPOINTS,
-        console=console,
-        name=folder.name,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=min(WARMUP, steps // 2),
-        device=device,
-    )
-    save_weights(model, folder)
+    train_on_grammar(model, folder, train, steps, seed, console, device)
     return model.eval()
 
 
