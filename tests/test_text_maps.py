@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from overt.recipes import (
     text_training,
     understanding_runs,
 )
+from overt.recipes._recipe import Outcome
 from overt.recipes.map_probing import Probed, permuted, scores_of
 from overt.recipes.text_maps import LONGEST, layers_of, sentence_maps, uniform_maps, untrained
 from overt.recipes.text_training import encode
@@ -296,6 +298,13 @@ def test_the_probe_has_both_forms_and_its_controls_and_the_figure_shares_the_mod
     assert table["uniform maps"] == ["1", "0.00", "–"], "all sentences have four tokens"
     assert table["the most frequent class"] == ["", "0.00", "–"]
     assert result["config"]["probed"] == {"CoLA": 60}
+
+    rows = copy.deepcopy(rows)
+    for name, numbers in rows.items():  # as on a GPU
+        numbers["run"]["settings"]["precision"] = "tf32" if "rate" in name else "bfloat16"
+    told = " ".join(ea_probe_text.report(Outcome(result["config"], {0: rows})).notes)
+    assert "as a cosine, bfloat16." in told, "the second network"
+    assert "the last step's weights, float32 with products in TF32." in told, "the models"
 
     monkeypatch.setattr(map_probing.vision_training, "fit", refuse)
     monkeypatch.setattr(text_training, "train", refuse)

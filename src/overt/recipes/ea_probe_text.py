@@ -347,18 +347,26 @@ def report(outcome: Outcome) -> Report:
         rates_grid(outcome),
     ]
     sizes = ", ".join(f"{count:,} of {task}" for task, count in config["probed"].items())
+    settings = {
+        name: numbers["run"]["settings"]
+        for rows in outcome.per_seed.values()
+        for name, numbers in rows.items()
+    }
+    probes = {name: each for name, each in settings.items() if "made_by" in each["row"]}
+    precision = " or ".join(sorted({each["precision"] for each in probes.values()}))
     notes = [
         f"All heads of one layer, {LONGEST} × {LONGEST} tokens, after the softmax; longer sentences are cut, "
         "and padding counts nowhere. The paper's Table 7 is of images alone.",
         f"The second network: {TEXT_LAYERS} convolutions, 3×3, with {probe['width']} channels and batch "
         "norms, the mean over all pairs of tokens, and a linear layer; "
         f"{counted(probe['epochs'], 'epoch')} of batches of {probe['batch']}, SGD with Nesterov momentum, "
-        f"learning rate {map_probing.START:g} to {END:g} as a cosine. It is trained on rows that the model "
-        f"was trained on too, at most {probe['rows']:,} ({sizes}), and tested on the development rows.",
+        f"learning rate {map_probing.START:g} to {END:g} as a cosine, {precision}. It is trained on rows "
+        f"that the model was trained on too, at most {probe['rows']:,} ({sizes}), and tested on the "
+        "development rows.",
         "An untrained model has the same configuration, and weights drawn at random: its maps show what "
         "words and positions leave in random products. Uniform maps hold the number of tokens alone. "
         "Permuted labels are those of training.",
-        *notes_of(outcome),
+        *notes_of(outcome, probes),
     ]
     return report_of(grids, notes)
 

@@ -6,7 +6,7 @@ All fine-tune the same pretrained model, by `understanding_runs`, and share thei
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from overt.data import squad
@@ -239,8 +239,13 @@ def rates_grid(outcome: Outcome) -> Grid:
     return Grid("Learning rates, chosen on held-out rows with plain attention", [*columns, "chosen"], rows)
 
 
-def notes_of(outcome: Outcome) -> list[str]:
-    """What a reader needs to know about model, data and training."""
+def notes_of(outcome: Outcome, others: Collection[str] = ()) -> list[str]:
+    """What a reader needs to know about model, data and training.
+
+    Args:
+        outcome: all runs.
+        others: names of rows that are not fine-tuned models.
+    """
     config = outcome.config
     published, tasks = config["published_settings"], list(config["data"])
     chosen = config.get("chosen_rates", [] if published else tasks)
@@ -273,7 +278,12 @@ def notes_of(outcome: Outcome) -> list[str]:
         )
     if not published:
         how.append("The model is a stand-in for the papers'.")
-    runs = [numbers.get("run", {}) for rows in outcome.per_seed.values() for numbers in rows.values()]
+    runs = [
+        numbers.get("run", {})
+        for rows in outcome.per_seed.values()
+        for name, numbers in rows.items()
+        if name not in others
+    ]
     precisions = {run.get("settings", {}).get("precision", "float32") for run in runs}
     shown = {"float32": "float32", "tf32": "float32 with products in TF32"}
     precision = " or ".join(shown[each] for each in sorted(precisions))
