@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import overt
-from overt.models.rationale import RationaleClassifier, RationaleConfig, Windows, windows_of
+from overt.models.rationale import RationaleClassifier, RationaleConfig, TwoWayLSTM, Windows, windows_of
 from small_rationales import small_rationale
 
 DOCUMENT = [[4], [5, 6], [7], [8, 9], [10], [11]]
@@ -42,6 +44,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return small_rationale(tmp_path_factory.mktemp("bert"))
 
 
+def as_one(lstm: TwoWayLSTM) -> nn.LSTM:
+    """The LSTM of torch with the weights of both directions."""
+    one = nn.LSTM(lstm.width, lstm.onward.hidden_size, batch_first=True, bidirectional=True)
+    weights = lstm.onward.state_dict() | {f"{k}_reverse": w for k, w in lstm.back.state_dict().items()}
+    one.load_state_dict(weights)
+    return one
+
+
+def test_the_lstm_reads_padded_texts_as_packed_ones_with_all_gradients() -> None:
+    torch.manual_seed(0)
+    lstm = TwoWayLSTM(5, 3).double()
+    one = as_one(lstm).double()
+    sizes = torch.tensor([4, 1, 7])
+    x = torch.randn(3, 7, 5, dtype=torch.float64, requires_grad=True)
+    words = (torch.arange(7) < sizes.unsqueeze(1)).unsqueeze(-1)
+    found = lstm(x, sizes) * words
+    packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
+    expected, _ = pad_packed_sequence(one(packed)[0], batch_first=True)
+    torch.testing.assert_close(found, expected)
+    factor = torch.randn_like(found)
+    gradients = [
+        torch.autograd.grad((output * factor).sum(), [x, *module.parameters()])
+        for output, module in ((found, lstm), (expected, one))
+    ]
+    torch.testing.assert_close(*gradients)
+    assert not lstm(x, sizes)[1, 0].allclose(lstm(x, torch.tensor([4, 2, 7]))[1, 0]), "the length matters"
+
+
 @torch.no_grad()
 def by_hand(model: Any, document: list[list[int]], query: list[list[int]]) -> tuple[Any, Any]:
     """Window by window and word by word."""
@@ -52,7 +82,7 @@ def by_hand(model: Any, document: list[list[int]], query: list[list[int]]) -> tu
         real = sum(found.attention_mask[begin : begin + 8])
         hidden = model.encoder(input_ids=torch.tensor([ids[:real]])).last_hidden_state[0]
         states += [hidden[place] for place in range(real) if found.words[begin + place]]
-    h, _ = model.lstm(torch.stack(states).unsqueeze(0))
+    h, _ = as_one(model.lstm)(torch.stack(states).unsqueeze(0))
     scores = [
         model.value.weight[0] @ torch.tanh(model.key.weight @ x + model.key.bias + model.query) for x in h[0]
     ]

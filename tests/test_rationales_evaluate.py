@@ -474,7 +474,7 @@ def test_gradients_of_a_recurrent_network_need_no_other_kernels(tmp_path: Path) 
     model = few([], tmp_path)
     with _backward(model):
         assert torch.backends.cudnn.enabled
-        assert [type(module).__name__ for module in model.modules() if module.training] == ["LSTM"]
+        assert [type(module).__name__ for module in model.modules() if module.training] == ["LSTM", "LSTM"]
     assert not any(module.training for module in model.modules())
     with _backward(nn.LSTM(2, 2, num_layers=2, dropout=0.5).eval()):
         assert not torch.backends.cudnn.enabled, "its training mode would draw dropout"

@@ -48,7 +48,7 @@ def test_settings_are_those_of_the_benchmark_and_the_top_layers_train(tmp_path: 
     assert not any("embeddings" in name or ".layer.0.output" in name for name in trained)
     assert any("encoder.encoder.layer.1.output" in name for name in trained)
     assert any(".overt." in name for name in trained)
-    assert {"lstm.weight_ih_l0", "query"} <= trained
+    assert {"lstm.onward.weight_ih_l0", "lstm.back.weight_ih_l0", "query"} <= trained
     with pytest.raises(ValueError, match="the encoder must have at least 3 layers to train, got 2"):
         rationale_training.network(path, 2, (), RationaleTraining(1, layers=3, window=32), 0)
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
@@ -77,6 +76,34 @@ class RationaleOutput(ModelOutput):
     pooling: Tensor | None = None
 
 
+class TwoWayLSTM(nn.Module):
+    """An LSTM that reads sequences of words in both directions.
+
+    It is `nn.LSTM(…, bidirectional=True)` of packed sequences, at the words; what it returns at padding means
+    nothing. Each direction reads padded sequences, because cuDNN takes all steps of a narrow LSTM in one
+    kernel, but those of packed sequences one by one.
+
+    Args:
+        width: of a word's state.
+        hidden: width of the LSTM in each direction.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.width = width
+        self.onward = nn.LSTM(width, hidden, batch_first=True)
+        self.back = nn.LSTM(width, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """States, (batch, words, 2 · hidden), of words, (batch, words, width); sizes: (batch,)."""
+        place = torch.arange(x.shape[1], device=x.device)
+        mirrored = sizes.unsqueeze(1) - 1 - place
+        turned = torch.where(mirrored < 0, place, mirrored).unsqueeze(-1)  # padding stays where it is
+        onward, _ = self.onward(x)
+        back, _ = self.back(x.gather(1, turned.expand_as(x)))
+        return torch.cat([onward, back.gather(1, turned.expand_as(back))], dim=-1)
+
+
 class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Predicts a class from a text of any length, and says how much it attends to each word."""
 
@@ -92,7 +119,7 @@ class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
         self.encoder: Any = AutoModel.from_config(config.encoder)  # type: ignore[no-untyped-call]
         width, hidden = config.encoder.hidden_size, config.hidden
         self.dropout = nn.Dropout(config.dropout)
-        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.lstm = TwoWayLSTM(width, hidden)
         self.key = nn.Linear(2 * hidden, hidden)  # additive attention, v · tanh(W h + q)
         self.query = nn.Parameter(torch.zeros(hidden))
         self.value = nn.Linear(hidden, 1, bias=False)
@@ -156,16 +183,14 @@ class RationaleClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
     ) -> RationaleOutput:
         """The output from the encoder's states, (rows, length, width), and the row of each window."""
         (batch, tokens), length = words.shape, states.shape[1]
-        sizes = words.sum(dim=1).cpu()
+        sizes = words.sum(dim=1)
         first = words.eq(0).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]  # (batch, words)
-        seen = torch.arange(first.shape[1], device=words.device) < sizes.to(words.device).unsqueeze(1)
+        seen = torch.arange(first.shape[1], device=words.device) < sizes.unsqueeze(1)
         window = torch.arange(batch, device=words.device).unsqueeze(1) * (tokens // length) + first // length
         place = row[window] * length + first % length
         x = states.flatten(0, 1).index_select(0, place.flatten()).view(*place.shape, -1)
         x = self.dropout(x)
-        packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
-        h, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)  # (batch, words, 2 · hidden)
-        h = self.dropout(h)
+        h = self.dropout(self.lstm(x, sizes))  # (batch, words, 2 · hidden)
 
         scores = self.value(torch.tanh(self.key(h) + self.query)).squeeze(-1)
         pooling = scores.masked_fill(~seen, float("-inf")).softmax(dim=1)
@@ -206,7 +231,7 @@ class InParts(nn.Module):
         # A window ends with its last token that is not padding.
         lengths = (mask * torch.arange(1, length + 1, device=mask.device)).amax(dim=1).tolist()
         order = sorted((number for number, size in enumerate(lengths) if size), key=lengths.__getitem__)
-        states = model.query.new_zeros(len(ids), length, model.lstm.input_size)
+        states = model.query.new_zeros(len(ids), length, model.lstm.width)
         while order:
             longest = min(length, -(-lengths[order[-1]] // MULTIPLE) * MULTIPLE)
             count = max(1, self.most // longest)

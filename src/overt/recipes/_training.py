@@ -9,8 +9,8 @@ import platform
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,17 @@ def precision_of_products(device: str) -> str:
 def in_tf32(device: str) -> dict[str, Any]:
     """Arguments of `Run` for products in TF32, where there is such a thing."""
     return {"tf32": True} if precision_of_products(device) == "tf32" else {}
+
+
+@contextmanager
+def short_products(device: str) -> Iterator[None]:
+    """Inside, products of matrices in float32 are those of TF32, on GPUs that have it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision_of_products(device) == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def is_main_process() -> bool:

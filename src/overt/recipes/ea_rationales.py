@@ -41,7 +41,16 @@ from overt.recipes._recipe import (
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, stored_result
 from overt.recipes._runs import check_weights, finish_run, load_tokenizer, measure_once, run_record
-from overt.recipes._training import be_quiet, hardware, one_thread, processes, torch_device, versions
+from overt.recipes._training import (
+    be_quiet,
+    hardware,
+    one_thread,
+    precision_of_products,
+    processes,
+    short_products,
+    torch_device,
+    versions,
+)
 from overt.recipes.rationale_training import RationaleRow, RationaleTraining, Reviews
 from overt.recipes.translation_training import WEIGHTS
 from overt.recipes.understanding_runs import listed, model_name, pretrained
@@ -198,7 +207,7 @@ def run_table_8(request: Request) -> Outcome:
         "lime_samples": samples,
         "some": SOME,
         "points": POINTS,
-        "precision": "float32",
+        "precision": precision_of_products(request.device),
     }
     device = torch_device(request.device).type
     place = request.out / reviews.name.replace(" ", "-")
@@ -355,17 +364,6 @@ def products_of(model: Any, shared: Shared) -> tuple[torch.dtype | None, float |
         found.append(np.concatenate(classifier.ask(whole)))
     difference = float(np.abs(found[0] - found[1]).max())
     return torch.float16 if difference <= FAR else None, difference
-
-
-@contextmanager
-def short_products(device: str) -> Iterator[None]:
-    """Inside, products of float32 on a GPU are those of TF32, as gradients and maps are read with."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device == "cuda" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def judged(

@@ -51,8 +51,16 @@ from overt.recipes import (
 from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
 from overt.recipes._runs import PARTS, check_weights, finish_run, finished, measure_once, run_record
-from overt.recipes._training import be_quiet, hardware, one_thread, progress_bar, torch_device, versions
-from overt.recipes.ea_rationales import short_products, threads
+from overt.recipes._training import (
+    be_quiet,
+    hardware,
+    one_thread,
+    progress_bar,
+    short_products,
+    torch_device,
+    versions,
+)
+from overt.recipes.ea_rationales import threads
 from overt.recipes.faithfulness_report import (
     GROUND,
     POINTS,

@@ -22,7 +22,7 @@ from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.rationale import RationaleClassifier
 from overt.recipes._rows import settings_of
-from overt.recipes._training import times, torch_device
+from overt.recipes._training import short_products, times, torch_device
 from overt.recipes.translation_training import Batches, fit
 
 TEST_BATCH = 32
@@ -249,21 +249,22 @@ def train(
     classifier = WordClassifier(model, tokenizer)
     batches = batches_of(classifier, reviews.splits["train"], training, seed)
     held = coded(classifier, reviews.splits["val"])
-    numbers = fit(
-        model,
-        folder,
-        batches,
-        lambda _: -accuracy(classifier, held),
-        training,
-        None,
-        seed,
-        device,
-        told,
-        halves=False,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=training.clip,
-    )
+    with short_products(device):
+        numbers = fit(
+            model,
+            folder,
+            batches,
+            lambda _: -accuracy(classifier, held),
+            training,
+            None,
+            seed,
+            device,
+            told,
+            halves=False,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            max_grad_norm=training.clip,
+        )
     numbers["valid_accuracy"] = -numbers.pop("valid_loss")
     numbers["valid_accuracies"] = [-loss for loss in numbers.pop("valid_losses")]
     numbers["trained"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
