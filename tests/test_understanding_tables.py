@@ -15,7 +15,14 @@ from rich.console import Console
 import overt
 from overt.data import glue
 from overt.data.glue import TASKS, Splits
-from overt.recipes import ea_probe_text, ea_understanding, reproduce, uncertainty, understanding_runs
+from overt.recipes import (
+    ea_probe_text,
+    ea_understanding,
+    reproduce,
+    uncertainty,
+    understanding_runs,
+    understanding_tables,
+)
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes._runs import SETTINGS, finish_run, run_record
 from overt.recipes.text_training import Texts
@@ -499,3 +506,12 @@ def test_the_probe_is_trained_on_the_tasks_that_are_asked_for_and_keeps_the_othe
     assert rows(then) == {**rows(first), **{name.replace("CoLA", "MRPC"): 2 for name in rows(first)}}
     titles = [table["title"].partition(":")[0] for table in then["tables"]]
     assert titles[:2] == ["From the maps alone, CoLA", "From the maps alone, MRPC"]
+
+
+def test_a_published_gain_on_qqp_is_that_of_f1_wherever_it_stands() -> None:
+    found = {
+        name: ea_understanding.first_of(scores)["QQP"] for name, scores in understanding_tables.DEV.items()
+    }
+    assert (found["BERT-Base"], found["EA-BERT-Base"]) == (88.3, 88.5), "accuracy/F1"
+    assert (found["T5-Base"], found["EA-T5-Base"]) == (88.2, 88.8), "F1/accuracy"
+    assert ea_understanding.first_of(understanding_tables.DEV["BERT-Base"])["STS-B"] == 89.5
