@@ -14,6 +14,8 @@ import overt
 from overt.tracing.generation import Generation, WrittenToken, output_text
 from writing import SIZES, TEMPLATE, TEXT, byte_tokenizer, tiny
 
+ENDLESS = {"vocab_size": 290, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 1}
+
 
 def by_steps(model: Any, prompt: Tensor, count: int) -> tuple[list[int], list[Tensor]]:
     """What a model writes token by token, with a cache, and each step's weights, (layer, token)."""
@@ -260,3 +262,78 @@ def test_what_cannot_be_generated_is_refused_in_a_line() -> None:
         overt.trace(model, replied, tokenizer=byte_tokenizer(chat_template=TEMPLATE), generate=4)
     with pytest.raises(ValueError, match=r"^nothing was generated in this trace: trace with generate=64"):
         overt.trace(model, [[5, 6]]).generating_queries()
+
+
+LATER = {
+    "bart": lambda: hf.BartForCausalLM(
+        hf.BartConfig(
+            d_model=32,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+            is_decoder=True,
+            is_encoder_decoder=False,
+            **ENDLESS,
+        )
+    ),
+    "roberta": lambda: hf.RobertaForCausalLM(
+        hf.RobertaConfig(
+            **SIZES, intermediate_size=48, is_decoder=True, max_position_embeddings=64, **ENDLESS
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_positions_are_those_of_each_prompt_alone_as_generate_has_them(name: str) -> None:
+    """BART takes no positions, so that padding on the left would move a prompt; RoBERTa has its own."""
+    torch.manual_seed(0)
+    model = LATER[name]().eval()
+    for path, parameter in model.named_parameters():  # so that a position matters
+        parameter.data.mul_(40.0 if "position" in path else 3.0 if parameter.dim() > 1 else 1.0)
+    prompts = [torch.randint(4, 290, (1, length)) for length in (9, 4)]
+    trace = overt.trace(model, [prompt[0].tolist() for prompt in prompts], generate=6)
+    model.set_attn_implementation("eager")
+    for number, prompt in enumerate(prompts):
+        steps = model.generate(
+            prompt, max_new_tokens=6, do_sample=False, output_attentions=True, return_dict_in_generate=True
+        )
+        length = prompt.shape[1]
+        assert trace.tokens[number][: length + 6] == [str(each) for each in steps.sequences[0].tolist()]
+        for step, layers in enumerate(steps.attentions):
+            row = torch.stack([weights[0, :, -1].mean(dim=0) for weights in layers])
+            found = trace.raw(length - 1 + step)[number, :, 0, : length + step].float()
+            torch.testing.assert_close(found, row, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_change_while_it_writes_are_refused(kind: str) -> None:
+    own = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
+    if kind == "longrope":
+        own |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 8.0]}
+        own |= {"original_max_position_embeddings": 12}
+    model = tiny("Llama", max_position_embeddings=12, rope_parameters=own)
+    short = torch.randint(4, 290, (1, 5))
+    words, rows = by_steps(model, short, 6)
+    trace = overt.trace(model, short, generate=6)
+    assert trace.tokens[0][5:] == list(map(str, words))
+    torch.testing.assert_close(trace.raw(9)[0, :, 0, :10].float(), rows[5], atol=1e-5, rtol=0)
+    line = (
+        r"^model.rotary_emb of Llama.* changes its rotary positions beyond 12 tokens, and prompt and output h"
+    )
+    with pytest.raises(ValueError, match=line):
+        overt.trace(model, torch.randint(4, 290, (1, 9)), generate=6)
+
+
+def test_masks_and_positions_of_other_shapes_are_refused() -> None:
+    model, ids = tiny("Llama"), torch.tensor([[5, 6, 7, 8]])
+    seen = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    seen[..., 2:, 1] = False
+    with pytest.raises(
+        ValueError, match=r"^attention_mask must have shape \(1, 4\) with generate, got \(1, "
+    ):
+        overt.trace(model, {"input_ids": ids, "attention_mask": seen}, generate=3)
+    for places in (torch.arange(4), torch.arange(4).view(1, 1, 4).expand(3, 1, 4)):
+        with pytest.raises(ValueError, match=r"^position_ids cannot be given with generate"):
+            overt.trace(model, {"input_ids": ids, "position_ids": places}, generate=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,15 @@ from torch import Tensor, nn
 from overt.attaching.find import name_of
 from overt.tracing.generation import Generation, ends_of, generated_ids, output_text, text_of_ids
 from overt.tracing.inputs import Inputs, pad_rows, padding_id, positions_of, special_ids, words_of
+from overt.tracing.subject import take
 
 
 def continued(model: Any, batch: Inputs, generation: Generation) -> Inputs:
     """The batch of prompts and what the model generates after them, padded on the right.
 
-    Prompts are padded on the left for generation, and padding that was given is dropped, so that positions
-    are those of each prompt alone. An end that was generated is no input.
+    Padding that was given is dropped. For generation, prompts are padded on the left if the model takes
+    positions, and otherwise those of one length are written together, so that positions are those of each
+    prompt alone. An end that was generated is no input.
 
     Args:
         model: a causal language model, which `check_generates` accepts.
@@ -27,9 +30,12 @@ def continued(model: Any, batch: Inputs, generation: Generation) -> Inputs:
     ids = batch.arguments.get("input_ids")
     if not isinstance(ids, Tensor) or "inputs_embeds" in batch.arguments:
         raise ValueError(f"generate needs token ids or text, got {', '.join(batch.arguments)}")
+    given = batch.arguments.get("attention_mask")
+    if isinstance(given, Tensor) and given.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask must have shape {tuple(ids.shape)} with generate, got {tuple(given.shape)}"
+        )
     real = torch.ones(ids.shape, dtype=torch.bool) if batch.mask is None else batch.mask.cpu()
-    if real.shape != ids.shape:
-        raise ValueError(f"attention_mask must have shape {tuple(ids.shape)}, got {tuple(real.shape)}")
     prompts = [row[keep].tolist() for row, keep in zip(ids.cpu(), real, strict=True)]
     if not all(prompts):
         raise ValueError("generate needs prompts with at least one token, got one of padding alone")
@@ -38,6 +44,7 @@ def continued(model: Any, batch: Inputs, generation: Generation) -> Inputs:
     written = _written(model, batch, prompts, kinds, generation)
     if not any(written):
         raise ValueError(f"{name_of(model)} wrote nothing: the first token that it generated was an end")
+    _check_rotary(model, max(map(len, prompts)), [a + b for a, b in zip(prompts, written, strict=True)])
     return _joined(model, batch, real, prompts, written, kinds)
 
 
@@ -51,11 +58,41 @@ def _check_room(model: nn.Module, prompt: int, more: int) -> None:
         )
 
 
+def _check_rotary(model: nn.Module, prompt: int, whole: list[list[int]]) -> None:
+    """Refuse a model that changed its rotary frequencies as it wrote: a single pass has one set of them.
+
+    "dynamic" frequencies change with each token beyond the length of training, and those of "longrope" once,
+    at that length.
+
+    Args:
+        model: the model.
+        prompt: tokens of the longest prompt.
+        whole: prompts with their outputs.
+    """
+    most = max(map(len, whole))
+    for path, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        settings = getattr(getattr(module, "config", None), "rope_parameters", None)
+        if not kinds or not isinstance(settings, dict):
+            continue
+        for layers, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            own = settings if layers is None else settings.get(layers, {})
+            limit = getattr(module, "original_max_seq_len", most)
+            if kind == "longrope":
+                limit = own.get("original_max_position_embeddings", limit)
+            changed = most > limit if "dynamic" in kind else kind == "longrope" and prompt <= limit < most
+            if changed:
+                raise ValueError(
+                    f"{path} of {name_of(model)} changes its rotary positions beyond {limit} tokens, and "
+                    f"prompt and output have {most}: rows of one pass would not be those of the steps"
+                )
+
+
 def _kinds(batch: Inputs, ids: Tensor, real: Tensor) -> dict[str, list[list[int]]]:
     """Arguments with the kind of each token, by name, as rows without padding; other such arguments fail."""
     kinds = {}
     for name, value in batch.arguments.items():
-        aligned = isinstance(value, Tensor) and value.shape == ids.shape
+        aligned = isinstance(value, Tensor) and (value.shape == ids.shape or name == "position_ids")
         if not aligned or name in ("input_ids", "attention_mask"):
             continue
         if not name.endswith("token_type_ids"):
@@ -74,13 +111,25 @@ def _written(
     generation: Generation,
 ) -> list[list[int]]:
     """What the model generates after each prompt, without ends and what follows them."""
-    ends, longest = ends_of(model, generation), max(map(len, prompts))
-    pad = _filler(model, batch)
-    arguments = {**batch.arguments, "input_ids": _pad_left(prompts, longest, pad)}
-    arguments["attention_mask"] = _pad_left([[1] * len(row) for row in prompts], longest, 0)
-    arguments |= {name: _pad_left(rows, longest, 0) for name, rows in kinds.items()}
-    found = generated_ids(model, {**arguments, "pad_token_id": pad}, generation)[:, longest:].tolist()
-    return [row[: next((at for at, each in enumerate(row) if each in ends), len(row))] for row in found]
+    ends, pad = ends_of(model, generation), _filler(model, batch)
+    lengths = [len(prompt) for prompt in prompts]
+    groups = [list(range(len(prompts)))]
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        # Padding on the left would move the prompts, for all that can be seen.
+        groups = [[n for n, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))]
+    written: list[list[int]] = [[] for _ in prompts]
+    for group in groups:
+        longest = max(lengths[n] for n in group)
+        arguments = {
+            name: take(value, torch.tensor(group), len(prompts)) for name, value in batch.arguments.items()
+        }
+        arguments["input_ids"] = _pad_left([prompts[n] for n in group], longest, pad)
+        arguments["attention_mask"] = _pad_left([[1] * lengths[n] for n in group], longest, 0)
+        arguments |= {name: _pad_left([rows[n] for n in group], longest, 0) for name, rows in kinds.items()}
+        found = generated_ids(model, {**arguments, "pad_token_id": pad}, generation)[:, longest:].tolist()
+        for n, row in zip(group, found, strict=True):
+            written[n] = row[: next((at for at, each in enumerate(row) if each in ends), len(row))]
+    return written
 
 
 def _filler(model: Any, batch: Inputs) -> int:
@@ -123,6 +172,7 @@ def _joined(
         name: [r + [0] * len(w) for r, w in zip(rows, written, strict=True)] for name, rows in kinds.items()
     }
     joined.arguments |= {name: pad_rows(rows, longest, 0) for name, rows in more.items()}
+    joined.arguments |= _positions(model, mask)
     joined.extra["generated"] = mask.bool() & (torch.arange(longest) >= lengths)
     joined.extra["prompt lengths"] = [len(row) for row in prompts]
     joined.tokens = [list(map(str, row)) for row in ids.tolist()]
@@ -135,6 +185,18 @@ def _joined(
             joined.special[number, : len(prompts[number])] = batch.special[number, keep]
     _add_texts(batch, joined, real, prompts, written)
     return joined
+
+
+def _positions(model: Any, mask: Tensor) -> dict[str, Tensor]:
+    """The positions that transformers' `generate` gives the model; nothing where it has its own way.
+
+    Those that RoBERTa has by itself, for example, are others.
+    """
+    takes = "position_ids" in inspect.signature(model.forward).parameters
+    way = getattr(type(model), "_prepare_position_ids_for_generation", None)
+    if not takes or getattr(way, "__module__", None) != "transformers.generation.utils":
+        return {}
+    return {"position_ids": (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)}
 
 
 def _add_texts(
