@@ -101,6 +101,9 @@ def test_an_end_is_no_token_and_ends_a_batch_one_by_one() -> None:
     assert trace.generated is not None
     assert trace.generated.sum(dim=1).tolist() == [kept, 6]
     assert trace.tokens[0][: 3 + kept] == free.tokens[0][: 3 + kept]
+    model.generation_config.eos_token_id = end
+    endless = overt.trace(model, [[5, 6, 7]], generate={"max_new_tokens": 6, "eos_token_id": None})
+    assert endless.tokens[0] == free.tokens[0][:9], "without an end, its token is one like the others"
     with pytest.raises(ValueError, match=r"^LlamaForCausalLM \(llama\) wrote nothing: the first token that"):
         overt.trace(model, [[5, 6, 7]], generate={"max_new_tokens": 6, "eos_token_id": words[0][0]})
 
@@ -337,3 +340,58 @@ def test_masks_and_positions_of_other_shapes_are_refused() -> None:
     for places in (torch.arange(4), torch.arange(4).view(1, 1, 4).expand(3, 1, 4)):
         with pytest.raises(ValueError, match=r"^position_ids cannot be given with generate"):
             overt.trace(model, {"input_ids": ids, "position_ids": places}, generate=3)
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+@pytest.mark.parametrize(
+    "how", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "sampled", "beams"]
+)
+def test_a_model_that_returns_several_outputs_by_itself_writes_one(name: str, how: dict[str, Any]) -> None:
+    settings = {"max_new_tokens": 4, **how}
+    want = overt.trace(tiny(name), [[5, 6, 7]], generate=settings).tokens
+    model = tiny(name)
+    own = {"do_sample": True, "num_return_sequences": 2, "return_dict_in_generate": True}
+    for setting, value in own.items():
+        setattr(model.generation_config, setting, value)
+    assert overt.trace(model, [[5, 6, 7]], generate=settings).tokens == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.3}, r"^generate\['temperature'\] would change nothing: give 'do_sample': True as"),
+        ({"do_sample": False, "top_k": 5}, r"^generate\['top_k'\] would change nothing"),
+        ({"length_penalty": 2.0}, r"^generate\['length_penalty'\] would change nothing: give 'num_beams' as"),
+        ({"do_sample": "no"}, r"^generate\['do_sample'\] must be one of True, False; got 'no'"),
+        ({"num_beams": 0}, r"^generate\['num_beams'\] must be a whole number of at least 1, got 0"),
+        ({"forced_bos_token_id": 5}, r"^generate\['forced_bos_token_id'\] is the first word of an encoder"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        overt.trace(tiny("Llama"), [[5, 6, 7]], generate={"max_new_tokens": 4, **settings})
+
+
+def test_more_words_than_a_decoder_has_positions_are_refused() -> None:
+    sizes = {
+        f"{side}_{what}": 4 for side in ("encoder", "decoder") for what in ("attention_heads", "ffn_dim")
+    }
+    config = hf.BartConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        max_position_embeddings=16,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+        **sizes,
+        **ENDLESS,
+    )
+    model = hf.BartForConditionalGeneration(config).eval()
+    with pytest.raises(
+        ValueError, match=r"^generate must be at most 15, as the model has positions for 16 to"
+    ):
+        overt.trace(model, [[5, 6]], generate=16)
+    assert overt.trace(model, [[5, 6]], generate=15).queries == 16
+    assert overt.trace(model, [[5, 6]]).queries == 15, "nor does it write more by itself"
+    with pytest.raises(ValueError, match=r"^the input has 17 tokens, but the model has positions for 16"):
+        overt.trace(model, [[5] * 17], generate=4)

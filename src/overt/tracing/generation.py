@@ -34,6 +34,9 @@ KNOWN = (
     "forced_bos_token_id",
     "eos_token_id",
 )
+# What the others mean something for: alone, they would be ignored.
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+BEAMS = ("length_penalty",)
 
 
 class WrittenToken(NamedTuple):
@@ -87,6 +90,12 @@ def generation_of(generate: Any, seed: int) -> Generation:
     if LENGTH not in generate:
         raise ValueError(f"generate must hold {LENGTH!r}, got {', '.join(map(repr, generate)) or 'nothing'}")
     _check.whole(f"generate[{LENGTH!r}]", generate[LENGTH], 1)
+    sampled, beams = generate.get("do_sample", False), generate.get("num_beams", 1)
+    _check.one_of("generate['do_sample']", sampled, (True, False))
+    _check.whole("generate['num_beams']", beams, 1)
+    for names, applies, need in ((SAMPLED, sampled, "'do_sample': True"), (BEAMS, beams > 1, "'num_beams'")):
+        if not applies and (idle := [name for name in names if name in generate]):
+            raise ValueError(f"generate[{idle[0]!r}] would change nothing: give {need} as well")
     return Generation(dict(generate), seed)
 
 
@@ -102,9 +111,9 @@ def check_generates(model: nn.Module) -> None:
 
 def ends_of(model: Any, generation: Generation | None = None) -> list[int]:
     """Ids that end what a model generates."""
-    ends = None if generation is None else generation.settings.get("eos_token_id")
-    if ends is None:
-        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if generation is not None:
+        ends = generation.settings.get("eos_token_id", ends)
     return [ends] if isinstance(ends, int) else [int(end) for end in ends or []]
 
 
@@ -122,6 +131,7 @@ def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generati
     device = device_of(model)
     moved = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in arguments.items()}
     settings = {"do_sample": False, "num_beams": 1, **generation.settings}
+    settings |= {"num_return_sequences": 1, "return_dict_in_generate": False}  # whatever the model's own are
     moved.pop("use_cache", None)
     devices = [device] if device.type == "cuda" else []
     with evaluating(model), torch.random.fork_rng(devices, enabled=bool(settings["do_sample"])):

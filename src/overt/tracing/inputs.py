@@ -97,6 +97,7 @@ def prepare(
     if decoder is not None and not is_pair(model):
         name = type(model).__name__
         raise ValueError(f"decoder is for encoder–decoder models, and {name} is not one: leave it out")
+    _check_length(model, batch.arguments)
     if is_pair(model):
         _add_target(model, batch, decoder, tokenizer, generation)
     if tokens is not None:
@@ -104,7 +105,6 @@ def prepare(
             raise ValueError("tokens must be a list of words for each example, got a flat list")
         batch.tokens = [list(map(str, words)) for words in tokens]
         batch.extra["named"] = True
-    _check_length(model, batch.arguments)
     batch.to_device_of(model)
     accepted = inspect.signature(model.forward).parameters
     if "use_cache" in accepted and "use_cache" not in batch.arguments and _config(model) is not None:
@@ -223,7 +223,7 @@ def positions_of(model: nn.Module) -> int | None:
     """How many positions a model has learnt embeddings for; None where positions are not learnt."""
     limit = getattr(_config(model), "max_position_embeddings", None)
     tables = (
-        module.num_embeddings
+        module.num_embeddings - int(getattr(module, "offset", 0))  # BART's and OPT's have two rows more
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe"))
     )
@@ -650,7 +650,13 @@ def _recurrent_mask(batch: Inputs, ids: Tensor, labels: Tensor | None) -> Tensor
 
 def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation: Generation | None) -> Tensor:
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    limit = positions_of(model)
     if generation is not None:
+        if limit is not None and generation.length >= limit:
+            raise ValueError(
+                f"generate must be at most {limit - 1}, as the model has positions for {limit} tokens of the "
+                f"target and its start, got {generation.length}"
+            )
         return _generated(model, batch, generation)
     if decoder is None and batch.labels is not None and batch.labels.dim() == 2 and shift is not None:
         batch.arguments["decoder_attention_mask"] = (batch.labels != -100).long()
@@ -676,7 +682,8 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation:
     from overt.tracing.generation import LENGTH, Generation
 
     batch.extra["wrote"] = True
-    written = _generated(model, batch, Generation({LENGTH: GENERATED}))
+    most = GENERATED if limit is None else max(1, min(GENERATED, limit - 1))
+    written = _generated(model, batch, Generation({LENGTH: most}))
     return written[:, :-1] if written.shape[1] > 1 else written
 
 

@@ -163,6 +163,11 @@ def _read(
 
     if pixels or not isinstance(model, Seq2Seq):
         check_generates(model)
+    if "forced_bos_token_id" in generation.settings and not is_pair(model):
+        raise ValueError(
+            "generate['forced_bos_token_id'] is the first word of an encoder–decoder's target, and "
+            f"{type(model).__name__} is none: leave it out"
+        )
     batch = prepare(model, inputs, **given, generation=generation)
     _drop_cache(batch)
     if is_pair(model):
