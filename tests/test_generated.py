@@ -392,6 +392,6 @@ def test_more_words_than_a_decoder_has_positions_are_refused() -> None:
     ):
         overt.trace(model, [[5, 6]], generate=16)
     assert overt.trace(model, [[5, 6]], generate=15).queries == 16
-    assert overt.trace(model, [[5, 6]]).queries == 15, "nor does it write more by itself"
+    assert overt.trace(model, [[5, 6]]).queries == 16, "nor does it write more by itself"
     with pytest.raises(ValueError, match=r"^the input has 17 tokens, but the model has positions for 16"):
         overt.trace(model, [[5] * 17], generate=4)

@@ -682,7 +682,7 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation:
     from overt.tracing.generation import LENGTH, Generation
 
     batch.extra["wrote"] = True
-    most = GENERATED if limit is None else max(1, min(GENERATED, limit - 1))
+    most = GENERATED if limit is None else min(GENERATED, limit)  # the last of them is no input
     written = _generated(model, batch, Generation({LENGTH: most}))
     return written[:, :-1] if written.shape[1] > 1 else written
 
