@@ -208,6 +208,21 @@ def test_a_template_that_rewrites_earlier_messages_has_turns_by_content() -> Non
     assert trace.offsets is not None
     (first, _), (_, last) = trace.offsets[0, [start, stop - 1]].tolist()
     assert trace.texts[0][first:last].strip() == "What is the code?"
+    # Contents that are elsewhere in the text as well: a role, the number of messages, another message.
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "user"}]
+    chat += [{"role": "assistant", "content": "3"}, {"role": "user", "content": "user"}]
+    trace = overt.trace(tiny("Llama"), chat, tokenizer=byte_tokenizer(chat_template=template))
+    assert trace.texts[0] == "4:<|system|>s<|user|>user<|assistant|>3<|user|>user"
+    assert trace.offsets is not None
+    begins = [int(trace.offsets[0, turn.start, 0]) for turn in trace.turns[0]]
+    assert [turn.role for turn in trace.turns[0]] == ["system", "user", "assistant", "user"]
+    assert begins == [12, 21, 38, 47]
+    with pytest.raises(ValueError, match=r"^the chat template changes the message '', so its tokens cannot"):
+        overt.trace(
+            tiny("Llama"),
+            [{"role": "user", "content": ""}, *chat],
+            tokenizer=byte_tokenizer(chat_template=template),
+        )
     upper = byte_tokenizer(
         chat_template="{% for m in messages %}{{ loop.length }}{{ m['content'] | upper }}{% endfor %}"
     )
@@ -395,3 +410,23 @@ def test_more_words_than_a_decoder_has_positions_are_refused() -> None:
     assert overt.trace(model, [[5, 6]]).queries == 16, "nor does it write more by itself"
     with pytest.raises(ValueError, match=r"^the input has 17 tokens, but the model has positions for 16"):
         overt.trace(model, [[5] * 17], generate=4)
+
+
+def test_calls_of_tools_are_messages_and_what_a_template_cannot_render_is_refused() -> None:
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['tool_calls'] if m['tool_calls'] else m['content'] }}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    calls: list[dict[str, Any]] = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": "f(7)"},
+        {"role": "tool", "content": "7429"},
+    ]
+    known = byte_tokenizer(chat_template=template)
+    trace = overt.trace(tiny("Llama"), calls, tokenizer=known, generate=3)
+    assert [turn.role for turn in trace.turns[0]] == ["system", "user", "assistant", "tool", "assistant"]
+    broken = byte_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(
+        ValueError, match=r"^the chat template cannot render these messages: roles must alter"
+    ):
+        overt.trace(tiny("Llama"), CHAT, tokenizer=broken)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+SIGN = "\ue000overt\ue000"  # of private use, and in no message
+
 
 class Turn(NamedTuple):
     """A message of a chat, or the prompt or output of other generated text.
@@ -21,8 +23,8 @@ class Turn(NamedTuple):
 
 
 def is_message(value: Any) -> bool:
-    """Whether it is a message of a chat: a mapping with a role and a content."""
-    return isinstance(value, Mapping) and "role" in value and "content" in value
+    """Whether it is a message of a chat: a mapping with a role, and a content or calls of tools."""
+    return isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
 
 
 def chats_in(inputs: Any) -> list[list[Any]] | None:
@@ -41,7 +43,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], reply: bool)
 
     A message's part of the text is what the template adds for it after those before it; a system message that
     the template adds by itself is part of the first. Where a template renders earlier messages in another way
-    once others follow, their contents are looked for in the text.
+    once others follow, a message's part is its content.
 
     Args:
         tokenizer: one with a chat template.
@@ -55,14 +57,16 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], reply: bool)
             "the last message is the assistant's, and generate writes the next one: leave it out"
         )
 
-    def text(count: int, open_: bool) -> str:
-        made: str = tokenizer.apply_chat_template(
-            list(messages[:count]), tokenize=False, add_generation_prompt=open_
-        )
+    def text(some: Sequence[Mapping[str, Any]], open_: bool) -> str:
+        made: str = tokenizer.apply_chat_template(list(some), tokenize=False, add_generation_prompt=open_)
         return made
 
-    whole = text(len(messages), reply)
-    return whole, _by_prefixes(whole, messages, text) or _by_contents(whole, messages)
+    try:
+        whole = text(messages, reply)
+    except Exception as error:  # a template raises what it likes
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(f"the chat template cannot render these messages: {why}") from error
+    return whole, _by_prefixes(whole, messages, text) or _by_contents(whole, messages, text, reply)
 
 
 def _by_prefixes(whole: str, messages: Sequence[Mapping[str, Any]], text: Any) -> list[Turn]:
@@ -71,7 +75,7 @@ def _by_prefixes(whole: str, messages: Sequence[Mapping[str, Any]], text: Any) -
     end = 0
     for count, message in enumerate(messages, start=1):
         try:
-            part = text(count, False)
+            part = text(messages[:count], False)
         except Exception:  # a template raises what it likes, of a chat that ends here
             return []
         if not whole.startswith(part) or len(part) <= end:
@@ -81,20 +85,30 @@ def _by_prefixes(whole: str, messages: Sequence[Mapping[str, Any]], text: Any) -
     return turns
 
 
-def _by_contents(whole: str, messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Messages by their contents; an error where one is not in the text as it is."""
+def _by_contents(whole: str, messages: Sequence[Mapping[str, Any]], text: Any, reply: bool) -> list[Turn]:
+    """Messages by their contents; an error where one is not in the text as it is.
+
+    A content such as "user" may be in the text several times: its place is where a sign that is put in its
+    stead turns up.
+    """
     turns: list[Turn] = []
-    end = 0
-    for message in messages:
-        content = str(message["content"]).strip()
-        start = whole.find(content, end) if content else -1
-        if start < 0:
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        shown = content.strip() if isinstance(content, str) else ""
+        changed = [{**each, "content": SIGN} if at == number else each for at, each in enumerate(messages)]
+        try:
+            before, *after = text(changed, reply).split(SIGN)
+        except Exception:  # as above
+            before, after = "", []
+        start, stop = len(before), len(whole) - sum(map(len, after))
+        same = len(after) == 1 and whole.startswith(before) and whole.endswith(after[0])
+        if not shown or not same or whole[start:stop].strip() != shown:
             raise ValueError(
-                f"the chat template changes the message {content[:40]!r}, so its tokens cannot be found: "
-                "render the chat, and give it as text"
+                f"the chat template changes the message {str(content)[:40]!r}, so its tokens cannot be "
+                "found: render the chat, and give it as text"
             )
-        turns.append(Turn(str(message["role"]), start, start + len(content)))
-        end = start + len(content)
+        start += whole[start:stop].index(shown)
+        turns.append(Turn(str(message["role"]), start, start + len(shown)))
     return turns
 
 
@@ -108,6 +122,10 @@ def in_tokens(turns: Sequence[Turn], spans: Sequence[Sequence[int]]) -> list[Tur
     found = []
     for role, start, stop in turns:
         inside = [at for at, (first, last) in enumerate(spans) if start <= first < stop and last > first]
-        if inside:
-            found.append(Turn(role, inside[0], inside[-1] + 1))
+        if not inside:
+            raise ValueError(
+                f"message {len(found)}, of role {role!r}, has no token of its own, so that it has no turn: "
+                "render the chat, and give it as text"
+            )
+        found.append(Turn(role, inside[0], inside[-1] + 1))
     return found
