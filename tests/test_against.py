@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 import overt
@@ -96,6 +97,9 @@ def test_words_of_several_pieces_and_the_target_itself_are_refused() -> None:
         trace.gradients(-1, target=7, against=7)
     with pytest.raises(ValueError, match=r"^against must lie in 0 to 289, got \[999\]"):
         trace.blankout(-1, target=7, against=999, unk=5)
+    for wrong in (True, 2.0):
+        with pytest.raises(ValueError, match=r"^against must hold classes, got torch"):
+            trace.gradients(-1, target=7, against=wrong)
     config = hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=290, num_labels=1)
     one = overt.trace(hf.BertForSequenceClassification(config), [[5, 6, 7]])
     with pytest.raises(ValueError, match=r"^against needs a model with several classes"):
@@ -113,3 +117,16 @@ def test_logits_of_the_last_positions_alone_explain_the_same() -> None:
     handle.remove()
     assert kept == [5, 9]
     torch.testing.assert_close(found, every[:, :, [6, 4]])
+
+
+def test_a_word_that_the_tokenizer_lacks_is_not_taken_for_its_unknown_token() -> None:
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "code": 2, "is": 3}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    known = hf.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
+    trace = overt.trace(tiny("Llama", vocab_size=4), "the code", tokenizer=known)
+    with pytest.raises(
+        ValueError, match=r"^against must be a token that the tokenizer has, and 'elephant' is"
+    ):
+        trace.gradients(-1, target="is", against="elephant")
+    by_id = trace.gradients(-1, target="is", against=0)
+    torch.testing.assert_close(trace.gradients(-1, target="is", against="[UNK]"), by_id)

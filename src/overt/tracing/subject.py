@@ -317,7 +317,7 @@ class Subject:
             raise ValueError(
                 f"{name} must be the number of a class, or one per example, got {given!r}"
             ) from None
-        if chosen.is_floating_point():
+        if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise ValueError(f"{name} must hold classes, got {chosen.dtype}")
         if chosen.dim() == 0:
             chosen = chosen.expand(batch)
@@ -346,6 +346,10 @@ class Subject:
                 raise ValueError(
                     f"{name} must be one token, and {given!r} has {len(pieces)} pieces: {shown}; give one "
                     "token, or its id"
+                )
+            if pieces[0] == tokenizer.unk_token_id and given.strip() != tokenizer.unk_token:
+                raise ValueError(
+                    f"{name} must be a token that the tokenizer has, and {given!r} is unknown to it"
                 )
             return int(pieces[0])
         labels = self.labels(classes)
