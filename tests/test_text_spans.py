@@ -153,3 +153,31 @@ def test_wrong_spans_are_refused_in_a_line() -> None:
         trace.spans(tokens={"a": 5})
     with pytest.raises(ValueError, match=r"^tokens must name at least one range, got \{\}"):
         trace.spans(tokens={})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cafe\u0301s nai\u0308ve", ["cafe\u0301s", "nai\u0308ve"]),
+        ("हिन्दी में लिखना", ["हिन्दी", "में", "लिखना"]),
+        ("שָׁלוֹם עולם", ["שָׁלוֹם", "עולם"]),
+        ("می\u200cخواهم بروم", ["می\u200cخواهم", "بروم"]),
+        ("I ❤\ufe0f it", ["I", "❤\ufe0f", "it"]),
+        ("👩\u200d👧 is", ["👩\u200d👧", "is"]),
+    ],
+)
+def test_accents_vowel_signs_and_joiners_are_inside_words(text: str, words: list[str]) -> None:
+    (found,) = traced(text).spans(layers=-1)
+    assert [span.name for span in found.tokens] == words
+
+
+def test_a_turn_without_a_token_is_no_span() -> None:
+    free = traced(["Keep it", "It is safe"], generate=3)
+    assert free.subject is not None
+    end = int(free.subject.inputs.arguments["input_ids"][0, free.turns[0][1].start])
+    trace = traced(["Keep it", "It is safe"], generate={"max_new_tokens": 3, "eos_token_id": end})
+    assert [turn.role for turn in trace.turns[0]] == ["prompt", "output"]
+    first, second = trace.spans(queries="turns", tokens="turns")
+    assert [span.name for span in first.queries] == [span.name for span in first.tokens] == ["prompt"]
+    assert [span.name for span in second.queries] == ["prompt", "output"]
+    torch.testing.assert_close(first.values, torch.ones(2, 1, 1).double())

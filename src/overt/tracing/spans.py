@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,8 @@ UNITS = ("tokens", "words", "sentences", "turns", "images")
 GENERATED = "generated "
 # Letters that are written without spaces between words: each token of them is a word of its own.
 SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+ALONE = re.compile(f"[{SPACELESS}]")
+JOINERS = "\u00ad\u200c\u200d"  # a soft hyphen, and what keeps letters apart or together inside a word
 WORD = re.compile(rf"(?:(?![{SPACELESS}])\w)+(?:['’-](?:(?![{SPACELESS}])\w)+)*|[^\w\s]+")
 SENTENCE = re.compile(r"[^\n]*?(?:[.!?…]+[\"'”’)\]]*(?=\s|$)|(?:[。！？]+[”」』]*)|\n|$)", re.S)
 
@@ -104,6 +107,16 @@ def spans_of(trace: Any, method: str, queries: Ranges, tokens: Ranges, options: 
     return results
 
 
+def _joined(text: str) -> str:
+    """The text with a letter for each sign inside a word that is none: accents, vowel signs, joiners."""
+    letters: list[str] = []
+    for letter in text:
+        follows = bool(letters) and letters[-1].isalnum() and not ALONE.match(letters[-1])
+        sign = unicodedata.category(letter).startswith("M") or letter in JOINERS
+        letters.append("x" if follows and sign else letter)
+    return "".join(letters)
+
+
 class _Example:
     """One example's tokens and text."""
 
@@ -162,7 +175,7 @@ class _Example:
         turns = self.trace.turns[self.number] if self.trace.turns else []
         if not turns:
             raise ValueError("this trace has no turns: trace messages of a chat, or with generate=64")
-        return [Span(*turn) for turn in turns]
+        return [Span(*turn) for turn in turns if turn.stop > turn.start]  # one may have written nothing
 
     def _images(self) -> list[Span]:
         pictures = self.trace.images()[self.number]
@@ -174,7 +187,7 @@ class _Example:
         """Tokens joined where one match of a pattern holds their first letters; others stay alone."""
         text = self._known(what)
         owner: dict[int, int] = {}  # character → number of its piece
-        for number, match in enumerate(pattern.finditer(text)):
+        for number, match in enumerate(pattern.finditer(_joined(text))):
             owner |= dict.fromkeys(range(*match.span()), number)
         spans: list[Span] = []
         before: int | None = None
