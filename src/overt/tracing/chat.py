@@ -119,7 +119,7 @@ def in_tokens(turns: Sequence[Turn], spans: Sequence[Sequence[int]]) -> list[Tur
         turns: in characters.
         spans: where each token begins and ends.
     """
-    found = []
+    found: list[Turn] = []
     for role, start, stop in turns:
         inside = [at for at, (first, last) in enumerate(spans) if start <= first < stop and last > first]
         if not inside:
