@@ -83,11 +83,12 @@ def spotted(height: int, width: int, rows: int, columns: int, cell: tuple[int, i
 def seen(name: str, pictures: list[np.ndarray[Any, Any]]) -> tuple[Any, dict[str, Any]]:
     """A model, and a prompt with pictures of 32 × 32 pixels; of Qwen's, of 16 × 24."""
     torch.manual_seed(0)
-    pixels = torch.stack([torch.from_numpy(each).permute(2, 0, 1) / 255.0 for each in pictures])
+    pixels = [torch.from_numpy(each).permute(2, 0, 1) / 255.0 for each in pictures]
     if name == "LLaVA":
-        return llava(), arguments(prompt(*[16] * len(pictures)), pixel_values=pixels)
+        return llava(), arguments(prompt(*[16] * len(pictures)), pixel_values=torch.stack(pixels))
     if name == "Idefics3":
-        return idefics(), arguments(prompt(*[4] * len(pictures)), pixel_values=pixels.unsqueeze(0))
+        one = torch.stack(pixels).unsqueeze(0)
+        return idefics(), arguments(prompt(*[4] * len(pictures)), pixel_values=one)
     processor = hf.Qwen2VLImageProcessorPil(
         patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 16, "longest_edge": 10**6}
     )
@@ -145,6 +146,37 @@ def test_generated_words_have_rows_over_pictures(name: str) -> None:
     (found,) = trace.spans(queries="generated tokens", tokens="images")
     assert [span.name for span in found.tokens] == ["image 1", "image 2"]
     torch.testing.assert_close(found.values[..., 1], grid.sum(dim=(-1, -2)))
+
+
+@pytest.mark.parametrize("name", ["LLaVA", "Qwen2-VL"])
+def test_examples_of_a_batch_have_their_own_pictures(name: str) -> None:
+    """Of Qwen's, two pictures have as many patches, in other rows and columns."""
+    sizes = [(32, 32)] * 3 if name == "LLaVA" else [(16, 24), (24, 16), (16, 16)]
+    model, given = seen(name, [noisy(*size, seed) for seed, size in enumerate(sizes)])
+    runs = [16] * 3 if name == "LLaVA" else [6, 6, 4]
+    rows = [prompt(runs[0])[0].tolist(), prompt(*runs[1:])[0].tolist(), [5, 6, 7]]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    kinds = {"mm_token_type_ids": (ids == SIGN).int()} if name == "Qwen2-VL" else {}
+    given |= {"input_ids": ids, "attention_mask": (ids > 0).long(), **kinds}
+    trace = overt.trace(model, given, generate=2)
+    assert [len(each) for each in trace.images()] == [1, 2, 0]
+    query = max(trace.generating_queries()) - 1
+    for number, places in enumerate(trace.images()):
+        alone = trace[number]
+        assert alone.images() == [places]
+        for kind in ("gradients", "blankout"):
+            more = {"unk": 3} if kind == "blankout" else {}
+            found, want = (each.read(kind, query, target=9, against=10, **more) for each in (alone, trace))
+            torch.testing.assert_close(found[0], want[number], atol=1e-6, rtol=1e-4)
+    changed = {**given, "input_ids": ids.clone()}
+    changed["input_ids"][1, 0] = 3  # its first token: it is the longest prompt
+    at = len(rows[1]) - 1
+    with torch.no_grad():
+        logits = [model(**each).logits[1, -1].double() for each in (given, changed)]
+    effect = [float(each[9] - each[10]) for each in logits]
+    found = trace.blankout(at, target=9, against=10, unk=3)[1, 0, 0, 0]
+    assert float(found) == pytest.approx(effect[0] - effect[1], abs=1e-5)
 
 
 def test_pictures_without_a_grid_are_refused() -> None:

@@ -51,14 +51,7 @@ def image_tokens(model: nn.Module, arguments: Mapping[str, Any]) -> list[list[Im
         arguments: of its forward, as its processor made them.
     """
     config, ids = getattr(model, "config", None), arguments.get("input_ids")
-    sign = next(
-        (
-            n
-            for key in ("image_token_id", "image_token_index")
-            if (n := getattr(config, key, None)) is not None
-        ),
-        None,
-    )
+    sign = _sign(config)
     if not isinstance(ids, Tensor) or sign is None:
         raise ValueError(f"{name_of(model)} has no tokens that stand for a picture in a text")
     grids = _given_grids(config, arguments)
@@ -79,6 +72,41 @@ def image_tokens(model: nn.Module, arguments: Mapping[str, Any]) -> list[list[Im
                 at += rows * columns
         found.append(pictures)
     return found
+
+
+def of_examples(model: nn.Module, arguments: Mapping[str, Any], examples: list[int]) -> dict[str, Any]:
+    """Those of a model's arguments that hold the pictures of all examples one after the other, for some.
+
+    Empty where pictures are sorted by example already, or none are known.
+
+    Args:
+        model: any model.
+        arguments: of its forward, for all examples.
+        examples: numbers of those that are wanted, some perhaps several times.
+    """
+    pixels, grids = arguments.get("pixel_values"), arguments.get("image_grid_thw")
+    if _sign(getattr(model, "config", None)) is None or not isinstance(pixels, Tensor):
+        return {}
+    try:
+        found = image_tokens(model, arguments)
+    except ValueError:
+        return {}
+    ends = torch.tensor([len(each) for each in found]).cumsum(dim=0).tolist()
+    ranges = [range(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+    wanted = [number for example in examples for number in ranges[example]]
+    if isinstance(grids, Tensor) and pixels.dim() == 2 and len(grids) == ends[-1]:
+        parts = pixels.split(grids.prod(dim=1).tolist())
+        chosen = torch.cat([parts[number] for number in wanted]) if wanted else None
+        return {"pixel_values": chosen, "image_grid_thw": grids[wanted]}
+    if pixels.dim() == 4 and len(pixels) == ends[-1]:
+        return {"pixel_values": pixels[wanted] if wanted else None}
+    return {}
+
+
+def _sign(config: Any) -> int | None:
+    """Id of the token that stands for a patch; None if a model has none."""
+    known = (getattr(config, key, None) for key in ("image_token_id", "image_token_index"))
+    return next((number for number in known if number is not None), None)
 
 
 def _runs(marked: Tensor) -> list[tuple[int, int]]:

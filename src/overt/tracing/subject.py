@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from overt._modes import device_of
 from overt._predictions import Link, link_of, linked
+from overt.tracing.images import of_examples
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
 
@@ -93,9 +94,9 @@ class Subject:
     def some(self, rows: list[int]) -> Subject:
         """The same model with some of the examples."""
         batch, index = self.mask.shape[0], torch.tensor(rows)
-        inputs = replace(
-            self.inputs, arguments={n: take(v, index, batch) for n, v in self.inputs.arguments.items()}
-        )
+        given = self.inputs.arguments
+        arguments = {name: take(value, index, batch) for name, value in given.items()}
+        inputs = replace(self.inputs, arguments=arguments | of_examples(self.model, given, rows))
         if inputs.labels is not None:
             inputs.labels = take(inputs.labels, index, batch)
         part = Subject(self.model, inputs, self.mask[rows], self.first, self.kind, self.output)
@@ -202,10 +203,11 @@ class Subject:
         """
         batch = self.mask.shape[0]
         traced_side = ("pixel_values",) if self.inputs.grid is not None else TEXT
-        return {
+        taken = {
             name: value if self.contrasts and name not in traced_side else take(value, example, batch)
             for name, value in arguments.items()
         }
+        return taken | of_examples(self.model, arguments, example.tolist())
 
     def score(
         self, logits: Tensor, target: Tensor, queries: list[int], against: Tensor | None = None
