@@ -95,7 +95,7 @@ def of_examples(model: nn.Module, arguments: Mapping[str, Any], examples: list[i
     ranges = [range(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
     wanted = [number for example in examples for number in ranges[example]]
     if isinstance(grids, Tensor) and pixels.dim() == 2 and len(grids) == ends[-1]:
-        parts = pixels.split(grids.prod(dim=1).tolist())
+        parts = torch.split(pixels, grids.prod(dim=1).tolist())
         chosen = torch.cat([parts[number] for number in wanted]) if wanted else None
         return {"pixel_values": chosen, "image_grid_thw": grids[wanted]}
     if pixels.dim() == 4 and len(pixels) == ends[-1]:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from overt._modes import device_of
 from overt._predictions import Link, link_of, linked
-from overt.tracing.images import of_examples
 from overt.tracing.inputs import Inputs
 from overt.tracing.options import numbers
 
@@ -94,6 +93,8 @@ class Subject:
     def some(self, rows: list[int]) -> Subject:
         """The same model with some of the examples."""
         batch, index = self.mask.shape[0], torch.tensor(rows)
+        from overt.tracing.images import of_examples  # on first use
+
         given = self.inputs.arguments
         arguments = {name: take(value, index, batch) for name, value in given.items()}
         inputs = replace(self.inputs, arguments=arguments | of_examples(self.model, given, rows))
@@ -202,6 +203,8 @@ class Subject:
         The other side of a contrastive model stays as it is: its inputs are the classes.
         """
         batch = self.mask.shape[0]
+        from overt.tracing.images import of_examples  # on first use
+
         traced_side = ("pixel_values",) if self.inputs.grid is not None else TEXT
         taken = {
             name: value if self.contrasts and name not in traced_side else take(value, example, batch)
