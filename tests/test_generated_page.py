@@ -130,6 +130,14 @@ def test_the_command_writes_and_names_the_sources_of_each_word(folder: Path, tmp
     assert '"generated":' in out.read_text()
 
 
+def test_white_space_has_signs_in_the_terminal(folder: Path) -> None:
+    result = runner.invoke(app, ["trace", "Keep  it\n\tsafe", "--model", str(folder)], env={"COLUMNS": "140"})
+    assert result.exit_code == 0, result.output
+    shown = [line.split()[1] for line in result.output.splitlines() if re.match(r"\s*\d+ ", line)]
+    assert [sign for sign in shown if sign in "␣↵⇥"] == ["␣", "↵", "⇥"]
+    assert not set("ĠĊĉ") & set(result.output)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

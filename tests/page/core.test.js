@@ -204,6 +204,9 @@ test("what is seen of a token can be told apart", () => {
   assert.equal(shown("key"), "key");
   assert.equal(shown(""), "∅");
   assert.equal(shown(" "), "␣");
+  assert.equal(shown("\u0120"), "␣"); // as byte-level tokenizers name it
+  assert.equal(shown("\u010a\u010a"), "↵↵");
+  assert.equal(shown("\u0120Paris"), "\u0120Paris");
   assert.equal(shown("\n"), "↵");
   assert.equal(shown("\t"), "⇥");
   assert.equal(shown("\u0000"), "␀");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 MOST_ROWS = 40  # of the table of a trace without maps
 SHADES = "·░▒▓█"
 SOURCES = 4  # of each generated word
+BLANK = re.compile(r"[\u0120\u010a\u010d\u0109\u2581\s]+")  # how tokenizers name white space: Ġ, Ċ, č, ĉ, ▁
+BLANK_SIGNS = {"\u010a": "↵", "\n": "↵", "\u010d": "", "\r": "", "\u0109": "⇥", "\t": "⇥"}
 
 
 def bar(value: float, largest: float, width: int = BAR) -> str:
@@ -220,5 +223,7 @@ def _cell(values: torch.Tensor, token: int, wide: int) -> str:
 
 
 def _shown(word: str) -> str:
-    """A token without characters that would move the cursor."""
+    """A token without characters that would move the cursor; white space as signs."""
+    if BLANK.fullmatch(word):  # the whole token
+        return "".join(BLANK_SIGNS.get(sign, "␣") for sign in word) or "↵"
     return "".join(letter if letter.isprintable() else "�" for letter in word) or "·"

@@ -1,14 +1,11 @@
 // The text of a long trace: its tokens joined as they were written, and what is found in it.
-import { number, percent, shown, tokenPlace } from "./words.js";
+import { BLANK, number, percent, shown, tokenPlace } from "./words.js";
 
-const BLANK = /^(?:[\u0120\u010a\u010d\u0109\u2581\s]+|<0x0A>)$/; // how tokenizers name white space: Ġ, Ċ, č, ĉ, ▁
-const BLANK_SIGNS = { "\u010a": "↵", "\n": "↵", "\u010d": "", "\r": "", "\u0109": "⇥", "\t": "⇥" };
 const MOST_FOUND = 1e5;
 
 /** A token as it is read in a text: a word piece without its sign, white space as signs. */
 export function passageWord(token, most = 40) {
   const text = String(token);
-  if (BLANK.test(text)) return text === "<0x0A>" ? "↵" : shown(Array.from(text, (sign) => BLANK_SIGNS[sign] ?? "␣").join("") || "↵", most);
   return shown(text.length > 2 && text.startsWith("##") ? text.slice(2) : text, most);
 }
 

@@ -9,11 +9,14 @@ const HIDDEN =
 const MARKS = /(\p{M}{4})\p{M}+/gu; // no script needs more on one letter; stacked marks would cover other lines
 const NAMES = { 9: "⇥", 10: "↵", 13: "↵", 32: "␣", 160: "␣", 127: "␡" };
 
+export const BLANK = /^(?:[\u0120\u010a\u010d\u0109\u2581\s]+|<0x0A>)$/; // how tokenizers name white space: Ġ, Ċ, č, ĉ, ▁
+const BLANK_SIGNS = { "\u010a": "↵", "\n": "↵", "\u010d": "", "\r": "", "\u0109": "⇥", "\t": "⇥" };
+
 const seenBefore = new Map();
 
-/** A token for drawing: control characters as visible signs, at most `most` characters as readers count them. */
+/** A token for drawing: white space and control characters as visible signs, at most `most` characters as readers count them. */
 export function shown(token, most = 18) {
-  const text = String(token);
+  const text = blankSigns(String(token));
   if (text.length > 64) return cleaned(text, most);
   // The same few words are drawn in every frame.
   const key = `${most} ${text}`;
@@ -23,6 +26,12 @@ export function shown(token, most = 18) {
     seenBefore.set(key, (visible = cleaned(text, most)));
   }
   return visible;
+}
+
+/** White space as signs; any other text as it is. */
+function blankSigns(text) {
+  if (!BLANK.test(text)) return text;
+  return text === "<0x0A>" ? "↵" : Array.from(text, (sign) => BLANK_SIGNS[sign] ?? "␣").join("") || "↵";
 }
 
 function cleaned(text, most) {
