@@ -43,6 +43,18 @@ def test_the_page_of_generated_text_has_the_rows_that_wrote_it(memory: int) -> N
     assert text.startswith("Keep it")
 
 
+def test_characters_of_several_pieces_can_be_read_on_the_page() -> None:
+    text = "Keep 今天 safe 🙂🙃 مع"
+    trace = overt.trace(tiny("Llama"), text, tokenizer=byte_tokenizer(), generate=2)
+    entry = trace.html().index["traces"][0]
+    assert trace.tokens[0].count("�") > 10, "there are pieces"
+    signs = {"0": "", "1": " ", "2": "\n"}
+    pairs = zip(entry["rows"]["before"], entry["tokens"], strict=True)
+    joined = "".join(signs[sign] + word for sign, word in pairs)
+    assert joined.replace("\u0120", " ").strip().startswith(text), "lone spaces are tokens here"
+    assert len(entry["tokens"]) == len(trace.tokens[0])
+
+
 def test_single_heads_of_generated_words_are_there_if_they_were_traced() -> None:
     trace = overt.trace(tiny("Llama"), [[5, 6, 7]], generate=4, heads=True)
     shown = trace.html()

@@ -68,6 +68,14 @@ test("text is joined as it was written, and found across tokens in either case",
   assert.deepEqual(passageFound(trace, "cells. the cells"), [[5, 10]], "over the end of a line");
 });
 
+test("of a character in pieces, the first piece has it, and it is found there", () => {
+  const rows = { queries: [4], before: "10010" };
+  const trace = traceOf({ layers: 1, tokens: ["今", "", "天", "safe", ""], rows }, { raw: [[[[1, 0, 0, 0, 0]]]] });
+  assert.deepEqual(passageFound(trace, "今天"), [[0, 3]]);
+  assert.deepEqual(passageFound(trace, "天 safe"), [[2, 4]]);
+  assert.equal(passageWord(trace.tokens[1]), "·");
+});
+
 test("letters that grow in lower case do not move what comes after", () => {
   const tokens = ["İİİ", "key", "İ", "lock"];
   const rows = { queries: [3], before: "1111" };

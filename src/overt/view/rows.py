@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from overt.tracing.generation import UNFINISHED
 from overt.tracing.kept_rows import METHODS
 from overt.tracing.levels import HeldMaps
 from overt.tracing.methods.method import Method, methods
@@ -74,7 +75,7 @@ def rows_entry(
         "mixing": trace.mixing,
         "mixing_title": trace.mixing_kind.title,
         "methods": [method_entry(method) for method in methods().values()],
-        "tokens": [printable(trace.tokens[0][place]) for place in real.tolist()],
+        "tokens": [printable(name) for name in _names(trace, real)],
         "special": trace.special[0, real].int().tolist(),
         "source": source,
         "layers": trace.layers,
@@ -192,6 +193,22 @@ def _heads(trace: Trace, found: dict[str, Tensor], missing: dict[str, str]) -> i
     return 0
 
 
+def _names(trace: Trace, real: Tensor) -> list[str]:
+    """Names of tokens. Of the pieces of one character, the first has it, and the others have nothing.
+
+    By themselves such pieces are bytes that no reader knows: in some scripts, most of a text is of them.
+    """
+    names = [trace.tokens[0][place] for place in real.tolist()]
+    if not trace.texts or trace.offsets is None or len(trace.offsets[0]) != len(trace.mask[0]):
+        return names
+    text, end = trace.texts[0], 0
+    for place, (start, stop) in enumerate(trace.offsets[0, real].tolist()):
+        if UNFINISHED in names[place] and stop > start:
+            names[place] = text[max(start, end) : stop].strip()
+        end = max(end, stop)
+    return names
+
+
 def _before(trace: Trace, real: Tensor, source: int) -> str:
     """What comes before each token, one sign each: nothing, a space, or the end of a line.
 
@@ -203,11 +220,15 @@ def _before(trace: Trace, real: Tensor, source: int) -> str:
     if trace.offsets is not None and bool(trace.offsets[0].any()):
         spans = trace.offsets[0, real].tolist() if len(trace.offsets[0]) == len(trace.mask[0]) else []
         text = trace.texts[0] if trace.texts else None
-        end, loose = 0, ""  # white space at the end of the token before
+        begun, end, loose = 0, 0, ""  # white space at the end of the token before
         for place, (name, (start, stop)) in enumerate(zip(names, spans, strict=False)):
             if start == stop:
                 loose = " "  # a special token
                 continue
+            if begun <= start < end:  # a piece of the same character
+                signs[place], end = GLUED, max(end, stop)
+                continue
+            begun = start
             between = loose + (" " * max(0, start - end) if text is None else text[end:start])
             if text is None:
                 loose = ""

@@ -3,9 +3,10 @@ import { BLANK, number, percent, shown, tokenPlace } from "./words.js";
 
 const MOST_FOUND = 1e5;
 
-/** A token as it is read in a text: a word piece without its sign, white space as signs. */
+/** A token as it is read in a text: a word piece without its sign, white space as signs, a dot for what continues a character. */
 export function passageWord(token, most = 40) {
   const text = String(token);
+  if (!text) return "·";
   return shown(text.length > 2 && text.startsWith("##") ? text.slice(2) : text, most);
 }
 
