@@ -48,6 +48,7 @@ def test_characters_of_several_pieces_can_be_read_on_the_page() -> None:
     trace = overt.trace(tiny("Llama"), text, tokenizer=byte_tokenizer(), generate=2)
     entry = trace.html().index["traces"][0]
     assert trace.tokens[0].count("�") > 10, "there are pieces"
+    assert entry["name"].startswith(text)
     signs = {"0": "", "1": " ", "2": "\n"}
     pairs = zip(entry["rows"]["before"], entry["tokens"], strict=True)
     joined = "".join(signs[sign] + word for sign, word in pairs)

@@ -413,6 +413,9 @@ def label_of(trace: Trace) -> str:
     if trace.grid is not None:
         cells = "pixels" if trace.kind == "pixels" else "patches"
         return f"image, {trace.grid[0]} × {trace.grid[1]} {cells}"
+    if trace.texts and any("\ufffd" in token for token in trace.tokens[0]):  # pieces of characters
+        text = " ".join(printable(trace.texts[0]).split())
+        return text if len(text) <= 40 else f"{text[:40]} …"
     words: list[str] = []
     length = 0
     for token, special, real in zip(trace.tokens[0], trace.special[0], trace.mask[0], strict=True):
