@@ -204,7 +204,7 @@ def test_each_data_set_is_read_in_its_own_layout(tmp_path: Path, name: str) -> N
     text, texts, kind, expected = LAYOUTS[name]
     found = load(name, layout(tmp_path, name, text, texts, kind))
     assert found == {split: [expected] for split in ("train", "val", "test")}
-    assert sum(length for _, length in found["val"][0].documents) == len(expected.words)
+    assert sum(document.words for document in found["val"][0].documents) == len(expected.words)
 
 
 def test_no_document_is_lost_whose_words_nobody_marked(tmp_path: Path) -> None:
@@ -223,9 +223,74 @@ def test_marked_words_are_those_of_the_passages_in_any_of_the_documents() -> Non
     assert LAYOUTS["esnli"][3].rationale.tolist() == [False, True, False, True, False]
 
 
+def test_a_document_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    text = row("91", "REFUTES", "", ["Rome", "Rome"], passage("Rome", 1, 3, "is old"))
+    (found,) = load("fever", layout(tmp_path, "fever", text, *LAYOUTS["fever"][1:3]))["test"]
+    assert found.words == ("Rome", "is", "old", ".")
+    assert found.evidence == ((1, 3),)
+    assert [document.name for document in found.documents] == ["Rome"]
+
+
+def test_passages_of_several_groups_and_documents_may_cross_lines(tmp_path: Path) -> None:
+    texts = {"A": "x is big .\ny is small .", "B": "z is red ."}
+    groups = [[passage("A", 2, 6, "big . y is"), passage("B", 2, 3, "red")], [passage("A", 2, 3, "big")]]
+    values = {"annotation_id": "1", "classification": "SUPPORTS", "query": "q", "docids": ["A", "B"]}
+    text = json.dumps({**values, "evidences": groups})
+    (found,) = load("fever", layout(tmp_path, "fever", text, texts, "docs"))["test"]
+    assert found.evidence == ((2, 6), (10, 11), (2, 3))
+    assert found.rationale.nonzero()[0].tolist() == [2, 3, 4, 5, 10]
+
+
+def by_the_benchmark(text: str, kind: str) -> list[str]:
+    """Words as the benchmark's two readers count them."""
+    words = []
+    for line in text.split("\n"):
+        words += line.strip().split(" ")
+    return words if kind == "docs.jsonl" else [word for word in words if word]
+
+
+@pytest.mark.parametrize("kind", ["docs", "docs.jsonl"])
+@pytest.mark.parametrize(
+    "text",
+    ["10\u00a0km from here", "a  wide  gap here", "\u2003thin\u2003space \u00a0 here", "up here\n\nhere ."],
+)
+def test_words_are_counted_as_the_benchmark_counts_them(tmp_path: Path, kind: str, text: str) -> None:
+    """Words end at spaces and lines alone; those of docs.jsonl may be empty, and count."""
+    theirs = by_the_benchmark(text, kind)
+    place = len(theirs) - 1 - theirs[::-1].index("here")
+    bad = row("q", "C", "", ["q"], passage("q", place, place + 1, "here"))
+    (found,) = load("cose", layout(tmp_path, "cose", bad, {"q": text}, kind))["test"]
+    assert [found.words[start:end] for start, end in found.evidence] == [("here",)]
+    assert list(found.words) == [word for word in theirs if word.strip()], "empty words are not judged"
+    scores = np.arange(1.0, len(found.words) + 1)
+    prediction = Prediction(scores, found.evidence, [0.2] * 5)
+    write_predictions(tmp_path / "out.jsonl", "cose", [found], [prediction])
+    (written,) = json.loads((tmp_path / "out.jsonl").read_text())["rationales"]
+    assert written["hard_rationale_predictions"] == [{"start_token": place, "end_token": place + 1}]
+    soft = written["soft_rationale_predictions"]
+    assert len(soft) == len(theirs), "the benchmark's script wants a score for each"
+    assert [score for score, word in zip(soft, theirs, strict=True) if word.strip()] == scores.tolist()
+
+
+def test_a_name_with_a_slash_is_a_file_in_a_folder_and_no_other(tmp_path: Path) -> None:
+    text = row("91", "REFUTES", "", ["AC/DC"])
+    folder = layout(tmp_path, "fever", text, {"DC": "a city"}, "docs")
+    with pytest.raises(ValueError, match=r"line 1: document 'AC/DC' is not in .*docs"):
+        load("fever", folder)
+    (folder / "eraser" / "fever" / "docs" / "AC").mkdir()
+    (folder / "eraser" / "fever" / "docs" / "AC" / "DC").write_text("a band")
+    assert load("fever", folder)["test"][0].words == ("a", "band")
+    outside = row("91", "REFUTES", "", ["../train.jsonl"])
+    (folder / "eraser" / "fever" / "test.jsonl").write_text(outside)
+    with pytest.raises(ValueError, match=r"document '\.\./train\.jsonl' is not in .*docs"):
+        load("fever", folder)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
+        (row("s", "neutral", "", "s_premise"), "docids must be a list"),  # type: ignore[arg-type]
+        (row("s", "neutral", ["a"], None), "query text"),  # type: ignore[arg-type]
         (row("s", "maybe", "", None), "classification must be contradiction or entailment or neutral"),
         (row("t", "neutral", "", None), "document 't_premise' is not in"),
         (

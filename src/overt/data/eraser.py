@@ -8,6 +8,7 @@ written as the benchmark's own script reads them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,31 @@ DATA_SETS = {
 }
 
 
+class Document(NamedTuple):
+    """One of an annotation's documents.
+
+    Attributes:
+        name: as in the files.
+        words: how many it has.
+        empty: places, counted from its beginning, of words of nothing but white space, such as those between
+            two spaces in docs.jsonl. The benchmark counts them, and we leave them out.
+    """
+
+    name: str
+    words: int
+    empty: tuple[int, ...] = ()
+
+    def ours(self, place: int) -> int:
+        """The place of a word without the empty ones before it."""
+        return place - sum(gap < place for gap in self.empty)
+
+    def theirs(self, place: int) -> int:
+        """The place of a word as the benchmark counts."""
+        for gap in self.empty:
+            place += gap <= place
+        return place
+
+
 @dataclass(frozen=True)
 class Example:
     """A text, its class, and where annotators found it.
@@ -61,7 +87,7 @@ class Example:
         evidence: first word of each passage that shows the class, and the word after its last. A few passages
             of the published movies have no words, and are left out.
         query: what is asked of the text, such as a claim; empty for none.
-        documents: names of its documents, and how many of the words each has.
+        documents: in the order in which their words stand.
     """
 
     name: str
@@ -69,7 +95,7 @@ class Example:
     label: int
     evidence: tuple[tuple[int, int], ...]
     query: str = ""
-    documents: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    documents: tuple[Document, ...] = field(default=(), compare=False)
 
     @property
     def text(self) -> str:
@@ -143,7 +169,8 @@ class _Documents:
         names = ("docs.jsonl", "docs.json")
         self.together = next(filter(None, (find_file(folder, name) for name in names)), None)
         self.texts: dict[str, str] = {}
-        if self.together is not None and ".jsonl" in self.together.suffixes:
+        self.counts_empty = self.together is not None and ".jsonl" in self.together.suffixes
+        if self.together is not None and self.counts_empty:
             self.texts = self._lines(self.together)
         elif self.together is not None:
             try:
@@ -174,14 +201,22 @@ class _Documents:
         return texts
 
     def words(self, name: str, where: str) -> tuple[str, ...]:
-        """The words of a document."""
+        """The words of a document, as the benchmark's code splits it: at line ends, and at spaces alone.
+
+        A word may hold another white space, such as a space that does not break. In docs.jsonl a word may be
+        empty, and counts.
+        """
         if self.together is None and name not in self.texts:
-            path = find_file(self.folder, Path(name).name)
+            inside = (self.folder / name).resolve().is_relative_to(self.folder.resolve())
+            path = find_file(self.folder, name) if inside else None
             if path is not None:
                 self.texts[name] = read_text(path)
         if name not in self.texts:
             raise ValueError(f"{where}: document {name!r} is not in {self.together or self.folder}")
-        return tuple(self.texts[name].split())
+        if self.counts_empty:
+            return tuple(word for line in self.texts[name].split("\n") for word in line.strip().split(" "))
+        lines = re.split("\r\n|\r|\n", self.texts[name])
+        return tuple(word for line in lines for word in line.strip().split(" ") if word)
 
 
 def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Example:
@@ -193,12 +228,14 @@ def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Exa
             for group in row["evidences"]
             for each in group
         ]
-        told = [
-            str(document) for document in row.get("docids") or dict.fromkeys(each[0] for each in passages)
-        ]
+        docids, query = row.get("docids") or [], row.get("query") or ""
+        if not isinstance(docids, list) or not isinstance(query, str):
+            raise TypeError("docids must be a list and query text, or null")
+        # A document that is named twice is read once.
+        told = list(dict.fromkeys(str(document) for document in docids or [each[0] for each in passages]))
         own = [f"{name}{end}" for end in kind.documents]
         # Passages may all be in one of two documents, and docids may be null or in any order.
-        other = len(row.get("docids") or ()) == len(own) and set(told) != set(own)
+        other = len(docids) == len(own) and set(told) != set(own)
         listed = own if own and not other else told or [str(name)]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
@@ -209,28 +246,31 @@ def _example(line: str, kind: DataSet, documents: _Documents, where: str) -> Exa
         known = " or ".join(kind.labels)
         raise ValueError(f"{where}: classification must be {known}, got {str(label)[:40]!r}")
     words: tuple[str, ...] = ()
-    starts, parts = dict[str, int](), []
-    for document in map(str, listed):
-        these = documents.words(document, where)
+    starts, parts = dict[str, int](), dict[str, Document]()
+    for document in listed:
+        all_words = documents.words(document, where)
+        these = tuple(word for word in all_words if word.strip())
         starts[document] = len(words)
-        parts.append((document, len(these)))
+        empty = tuple(place for place, word in enumerate(all_words) if not word.strip())
+        parts[document] = Document(document, len(these), empty)
         words += these
-    lengths = dict(parts)
     evidence = []
     for document, start, end, text in passages:
         if document not in starts:
             those = " or ".join(repr(each) for each in starts)
             raise ValueError(f"{where}: evidence must be in {those}, got {str(document)[:40]!r}")
-        length, first = lengths[document], starts[document]
-        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
-        if not inside or "".join(words[first + start : first + end]) != "".join(str(text).split()):
+        part = parts[document]
+        inside = isinstance(start, int) and isinstance(end, int)
+        inside = inside and 0 <= start <= end <= part.words + len(part.empty)
+        first, last = (starts[document] + part.ours(place) for place in (start, end)) if inside else (0, 0)
+        found = "".join("".join(words[first:last]).split())
+        if not inside or found != "".join(str(text).split()):
             raise ValueError(
                 f"{where}: words {start} to {end} of {document} are not its evidence, {str(text)[:60]!r}"
             )
-        if start < end:
-            evidence.append((first + start, first + end))
-    query = str(row.get("query") or "")
-    return Example(str(name), words, kind.labels.index(label), tuple(evidence), query, tuple(parts))
+        if first < last:
+            evidence.append((first, last))
+    return Example(str(name), words, kind.labels.index(label), tuple(evidence), query, tuple(parts.values()))
 
 
 # --- Predictions ---
@@ -290,20 +330,27 @@ def _line(example: Example, prediction: Prediction, labels: tuple[str, ...]) -> 
             f"{example.name}: scores must be {len(example.words)} finite numbers, got shape {scores.shape}"
         )
     rationales, first = [], 0
-    for document, length in example.documents or ((example.name, len(example.words)),):
-        inside = [(max(start, first), min(end, first + length)) for start, end in prediction.spans]
+    for document in example.documents or (Document(example.name, len(example.words)),):
+        last = first + document.words
+        inside = [(max(start, first), min(end, last)) for start, end in prediction.spans]
+        soft = scores[first:last].tolist()
+        for gap in document.empty:
+            soft.insert(gap, float(scores.min()))
         rationales.append(
             {
-                "docid": document,
+                "docid": document.name,
                 "hard_rationale_predictions": [
-                    {"start_token": start - first, "end_token": end - first}
+                    {
+                        "start_token": document.theirs(start - first),
+                        "end_token": document.theirs(end - first - 1) + 1,
+                    }
                     for start, end in inside
                     if start < end
                 ],
-                "soft_rationale_predictions": scores[first : first + length].tolist(),
+                "soft_rationale_predictions": soft,
             }
         )
-        first += length
+        first = last
 
     def named(values: Any) -> dict[str, float]:
         numbers = np.asarray(values, dtype=np.float64)
