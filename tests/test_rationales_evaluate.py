@@ -283,6 +283,10 @@ def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) ->
     one.config.num_labels = 1
     with pytest.raises(ValueError, match="at least two classes, got Planted with 1"):
         evaluate(one, tokenizer, [TEXT])
+    numbers = Planted(tokenizer, {})
+    numbers.config.problem_type = "regression"
+    with pytest.raises(ValueError, match="must be a classifier, got Planted for regression"):
+        evaluate(numbers, tokenizer, [TEXT])
     pair = Planted(tokenizer, {})
     pair.config.is_encoder_decoder = True
     with pytest.raises(ValueError, match="Planted is an encoder–decoder"):
@@ -294,6 +298,78 @@ def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) ->
         evaluate(pair, tokenizer, [TEXT], methods=[])
     with pytest.raises(ValueError, match="tokenizer must be a fast one"):
         evaluate(planted, SimpleNamespace(is_fast=False), [TEXT])
+
+
+class ReadsPadding(Planted):
+    """A classifier that takes padding for words."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+        return super().forward(input_ids, torch.ones_like(attention_mask), token_type_ids)
+
+
+def test_a_model_that_reads_padding_is_refused(tokenizer: Any) -> None:
+    """Texts with fewer words have more of it in a batch, so that every measure would be of the padding."""
+    with pytest.raises(
+        ValueError, match=r"model must not read padding, but probabilities .* differ by 0\.48"
+    ):
+        evaluate(ReadsPadding(tokenizer, {"good": 1.0, "[PAD]": 0.5}), tokenizer, [TEXT], methods=["random"])
+    evaluate(Planted(tokenizer, {"good": 1.0, "[PAD]": 0.5}), tokenizer, [TEXT], methods=["random"])
+
+
+def bare_tokenizer(tokenizer: Any) -> Any:
+    """One that puts no special tokens around texts, as those of causal models."""
+    from tokenizers.processors import Sequence
+    from transformers import PreTrainedTokenizerFast
+
+    inner = tokenizer.backend_tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    inner.post_processor = Sequence([])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_a_causal_classifier_reads_padded_texts_as_it_reads_them_alone(tokenizer: Any, pad: int) -> None:
+    """It finds a text's last token by the config's padding, which need not be the tokenizer's."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20, "initializer_range": 0.5}
+    config = GPT2Config(vocab_size=len(tokenizer), num_labels=2, pad_token_id=pad, **sizes)  # type: ignore[arg-type]
+    model = GPT2ForSequenceClassification(config).eval()
+    bare = bare_tokenizer(tokenizer)
+    classifier = WordClassifier(model, bare)
+    text = classifier.read("plot good film nice scene")
+    kept = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], dtype=bool)
+    together = classifier.probabilities(text, kept)
+    for row, own in zip(kept[:3], together, strict=False):
+        ids = torch.tensor(
+            [bare.convert_tokens_to_ids([w for w, k in zip(text.words, row, strict=True) if k])]
+        )
+        with torch.no_grad():
+            np.testing.assert_allclose(own, model(input_ids=ids).logits.softmax(-1)[0], atol=1e-6)
+    alone = classifier.probabilities(text, kept[3:])[0]
+    np.testing.assert_allclose(together[3], alone, atol=1e-6, err_msg="a text without words")
+
+
+def test_robertas_first_positions_are_not_for_words(tokenizer: Any) -> None:
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=22, pad_token_id=1, **sizes)  # type: ignore[arg-type]
+    model = RobertaForSequenceClassification(config)
+    found = evaluate(model, tokenizer, [LONG], methods=["rollout"], points=2)
+    assert [len(scores) for scores in found.methods["rollout"].scores] == [18], "22 − 2 − CLS and SEP"
+    assert found.cut == 1
+    with pytest.raises(ValueError, match="the input has 21 tokens, but the model has positions for 20"):
+        overt.trace(model, {"input_ids": torch.full((1, 21), 5)})
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_named(tokenizer: Any) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=9, **sizes))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="text 0: ids of the tokenizer must lie in 0 to 8, got 13"):
+        evaluate(model, tokenizer, [TEXT], methods=["random"])
 
 
 @pytest.mark.parametrize(("method", "module"), [("lime", "lime.lime_text"), ("integrated", "captum.attr")])

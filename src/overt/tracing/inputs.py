@@ -222,12 +222,14 @@ def _check_length(model: nn.Module, arguments: Mapping[str, Any]) -> None:
 def positions_of(model: nn.Module) -> int | None:
     """How many positions a model has learnt embeddings for; None where positions are not learnt."""
     limit = getattr(_config(model), "max_position_embeddings", None)
-    tables = (
-        module.num_embeddings - int(getattr(module, "offset", 0))  # BART's and OPT's have two rows more
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe"))
-    )
-    return limit if isinstance(limit, int) and limit in tables else None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or not ("position" in name or name.endswith("wpe")):
+            continue
+        offset = int(getattr(module, "offset", 0))  # BART's and OPT's have two rows more
+        if isinstance(limit, int) and module.num_embeddings - offset == limit:
+            # RoBERTa's positions begin after the one of padding.
+            return limit if offset or module.padding_idx is None else limit - module.padding_idx - 1
+    return None
 
 
 def _is_list(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from overt._modes import any_shape, device_of, evaluating
 from overt._predictions import link_of, linked
+from overt.tracing.inputs import check_ids, padding_id, positions_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +26,8 @@ TOKENS = 2**16  # of one pass
 READ = {"cuda": 2**18}  # by device; TOKENS on others
 ENCODED = {"cuda": 2**15}
 FEW = 2**14
+# Difference that padding may make to a probability: rounding error, of products of float32 or of fewer bits.
+READS_PADDING, ROUNDED = 0.01, 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +108,19 @@ class WordClassifier:
                 "model must be a classifier with at least two classes, "
                 f"got {type(model).__name__} with {classes}"
             )
-        if tokenizer.pad_token_id is None:
+        if link_of(config, classes) == "identity":
+            raise ValueError(
+                f"model must be a classifier, got {type(model).__name__} for regression (config.problem_type)"
+            )
+        if tokenizer.pad_token_id is None and getattr(config, "pad_token_id", None) is None:
             raise ValueError(f"tokenizer must have a token for padding; {type(tokenizer).__name__} has none")
+        self.pad = padding_id(tokenizer, model)
         self.classes = classes
         self.windowed: bool = isinstance(model, RationaleClassifier)
         if self.windowed and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
             raise ValueError("tokenizer must have tokens for the start and the end of a window")
         self._around: dict[bool, _Around] = {}
+        self._padded = False  # whether it has been seen that padding does not matter
 
     @property
     def longest(self) -> int | None:
@@ -120,6 +129,7 @@ class WordClassifier:
             return None
         config: Any = self.model.config
         limits = [getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length]
+        limits.append(positions_of(self.model))
         known = [int(limit) for limit in limits if limit is not None and 0 < limit < 10**6]
         return min(known) if known else None
 
@@ -133,6 +143,8 @@ class WordClassifier:
         if not listed or not all(isinstance(word, str) and word.strip() for word in listed):
             raise ValueError(f"text {name}: must have words, got {str(words)[:60]!r}")
         pieces, asked = self._pieces(listed), self._pieces(tuple(query.split()))
+        every = [number for piece in (*pieces, *asked) for number in piece]
+        check_ids(self.model, torch.tensor(every), f"text {name}: ids of the tokenizer")
         limit = self.longest
         if limit is not None:
             around = self._specials(bool(asked))
@@ -207,6 +219,8 @@ class WordClassifier:
             )
             return dict(zip(("input_ids", "attention_mask", "words"), found, strict=True)), places
         around = self._specials(bool(text.query))
+        if not (len(ids) or around.before or around.between or around.after or text.query):
+            around = around._replace(before=[self._nothing], types=([0], *around.types[1:]))
         asked, _, _ = _flat(text.query)
         before, own, between, other, after = around.types
         tokens = np.concatenate([around.before, ids, around.between, asked, around.after]).astype(np.int64)
@@ -222,9 +236,15 @@ class WordClassifier:
         places[len(around.before) : len(around.before) + len(ids)] = owners
         return arguments, places
 
+    @property
+    def _nothing(self) -> int:
+        """The token that stands for a text without words, where a tokenizer puts nothing around texts."""
+        special = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad)
+        return next(number for number in special if number is not None)
+
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Arguments of several texts, padded on the right, on the model's device."""
-        fills = {"input_ids": self.tokenizer.pad_token_id}
+        fills = {"input_ids": self.pad}
         longest = max(len(row["input_ids"]) for row in rows)
         device = device_of(self.model)
         found = {}
@@ -292,19 +312,12 @@ class WordClassifier:
                     (end + 1 - start) * len(rows[order[end]]["input_ids"]) <= self.at_once
                 ):
                     end += 1
-                output = model(**self.batch([rows[place] for place in order[start:end]]))
-                logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-                if logits is None:
-                    raise ValueError(
-                        f"model must return logits, as a classifier does; {type(self.model).__name__} "
-                        f"returns {type(output).__name__}"
+                these = [rows[place] for place in order[start:end]]
+                parts.append(linked(self._logits(model, these).double(), link))
+                if not self._padded and len(these[0]["input_ids"]) < len(these[-1]["input_ids"]):
+                    self._check_padding(
+                        parts[-1][0], linked(self._logits(model, these[:1]).double(), link)[0]
                     )
-                if logits.dim() != 2 or logits.shape[1] != self.classes:
-                    raise ValueError(
-                        f"model must return logits of shape (batch, {self.classes}), "
-                        f"got {tuple(logits.shape)}"
-                    )
-                parts.append(linked(logits.double(), link))
                 told(end, len(order))
                 start = end
         found = np.empty((len(rows), self.classes))
@@ -314,3 +327,32 @@ class WordClassifier:
             if not np.isfinite(own).all():
                 raise ValueError(f"text {text.name}: the model's probabilities are not finite")
         return by_text
+
+    def _logits(self, model: nn.Module, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        """The model's logits, (rows, classes)."""
+        output = model(**self.batch(rows))
+        logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+        if logits is None:
+            raise ValueError(
+                f"model must return logits, as a classifier does; {type(self.model).__name__} "
+                f"returns {type(output).__name__}"
+            )
+        if logits.dim() != 2 or logits.shape[1] != self.classes:
+            raise ValueError(
+                f"model must return logits of shape (batch, {self.classes}), got {tuple(logits.shape)}"
+            )
+        found: Tensor = logits
+        return found
+
+    def _check_padding(self, padded: Tensor, alone: Tensor) -> None:
+        """Refuse a model that reads padding: deleting words changes how many tokens of it a text gets."""
+        difference = float((padded - alone).abs().max())
+        types = {parameter.dtype for parameter in self.model.parameters()} | {self.dtype}
+        if difference > (ROUNDED if types & {torch.float16, torch.bfloat16} else READS_PADDING):
+            pad = getattr(self.model.config, "pad_token_id", None)
+            raise ValueError(
+                f"model must not read padding, but probabilities of a text differ by {difference:.2g} when "
+                f"it is padded: its config has pad_token_id {pad}, the tokenizer "
+                f"{self.tokenizer.pad_token_id}"
+            )
+        self._padded = True
