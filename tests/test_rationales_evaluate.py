@@ -268,6 +268,23 @@ def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer:
         ({"at_most": {"blankut": 3}}, "at_most must be one of .*; got 'blankut'"),
         ({"shares": ()}, "shares must have at least one share, got none"),
         ({"shares": (0.1, 2.0)}, r"shares must lie in \[0, 1\], got 2"),
+        ({"texts": {"a": TEXT}}, "texts must be a list, got {'a': 'plot good"),
+        ({"texts": {TEXT}}, "texts must be a list, got {'plot good"),
+        ({"texts": iter([TEXT])}, "texts must be a list, got <list_iterator"),
+        ({"texts": None}, "texts must be a list, got None"),
+        ({"labels": {"0": 1}}, "labels must be a list, got {'0': 1}"),
+        ({"rationales": iter(MARKED)}, "rationales must be a list, or a mapping from names .*<list_iterator"),
+        ({"rationales": [{1, 2}]}, "document 0: its rationale must have 0 or 1 .*got {1, 2}"),
+        ({"rationales": [{"start": 1}]}, "document 0: its rationale must have 0 or 1 .*got {'start': 1}"),
+        ({"rationales": [[(1, 2), 5]]}, "document 0: a span must be two whole numbers, got 5"),
+        ({"rationales": [[(1.5, 2.7)]]}, r"document 0: a span must be two whole numbers, got \(1.5, 2.7\)"),
+        ({"scores": [[0.0] * 8]}, r"scores must be a mapping from names, got \[\[0.0"),
+        ({"scores": {"own": 3}}, r"scores\['own'\] must be a list for each text, got 3"),
+        ({"scores": {"own": [["a"] * 8]}}, "document 0: scores must be numbers, got"),
+        ({"at_most": 3}, "at_most must be a mapping from names, got 3"),
+        ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"share": 0.0, "methods": ["lime"]}, "share must be positive"),
         ({"samples": 1}, "samples must be .*at least 2, got 1"),
         ({"at_most": {"random": 0}}, r"at_most\['random'\] must be .*at least 1, got 0"),
     ],
@@ -276,6 +293,42 @@ def test_bad_input_is_named(planted: Any, tokenizer: Any, arguments: dict[str, A
     given = {"texts": [TEXT], "methods": ["random"], **arguments}
     with pytest.raises(ValueError, match=message):
         evaluate(planted, tokenizer, **given)
+
+
+@pytest.mark.parametrize("labels", [["good"], [3], [None]])
+def test_bad_labels_are_named_before_anything_takes_long(planted: Any, tokenizer: Any, labels: Any) -> None:
+    done = []
+    with pytest.raises(ValueError, match="labels must be"):
+        evaluate(
+            planted, tokenizer, [TEXT], methods=["random"], labels=labels, done=lambda *own: done.append(own)
+        )
+    assert done == []
+
+
+def test_rationales_may_be_tensors_arrays_or_belong_to_names_that_are_numbers(
+    planted: Any, tokenizer: Any
+) -> None:
+    given: list[Any] = [MARKED, torch.tensor(MARKED), np.array(MARKED), [[(1, 2), (5, 6)]], {7: MARKED[0]}]
+    given.append([torch.tensor([[1, 2], [5, 6]])])
+    found = [
+        evaluate(planted, tokenizer, [TEXT], each, ["random"], names=[7]).methods["random"].measures
+        for each in given
+    ]
+    assert all(measures == found[0] for measures in found)
+
+
+def test_texts_without_a_rationale_are_counted_below_the_table(planted: Any, tokenizer: Any) -> None:
+    found = evaluate(planted, tokenizer, [TEXT, "good plot"], [*MARKED, []], ["random"])
+    assert found.unmarked == 1
+    assert "1 of 2 texts have no rationale, and count for faithfulness alone" in str(found)
+
+
+def test_searching_for_the_best_order_of_words_tells_how_far_it_is(planted: Any, tokenizer: Any) -> None:
+    texts = [LONG.rsplit(maxsplit=19)[0], TEXT, LONG]  # a beam, all orders, and none
+    told: list[tuple[str, int, int]] = []
+    evaluate(planted, tokenizer, texts, methods=["random"], points=2, progress=lambda *own: told.append(own))
+    slow = [own for own in told if "one by one" in own[0]]
+    assert slow == [("random, deleting words one by one", place, 3) for place in (1, 2)]
 
 
 def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) -> None:

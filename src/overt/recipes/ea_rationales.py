@@ -285,7 +285,7 @@ def telling(told: Callable[[int], None], begun: int, steps: int, scoring: float)
 
     def tell(words: str, done: int, total: int) -> None:
         part = done / total
-        share = scoring + (1 - scoring) * part if words.endswith(DELETING) else scoring * part
+        share = scoring + (1 - scoring) * part if DELETING in words else scoring * part
         told(begun + int(steps * share))
 
     return tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -221,6 +221,10 @@ class Evaluation:
         if self.performance:
             told = ", ".join(f"{name} {value:.3f}" for name, value in self.performance.items())
             lines.append(f"performance: {told}")
+        if self.unmarked:
+            lines.append(
+                f"{self.unmarked} of {self.texts} texts have no rationale, and count for faithfulness alone"
+            )
         if self.cut:
             lines.append(f"{self.cut} of {self.texts} texts are longer than the model takes, and are cut")
         return "\n".join(lines)
@@ -291,17 +295,32 @@ def evaluate(
             there, so that what an interrupted run has measured can be kept.
     """
     classifier = WordClassifier(model, tokenizer, dtype)
+    for name, given_list in (
+        ("texts", texts),
+        ("queries", queries),
+        ("labels", labels),
+        ("names", names),
+        ("methods", methods),
+        ("shares", shares),
+    ):
+        if not (_is_list(given_list) or (given_list is None and name not in ("texts", "shares"))):
+            raise ValueError(f"{name} must be a list, got {_shown(given_list)}")
+    for name, given_mapping in (("scores", scores), ("at_most", at_most)):
+        if not (given_mapping is None or isinstance(given_mapping, Mapping)):
+            raise ValueError(f"{name} must be a mapping from names, got {_shown(given_mapping)}")
+    if not (rationales is None or _is_list(rationales) or isinstance(rationales, Mapping)):
+        raise ValueError(
+            f"rationales must be a list, or a mapping from names of texts, got {_shown(rationales)}"
+        )
     if not len(texts):
         raise ValueError("texts must have at least one text, got none")
-    for name, given_text in (("texts", texts), ("queries", queries), ("names", names), ("methods", methods)):
-        if isinstance(given_text, str):
-            raise ValueError(f"{name} must be a list, got {given_text[:40]!r}")
+    _check.whole("seed", seed, 0)
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise ValueError(f"dtype must be a type of floats such as torch.float16, or None, got {dtype!r}")
     for name, column in (("queries", queries), ("labels", labels), ("names", names)):
         if column is not None and len(column) != len(texts):
             raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
-    known = list(names) if names is not None else [str(number) for number in range(len(texts))]
+    known = [str(name) for name in names] if names is not None else [str(n) for n in range(len(texts))]
     asked = [""] * len(texts) if queries is None else queries
     read = [classifier.read(text, query, name) for text, query, name in zip(texts, asked, known, strict=True)]
     truth, passages = (None, None) if rationales is None else _truths(rationales, read)
@@ -309,6 +328,7 @@ def evaluate(
         marked = [each.mean() for each in truth or [] if each.any()]
         share = float(np.mean(marked)) if marked else WITHOUT
     _check.fraction("share", share)
+    _check.positive("share", share)
     chosen_methods = list(dict.fromkeys(METHODS if methods is None else methods))
     for method in chosen_methods:
         _check.one_of("methods", method, known_methods())
@@ -327,10 +347,11 @@ def evaluate(
         need("lime.lime_text", EXTRA)
     if "integrated" in chosen_methods:
         need("captum.attr", EXTRA)
+    given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
     of_all_texts = [method for method in chosen_methods if method not in (at_most or {})]
     scorer = Scorer(classifier, share, seed, samples, of_all_texts)
     judge = _Judge(scorer, read, truth, passages, tuple(shares), points, ties, correlation)
-    given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
+    performance = {} if labels is None else _performance(judge.full, labels)
     found, refused = dict[str, Rationales](), dict[str, str]()
     with _Telling(progress) as tell:
         for method in [*chosen_methods, *given]:
@@ -354,7 +375,6 @@ def evaluate(
             done(method, found[method])
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)
-    performance = {} if labels is None else _performance(judge.full, labels)
     return Evaluation(found, refused, performance, cut, unmarked, share, len(read), np.linspace(0, 1, points))
 
 
@@ -374,12 +394,12 @@ def _truths(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool
         if name not in given:
             raise ValueError(f"rationales has no document {name!r}")
         words, value = len(text.words) + text.cut, given[name]
-        if not hasattr(value, "__len__") or isinstance(value, str):
+        if not _is_list(value):
             raise ValueError(
                 f"document {text.name}: its rationale must have 0 or 1 for each word, or be a list of "
-                f"passages, got {value!r}"[:160]
+                f"passages, got {_shown(value)}"
             )
-        if len(value) == 0 or np.ndim(value) == 2 or isinstance(value[0], tuple):
+        if len(value) == 0 or any(_is_list(each) for each in value):
             marked = words_in(value, words, text.name)
             seen = [(start, min(end, len(text.words))) for start, end in value]
             passages.append([(int(start), int(end)) for start, end in seen if start < end])
@@ -394,8 +414,22 @@ def _truths(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool
     return found, passages
 
 
+def _is_list(value: Any) -> bool:
+    """Whether it has elements in an order, and is no text."""
+    if isinstance(value, str | bytes | Mapping | Set) or getattr(value, "ndim", 1) == 0:
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__iter__")
+
+
+def _shown(value: Any) -> str:
+    """A value, as an error quotes it."""
+    return repr(value)[:60]
+
+
 def _given(values: Any, read: Sequence[Text], name: str) -> list[NDArray[np.float64]]:
     """Scores that a caller brings, of the words that a model sees."""
+    if not _is_list(values):
+        raise ValueError(f"scores[{name!r}] must be a list for each text, got {_shown(values)}")
     if len(values) != len(read):
         raise ValueError(f"scores[{name!r}] must be {len(read)}, one list for each text, got {len(values)}")
     return [
@@ -469,7 +503,7 @@ class _Judge:
             "sufficiency": aopc(full, only[rows, :, labels]),
             "log_odds": log_odds(full, without[rows, :, labels]),
             "between": np.array([each.between for each in curved]),
-            **self._scaled(numbers, values),
+            **self._scaled(method, numbers, values, tell),
             **self._correlation(method, numbers, values, tell),
         }
         measures = {name: _mean(by_text[name]) if name in by_text else None for name in (*HUMAN, *FAITHFUL)}
@@ -523,7 +557,7 @@ class _Judge:
         return np.stack(found)
 
     def _scaled(
-        self, numbers: Sequence[int], values: Sequence[NDArray[np.float64]]
+        self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell
     ) -> dict[str, NDArray[np.float64]]:
         """Normalised measures; NaN for texts that are too long for them."""
         found = np.full((2, len(numbers)), np.nan)
@@ -532,7 +566,10 @@ class _Judge:
         asked: list[tuple[Text, NDArray[np.bool_]]] = []
         for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
             text = self.read[number]
+            known = text in self.scorer.scales or len(text.words) > SEARCHED
             scale = self.scorer.attainable(text)
+            if not known:  # the best and the worst order were searched for, which may take long
+                tell(f"{title_of(method)}, {DELETING} one by one", place + 1, len(numbers))
             if scale is not None:
                 places.append(place)
                 scales.append(scale)

@@ -6,6 +6,7 @@ their numbers are the ids; errors name the document.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -64,7 +65,10 @@ def checked_truth(truth: ArrayLike, document: str) -> NDArray[np.bool_]:
 
 def checked_scores(scores: ArrayLike, words: int, document: str) -> NDArray[np.float64]:
     """One finite number for each word."""
-    values = np.asarray(scores, dtype=np.float64)
+    try:
+        values = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"document {document}: scores must be numbers, got {scores!r}"[:120]) from None
     if values.shape != (words,):
         raise ValueError(
             f"document {document}: scores must have one number for each of its {words} words, "
@@ -81,9 +85,9 @@ def checked_spans(spans: Any, words: int | None, document: str) -> list[Span]:
     found = []
     for span in spans:
         try:
-            start, end = (int(value) for value in span)
+            start, end = (operator.index(value) for value in span)
         except (TypeError, ValueError):
-            raise ValueError(f"document {document}: a span must be two numbers, got {span!r}") from None
+            raise ValueError(f"document {document}: a span must be two whole numbers, got {span!r}") from None
         if not 0 <= start <= end or (words is not None and end > words):
             length = "" if words is None else f" of {words} words"
             raise ValueError(f"document {document}{length}: a span must lie within it, got {start} to {end}")

@@ -290,6 +290,8 @@ class Scorer:
 
     def attainable(self, text: Text) -> Attainable | None:
         """What any order of deleting a text's words attains; None for a long one."""
+        if len(text.words) > SEARCHED:
+            return None
         if text not in self.scales:
             whole = self.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
             label = int(whole[0].argmax())
