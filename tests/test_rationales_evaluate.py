@@ -403,6 +403,67 @@ def test_a_causal_classifier_reads_padded_texts_as_it_reads_them_alone(tokenizer
     np.testing.assert_allclose(together[3], alone, atol=1e-6, err_msg="a text without words")
 
 
+def test_a_causal_classifiers_map_is_read_at_its_last_token(tokenizer: Any) -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20, "initializer_range": 0.5}
+    config = GPT2Config(vocab_size=len(tokenizer), num_labels=2, pad_token_id=0, **sizes)  # type: ignore[arg-type]
+    model = GPT2ForSequenceClassification(config).eval()
+    bare = bare_tokenizer(tokenizer)
+    found = evaluate(model, bare, ["plot good film"], methods=["raw"], points=2)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([bare.convert_tokens_to_ids(["plot", "good", "film"])])
+    with torch.no_grad():
+        weights = model(input_ids=ids, output_attentions=True).attentions[-1][0].mean(dim=0)
+    np.testing.assert_allclose(found.methods["raw"].scores[0], weights[-1], atol=1e-6)
+
+
+def test_a_words_score_is_the_sum_over_its_pieces_and_a_word_is_deleted_whole() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##for", "##gett", "##able", "film", "so"]
+    inner = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), pieces, strict=False))
+    own = PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=10, initializer_range=0.5, **sizes)  # type: ignore[arg-type]
+    model = BertForSequenceClassification(config).eval()
+
+    def p(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([[2, *ids, 3]])).logits.double().softmax(-1)[0].numpy()
+
+    text, ids = "so unforgettable film", [9, 4, 5, 6, 7, 8]
+    found = evaluate(model, own, [text], methods=["blankout"], scores={"own": [[1, 9, 0]]}, shares=(0.3,))
+    full = p(ids)
+    label = full.argmax()
+    effects = [(full - p([*ids[:place], 1, *ids[place + 1 :]]))[label] for place in range(6)]
+    expected = [effects[0], sum(effects[1:5]), effects[5]]
+    np.testing.assert_allclose(found.methods["blankout"].scores[0], expected, atol=1e-6)
+    measures = found.methods["own"].measures
+    assert measures["comprehensiveness"] == pytest.approx((full - p([9, 8]))[label], abs=1e-6)
+    assert measures["sufficiency"] == pytest.approx((full - p(ids[1:5]))[label], abs=1e-6)
+
+
+def test_maps_and_gradients_are_read_in_the_models_own_type(tokenizer: Any, folder: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    names = ["rollout", "flow", "gradients", "gradient-input", "integrated"]
+    one, other = (
+        evaluate(model, tokenizer, [TEXT], methods=names, points=2, dtype=dtype)
+        for dtype in (None, torch.bfloat16)
+    )
+    for name in names:
+        pair = (each.methods[name].scores[0] for each in (one, other))
+        np.testing.assert_allclose(*pair, rtol=1e-5, atol=0, err_msg=name)  # bfloat16 has 3 digits
+
+
 def test_robertas_first_positions_are_not_for_words(tokenizer: Any) -> None:
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
