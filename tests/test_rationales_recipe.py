@@ -73,6 +73,7 @@ def numbers(auprc: float, refused: bool = False) -> dict[str, Any]:
         "lerf": [1.0],
     }
     methods = {method: {"texts": 199, **measures} for method in ("pooling", "lime", "value-zeroing")}
+    methods["random"] = {"texts": 199, **measures, "auprc": 0.3}
     if refused:
         del methods["value-zeroing"]
     return {
@@ -129,6 +130,8 @@ def test_the_report_has_paired_differences_published_numbers_and_reasons() -> No
     lime = dict(zip(gains.columns, rows["Evolving, LIME − plain, LIME"], strict=True))
     assert lime["× 100"] == "2.20"
     assert lime["published, LIME"] == "3.30"
+    faithful = next(grid for grid in report.grids if grid.title.startswith("Comprehensiveness"))
+    assert "Evolving, random − plain, random" in dict(faithful.rows), "a control, where it can differ"
     told = " ".join(report.notes)
     assert "Evolving, value zeroing: it runs layers alone" in told
     assert "a constant scorer gets 0.66 here" in told

@@ -22,6 +22,7 @@ from overt.data.files import data_folder
 from overt.judge.rationales.evaluation import DELETING, FAITHFUL, HUMAN, evaluate
 from overt.judge.rationales.evaluation import Tell as TellTexts
 from overt.judge.rationales.methods import EXTRA, LIME, METHODS, POOLING, SAMPLES, ZEROING, title_of
+from overt.judge.rationales.methods import RANDOM as CONTROL
 from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.bayesian import Bayesian
 from overt.mechanisms.evolving import Evolving
@@ -488,6 +489,8 @@ def paired_grids(outcome: Outcome) -> list[Grid]:
             for form in forms
             if form != PLAIN
             for method in outcome.config["rows"][form]["methods"]
+            # All models have the same random scores, so that their agreement with people cannot differ.
+            if not (method == CONTROL and key in HUMAN)
         }
         theirs: dict[str, dict[str, float]] = {"published, LIME": {}, "published, EA-attention": {}}
         if key in KEYS:
