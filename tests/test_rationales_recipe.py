@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overt.data import planted
-from overt.data.eraser import Example
+from overt.data.eraser import Example, Prediction, write_predictions
 from overt.recipes import ea_rationales, rationale_training, reproduce
 from overt.recipes._recipe import Outcome
 from overt.recipes.ea_rationales import MOVIES, PUBLISHED, by_method, plan, report_table_8, row_of, rows_of
@@ -34,6 +34,15 @@ def test_the_passage_decides_generated_reviews_and_is_their_rationale() -> None:
         assert len(example.words) > 30
     assert {*splits["train"][0].words} <= {*planted.vocabulary()}
     assert [example.label for example in splits["test"]] == [0, 1] * 5
+
+
+def test_predictions_for_generated_reviews_can_be_written(tmp_path: Path) -> None:
+    (example,) = planted.planted_reviews({"test": 1})["test"]
+    prediction = Prediction(np.zeros(len(example.words)), example.evidence, [0.5, 0.5])
+    write_predictions(tmp_path / "out.jsonl", "movies", [example], [prediction])
+    (written,) = json.loads((tmp_path / "out.jsonl").read_text())["rationales"]
+    ((start, end),) = example.evidence
+    assert written["hard_rationale_predictions"] == [{"start_token": start, "end_token": end}]
 
 
 def test_settings_are_those_of_the_benchmark_and_the_top_layers_train(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from overt.data.eraser import Example
+from overt.data.eraser import Document, Example
 
 SENTIMENT = (
     ("dull", "tedious", "clumsy", "boring", "lifeless", "shallow", "messy", "awful"),
@@ -46,4 +46,5 @@ def _review(name: str, label: int, random: Random) -> Example:
     words[start : start + PASSAGE] = random.sample(SENTIMENT[label], PASSAGE)
     free = [place for place in range(len(words)) if not start <= place < start + PASSAGE]
     words[random.choice(free)] = random.choice(SENTIMENT[1 - label])
-    return Example(name, tuple(words), label, ((start, start + PASSAGE),), QUERY, ((name, len(words)),))
+    document = Document(name, len(words))
+    return Example(name, tuple(words), label, ((start, start + PASSAGE),), QUERY, (document,))
