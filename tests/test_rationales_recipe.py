@@ -145,6 +145,9 @@ def test_the_report_has_paired_differences_published_numbers_and_reasons() -> No
     assert "Evolving, value zeroing: it runs layers alone" in told
     assert "a constant scorer gets 0.66 here" in told
     assert "31.4 %" in told
+    assert "the class does not depend on what this token draws on" in told, (
+        "test_rationales_evaluate.py shows it"
+    )
 
 
 def test_published_rows_are_those_of_both_tables() -> None:

@@ -544,7 +544,9 @@ def notes_of(outcome: Outcome) -> list[str]:
         "training rationales' share. Each model has its own range of comprehensiveness; the normalised form "
         "is not given, these texts being too long for it.",
         "Raw, rollout and flow are what the first token of each window draws on in the last layer; a "
-        "window's weights are scaled by the number of its words. A word's score is the sum over its pieces. "
+        "window's weights are scaled by the number of its words. The LSTM reads the states of words, not "
+        "that of the first token, so that the class does not depend on what this token draws on there. A "
+        "word's score is the sum over its pieces. "
         f"Blank-out and value zeroing: {min(config['some'], data['sizes']['test'])} of the texts, spread "
         f"evenly. LIME: {config['lime_samples']:,} samples, negative weights cut to 0.",
         "Published: BERT-base on movie reviews. EA-attention is not defined in the paper (ERASER's attention "
