@@ -252,6 +252,8 @@ def test_tables_show_both_networks_by_every_definition(
     second = run("flow-table-2")
     titles = [table["title"] for table in second["tables"]]
     assert any(title.startswith("abs(Σ_d g) / ‖g‖") for title in titles)
+    assert "the sum of g over the embedding's dimensions, of CLS and `<eos>` too" in second["notes"][0]
+    assert "CLS token is ranked only where a row or a column says so" in " ".join(first["notes"])
     settings = json.loads((tmp_path / "run" / "regularised" / "seed-0" / "settings.json").read_text())
     assert settings["network"]["attention_dropout"] == 0.6
 

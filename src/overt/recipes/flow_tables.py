@@ -107,13 +107,13 @@ DEFINITION_NOTES = {
     ),
     "gradients": (
         "Which definition gives which number: g is the gradient of p(right answer) at a token's embedding. "
-        "Its norm is ranked in the other tables; gradient × input keeps its sign. The published numbers rank "
-        "the absolute value of the sum of g over the embedding's dimensions. Every block begins with a "
-        "LayerNorm, which ignores a shift of all dimensions by the same amount, so that this sum is zero in "
-        "exact arithmetic: what was ranked is rounding error. One table shows how small it is beside the "
-        "norm, and how far it follows it, as rounding error is larger where numbers are. “Ours” and "
-        "“regularised” are the networks of Table 1; a dash stands where one has no `<eos>`, or was not "
-        "measured so."
+        "Its norm is ranked in the other tables; gradient × input keeps its sign. The published numbers "
+        "rank the absolute value of the sum of g over the embedding's dimensions, of CLS and `<eos>` too: "
+        "the last column but one. Every block begins with a LayerNorm, which ignores a shift of all "
+        "dimensions by the same amount, so that this sum is zero in exact arithmetic: what was ranked is "
+        "rounding error. One table shows how small it is beside the norm, and how far it follows it, as "
+        "rounding error is larger where numbers are. “Ours” and “regularised” are the networks of Table 1; "
+        "a dash stands where one has no `<eos>`, or was not measured so."
     ),
 }
 Published = dict[str, list[tuple[float, float] | None]]
@@ -542,7 +542,7 @@ def _notes(outcome: Outcome, forms: list[str], reference: str) -> list[str]:
         sentences_note(correlations, reference),
         f"Weight randomisation uses the first {shuffled} sentences{_ranked_by_all(correlations, shuffled)}. "
         "Each trained model is shuffled once, and all tokens are ranked, including CLS. In the other tables "
-        "the CLS token is ranked only where a row says so.",
+        "the CLS token is ranked only where a row or a column says so.",
     ]
     compared = {form: each for form, each in correlations.items() if form != REGULARISED}
     if seeds > 1 and "plain" in compared and len(compared) > 1:
