@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 import overt
@@ -20,6 +22,7 @@ from overt.judge.rationales import METHODS, evaluate
 from overt.judge.rationales.words import WordClassifier
 from small_rationales import Planted, small_rationale
 from small_text import WORDS, small_bert
+from writing import byte_tokenizer
 
 pytest.importorskip("lime", reason="needs the extra rationales")
 pytest.importorskip("captum", reason="needs the extra rationales")
@@ -114,6 +117,41 @@ def test_a_text_without_some_words_is_tokenized_as_if_written_so(
         logits = model.eval()(**expected.convert_to_tensors("pt", prepend_batch_axis=True)).logits
     both = np.stack([np.ones(8, dtype=bool), kept])
     np.testing.assert_allclose(classifier.probabilities(text, both)[1], logits.softmax(-1)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("query", ["", "the code"])
+@pytest.mark.parametrize("first", ["[none]", "<|system|>"])
+def test_words_keep_the_space_before_them_where_the_tokenizer_does(query: str, first: str) -> None:
+    tokenizer = byte_tokenizer(pad_token="<|end|>")
+    if first != "[none]":  # a pair is text, query
+        number = tokenizer.convert_tokens_to_ids(first)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{first} $A", pair=f"{first} $A {first} $B", special_tokens=[(first, number)]
+        )
+    model: Any = SimpleNamespace(config=SimpleNamespace(num_labels=2, max_position_embeddings=128))
+    classifier = WordClassifier(model, tokenizer)
+    words = ["The", "code", "of", "the", "vault", "is", "safe!"]
+    text = classifier.read(words, query)
+    for kept in product([False, True], repeat=len(words)):
+        written = " ".join(word for word, keep in zip(words, kept, strict=True) if keep)
+        expected = tokenizer(written, query) if query else tokenizer(written)
+        coded = classifier.code(text, np.array(kept))
+        assert coded.arguments["input_ids"] == expected["input_ids"], written
+        assert set(coded.places) - {-1} == set(np.flatnonzero(kept).tolist())
+
+
+def test_no_part_of_a_text_is_longer_than_the_model_takes() -> None:
+    tokenizer = byte_tokenizer(pad_token="<|end|>")
+    lengths = [len(tokenizer(word)["input_ids"]) for word in ("code", " code")]
+    assert lengths[0] > lengths[1], "the test is of words that are longer without the space before them"
+    for limit in range(lengths[0], 12):
+        model: Any = SimpleNamespace(config=SimpleNamespace(num_labels=2, max_position_embeddings=limit))
+        classifier = WordClassifier(model, tokenizer)
+        text = classifier.read("is code code code code code")
+        parts = [
+            classifier.code(text, np.array(kept)) for kept in product([False, True], repeat=len(text.words))
+        ]
+        assert max(len(part.places) for part in parts) <= limit
 
 
 def few(mechanisms: list[Any], folder: Path) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = NDArray[np.int64]
 
+LETTER = "a"  # a word that every tokenizer knows, to see what it makes of the space after it
 TOKENS = 2**16  # of one pass
 # Of a classifier with windows: the LSTM is as fast for many texts as for few, and the encoder is not.
 READ = {"cuda": 2**18}  # by device; TOKENS on others
@@ -37,14 +38,17 @@ class Text:
     Attributes:
         name: for errors.
         words: those that it sees.
-        pieces: ids of the pieces of each word.
-        query: the same for each word of what is asked of the text, which is never deleted.
+        pieces: ids of the pieces of each word, where another word is before it.
+        starts: the same where none is, if they are others, as of tokenizers that keep the space before a
+            word.
+        query: pieces of each word of what is asked of the text, which is never deleted.
         cut: how many words at the end the classifier does not see, being too long for it.
     """
 
     name: str
     words: tuple[str, ...]
     pieces: list[list[int]]
+    starts: list[list[int]]
     query: list[list[int]]
     cut: int = 0
 
@@ -52,6 +56,20 @@ class Text:
     def flat(self) -> tuple[Ints, Ints, Ints]:
         """Ids of all pieces, the word that each belongs to, and 1 for the first of each word."""
         return _flat(self.pieces)
+
+    def kept(self, kept: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+        """As `flat`, of the text as it is written with the words that are kept alone."""
+        ids, owners, first = self.flat
+        stay = kept[owners]
+        ids, owners, first = ids[stay], owners[stay], first[stay]
+        if not len(owners) or self.starts[owners[0]] == self.pieces[owners[0]]:
+            return ids, owners, first
+        start, rest = _flat([self.starts[owners[0]]]), owners != owners[0]
+        return (
+            np.concatenate([start[0], ids[rest]]),
+            np.concatenate([start[1] + owners[0], owners[rest]]),
+            np.concatenate([start[2], first[rest]]),
+        )
 
 
 def _flat(words: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
@@ -80,7 +98,7 @@ class WordClassifier:
     """A classifier with its tokenizer.
 
     Words are tokenized one by one, so that a text with some words deleted is tokenized as if it had been
-    written without them.
+    written without them: with a space before each word but the first.
 
     Args:
         model: a Hugging Face classifier of sequences, or a `RationaleClassifier`.
@@ -142,14 +160,19 @@ class WordClassifier:
         listed = tuple(words.split() if isinstance(words, str) else words)
         if not listed or not all(isinstance(word, str) and word.strip() for word in listed):
             raise ValueError(f"text {name}: must have words, got {str(words)[:60]!r}")
-        pieces, asked = self._pieces(listed), self._pieces(tuple(query.split()))
-        every = [number for piece in (*pieces, *asked) for number in piece]
+        pieces, starts = self._pieces(listed)
+        following, opening = self._pieces(tuple(query.split()))
+        asked = [*opening[:1], *following[1:]]
+        every = [number for piece in (*pieces, *starts, *asked) for number in piece]
         check_ids(self.model, torch.tensor(every), f"text {name}: ids of the tokenizer")
         limit = self.longest
         if limit is not None:
             around = self._specials(bool(asked))
             rest = limit - len(around.before) - len(around.between) - len(around.after)
             rest -= sum(map(len, asked))
+            # Any word may be the first that is left.
+            longer = [len(start) - len(each) for start, each in zip(starts, pieces, strict=True)]
+            rest -= max(0, *longer)
             fits = int((np.cumsum([len(each) for each in pieces]) <= rest).sum())
             if fits == 0:
                 beside = " beside its query" if asked else ""
@@ -157,24 +180,49 @@ class WordClassifier:
                     f"text {name}: the {limit} tokens that the model takes have no room for its first word"
                     f"{beside}"
                 )
-            return Text(name, listed[:fits], pieces[:fits], asked, len(listed) - fits)
-        return Text(name, listed, pieces, asked)
+            return Text(name, listed[:fits], pieces[:fits], starts[:fits], asked, len(listed) - fits)
+        return Text(name, listed, pieces, starts, asked)
 
-    def _pieces(self, words: tuple[str, ...]) -> list[list[int]]:
-        """Ids of the pieces of each word."""
+    def _pieces(self, words: tuple[str, ...]) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids of the pieces of each word: after another word, and at the start of a text."""
         if not words:
-            return []
+            return [], []
+        if self._spaced:
+            # As the tokenizer writes a word after a letter: with the space between them, in its own way.
+            before = self._ids([LETTER])[0]
+            after = self._ids([f"{LETTER} {word}" for word in words])
+            starts = self._ids(words)
+            for word, each in zip(words, after, strict=True):
+                if each[: len(before)] != before:
+                    raise ValueError(
+                        f"tokenizer must not join words; {type(self.tokenizer).__name__} has one piece for "
+                        f"{LETTER!r} and a part of {word[:40]!r} after it"
+                    )
+            return [each[len(before) :] for each in after], starts
         found: list[list[int]] = [[] for _ in words]
-        try:
-            coded = self.tokenizer(
-                list(words), is_split_into_words=True, add_special_tokens=False, verbose=False
-            )  # no warning of long texts, which are cut or read in windows
-        except (AssertionError, ValueError):  # a byte-level tokenizer without add_prefix_space
-            rows = self.tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
-            return [list(row) for row in rows]
+        coded = self.tokenizer(
+            list(words), is_split_into_words=True, add_special_tokens=False, verbose=False
+        )  # no warning of long texts, which are cut or read in windows
         for number, place in zip(coded["input_ids"], coded.word_ids(), strict=True):
             found[place].append(number)
-        return found
+        return found, found
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [list(row) for row in rows]
+
+    @cached_property
+    def _spaced(self) -> bool:
+        """Whether a word's pieces depend on the space before it, as those of byte-level tokenizers do.
+
+        Such a tokenizer joins words that it is given one by one, and reads them as one long word.
+        """
+        written = self._ids([f"{LETTER} {LETTER}"])[0]
+        try:
+            coded = self.tokenizer([LETTER, LETTER], is_split_into_words=True, add_special_tokens=False)
+        except (AssertionError, ValueError):  # some refuse to
+            return True
+        return list(coded["input_ids"]) != written
 
     def _specials(self, asked: bool) -> _Around:
         """What the tokenizer puts around a text, and around a text and a query."""
@@ -198,9 +246,7 @@ class WordClassifier:
 
     def _coded(self, text: Text, kept: NDArray[np.bool_]) -> tuple[dict[str, Ints], Ints]:
         """As `code`, in arrays."""
-        ids, owners, first = text.flat
-        stay = kept[owners]
-        ids, owners, first = ids[stay], owners[stay], first[stay]
+        ids, owners, first = text.kept(kept)
         if self.windowed:
             from overt.models.rationale import windowed
 
