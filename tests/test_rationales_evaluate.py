@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
@@ -136,8 +137,23 @@ def test_words_keep_the_space_before_them_where_the_tokenizer_does(query: str, f
         written = " ".join(word for word, keep in zip(words, kept, strict=True) if keep)
         expected = tokenizer(written, query) if query else tokenizer(written)
         coded = classifier.code(text, np.array(kept))
-        assert coded.arguments["input_ids"] == expected["input_ids"], written
+        nothing = [tokenizer.eos_token_id]  # a text of no tokens is none
+        assert coded.arguments["input_ids"] == (expected["input_ids"] or nothing), written
         assert set(coded.places) - {-1} == set(np.flatnonzero(kept).tolist())
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_a_text_of_which_nothing_is_left_reads_alike_alone_and_beside_others(kind: str) -> None:
+    tokenizer = byte_tokenizer(pad_token="<|end|>")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 290}
+    torch.manual_seed(0)
+    config = getattr(hf, f"{kind}Config")(**sizes, pad_token_id=0, num_labels=2)
+    model = getattr(hf, f"{kind}ForSequenceClassification")(config).eval()
+    classifier = WordClassifier(model, tokenizer)
+    text = classifier.read("the code of the vault")
+    kept = np.array([[False] * 5, [True] * 5])
+    alone = classifier.probabilities(text, kept[:1])
+    np.testing.assert_allclose(classifier.probabilities(text, kept)[:1], alone, atol=1e-6)
 
 
 def test_no_part_of_a_text_is_longer_than_the_model_takes() -> None:

@@ -271,6 +271,8 @@ class WordClassifier:
         before, own, between, other, after = around.types
         tokens = np.concatenate([around.before, ids, around.between, asked, around.after]).astype(np.int64)
         types = [*before, *[own] * len(ids), *between, *[other] * len(asked), *after]
+        if not len(tokens):  # nothing is around the words, and none is left: a model must read something
+            tokens, types = np.array([self._nothing], dtype=np.int64), [own]
         arguments = {
             "input_ids": tokens,
             "attention_mask": np.ones_like(tokens),
