@@ -196,9 +196,15 @@ def test_correlation_is_spearmans_with_absolute_blankout(planted: Any, tokenizer
 
     ours = [list(range(len(text.split()))) for text in TEXTS]
     methods = ["blankout-absolute", "blankout", "random"]
-    found = evaluate(planted, tokenizer, TEXTS, methods=methods, scores={"ours": ours}, correlation=True)
+    against = [[-score for score in scores] for scores in ours]
+    given = {"ours": ours, "against": against}
+    found = evaluate(planted, tokenizer, TEXTS, methods=methods, scores=given, correlation=True)
     np.testing.assert_allclose(found.methods["blankout-absolute"].by_text["correlation"], 1.0)
-    assert (found.methods["blankout"].by_text["correlation"] < 1.0).any(), "one word speaks against"
+    signed = found.methods["blankout"]
+    assert any(scores.min() < 0 for scores in signed.scores), "one word speaks against"
+    np.testing.assert_allclose(signed.by_text["correlation"], 1.0, err_msg="sizes count, not signs")
+    for one, other in zip(*(found.methods[name].by_text["correlation"] for name in given), strict=True):
+        assert one == other
     blanked = found.methods["blankout-absolute"].scores
     expected = [spearmanr(a, b).statistic for a, b in zip(ours, blanked, strict=True)]
     np.testing.assert_allclose(found.methods["ours"].by_text["correlation"], expected)

@@ -44,8 +44,8 @@ MEANINGS = {
     "normalised_comprehensiveness": "Comprehensiveness on a scale from the worst (0) to the best order of "
     "deletion (1), of texts of up to 30 words. Compares models, too.",
     "normalised_sufficiency": "Sufficiency on that scale; less is better.",
-    "correlation": "Spearman’s correlation of a text’s scores with how much the answer changes when a word "
-    "is blanked out. More is better, if one trusts blank-out.",
+    "correlation": "Spearman’s correlation of the sizes of a text’s scores, whatever their signs, with how "
+    "far the answer changes when a word is blanked out. More is better, if one trusts blank-out.",
     "auprc": "Agreement with the words that people marked: area under the precision–recall curve. Ties are "
     "flattered.",
     "average_precision": "The same as average precision, which has no bonus for ties.",

@@ -287,8 +287,8 @@ def evaluate(
         seed: of ties, LIME and random scores.
         dtype: of the products (autocast) wherever words are deleted or blanked out, such as torch.float16 on
             a GPU; None for the model's own. Gradients and maps are always read in the model's own.
-        correlation: measure also Spearman's correlation of scores with absolute blank-out, which runs the
-            model once for each token of all texts.
+        correlation: measure also Spearman's correlation of the sizes of scores with absolute blank-out, which
+            runs the model once for each token of all texts.
         progress: tell on standard error how far it is; by default on a terminal. A function is called with
             what is done, how many texts of it are, and how many there are.
         done: called with each method's name and its `Rationales`, or why it does not apply, once they are
@@ -585,7 +585,10 @@ class _Judge:
     def _correlation(
         self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell
     ) -> dict[str, NDArray[np.float64]]:
-        """Rank correlation with absolute blank-out, if it is asked for and blank-out applies."""
+        """Rank correlation of sizes with absolute blank-out, if it is asked for and blank-out applies.
+
+        Of signed scores the sizes count, as of blank-out: a word that speaks against the class matters too.
+        """
         if not self.correlation:
             return {}
         found = np.full(len(numbers), np.nan)
@@ -598,7 +601,7 @@ class _Judge:
                 tell(f"{title_of(method)}, {title_of(REFERENCE)}", place + 1, len(numbers))
             reference = self.blanked[number]
             if reference is not None:
-                found[place] = spearman(scores[None], reference)[0]
+                found[place] = spearman(np.abs(scores)[None], reference)[0]
         return {"correlation": found}
 
     def _agreement(
