@@ -178,12 +178,31 @@ def test_a_method_that_ranks_few_texts_does_not_take_them_from_others() -> None:
     assert cells["raw"][3] == 4
 
 
-def test_ranks_know_whether_more_is_better() -> None:
+def test_a_method_beats_those_that_are_worse_whether_more_or_less_is_better() -> None:
     values = {"raw": [0.5], "flow": [-0.9], "rollout": [0.1], "random": [9.0]}
-    found = report.ranks_of({"between": values, "sufficiency": values, "randomised": values})
-    assert found["between"] == {"raw": 1, "rollout": 2, "flow": 3}
-    assert found["sufficiency"] == {"flow": 1, "rollout": 2, "raw": 3}
-    assert found["randomised"] == {"rollout": 1, "raw": 2, "flow": 3}, "near 0 is good"
+    found = report.beaten_of({"between": values, "sufficiency": values, "randomised": values})
+    assert found["between"] == {"raw": 1, "rollout": 0.5, "flow": 0}
+    assert found["sufficiency"] == {"flow": 1, "rollout": 0.5, "raw": 0}
+    assert found["randomised"] == {"rollout": 1, "raw": 0.5, "flow": 0}, "near 0 is good"
+
+
+def test_blankout_beats_no_method_by_agreeing_with_itself() -> None:
+    values = {"raw": [0.5], "flow": [0.5], "blankout": [1.0], "blankout-absolute": [1.0], "random": [0.0]}
+    found = report.beaten_of({"correlation": values, "between": values})
+    assert found["correlation"] == {"raw": 0.5, "flow": 0.5}
+    assert found["between"]["blankout"] > 0.5
+
+
+def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -> None:
+    many = {"raw": [0.5], "rollout": [0.1], "flow": [0.3], "gradients": [0.2], "integrated": [0.0]}
+    few = {"pooling": [0.9], "raw": [0.5], "flow": [0.3]}
+    cells: dict[str, Any] = {"a": {"between": many}, "b": {"between": many}, "c": {"between": few}}
+    cells["c"]["average_precision"] = {"flow": [0.9], "raw": [0.1], "pooling": [0.2]}
+    order = report.order_of({"cells": cells})
+    assert list(order)[-1] == "pooling", "of one model out of three"
+    assert order["pooling"][0] == 1
+    assert order["raw"][0] == pytest.approx((1 + 1 + 0.5) / 3), "the second of three beats one of two"
+    assert order["flow"][0] == pytest.approx((0.75 + 0.75 + 0) / 3), "plausibility does not count"
 
 
 # --- The whole recipe, small ---

@@ -12,7 +12,7 @@ import numpy as np
 from overt._extras import need
 from overt.judge.correlation import spearman
 from overt.judge.intervals import Interval, interval_over
-from overt.judge.rationales.methods import CONTROLS, ORACLE, RANDOM, title_of
+from overt.judge.rationales.methods import ABSOLUTE, BLANKOUT, CONTROLS, ORACLE, POOLING, RANDOM, title_of
 from overt.recipes._figures import save_figure
 from overt.recipes._recipe import Grid, Outcome, Report, cell
 
@@ -32,6 +32,10 @@ PROTOCOLS: dict[str, tuple[str, int]] = {
     PLAUSIBLE: ("plausibility (AP) ↑", 1),
     GROUND: ("subject first ↑", 1),
 }
+# Those that say how faithful a method is. It must not be deaf to shuffled weights, but is no better for it;
+# and to agree with people is no faithfulness.
+COUNTED = tuple(key for key, (_, sign) in PROTOCOLS.items() if sign != 0 and key != PLAUSIBLE)
+REFERENCES = (BLANKOUT, ABSOLUTE)  # what methods are correlated with, which is no comparison of these
 # Is a gain that of the method or of the maps that it reads?
 PAIRS = (
     ("rollout", "raw"),
@@ -132,17 +136,24 @@ def seconds_of(found: Mapping[int, dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def ranks_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """Protocol → method → rank from 1, the best, on; equal means share a rank. Controls have none."""
+def beaten_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    """Protocol → method → share of the other methods that do worse in a model; equal ones count as half.
+
+    Unlike a rank, a share is as good among few methods as among many. Controls have none, and blank-out has
+    none where methods are compared with it.
+    """
     from scipy.stats import rankdata  # type: ignore[import-untyped, unused-ignore]
 
     found = {}
     for protocol, methods in cells.items():
         sign = PROTOCOLS[protocol][1]
-        names = [method for method in methods if method not in CONTROLS]
+        apart = (*CONTROLS, *(REFERENCES if protocol == "correlation" else ()))
+        names = [method for method in methods if method not in apart]
+        if len(names) < 2:
+            continue
         means = np.array([methods[name][0] for name in names])
-        keys = np.abs(means) if sign == 0 else -sign * means
-        found[protocol] = dict(zip(names, rankdata(keys).tolist(), strict=True))
+        better = rankdata(-np.abs(means) if sign == 0 else sign * means) - 1
+        found[protocol] = dict(zip(names, (better / (len(names) - 1)).tolist(), strict=True))
     return found
 
 
@@ -150,37 +161,51 @@ def ranks_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, di
 
 
 def order_of(config: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
-    """Method → its mean rank over protocols, and by protocol over models; the best first.
+    """Method → the share of others that it beats, mean over protocols, and by protocol over models.
 
-    Shuffled weights do not count: a method must not be deaf to them, but is no better for it.
+    The best comes first, but methods that apply to fewer than half of the models come last. Protocols that
+    are not `COUNTED` are left out of the mean.
     """
-    ranks: dict[str, dict[str, list[float]]] = {}
+    shares: dict[str, dict[str, list[float]]] = {}
     for cells in config["cells"].values():
-        for protocol, methods in ranks_of(cells).items():
-            for method, rank in methods.items():
-                ranks.setdefault(method, {}).setdefault(protocol, []).append(rank)
+        for protocol, methods in beaten_of(cells).items():
+            for method, share in methods.items():
+                shares.setdefault(method, {}).setdefault(protocol, []).append(share)
     found = {}
-    for method, by_protocol in ranks.items():
+    for method, by_protocol in shares.items():
         means = {protocol: float(np.mean(values)) for protocol, values in by_protocol.items()}
-        counted = [mean for protocol, mean in means.items() if PROTOCOLS[protocol][1] != 0]
+        counted = [mean for protocol, mean in means.items() if protocol in COUNTED]
         found[method] = (float(np.mean(counted)) if counted else math.nan, means)
-    return dict(sorted(found.items(), key=lambda item: (math.isnan(item[1][0]), item[1][0])))
+
+    def place(method: str) -> tuple[bool, bool, float]:
+        share = found[method][0]
+        return 2 * models_of(config, method) < len(config["cells"]), math.isnan(share), -share
+
+    return {method: found[method] for method in sorted(found, key=place)}
+
+
+def models_of(config: Mapping[str, Any], method: str) -> int:
+    """How many models a method applies to."""
+    return sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
 
 
 def overview(config: Mapping[str, Any]) -> Grid:
-    """Mean ranks by protocol, and what a method costs."""
+    """How many of the others each method beats, by protocol, and what it costs."""
     order = order_of(config)
     shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
     lines = []
-    for method, (rank, means) in order.items():
+    for method, (share, means) in order.items():
         seconds = [each[method] for each in config["seconds"].values() if method in each]
-        models = sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
-        cells = [cell(means.get(key), digits=1) for key in shown]
+        cells = [_percent(means.get(key)) for key in shown]
         time = f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–"
-        lines.append((title_of(method), [cell(rank, digits=1), *cells, time, str(models)]))
-    headings = [PROTOCOLS[key][0].removesuffix(" ↑").removesuffix(" ↓") for key in shown]
-    title = "Rank of each method (1 is the best), mean over models, and its cost"
-    return Grid(title, ["all", *headings, "ms a text", "models"], lines)
+        lines.append((title_of(method), [_percent(share), *cells, time, str(models_of(config, method))]))
+    headings = [PROTOCOLS[key][0].rstrip(" ↑↓") for key in shown]
+    title = "How many of the other methods each one beats, in %, mean over models, and its cost"
+    return Grid(title, ["faithfulness", *headings, "ms a text", "models"], lines)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.0f}"
 
 
 def row_grid(config: Mapping[str, Any], name: str) -> Grid:
@@ -240,12 +265,12 @@ def disagreements(config: Mapping[str, Any]) -> list[str]:
     """How far protocols order methods alike: the rank correlation of each two, over methods and models."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for cells in config["cells"].values():
-        ranks = ranks_of(cells)
-        keys = [key for key in PROTOCOLS if key in ranks and PROTOCOLS[key][1] != 0]
+        shares = beaten_of(cells)
+        keys = [key for key in PROTOCOLS if key in shares and PROTOCOLS[key][1] != 0]
         for place, one in enumerate(keys):
             for other in keys[place + 1 :]:
-                both = [method for method in ranks[one] if method in ranks[other]]
-                values = [np.array([ranks[key][method] for method in both]) for key in (one, other)]
+                both = [method for method in shares[one] if method in shares[other]]
+                values = [np.array([shares[key][method] for method in both]) for key in (one, other)]
                 pairs.setdefault((one, other), []).append(float(spearman(values[0][None], values[1])[0]))
     means = {pair: float(np.nanmean(values)) for pair, values in pairs.items() if not np.isnan(values).all()}
     if not means:
@@ -269,10 +294,10 @@ def notes_of(outcome: Outcome) -> list[str]:
         "Words are deleted and the text is tokenized again; always the class that is predicted from the "
         "whole text. Comprehensiveness and sufficiency are means over 1, 5, 10, 20 and 50 % of the words. "
         f"LeRF − MoRF is the mean distance of both curves at {POINTS} points. Normalised AOPC is 0 for the "
-        "worst and 1 for the best order, of texts up to 30 words. ρ is Spearman's: with absolute blank-out, "
-        "which is 1 for absolute blank-out itself; and with the same method's scores on a copy of the model "
-        "whose weights are shuffled, which should be near 0. Plausibility is average precision against "
-        "people's rationales: agreement with people, not with the model.",
+        "worst and 1 for the best order, of texts up to 30 words. ρ is Spearman's: of the scores' sizes "
+        "with those of blank-out, which is 1 for blank-out itself; and with the same method's scores on a "
+        "copy of the model whose weights are shuffled, which should be near 0. Plausibility is average "
+        "precision against people's rationales: agreement with people, not with the model.",
         "Subject first: the share of sentences in which the subject's noun has the highest score, of those "
         "that the model gets right and whose answer flips when the subject's number alone is flipped, so "
         "that this word is known to decide.",
@@ -282,22 +307,34 @@ def notes_of(outcome: Outcome) -> list[str]:
         "others. A method that has a value for fewer than half of the texts is in no comparison of its "
         "column. The best order is on those of these texts that have up to 30 words, and is the best for "
         "the normalised AOPC alone.",
-        "Ranks are of means, without intervals: neighbours often do not differ. A method has ranks of the "
-        "models that it applies to, “models” of them, so that methods with other numbers of models had other "
-        "rivals. “all” is the mean over protocols without that of shuffled weights. Controls have no rank.",
+        "A method beats another where its mean is better, by however little: neighbours often do not differ, "
+        "as the intervals and differences below show. The share is of the methods that apply to the same "
+        "model; “models” says to how many a method does, and those of fewer than half of them come last. "
+        "“Faithfulness” is the mean over protocols without plausibility, which is none, and without shuffled "
+        "weights, which a method must not be deaf to, but is no better for. Controls are not counted, nor is "
+        "blank-out where methods are compared with it.",
+        "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
+        "says that something does.",
         "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
         "that read maps it includes the trace.",
-        "The picture: in the first row a point is a method's mean rank, and its line goes from its best to "
-        "its worst rank over models. Below, points are means and lines their intervals, by the form of "
-        "attention; dotted lines are scores at random, dashed ones the best order. Right is better, except "
-        "for shuffled weights, where 0 is.",
+        "The picture: in the first row a point is the share of other methods that a method beats, mean over "
+        "models, and its line goes from the least to the most in any model. Below, points are means and "
+        "lines their intervals, by the form of attention; dotted lines are scores at random, dashed ones the "
+        "best order. Right is better, except for shuffled weights, where 0 is.",
         *disagreements(config),
     ]
+    if any(POOLING in methods for methods in config["seconds"].values()):
+        notes.append(
+            "The classifier of reviews reads its words' states, and pools them. Methods that read maps show "
+            "what the first token of each window draws on, as is usual, but that token has no part in the "
+            "answer there."
+        )
     for name, tried in config["tried"].items():
         notes.append(
             f"{name}: the model was not trained on the grammar. It is judged on those of the first {tried:,} "
             "sentences that it gets right, and whose answer flips with the subject's number, so that its "
-            "accuracy is 1 by choice."
+            "accuracy is 1 by choice. Its tokenizer knows all words; what stands for an unknown one in "
+            "blank-out and integrated gradients is a token that ends texts."
         )
     if config["half_difference"]:
         moved = max(config["half_difference"].values())
@@ -322,12 +359,12 @@ def notes_of(outcome: Outcome) -> list[str]:
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """Methods, the best mean rank first, by protocol: ranks over all models, then values of each data set.
+    """Methods, the best first, by protocol: what they beat in all models, then values of each data set.
 
-    In the first row of panels a point is a method's mean rank, and its line goes from its best to its worst
-    rank over models. Below, a point is a mean, and its line the 95 % interval; dotted lines are scores at
-    random, dashed ones the best order of deletion. Right is better in every panel, except for shuffled
-    weights, where 0 is.
+    In the first row of panels a point is the share of other methods that a method beats, mean over models,
+    and its line goes from the least to the most in any model. Below, a point is a mean, and its line the 95 %
+    interval; dotted lines are scores at random, dashed ones the best order of deletion. Right is better in
+    every panel, except for shuffled weights, where 0 is.
     """
     need("matplotlib", "view")
     from matplotlib.figure import Figure
@@ -344,8 +381,8 @@ def draw(outcome: Outcome, path: Path) -> None:
     axes = figure.subplots(rows, len(shown), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], shown, strict=True):
         axis.set_title(PROTOCOLS[key][0].rstrip(" ↑↓"), fontsize=8)
-        draw_ranks(axis, config, key, methods)
-    axes[0][0].set_ylabel("rank, mean\nand range over models", fontsize=8)
+        draw_beaten(axis, config, key, methods)
+    axes[0][0].set_ylabel("% of others beaten,\nmean and range of models", fontsize=8)
     for panels, (data, names) in zip(axes[1:], by_data.items(), strict=True):
         for axis, key in zip(panels, shown, strict=True):
             if not any(key in config["cells"][name] for name in names):
@@ -370,16 +407,16 @@ def draw(outcome: Outcome, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_ranks(axis: Any, config: Mapping[str, Any], key: str, methods: Sequence[str]) -> None:
-    """A method's mean rank over models, with its best and worst."""
-    found = [ranks_of(cells)[key] for cells in config["cells"].values() if key in cells]
-    ranks = {method: [each[method] for each in found if method in each] for method in methods}
-    known = [height for height, method in enumerate(methods) if ranks[method]]
-    means = [float(np.mean(ranks[methods[height]])) for height in known]
-    least, most = ([float(edge(ranks[methods[height]])) for height in known] for edge in (min, max))
+def draw_beaten(axis: Any, config: Mapping[str, Any], key: str, methods: Sequence[str]) -> None:
+    """The share of others that a method beats, mean over models, with the least and the most."""
+    every = [beaten_of(cells).get(key, {}) for cells in config["cells"].values()]
+    shares = {method: [100 * each[method] for each in every if method in each] for method in methods}
+    known = [height for height, method in enumerate(methods) if shares[method]]
+    means = [float(np.mean(shares[methods[height]])) for height in known]
+    least, most = ([float(edge(shares[methods[height]])) for height in known] for edge in (min, max))
     axis.hlines(known, least, most, color="0.6", linewidth=1)
     axis.plot(means, known, "o", color="black", markersize=2.5)
-    axis.invert_xaxis()
+    axis.set_xlim(-4, 104)
 
 
 def draw_values(
