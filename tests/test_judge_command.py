@@ -107,6 +107,15 @@ def test_controls_lead_nothing_and_equals_lead_together(opened: tuple[Any, Any])
     assert "(random)" in table_of(found, "sufficiency")
 
 
+def test_blankout_does_not_lead_by_its_correlation_with_itself(opened: tuple[Any, Any]) -> None:
+    texts, _ = texts_of(6)
+    right = [[float(word in DECIDE) for word in text.split()] for text in texts]
+    found = evaluate(*opened, texts, methods=["blankout"], scores={"right": right}, correlation=True)
+    assert found.methods["blankout"].measures["correlation"] == pytest.approx(1)
+    assert leading(found, "correlation") == {"right"}
+    assert "blankout" in leading(found, "comprehensiveness")
+
+
 def test_scores_that_do_not_depend_on_the_weights_stay_when_these_are_shuffled(tmp_path: Path) -> None:
     model, tokenizer = opened_at(small_classifier(tmp_path))
     texts, _ = texts_of(6, words=9)

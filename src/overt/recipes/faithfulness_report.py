@@ -12,7 +12,8 @@ import numpy as np
 from overt._extras import need
 from overt.judge.correlation import spearman
 from overt.judge.intervals import Interval, interval_over
-from overt.judge.rationales.methods import ABSOLUTE, BLANKOUT, CONTROLS, ORACLE, POOLING, RANDOM, title_of
+from overt.judge.rationales.evaluation import REFERENCES
+from overt.judge.rationales.methods import CONTROLS, ORACLE, POOLING, RANDOM, title_of
 from overt.recipes._figures import save_figure
 from overt.recipes._recipe import Grid, Outcome, Report, cell
 
@@ -35,7 +36,6 @@ PROTOCOLS: dict[str, tuple[str, int]] = {
 # Those that say how faithful a method is. It must not be deaf to shuffled weights, but is no better for it;
 # and to agree with people is no faithfulness.
 COUNTED = tuple(key for key, (_, sign) in PROTOCOLS.items() if sign != 0 and key != PLAUSIBLE)
-REFERENCES = (BLANKOUT, ABSOLUTE)  # what methods are correlated with, which is no comparison of these
 # Is a gain that of the method or of the maps that it reads?
 PAIRS = (
     ("rollout", "raw"),

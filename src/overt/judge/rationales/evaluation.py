@@ -46,6 +46,7 @@ from overt.judge.rationales.measures import (
 )
 from overt.judge.rationales.methods import (
     ABSOLUTE,
+    BLANKOUT,
     EXTRA,
     LIME,
     METHODS,
@@ -78,6 +79,7 @@ FAITHFUL = {
 }
 LESS_IS_BETTER = ("sufficiency", "log_odds", "normalised_sufficiency")
 REFERENCE = ABSOLUTE  # what "correlation" is with
+REFERENCES = (BLANKOUT, ABSOLUTE)  # which correlate with it because they are the same
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from overt.judge.rationales.evaluation import FAITHFUL, HUMAN, LESS_IS_BETTER, Evaluation
+from overt.judge.rationales.evaluation import FAITHFUL, HUMAN, LESS_IS_BETTER, REFERENCES, Evaluation
 from overt.judge.rationales.methods import CONTROLS
 
 # Columns of `overt judge`. Log-odds and IOU F1 are left to `Evaluation`: the first says what
@@ -42,17 +42,18 @@ def leading(found: Evaluation, measure: str) -> set[str]:
 
     A difference to the best is told where its paired 95 % interval, over the texts that both methods have,
     does not hold zero, and the difference is not smaller than a table shows. Controls neither lead nor are
-    among the others. Each comparison is made by itself; the best of many methods is in part the best by
-    chance.
+    among the others, nor does blank-out by its correlation with itself. Each comparison is made by itself;
+    the best of many methods is in part the best by chance.
 
     Args:
         found: from `evaluate`.
         measure: one of `COLUMNS`.
     """
+    apart = (*CONTROLS, *(REFERENCES if measure == "correlation" else ()))
     names = [
         name
         for name in ordered(found, measure)
-        if name not in CONTROLS and found.methods[name].measures.get(measure) is not None
+        if name not in apart and found.methods[name].measures.get(measure) is not None
     ]
     together = set(names[:1])
     for name in names[1:]:
