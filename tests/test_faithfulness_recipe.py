@@ -42,6 +42,8 @@ def test_no_method_and_no_mixing_of_the_package_is_missing() -> None:
     full = faithfulness.rows_of(False).values()
     assert {row.data for row in full} == {"agreement", "SST-2", "movie reviews", "language model"}
     assert all(row.texts >= (100 if row.data == "movie reviews" else 300) for row in full)
+    # Some are left out of a column: sentences not decided by the subject, or of more than 30 words.
+    assert all(0.85 * row.texts >= 300 for row in full if row.data in ("agreement", "SST-2"))
 
 
 # --- Ground truth ---
