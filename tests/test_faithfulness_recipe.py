@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from overt.judge.rationales.words import WordClassifier
 from overt.recipes import faithfulness, reproduce
 from overt.recipes import faithfulness_report as report
 from overt.recipes import faithfulness_time as expected
-from overt.recipes._recipe import Request
+from overt.recipes._recipe import Outcome, Request
 from overt.recipes.faithfulness_models import VERBS, VerbNumber, grammar_tokenizer
 from overt.tracing.methods.method import methods as registered
 from overt.tracing.mixing.mixing import mixings
@@ -205,6 +206,29 @@ def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -
     assert order["pooling"][0] == 1
     assert order["raw"][0] == pytest.approx((1 + 1 + 0.5) / 3), "the second of three beats one of two"
     assert order["flow"][0] == pytest.approx((0.75 + 0.75 + 0) / 3), "plausibility does not count"
+
+
+def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_does(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra view")
+    values = {name: [0.1 * place, 0.0, 0.2, 9, 0, 1] for place, name in enumerate(("raw", "flow", "random"))}
+    cells = {"agreement plain": {"between": values}, "agreement evolving": {"between": values}}
+    config = {
+        "cells": cells,
+        "rows": {name: {"form": name.split()[1]} for name in cells},
+        "seconds": {name: {"raw": 0.01, "flow": 0.02} for name in cells},
+    }
+    report.draw(Outcome(config, {}), tmp_path / "found.svg")
+    drawn = (tmp_path / "found.svg").read_text()
+    words = re.findall(r"<!-- (.*?) -->", drawn)  # text is drawn as paths
+    for mark in (
+        "plain attention",
+        "evolving attention",
+        "line: 95 % interval",
+        "random scores",
+        "ms a text",
+    ):
+        assert mark in words
+    assert words.index("flow") < words.index("raw"), "the better one is above"
 
 
 # --- The whole recipe, small ---

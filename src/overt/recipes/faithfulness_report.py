@@ -318,9 +318,9 @@ def notes_of(outcome: Outcome) -> list[str]:
         "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
         "that read maps it includes the trace.",
         "The picture: in the first row a point is the share of other methods that a method beats, mean over "
-        "models, and its line goes from the least to the most in any model. Below, points are means and "
-        "lines their intervals, by the form of attention; dotted lines are scores at random, dashed ones the "
-        "best order. Right is better, except for shuffled weights, where 0 is.",
+        "models, and its line goes from the least to the most in any model. Below are the time of a text and "
+        "means with their intervals, by the form of attention; dotted lines are random scores, dashed ones "
+        "the best order. Right is better, except for shuffled weights, where 0 is.",
         *disagreements(config),
     ]
     if any(POOLING in methods for methods in config["seconds"].values()):
@@ -362,9 +362,10 @@ def draw(outcome: Outcome, path: Path) -> None:
     """Methods, the best first, by protocol: what they beat in all models, then values of each data set.
 
     In the first row of panels a point is the share of other methods that a method beats, mean over models,
-    and its line goes from the least to the most in any model. Below, a point is a mean, and its line the 95 %
-    interval; dotted lines are scores at random, dashed ones the best order of deletion. Right is better in
-    every panel, except for shuffled weights, where 0 is.
+    and its line goes from the least to the most in any model; the first panel has the mean over protocols
+    that methods are ordered by. Below, the first panel is the time of a text, and in the others a point is a
+    mean, and its line the 95 % interval; dotted lines are scores at random, dashed ones the best order of
+    deletion. Right is better in every panel, except for shuffled weights, where 0 is.
     """
     need("matplotlib", "view")
     from matplotlib.figure import Figure
@@ -375,48 +376,98 @@ def draw(outcome: Outcome, path: Path) -> None:
     for name in config["cells"]:
         by_data.setdefault(name.removesuffix(f" {config['rows'][name]['form']}"), []).append(name)
     shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
+    forms = list(dict.fromkeys(row["form"] for row in config["rows"].values()))
     rows = len(by_data) + 1
-    figure: Any = Figure(figsize=(2.0 + 1.6 * len(shown), rows * (0.55 + 0.155 * len(methods))))
+    figure: Any = Figure(figsize=(2.0 + 1.6 * (len(shown) + 1), rows * (0.55 + 0.155 * len(methods)) + 0.3))
     figure.set_layout_engine("constrained", hspace=0.03)
-    axes = figure.subplots(rows, len(shown), squeeze=False, sharey=True)
-    for axis, key in zip(axes[0], shown, strict=True):
+    axes = figure.subplots(rows, len(shown) + 1, squeeze=False, sharey=True)
+    axes[0][0].set_title("faithfulness, all", fontsize=8, fontweight="bold")
+    draw_beaten(axes[0][0], config, COUNTED, methods)
+    for axis, key in zip(axes[0][1:], shown, strict=True):
         axis.set_title(PROTOCOLS[key][0].rstrip(" ↑↓"), fontsize=8)
-        draw_beaten(axis, config, key, methods)
+        draw_beaten(axis, config, [key], methods)
     axes[0][0].set_ylabel("% of others beaten,\nmean and range of models", fontsize=8)
     for panels, (data, names) in zip(axes[1:], by_data.items(), strict=True):
-        for axis, key in zip(panels, shown, strict=True):
+        draw_seconds(panels[0], config, names, methods, forms)
+        panels[0].set_ylabel(data, fontsize=8)
+        for axis, key in zip(panels[1:], shown, strict=True):
             if not any(key in config["cells"][name] for name in names):
                 axis.set_axis_off()
                 continue
-            for place, name in enumerate(names):
-                draw_values(axis, config, name, key, methods, place, len(names))
+            for name in names:
+                draw_values(axis, config, name, key, methods, forms)
             if PROTOCOLS[key][1] < 0:
                 axis.invert_xaxis()
             elif PROTOCOLS[key][1] == 0:
                 axis.axvline(0, color="black", linewidth=0.6)
-        panels[0].set_ylabel(data, fontsize=8)
-        if len(names) > 1:
-            panels[0].legend(fontsize=6, loc="lower right", handlelength=1)
     for axis in axes.flat:
-        axis.grid(axis="y", linewidth=0.3)
+        for height in range(0, len(methods) if axis.axison else 0, 2):
+            axis.axhspan(height - 0.5, height + 0.5, color="0.95", linewidth=0, zorder=0)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=6.5)
         axis.tick_params(axis="y", length=0)
     axes[0][0].set_yticks(range(len(methods)), [title_of(method) for method in methods])
     axes[0][0].set_ylim(len(methods) - 0.4, -0.6)
+    figure.legend(
+        handles=_key(forms), loc="outside lower center", ncols=len(forms) + 3, fontsize=7, frameon=False
+    )
     save_figure(figure, path)
 
 
-def draw_beaten(axis: Any, config: Mapping[str, Any], key: str, methods: Sequence[str]) -> None:
-    """The share of others that a method beats, mean over models, with the least and the most."""
-    every = [beaten_of(cells).get(key, {}) for cells in config["cells"].values()]
-    shares = {method: [100 * each[method] for each in every if method in each] for method in methods}
-    known = [height for height, method in enumerate(methods) if shares[method]]
-    means = [float(np.mean(shares[methods[height]])) for height in known]
-    least, most = ([float(edge(shares[methods[height]])) for height in known] for edge in (min, max))
-    axis.hlines(known, least, most, color="0.6", linewidth=1)
-    axis.plot(means, known, "o", color="black", markersize=2.5)
+def _key(forms: Sequence[str]) -> list[Any]:
+    """What the marks of the picture stand for."""
+    from matplotlib.lines import Line2D
+
+    return [
+        *(
+            Line2D([], [], color=f"C{place}", marker="o", markersize=3, label=f"{form} attention")
+            for place, form in enumerate(forms)
+        ),
+        Line2D([], [], color="black", linewidth=0.8, label="line: 95 % interval"),
+        Line2D([], [], color="black", linewidth=0.8, linestyle=":", label="random scores"),
+        Line2D([], [], color="black", linewidth=0.8, linestyle="--", label="best order of deletion"),
+    ]
+
+
+def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], methods: Sequence[str]) -> None:
+    """The share of others that a method beats, mean over protocols and models, with the least and the most.
+
+    Args:
+        axis: to draw on.
+        config: of the outcome.
+        keys: protocols. A model's share is the mean over them.
+        methods: from the top down.
+    """
+    order = order_of(config)
+    every = [beaten_of(cells) for cells in config["cells"].values()]
+    for height, method in enumerate(methods):
+        own = [[found[key][method] for key in keys if method in found.get(key, {})] for found in every]
+        shares = [100 * float(np.mean(values)) for values in own if values]
+        if shares:
+            by_protocol = [order[method][1][key] for key in keys if key in order[method][1]]
+            axis.hlines(height, min(shares), max(shares), color="0.6", linewidth=1)
+            axis.plot(100 * float(np.mean(by_protocol)), height, "o", color="black", markersize=2.5)
     axis.set_xlim(-4, 104)
+
+
+def draw_seconds(
+    axis: Any, config: Mapping[str, Any], names: Sequence[str], methods: Sequence[str], forms: Sequence[str]
+) -> None:
+    """The time of a text by method; right is faster."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for name in names:
+        spent = config["seconds"][name]
+        form = config["rows"][name]["form"]
+        known = [height for height, method in enumerate(methods) if spent.get(method)]
+        times = [1000 * spent[methods[height]] for height in known]
+        axis.plot(times, known, "o", color=f"C{forms.index(form)}", markersize=2)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.invert_xaxis()
+    axis.set_title("ms a text", fontsize=8)
 
 
 def draw_values(
@@ -425,14 +476,14 @@ def draw_values(
     name: str,
     key: str,
     methods: Sequence[str],
-    place: int,
-    of: int,
+    forms: Sequence[str],
 ) -> None:
-    """Means and intervals of a model's methods, a little above or below those of the others beside it."""
+    """Means and intervals of a model's methods, a little above or below those of other forms of attention."""
     found = config["cells"][name].get(key, {})
     known = [(height, found[method][:3]) for height, method in enumerate(methods) if method in found]
+    place = forms.index(config["rows"][name]["form"])
     colour = f"C{place}"
-    heights = [height + 0.24 * (place - (of - 1) / 2) for height, _ in known]
+    heights = [height + 0.24 * (place - (len(forms) - 1) / 2) for height, _ in known]
     whole = [
         (height, values[1], values[2])
         for height, (_, values) in zip(heights, known, strict=True)
@@ -440,8 +491,7 @@ def draw_values(
     ]
     if whole:
         axis.hlines(*zip(*whole, strict=True), color=colour, linewidth=0.8)
-    means = [values[0] for _, values in known]
-    axis.plot(means, heights, "o", color=colour, markersize=2, label=config["rows"][name]["form"])
+    axis.plot([values[0] for _, values in known], heights, "o", color=colour, markersize=2)
     for control, style in ((RANDOM, ":"), (ORACLE, "--")):
         if control in found:
             axis.axvline(found[control][0], color=colour, linewidth=0.6, linestyle=style)
