@@ -129,7 +129,8 @@ def test_words_keep_the_space_before_them_where_the_tokenizer_does(query: str, f
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single=f"{first} $A", pair=f"{first} $A {first} $B", special_tokens=[(first, number)]
         )
-    model: Any = SimpleNamespace(config=SimpleNamespace(num_labels=2, max_position_embeddings=128))
+    model: Any = nn.Module()
+    model.config = SimpleNamespace(num_labels=2, max_position_embeddings=128)
     classifier = WordClassifier(model, tokenizer)
     words = ["The", "code", "of", "the", "vault", "is", "safe!"]
     text = classifier.read(words, query)
@@ -161,7 +162,8 @@ def test_no_part_of_a_text_is_longer_than_the_model_takes() -> None:
     lengths = [len(tokenizer(word)["input_ids"]) for word in ("code", " code")]
     assert lengths[0] > lengths[1], "the test is of words that are longer without the space before them"
     for limit in range(lengths[0], 12):
-        model: Any = SimpleNamespace(config=SimpleNamespace(num_labels=2, max_position_embeddings=limit))
+        model: Any = nn.Module()
+        model.config = SimpleNamespace(num_labels=2, max_position_embeddings=limit)
         classifier = WordClassifier(model, tokenizer)
         text = classifier.read("is code code code code code")
         parts = [
@@ -265,6 +267,19 @@ def test_texts_that_are_too_long_are_cut_and_counted(tokenizer: Any, folder: Pat
     assert [len(row["rationales"][0]["soft_rationale_predictions"]) for row in rows] == [66, 2]
     with pytest.raises(ValueError, match="examples must be the 2 texts that were judged, got 1"):
         found.write(tmp_path / "out.jsonl", "gradients", "movies", examples[:1])
+
+
+def test_texts_are_cut_to_the_positions_that_are_left_beside_padding(folder: Path) -> None:
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)  # which knows of no limit
+    tokenizer.model_max_length = int(1e30)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.RobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=20, pad_token_id=tokenizer.pad_token_id, **sizes
+    )
+    classifier = WordClassifier(hf.RobertaForSequenceClassification(config).eval(), tokenizer)
+    text = classifier.read(LONG)
+    assert len(classifier.code(text).places) == 20 - 1 - tokenizer.pad_token_id
+    assert classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool)).shape == (1, 2)
 
 
 def test_slow_methods_may_see_some_of_the_texts_and_progress_is_told(

@@ -466,7 +466,8 @@ def run(
     ]
     where = next(model.parameters()).device.type
     timed = "; timing a few of them" if len(read) > TIMED else ""
-    typer.echo(f"{len(read):,} texts, {len(names)} methods, on {where}{timed}", err=True)
+    counts = f"{count_of(len(read), 'text')}, {count_of(len(names), 'method')}"
+    typer.echo(f"{counts}, on {where}{timed}", err=True)
     seconds = expected(lengths, jobs)
     if seconds is not None:
         typer.echo(f"all will take about {duration(seconds)}", err=True)
@@ -507,6 +508,11 @@ def run(
         page.save(out)
         typer.echo(f"page: {out}")
     return found
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _all(text: Any) -> Any:
