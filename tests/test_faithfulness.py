@@ -191,6 +191,21 @@ def test_given_scores_have_every_measure_of_every_text(planted: Any, tokenizer: 
     assert found.seconds is None
 
 
+def test_given_scores_may_be_tensors_as_captum_has_them(planted: Any, tokenizer: Any) -> None:
+    ours = [list(range(len(text.split()))) for text in TEXTS]
+    tensors = [torch.tensor(each, dtype=torch.bfloat16, requires_grad=True) for each in ours]
+    found = evaluate(planted, tokenizer, TEXTS, methods=[], scores={"plain": ours, "captum": tensors})
+    for one, other in zip(*(found.methods[name].scores for name in ("plain", "captum")), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for wrong in (None, dict(enumerate(ours)), iter(ours)):
+        with pytest.raises(
+            ValueError, match=r"scores\['mine'\] must be a list with a list of numbers for each"
+        ):
+            evaluate(planted, tokenizer, TEXTS, methods=[], scores={"mine": wrong})
+    with pytest.raises(ValueError, match="document 0: scores must be numbers, one for each"):
+        evaluate(planted, tokenizer, TEXTS, methods=[], scores={"mine": [text.split() for text in TEXTS]})
+
+
 def test_correlation_is_spearmans_with_absolute_blankout(planted: Any, tokenizer: Any) -> None:
     from scipy.stats import spearmanr
 

@@ -348,8 +348,14 @@ def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer:
         ({"rationales": [[(1, 2), 5]]}, "document 0: a span must be two whole numbers, got 5"),
         ({"rationales": [[(1.5, 2.7)]]}, r"document 0: a span must be two whole numbers, got \(1.5, 2.7\)"),
         ({"scores": [[0.0] * 8]}, r"scores must be a mapping from names, got \[\[0.0"),
-        ({"scores": {"own": 3}}, r"scores\['own'\] must be a list for each text, got 3"),
-        ({"scores": {"own": [["a"] * 8]}}, "document 0: scores must be numbers, got"),
+        (
+            {"scores": {"own": 3}},
+            r"scores\['own'\] must be a list with a list of numbers for each text, got 3",
+        ),
+        (
+            {"scores": {"own": [["a"] * 8]}},
+            "document 0: scores must be numbers, one for each of its 8 words, got",
+        ),
         ({"at_most": 3}, "at_most must be a mapping from names, got 3"),
         ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),

@@ -429,15 +429,18 @@ def _shown(value: Any) -> str:
 
 
 def _given(values: Any, read: Sequence[Text], name: str) -> list[NDArray[np.float64]]:
-    """Scores that a caller brings, of the words that a model sees."""
+    """Scores that a caller brings, of the words that a model sees; tensors may be on a GPU, or in a graph."""
     if not _is_list(values):
-        raise ValueError(f"scores[{name!r}] must be a list for each text, got {_shown(values)}")
+        raise ValueError(
+            f"scores[{name!r}] must be a list with a list of numbers for each text, got {_shown(values)}"
+        )
     if len(values) != len(read):
         raise ValueError(f"scores[{name!r}] must be {len(read)}, one list for each text, got {len(values)}")
-    return [
-        checked_scores(each, len(text.words) + text.cut, text.name)[: len(text.words)]
-        for each, text in zip(values, read, strict=True)
-    ]
+    found = []
+    for each, text in zip(values, read, strict=True):
+        plain = each.detach().double().cpu().numpy() if isinstance(each, torch.Tensor) else each
+        found.append(checked_scores(plain, len(text.words) + text.cut, text.name)[: len(text.words)])
+    return found
 
 
 def _spread_evenly(count: int, most: int | None) -> list[int]:

@@ -68,7 +68,11 @@ def checked_scores(scores: ArrayLike, words: int, document: str) -> NDArray[np.f
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"document {document}: scores must be numbers, got {scores!r}"[:120]) from None
+        raise ValueError(
+            f"document {document}: scores must be numbers, one for each of its {words} words, got {scores!r}"[
+                :160
+            ]
+        ) from None
     if values.shape != (words,):
         raise ValueError(
             f"document {document}: scores must have one number for each of its {words} words, "
