@@ -194,7 +194,10 @@ def test_the_encoder_goes_on_learning_only_where_it_is_asked_to(recipe: Any, res
     assert torch.equal(first.stem[1].running_mean, changed.stem[1].running_mean)
 
 
-def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, data: CaptionData) -> None:
+def test_an_interrupted_training_ends_as_an_uninterrupted_one(
+    tmp_path: Path, data: CaptionData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caption_training, "PAUSE", 0.0)  # else so short a training has no checkpoint
     source = regions.RegionSource(tmp_path / "regions", False, None, {}, 0)
     source.place.mkdir()
     features = torch.randn(sum(SIZES), 4, 6, generator=torch.Generator().manual_seed(0))
@@ -213,6 +216,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, da
     whole, _ = caption_training.train(tmp_path / "whole", shared, row, training, 0, "cpu")
     with pytest.raises(KeyboardInterrupt):
         caption_training.train(tmp_path / "parts", shared, row, training, 0, "cpu", stop)
+    assert any((tmp_path / "parts" / "checkpoints").iterdir())
     parts, numbers = caption_training.train(tmp_path / "parts", shared, row, training, 0, "cpu")
     assert numbers["updates"] == 4
     for name, value in whole.net.state_dict().items():

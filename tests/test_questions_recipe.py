@@ -365,8 +365,9 @@ def stored(folder: Path, given: Regions) -> RegionSource:
 
 @pytest.mark.slow
 def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, data: QuestionData, given: Regions
+    tmp_path: Path, data: QuestionData, given: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(question_training, "PAUSE", 0.0)  # else so short a training has no checkpoint
     source = stored(tmp_path / "regions", given)
     training, row = replace(TRAINING, updates=8), ROWS["WC k=10"]
 
@@ -380,6 +381,7 @@ def test_a_training_that_was_interrupted_goes_on_as_if_it_had_not_been(
 
     with pytest.raises(KeyboardInterrupt):
         weights("stopped", 5)
+    assert any((tmp_path / "stopped" / "checkpoints").iterdir())
     torch.testing.assert_close(weights("stopped"), weights("whole"), rtol=0, atol=0)
 
 

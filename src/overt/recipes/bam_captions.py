@@ -177,6 +177,7 @@ def run_table_3(request: Request) -> Outcome:
         line=lambda numbers: f"CIDEr-D {numbers['greedy_cider_d']:.1f}",
         prepare=one_thread,
         together=False,
+        alike=lambda task: (task.row.attention, bool(task.row.mechanisms)),
     )
     references = [row.captions for row in data.test]
     meteor = add_meteor(known, place, references, request)

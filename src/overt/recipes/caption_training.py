@@ -32,6 +32,7 @@ from overt.models.word_by_word import IGNORED
 from overt.recipes._rows import settings_of
 from overt.recipes._training import in_tf32, times, torch_device
 from overt.recipes.regions import (
+    PAUSE,
     Encoder,
     Pictures,
     RegionSource,
@@ -363,6 +364,7 @@ def train(
         lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=training.clip,
+        pause=PAUSE,
         **in_tf32(device),
     )
     numbers["parameters"] = sum(parameter.numel() for parameter in model.net.parameters())

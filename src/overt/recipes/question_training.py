@@ -29,7 +29,7 @@ from overt.mechanisms.chain import Chain
 from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
 from overt.recipes._rows import settings_of
 from overt.recipes._training import in_tf32, times, torch_device
-from overt.recipes.regions import Encoder, RegionSource, encode, regions_from, save_encoder
+from overt.recipes.regions import PAUSE, Encoder, RegionSource, encode, regions_from, save_encoder
 from overt.recipes.vision_training import fit
 
 LENGTH = 14  # words of a question that are read
@@ -371,6 +371,7 @@ def train(
         on_step,
         optimizer=optimizer,
         schedule=schedule,
+        pause=PAUSE,
         # Half precision would add to each product of such small matrices the conversion of both.
         bf16=False,
         **in_tf32(device),

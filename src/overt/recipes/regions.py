@@ -48,6 +48,7 @@ from overt.recipes.vision_training import augmented
 CACHE = "regions.safetensors"
 BATCH_OF_IMAGES = 256  # when regions are made
 EPOCHS = 40
+PAUSE = 60.0  # seconds that lie between two checkpoints of a training at least
 SIZES: dict[str, Any] = {}  # arguments of `ImageEncoder` other than its defaults
 Encoder = ImageEncoder | ResNet
 OPTIONS = {
@@ -186,7 +187,7 @@ def train_encoder(task: Task, shared: Pictures, tell: Tell) -> dict[str, Any]:
     batches = Numbers(Epochs(len(shared.train), training.batch, training.updates, task.seed))
     optimizer = optimizer_of(model, training)
     numbers = vision_training.fit(
-        model, task.folder, batches, training, task.seed, task.device, told, optimizer=optimizer
+        model, task.folder, batches, training, task.seed, task.device, told, optimizer=optimizer, pause=PAUSE
     )
     told.rest(training.updates)
     numbers["parameters"] = sum(parameter.numel() for parameter in model.net.parameters())
