@@ -323,6 +323,26 @@ def test_rows_are_trained_measured_and_shared_by_both_tables(
     assert "learning rate 0.001 rather than 1e-4" in notes
 
 
+@pytest.mark.usefixtures("small")
+def test_rows_on_encoders_that_were_trained_separately_are_not_called_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(question_training, "step_times", lambda *_: [1.0])
+    monkeypatch.setattr(bam_questions, "conditions_of", lambda _: {CLEAN: Condition()})
+    first = bam_questions.run(request(tmp_path / "here", rows=SOFT))
+    again = replace(request(tmp_path / "here", rows=f"{SOFT},{WC}"), stored=first.per_seed)
+    assert "NOT PAIRED" not in " ".join(TABLE_2.report(bam_questions.run(again)).notes)
+    learner = regions.learner  # on another machine, where the encoder turns out a little different
+    monkeypatch.setattr(regions, "learner", lambda row, data, plan, seed: learner(row, data, plan, seed + 9))
+    elsewhere = replace(request(tmp_path / "there", rows=f"{WC},{QUESTION_ONLY}"), stored=first.per_seed)
+    outcome = bam_questions.run(elsewhere)
+    assert list(outcome.per_seed[0]) == [SOFT, WC, QUESTION_ONLY]
+    (note,) = [note for note in TABLE_2.report(outcome).notes if note.startswith("NOT PAIRED")]
+    assert "rows of seed 0 read" in note
+    outcome.per_seed[0].pop(WC)  # what sees no picture reads no regions
+    assert "NOT PAIRED" not in " ".join(TABLE_2.report(outcome).notes)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_validation_tests_on_the_validation_part_with_the_same_encoder(

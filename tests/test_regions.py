@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from pathlib import Path
@@ -67,6 +68,8 @@ def test_the_encoder_is_trained_once_for_the_same_settings_and_its_regions_are_s
     assert first.features.shape == (16, 4, 12)
     assert bool(first.real.all())
     assert not torch.equal(first.features, second.features)
+    weights = (source.folder(0) / "model" / "model.safetensors").read_bytes()
+    assert source.encoder_hash(0) == hashlib.sha256(weights).hexdigest() != source.encoder_hash(1)
     net = source.network(0)
     assert isinstance(net, ImageEncoder)
     assert net.word_names == list(pictures.words)

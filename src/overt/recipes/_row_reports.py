@@ -100,3 +100,22 @@ def notes_on_runs(outcome: Outcome) -> list[str]:
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}; each has its own hardware, versions and "
         "date in the result file.",
     ]
+
+
+def notes_on_encoders(outcome: Outcome) -> list[str]:
+    """A warning, if rows of one seed read regions of several encoders: they were trained in several places.
+
+    An encoder that is trained again with the same settings is not quite the same, so that such rows are no
+    pairs.
+    """
+    apart = []
+    for seed, rows in outcome.per_seed.items():
+        hashes = {numbers["encoder"] for numbers in rows.values() if numbers.get("encoder") is not None}
+        if len(hashes) > 1:
+            apart.append(str(seed))
+    if not apart:
+        return []
+    return [
+        f"NOT PAIRED: rows of seed{'s' if len(apart) > 1 else ''} {', '.join(apart)} read the regions of "
+        "encoders that were trained separately; --fresh trains all rows of a seed on one."
+    ]

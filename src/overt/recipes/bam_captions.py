@@ -25,7 +25,15 @@ from overt.judge import captions as judge
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.recipes import caption_training, regions
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted
-from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, notes_on_runs, report_of, values
+from overt.recipes._row_reports import (
+    FEWEST,
+    gains_grid,
+    mean_cell,
+    notes_on_encoders,
+    notes_on_runs,
+    report_of,
+    values,
+)
 from overt.recipes._rows import Known, Task, folder_name, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
 from overt.recipes._training import (
@@ -212,6 +220,8 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
         found = named(judge.score(texts[search], references))
         numbers |= {f"{search}_{measure}": found[measure] for measure in MEASURES}
     numbers["distinct"] = len(set(texts["greedy"]))
+    if task.row.attention != "none":
+        numbers["encoder"] = shared.source.encoder_hash(task.seed)
     images = [row.image for row in data.test]
     write_whole(task.folder / CAPTIONS, json.dumps({"images": images, **texts}, indent=1, ensure_ascii=False))
     numbers["seconds"] = {"training": trained - began, "testing": time.perf_counter() - trained}
@@ -401,6 +411,7 @@ def report_table_3(outcome: Outcome) -> Report:
             else " The paper's is COCO, whose scores do not compare with these."
         ),
         regions_note(config),
+        *notes_on_encoders(outcome),
         f"Training: at most {counted(config['epochs'], 'epoch')} of {training['batch']} images with all "
         f"their captions, Adam, learning rate {training['learning_rate']:g}, halved after epochs without a "
         f"lower validation loss, the best epoch's weights; dropout {training['dropout']:g}, gradients "

@@ -37,7 +37,15 @@ from overt.recipes._recipe import (
     counted,
     rate_of,
 )
-from overt.recipes._row_reports import FEWEST, gains_grid, mean_cell, notes_on_runs, report_of, values
+from overt.recipes._row_reports import (
+    FEWEST,
+    gains_grid,
+    mean_cell,
+    notes_on_encoders,
+    notes_on_runs,
+    report_of,
+    values,
+)
 from overt.recipes._rows import Task, look_up, rows_of, stored_result
 from overt.recipes._runs import finish_run, run_record
 from overt.recipes._training import (
@@ -376,6 +384,8 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     if is_main_process():
         deviation = deviation_of(data, model)
         numbers["deviation"] = deviation
+        if task.row.sees != "nothing":
+            numbers["encoder"] = source.encoder_hash(task.seed)
         numbers |= question_training.measure(model, data, task.row, shared.conditions, deviation)
         if shared.keep_models:
             question_training.save(model, task.folder / "model", source.network(task.seed), shared.size)
@@ -605,6 +615,7 @@ def notes_of(outcome: Outcome) -> list[str]:
     )
     return [
         *verdict_notes(outcome),
+        *notes_on_encoders(outcome),
         f"Data: {data['name']}{f' ({remarks})' if remarks else ''}: {data['train']:,} training questions, "
         f"{data['test']:,} for {'validation' if config.get('validation') else 'testing'}, {data['answers']} "
         "answers. The paper's is VQA-v2, validation; plain MCAN-small has 67.17 % there in the code it is "

@@ -326,6 +326,15 @@ class RegionSource(NamedTuple):
         tensors = load_file(self.folder(seed) / CACHE)
         return Regions(tensors["features"], tensors["real"])
 
+    def encoder_hash(self, seed: int) -> str | None:
+        """SHA-256 of the weights of an encoder that was trained for a seed; None where regions are given.
+
+        Trained again, with the same settings on another machine, it is not quite the same.
+        """
+        if not self.trained:
+            return None
+        return hashlib.sha256((self.folder(seed) / "model" / WEIGHTS).read_bytes()).hexdigest()
+
     def network(self, seed: int) -> Encoder | None:
         """The encoder of a seed, in evaluation mode on the CPU; None where the regions were given."""
         folder = self.folder(seed) / "model" if self.trained else self.encoder
