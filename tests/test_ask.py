@@ -128,7 +128,17 @@ def test_the_command_has_a_row_for_each_model_and_writes_a_page(folder: Path, pi
     lines = done.output.splitlines()
     assert sum(bool(re.search(r"^ *(Soft|WC) .* (un)?certain", line)) for line in lines) == 2
     assert "Soft does not know sofas" in done.output
-    assert "<h2>WC</h2>" in out.read_text()
+    page = out.read_text()
+    assert "<h2>WC</h2>" in page
+    assert page.count("not in this model’s vocabulary: “sofas”") == 2
+    assert page.count("% (equal weights: 25.0 %)") == 2, "of the four regions"
+    assert page.count("% (equal weights: 20.0 %)") == 2, "of the five words"
+    assert "vocabulary" not in answers_page(*page_of(folder, picture))
+
+
+def page_of(folder: Path, picture: Path) -> Any:
+    _, image, reply = asked(folder, picture)
+    return image, QUESTION, [reply]
 
 
 def test_models_are_named_by_what_sets_them_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,13 @@ def test_no_word_becomes_code_in_a_page_that_needs_nothing_else() -> None:
     assert "</script><b>" not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "data:image/png;base64," in text
+
+
+def test_equal_captions_of_two_models_are_told_apart() -> None:
+    one, other = caption(("a", END)), replace(caption(("a", END)), model="another row")
+    names = [entry["name"] for entry in caption_page([one, other]).index["traces"]]
+    assert names == [f"{one.model}: a", "another row: a"]
+    assert [entry["name"] for entry in caption_page([one]).index["traces"]] == ["a"]
 
 
 def test_maps_must_have_the_regions_of_the_grid() -> None:

@@ -66,10 +66,9 @@ def run(
     console = Console()
     console.print(table)
     words = tokenise(question)
-    for answerer in answerers:
-        unknown = [word for word in words[:LENGTH] if word not in answerer.vocabulary.numbers]
-        if unknown:
-            line = f"{answerer.name} does not know {', '.join(unknown)}"
+    for reply in replies:
+        if reply.unknown:
+            line = f"{reply.model} does not know {', '.join(reply.unknown)}"
             console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     if len(words) > LENGTH:
         console.print(f"only the first {LENGTH} of {len(words)} words are read", style="dim")

@@ -61,9 +61,14 @@ def run(
         model.net.to(where)
         model.encoder.to(where)
         maps = read_caption(model, square(image, image, model.side), beam, samples)
-        found.append(maps if len(models) == 1 else replace(maps, model=f"{maps.model} ({folder})"))
-        _print(console, maps, folder if len(models) > 1 else "")
+        found.append(maps)
+        _print(console, maps, f"{maps.model} ({folder})" if len(models) > 1 else "")
     if out is not None:
+        if len({maps.model for maps in found}) < len(found):  # seeds of one row, say
+            found = [
+                replace(maps, model=f"{maps.model} ({folder})")
+                for maps, folder in zip(found, models, strict=True)
+            ]
         caption_page(found, title=f"{Path(image).name}: {found[0].text}").save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False)
     return found

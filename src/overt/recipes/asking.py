@@ -106,6 +106,12 @@ def checked_question(question: str, answerer: Answerer) -> list[str]:
     return words[:LENGTH]
 
 
+def unknown_words(question: str, answerer: Answerer) -> list[str]:
+    """The words of a question that the model reads but does not know, each once."""
+    read = checked_question(question, answerer)
+    return list(dict.fromkeys(word for word in read if word not in answerer.vocabulary.numbers))
+
+
 def inputs_of(answerer: Answerer, picture: Image, question: str) -> dict[str, Tensor]:
     """The network's arguments for a question about a picture, where the network is.
 
@@ -169,6 +175,7 @@ def answer(answerer: Answerer, picture: Image, question: str, samples: int = SAM
         output["word_weights"][0].cpu(),
         output["region_weights"][0].view(net.grid).cpu(),
         lost_by_hiding(net, inputs, first).view(net.grid).cpu(),
+        unknown_words(question, answerer),
     )
 
 

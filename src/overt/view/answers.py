@@ -33,7 +33,7 @@ SIGNS = [
     (45, 112, 181),
     (6, 40, 96),
 ]
-COVER = 0.7  # opacity of weights over the grey picture
+COVER = 0.6  # opacity of weights over the grey picture
 CERTAIN = 0.05  # p-value below which an answer is called certain
 
 
@@ -67,6 +67,7 @@ class Reply:
         word_weights: (words,), of the last attention.
         region_weights: (rows, columns), of the last attention.
         lost: (rows, columns), probability that the answer loses if a region is hidden.
+        unknown: words of the question that the model does not know; all are the same to it.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Reply:
     word_weights: Tensor
     region_weights: Tensor
     lost: Tensor
+    unknown: Sequence[str] = ()
 
     @property
     def certain(self) -> bool:
@@ -120,8 +122,9 @@ def _explained(replies: Sequence[Reply]) -> str:
     samples = replies[0].samples
     text = (
         f"Probabilities are means of {samples} passes with dropout on; a bar's thin line is one standard "
-        "deviation to each side. p compares the two likeliest answers over these passes (Welch's test): "
-        f"below {CERTAIN:g} the model is called certain."
+        "deviation to each side. Each answer has a probability of its own: they need not sum to 100 %. p "
+        "compares the two likeliest answers over these passes (Welch's test): below "
+        f"{CERTAIN:g} the model is called certain."
     )
     return f'<p class="soft">{html.escape(text)}</p>'
 
@@ -136,7 +139,7 @@ def _card(reply: Reply, grey: str) -> str:
         f'<div class="said"><p class="answer {certain}">{first}</p>'
         f'<p class="soft">{100 * reply.probability:.1f} % in one pass · '
         f"p {html.escape(reply.p_text)}, {certain}</p>"
-        f"{_bars(reply)}{_words(reply)}</div>\n"
+        f"{_bars(reply)}{_words(reply)}{_unknown(reply)}</div>\n"
         '<div class="maps">'
         f"<figure>{weights}<figcaption>weights of the last attention over regions"
         f"{_range(reply.region_weights, signed=False)}</figcaption></figure>\n"
@@ -150,7 +153,12 @@ def _range(cells: Tensor, signed: bool) -> str:
     if signed:
         most = f"{100 * _top(cells, signed):.1f}"
         return f'<br><span class="soft">darkest blue: {most} points lost; orange: gained</span>'
-    return f'<br><span class="soft">darkest: {100 * float(cells.max()):.1f} %</span>'
+    return f'<br><span class="soft">darkest: {_strongest(cells)}</span>'
+
+
+def _strongest(weights: Tensor) -> str:
+    """The largest weight, beside what each would be if all were equal."""
+    return f"{100 * float(weights.max()):.1f} % (equal weights: {100 / weights.numel():.1f} %)"
 
 
 def _top(cells: Tensor, signed: bool) -> float:
@@ -212,7 +220,19 @@ def _words(reply: Reply) -> str:
         )
         x += wide
     size = f'viewBox="0 0 {max(x, 1.0):.0f} 28" width="{max(x, 1.0):.0f}" height="28"'
-    return f'<svg class="words" {size} role="img" aria-label="weights of the words">{"".join(drawn)}</svg>'
+    return (
+        f'<svg class="words" {size} role="img" aria-label="weights of the words">{"".join(drawn)}</svg>'
+        '<p class="about">weights of the last attention over words<br>'
+        f'<span class="soft">darkest: {_strongest(reply.word_weights)}</span></p>'
+    )
+
+
+def _unknown(reply: Reply) -> str:
+    """The words that the model does not know."""
+    if not reply.unknown:
+        return ""
+    words = ", ".join(f"“{html.escape(printable(word))}”" for word in reply.unknown)
+    return f'<p class="about">not in this model’s vocabulary: {words}</p>'
 
 
 def _colour(part: float, ramp: Sequence[tuple[int, int, int]]) -> str:

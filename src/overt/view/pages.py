@@ -263,7 +263,11 @@ def caption_page(captions: Sequence[CaptionMaps], *, title: str | None = None) -
     from overt.view.captions import caption_entry
 
     entries = [caption_entry(each) for each in captions]
-    return _page(entries[0]["name"] if title is None else title, entries, [], 1.0)
+    title = entries[0]["name"] if title is None else title
+    if len(captions) > 1:  # which may be the same
+        for entry, each in zip(entries, captions, strict=True):
+            entry["name"] = f"{printable(each.model)}: {entry['name']}"
+    return _page(title, entries, [], 1.0)
 
 
 def _classes(labels: list[Any] | None, hoods: list[dict[str, Any]]) -> list[Any] | None:
