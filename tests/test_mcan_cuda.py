@@ -9,6 +9,7 @@ from torch import Tensor
 import overt
 from overt.models.image_encoder import ImageEncoder, words_loss
 from overt.models.mcan import MCAN, feature_noise
+from overt.recipes.bam_questions import ROWS
 from small_pictures import WC, answers, mcan, questions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,6 +35,29 @@ def test_loss_and_gradients_are_the_cpus_and_autocast_trains(mechanisms: list[ov
             half = loss_and_gradients(model, "cuda", torch.float32)
         torch.testing.assert_close(half[0], want[0].float(), rtol=0.05, atol=0.0)
         assert all(bool(x.isfinite().all()) for x in half)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.mechanism is not None])
+def test_kernels_train_the_rows_of_table_2_as_plain_operations_do(name: str) -> None:
+    """At the published settings, whose spreads are as far apart as 1e-9 and 1e9."""
+    model = mcan(*ROWS[name].mechanisms(46), width=64, heads=2, reduction="mean").float().train().cuda()
+
+    def run() -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        inputs = {key: x.cuda() for key, x in questions().items()}
+        inputs["regions"] = inputs["regions"].float()
+        chain = overt.Chain(step=torch.tensor(3).cuda(), examples=torch.tensor([4, 9, 2]), seed=1)
+        loss = model(**inputs, labels=answers().cuda().float(), chain=chain)["loss"]
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    loss, gradients = run()
+    with overt.naive():
+        wanted, plain = run()
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=0.0)
+    largest = max(float(x.abs().max()) for x in plain)
+    for got, want in zip(gradients, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * largest)
 
 
 def test_the_posterior_is_the_cpus() -> None:
