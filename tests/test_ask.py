@@ -131,8 +131,8 @@ def test_the_command_has_a_row_for_each_model_and_writes_a_page(folder: Path, pi
     page = out.read_text()
     assert "<h2>WC</h2>" in page
     assert page.count("not in this model’s vocabulary: “sofas”") == 2
-    assert page.count("% (equal weights: 25.0 %)") == 2, "of the four regions"
-    assert page.count("% (equal weights: 20.0 %)") == 2, "of the five words"
+    assert page.count("% (equal weights: 25.0&nbsp;%)") == 2, "of the four regions"
+    assert page.count("% (equal weights: 20.0&nbsp;%)") == 2, "of the five words"
     assert "vocabulary" not in answers_page(*page_of(folder, picture))
 
 

@@ -158,7 +158,7 @@ def _range(cells: Tensor, signed: bool) -> str:
 
 def _strongest(weights: Tensor) -> str:
     """The largest weight, beside what each would be if all were equal."""
-    return f"{100 * float(weights.max()):.1f} % (equal weights: {100 / weights.numel():.1f} %)"
+    return f"{100 * float(weights.max()):.1f}&nbsp;% (equal weights: {100 / weights.numel():.1f}&nbsp;%)"
 
 
 def _top(cells: Tensor, signed: bool) -> float:
@@ -178,7 +178,7 @@ def _map(cells: Tensor, grey: str, signed: bool) -> str:
             place = f'x="{column * wide:.2f}" y="{row * tall:.2f}" width="{wide:.2f}" height="{tall:.2f}"'
             tip = f"<title>row {row + 1}, column {column + 1}: {100 * value:.2f} %</title>"
             drawn.append(f'<rect {place} fill="{_colour(part, SIGNS if signed else SIZES)}">{tip}</rect>')
-    shown = f'<g fill-opacity="{COVER}">{"".join(drawn)}</g>'
+    shown = f'<g fill-opacity="{COVER}" shape-rendering="crispEdges">{"".join(drawn)}</g>'
     label = "lost probability of each region" if signed else "weight of each region"
     return f'<svg viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{label}">{_image(grey)}{shown}</svg>'
 
@@ -223,7 +223,7 @@ def _words(reply: Reply) -> str:
     return (
         f'<svg class="words" {size} role="img" aria-label="weights of the words">{"".join(drawn)}</svg>'
         '<p class="about">weights of the last attention over words<br>'
-        f'<span class="soft">darkest: {_strongest(reply.word_weights)}</span></p>'
+        f'<span class="soft">strongest: {_strongest(reply.word_weights)}</span></p>'
     )
 
 
