@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,36 @@ def test_meteor_is_added_later_without_training(
     stored = json.loads(Path("runs/scenes/soft/seed-0/result.json").read_text())
     assert stored["beam_5_meteor"] == SIZES[2]
     assert again["config"]["floors"]["random caption"]["meteor"] == SIZES[2]
+
+
+def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
+    recipe: Any, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(".", tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    stored = json.loads(Path("results/bam-table-3.json").read_text())
+    for rows in stored["per_seed"].values():
+        for row in rows.values():
+            row |= {"greedy_meteor": None, "beam_5_meteor": None}
+            row["run"]["settings"]["precision"] = "tf32"  # of a GPU
+    for path in Path("runs/scenes").glob("*/seed-0/settings.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "precision": "tf32"}))
+        run = json.loads(path.with_name("result.json").read_text())
+        run["run"]["settings"]["precision"] = "tf32"
+        path.with_name("result.json").write_text(json.dumps(run))
+    Path("results/bam-table-3.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(caption_training, "train", None)
+    monkeypatch.setattr(bam_captions.judge, "meteor", lambda said, _: Meteor(7.0 + len(said)))
+    again = recipe("bam-table-3", "--meteor")
+    assert list(again["per_seed"]["0"]) == list(result["per_seed"]["0"])
+    for name, row in again["per_seed"]["0"].items():
+        assert row["greedy_meteor"] == row["beam_5_meteor"] == 7.0 + SIZES[2], name
+        assert row["run"]["settings"]["precision"] == "tf32"
+    assert again["config"] | {"floors": 0, "meteor": 0} == result["config"] | {"floors": 0, "meteor": 0}
+    assert again["commands"] == stored["commands"]
+    Path("results/bam-table-3.json").unlink()
+    with pytest.raises(ValueError, match="--meteor adds to a stored result, and there is none"):
+        recipe("bam-table-3", "--meteor")
 
 
 def test_a_trained_folder_writes_of_an_image_what_the_table_scored(

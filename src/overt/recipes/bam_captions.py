@@ -104,6 +104,7 @@ OPTIONS = {
         "trainings side by side; by default 8 on a GPU and 1 on a CPU or of COCO", least=1, moves=False
     ),
     **regions.OPTIONS,
+    "meteor": Option("add METEOR to the stored result, and train nothing", False, moves=False),
 }
 
 
@@ -163,6 +164,8 @@ def run_table_3(request: Request) -> Outcome:
         request = replace(request, options={**request.options, "workers": request.options["workers"] or 1})
     training = plan(data, request.options["epochs"])
     place = request.out / data.name
+    if request.options["meteor"]:
+        return with_meteor(request, data, place)
     device = torch_device(request.device).type
     request.console.print(
         f"{data.name}: {len(data.train):,} training images, {len(data.validation):,} for validation, "
@@ -187,19 +190,50 @@ def run_table_3(request: Request) -> Outcome:
         together=False,
         alike=lambda task: (task.row.attention, bool(task.row.mechanisms)),
     )
-    references = [row.captions for row in data.test]
-    meteor = add_meteor(known, place, references, request)
+    return scored(known, request, data, place, common)
+
+
+def scored(
+    known: Known, request: Request, data: CaptionData, place: Path, settings: Mapping[str, Any]
+) -> Outcome:
+    """The outcome of runs, with METEOR where it can be had.
+
+    Args:
+        known: the runs.
+        request: of the run.
+        data: the captions.
+        place: folder of the runs.
+        settings: what all of them share.
+    """
+    training, rows = settings["training"], {name: fitted(row, data) for name, row in ROWS.items()}
     config = {
         "data": data.describe(),
-        "regions": source.settings,
-        "finetune": source.finetune,
-        "training": training.settings(),
-        "epochs": training.updates // -(-len(data.train) // training.batch),
+        "regions": settings["regions"],
+        "finetune": settings["finetune"],
+        "training": training,
+        "epochs": training["updates"] // -(-len(data.train) // training["batch"]),
         "rows": {name: row.settings() for name, row in rows.items()},
         "floors": floors_of(data),
-        "meteor": meteor,
+        "meteor": add_meteor(known, place, [row.captions for row in data.test], request),
     }
     return known.outcome(config, rows, data.stand_in and request.options["dataset"] != scenes.NAME)
+
+
+def with_meteor(request: Request, data: CaptionData, place: Path) -> Outcome:
+    """The stored result with METEOR, from the captions in the folders of its runs, whatever trained them.
+
+    A machine with Java need not have the GPU that the runs were trained on, without which they would be
+    trained again.
+    """
+    numbers = {
+        (name, seed): dict(entry) for seed, rows in request.stored.items() for name, entry in rows.items()
+    }
+    if not numbers:
+        raise ValueError("--meteor adds to a stored result, and there is none: measure it first")
+    settings = next(iter(numbers.values()))["run"]["settings"]
+    if settings["data"] != data.sha256:
+        raise ValueError("--meteor needs the data of the stored result, and these are others")
+    return scored(Known(numbers, stored=len(numbers)), request, data, place, settings)
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:

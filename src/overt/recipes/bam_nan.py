@@ -60,7 +60,9 @@ PUBLISHED = {
     "sampled KL": "“training becomes very unstable and often lead to NAN results”",
 }
 OPTIONS: dict[str, Option] = {
-    name: option for name, option in bam_captions.OPTIONS.items() if name not in ("dataset", "finetune")
+    name: option
+    for name, option in bam_captions.OPTIONS.items()
+    if name not in ("dataset", "finetune", "meteor")
 }
 
 
