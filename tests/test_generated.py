@@ -12,6 +12,7 @@ from torch import Tensor
 
 import overt
 from overt.tracing.generation import Generation, WrittenToken, output_text
+from overt.view.server.trace_request import newest
 from writing import SIZES, TEMPLATE, TEXT, byte_tokenizer, tiny
 
 ENDLESS = {"vocab_size": 290, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 1}
@@ -170,6 +171,9 @@ def test_pieces_of_a_character_share_its_place() -> None:
     pieces = [place for place, span in zip(places, spans[1:], strict=True) if span[0] <= 5 < span[1]]
     assert len(pieces) > 1
     assert all(text[start:stop].strip() == "✓" for start, stop in pieces)
+    added = [newest(known, ids[0], ids[1 : count + 1]) for count in range(1, len(ids))]
+    assert "".join(added) == text
+    assert "" in added, "while a character is not whole, nothing is added"
 
 
 CHAT = [
@@ -430,3 +434,30 @@ def test_calls_of_tools_are_messages_and_what_a_template_cannot_render_is_refuse
         ValueError, match=r"^the chat template cannot render these messages: roles must alter"
     ):
         overt.trace(tiny("Llama"), CHAT, tokenizer=broken)
+
+
+def test_a_model_that_returns_no_start_is_refused() -> None:
+    sizes = {
+        f"{side}_{what}": 4 for side in ("encoder", "decoder") for what in ("attention_heads", "ffn_dim")
+    }
+    config = hf.WhisperConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=80,
+        decoder_start_token_id=3,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **sizes,
+        **{**ENDLESS, "eos_token_id": 2},
+    )
+    model, sound = hf.WhisperForConditionalGeneration(config).eval(), torch.randn(1, 8, 40)
+    line = (
+        r"^WhisperForConditionalGeneration \(whisper\) returns what it writes without the tokens that the t"
+    )
+    for how in ({"generate": 4}, {}):
+        with pytest.raises(ValueError, match=line):
+            overt.trace(model, {"input_features": sound}, **how)
+    assert overt.trace(model, {"input_features": sound}, decoder=[[3, 7, 8]]).queries == 3

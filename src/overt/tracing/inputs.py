@@ -689,12 +689,28 @@ def _target(model: Any, batch: Inputs, decoder: Any, tokenizer: Any, generation:
     return written[:, :-1] if written.shape[1] > 1 else written
 
 
+def _check_start(model: Any, ids: Tensor) -> None:
+    """Refuse what was generated without the token that the decoder starts with, as Whisper returns it."""
+    own: Any = getattr(model, "generation_config", None)
+    names = "decoder_start_token_id", "bos_token_id"
+    start = next((number for name in names if (number := getattr(own, name, None)) is not None), None)
+    if start is not None and not torch.equal(
+        ids[:, 0], torch.as_tensor(start, dtype=ids.dtype).expand(len(ids))
+    ):
+        raise ValueError(
+            f"{name_of(model)} returns what it writes without the tokens that the target starts with: give "
+            "them and what it wrote as decoder=…"
+        )
+
+
 def _generated(model: Any, batch: Inputs, generation: Generation) -> Tensor:
     """What an encoder–decoder writes, after the token that it starts with, (batch, target)."""
     from overt.tracing.generation import generated_ids
 
     if not isinstance(model, Seq2Seq):
-        return generated_ids(model, batch.arguments, generation)
+        written = generated_ids(model, batch.arguments, generation)
+        _check_start(model, written)
+        return written
     if generation.chooses:
         raise ValueError(f"{name_of(model)} generates greedily: give generate={generation.length}")
     device = next(model.parameters()).device

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from overt._extras import need
-from overt.tracing.generation import LENGTH, Generation, WrittenToken, ends_of, output_text
+from overt.tracing.generation import LENGTH, UNFINISHED, Generation, WrittenToken, ends_of, output_text
 from overt.tracing.kept_rows import METHODS
 from overt.tracing.methods.method import methods as known_methods
 from overt.tracing.mixing.mixing import mixing_of, mixings
@@ -344,6 +344,18 @@ def _trace_answer(request: TraceRequest, limits: Limits, still_wanted: StillWant
     return _line(answer)
 
 
+def newest(tokenizer: Any, before: int, ids: list[int]) -> str:
+    """What the last token of an output adds to its text: nothing as long as a character is not whole.
+
+    Args:
+        tokenizer: of the model.
+        before: id of the token before the output.
+        ids: what was generated so far.
+    """
+    text, places = output_text(tokenizer, before, ids)
+    return text[slice(*places[-1])].rstrip(UNFINISHED)
+
+
 def _written(request: TraceRequest, still_wanted: StillWanted, tell: Tell) -> Generation:
     """How a model writes for a request: each token is told, until no one waits."""
     served, tokenizer = request.served, request.served.tokenizer
@@ -361,9 +373,8 @@ def _written(request: TraceRequest, still_wanted: StillWanted, tell: Tell) -> Ge
         if len(token.ids) == 1:  # nothing was refused
             tell(_line({"prompt": [printable(piece) for piece in pieces]}))
         if token.ids[-1] not in final:
-            text, places = output_text(tokenizer, ids[-1], token.ids)
             row = token.rows.mean(dim=0).tolist() if len(token.rows) else []
-            tell(_line({"word": printable(text[slice(*places[-1])]), "row": short(row)}))
+            tell(_line({"word": printable(newest(tokenizer, ids[-1], token.ids)), "row": short(row)}))
         if not still_wanted():
             raise GoneError
         return True
