@@ -28,7 +28,15 @@ from overt.data import linzen
 from overt.data.gap import Case
 from overt.judge import spearman
 from overt.models.agreement import AgreementClassifier
-from overt.recipes import flow_definitions, flow_figures, flow_pronouns, flow_tables, reproduce
+from overt.recipes import (
+    flow_definitions,
+    flow_figures,
+    flow_pronouns,
+    flow_sentiment,
+    flow_tables,
+    reproduce,
+)
+from overt.recipes._recipe import Outcome
 
 QUIET = Console(quiet=True)
 UNK, END = linzen.UNK, 8
@@ -174,6 +182,18 @@ def test_the_released_measure_of_table_3_sums_gradients_and_takes_the_largest_we
         rows.append(row)
     assert found["raw"]["mean"] == pytest.approx(np.mean(rows, axis=0).tolist(), abs=1e-6)
     assert found["raw"]["n"] == [2, 2]
+
+
+def test_table_3_says_on_how_many_sentences_each_measure_is() -> None:
+    by_layer = {"mean": [0.1, 0.2], "sd": [0.1, 0.1], "defined": [6, 6]}
+    numbers = dict.fromkeys(flow_tables.METHODS, by_layer)
+    ours = {"count": 6, "gradients": numbers, "common": {"count": 6, "gradients": numbers}}
+    row = {"as_released": numbers, "spearman": {"few": ours, "all": ours}}
+    sentences = {"train": 8, "dev": 872, "few": 6, "as_released": 101}
+    grid = flow_sentiment._measures_grid(Outcome({"sentences": sentences}, {0: row, 1: row}))
+    assert grid is not None
+    assert grid.title.startswith("The released measure on 101 sentences beside ours on 6, Spearman")
+    assert dict(grid.rows)["flow, published"] == ["0.11", "–"]
 
 
 def test_the_regularised_network_has_three_dropouts_and_a_token_that_ends_sentences() -> None:

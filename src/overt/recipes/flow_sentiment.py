@@ -219,8 +219,11 @@ def _measures_grid(outcome: Outcome) -> Grid | None:
         ):
             cells = zip(mean[method]["mean"], spread[method]["mean"], strict=True)
             rows.append((f"{method}, {name}", [cell(*pair) for pair in cells]))
-    count = outcome.config["sentences"]["as_released"]
-    title = f"The released measure on {count} sentences beside ours, Spearman correlation, mean±sd over seeds"
+    sentences = outcome.config["sentences"]
+    title = (
+        f"The released measure on {sentences['as_released']} sentences beside ours on {sentences['few']}, "
+        "Spearman correlation, mean±sd over seeds"
+    )
     return Grid(title, columns, rows)
 
 
