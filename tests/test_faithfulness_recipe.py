@@ -168,10 +168,30 @@ def test_methods_are_compared_on_the_texts_that_all_of_them_have() -> None:
     cells = report.cells_of(found)["correlation"]
     assert cells["raw"][0] == pytest.approx(np.mean([7 / 3, 14 / 3]))
     assert cells["rollout"][0] == pytest.approx(np.mean([1 / 3, 6 / 3]))
-    assert cells["raw"][3:] == [4, 0, 2]
+    assert cells["raw"][3:6] == [4, 0, 2]
     pairs = report.pairs_of(found)["correlation"]
     assert pairs["rollout − raw"][0] == pytest.approx(cells["rollout"][0] - cells["raw"][0])
     assert "flow − rollout" not in pairs, "one was not measured"
+
+
+def test_what_leads_and_what_beats_chance_is_told_by_differences_on_the_same_texts() -> None:
+    draw = np.random.default_rng(0)
+    text = draw.normal(size=40)  # texts differ far more than methods do
+    values = {
+        "random": text,
+        "raw": text + 0.01 * draw.normal(size=40),
+        "flow": text + 0.3,
+        "rollout": text + 0.31,
+    }
+    values["rollout"] = values["rollout"] + 0.2 * draw.normal(size=40)
+    for key, sign in (("between", 1), ("sufficiency", -1)):
+        listed: dict[str, Any] = {name: (sign * each).tolist() for name, each in values.items()}
+        cells = report.cells_of({0: numbers_of(listed, 40, key)})[key]
+        assert {name for name, each in cells.items() if each[6]} == {"flow", "rollout"}
+        assert {name for name, each in cells.items() if each[7]} == {"flow", "rollout"}
+        assert cells["flow"][1] < cells["random"][2], "their intervals overlap"
+    cells = report.cells_of({0: numbers_of(listed, 40, "randomised")})["randomised"]
+    assert not any(each[6] or each[7] for each in cells.values())
 
 
 def test_a_method_that_ranks_few_texts_does_not_take_them_from_others() -> None:
@@ -210,7 +230,9 @@ def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -
 
 def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_does(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra view")
-    values = {name: [0.1 * place, 0.0, 0.2, 9, 0, 1] for place, name in enumerate(("raw", "flow", "random"))}
+    values = {
+        name: [0.1 * place, 0.0, 0.2, 9, 0, 1, 1, 0] for place, name in enumerate(("raw", "flow", "random"))
+    }
     cells = {"agreement plain": {"between": values}, "agreement evolving": {"between": values}}
     config = {
         "cells": cells,

@@ -84,9 +84,11 @@ def compared(found: Mapping[int, dict[str, Any]], protocol: str) -> list[str]:
 
 
 def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Protocol → method → mean, low, high, texts, skipped texts and seeds.
+    """Protocol → method → mean, low, high, texts, skipped texts, seeds, whether it leads and beats chance.
 
-    All methods are compared on the same texts; the best order on those of them that it has.
+    All methods are compared on the same texts; the best order on those of them that it has. A method leads
+    if the texts do not tell it apart from the best one, and beats chance if they tell that it is better than
+    random scores: the interval of the difference does not hold zero.
     """
     total = max(numbers["texts"] for numbers in found.values())
     cells: dict[str, dict[str, list[float]]] = {}
@@ -98,12 +100,42 @@ def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[fl
         if any(ORACLE in numbers["methods"] for numbers in found.values()) and protocol != SHUFFLED:
             tables[ORACLE] = table_of(found, protocol, [*methods, ORACLE])[ORACLE]
         intervals = {method: interval_over(table) for method, table in tables.items()}
+        leads, beats = told_apart(tables, protocol)
         cells[protocol] = {
-            method: [*each[:4], total - each.texts, each.seeds]
+            method: [
+                *each[:4],
+                total - each.texts,
+                each.seeds,
+                float(method in leads),
+                float(method in beats),
+            ]
             for method, each in intervals.items()
             if each.texts
         }
     return cells
+
+
+def told_apart(tables: Mapping[str, NDArray[np.float64]], protocol: str) -> tuple[set[str], set[str]]:
+    """Methods that are the best or not told apart from it, and those that are told to beat random scores.
+
+    Args:
+        tables: method → (seeds, texts), of the same texts.
+        protocol: of `PROTOCOLS`; nothing leads or beats where none is better for more or for less.
+    """
+    sign = PROTOCOLS[protocol][1]
+    apart = (*CONTROLS, *(REFERENCES if protocol == "correlation" else ()))
+    names = [method for method in tables if method not in apart]
+    if sign == 0 or not names:
+        return set(), set()
+    best = max(names, key=lambda method: sign * interval_over(tables[method]).mean)
+
+    def low(one: str, other: str) -> float:
+        """Of the interval of how much better one is; NaN if there is none, as of a single text."""
+        return interval_over(sign * (tables[one] - tables[other])).low
+
+    leads = {method for method in names if method == best or not low(best, method) > 0.0}
+    controlled = [method for method in tables if method not in CONTROLS] if RANDOM in tables else []
+    return leads, {method for method in controlled if low(method, RANDOM) > 0.0}
 
 
 def pairs_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
@@ -226,7 +258,7 @@ def row_grid(config: Mapping[str, Any], name: str) -> Grid:
         # The best order is searched for before it is asked for, as the normalised measures need it.
         seconds = None if method == ORACLE else config["seconds"][name].get(method)
         time = "–" if seconds is None else f"{1000 * seconds:,.0f}"
-        values = [_with_interval(cells[key].get(method)) for key in shown]
+        values = [_marked(cells[key].get(method), key, method) for key in shown]
         lines.append((title_of(method), [*values, time]))
     row = config["rows"][name]
     seeds = max(int(values[5]) for found in cells.values() for values in found.values())
@@ -241,6 +273,14 @@ def _with_interval(values: Sequence[float | None] | None) -> str:
     if low is None or high is None or math.isnan(low):
         return cell(mean)
     return f"{cell(mean)} [{cell(low)}, {cell(high)}]"
+
+
+def _marked(values: Sequence[float | None] | None, key: str, method: str) -> str:
+    """As `_with_interval`; * for those that lead, ° for those that do not beat random scores."""
+    text = _with_interval(values)
+    if values is None or values[0] is None or PROTOCOLS[key][1] == 0 or method in CONTROLS:
+        return text
+    return f"{text}{'*' if values[6] else ''}{'' if values[7] else '°'}"
 
 
 def pairs_grid(config: Mapping[str, Any], name: str) -> Grid:
@@ -307,6 +347,9 @@ def notes_of(outcome: Outcome) -> list[str]:
         "others. A method that has a value for fewer than half of the texts is in no comparison of its "
         "column. The best order is on those of these texts that have up to 30 words, and is the best for "
         "the normalised AOPC alone.",
+        "A star marks the best method of a column, and those that texts and seeds do not tell apart from it; "
+        "° marks methods that they do not tell to be better than random scores. Both are by the interval of "
+        "the difference on the same texts.",
         "A method beats another where its mean is better, by however little: neighbours often do not differ, "
         "as the intervals and differences below show. The share is of the methods that apply to the same "
         "model; “models” says to how many a method does, and those of fewer than half of them come last. "
@@ -409,7 +452,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     axes[0][0].set_yticks(range(len(methods)), [title_of(method) for method in methods])
     axes[0][0].set_ylim(len(methods) - 0.4, -0.6)
     figure.legend(
-        handles=_key(forms), loc="outside lower center", ncols=len(forms) + 3, fontsize=7, frameon=False
+        handles=_key(forms), loc="outside lower center", ncols=len(forms) + 4, fontsize=7, frameon=False
     )
     save_figure(figure, path)
 
@@ -424,6 +467,16 @@ def _key(forms: Sequence[str]) -> list[Any]:
             for place, form in enumerate(forms)
         ),
         Line2D([], [], color="black", linewidth=0.8, label="line: 95 % interval"),
+        Line2D(
+            [],
+            [],
+            color="black",
+            linewidth=0,
+            marker="o",
+            markerfacecolor="white",
+            markersize=3,
+            label="open: not told to beat random",
+        ),
         Line2D([], [], color="black", linewidth=0.8, linestyle=":", label="random scores"),
         Line2D([], [], color="black", linewidth=0.8, linestyle="--", label="best order of deletion"),
     ]
@@ -480,7 +533,12 @@ def draw_values(
 ) -> None:
     """Means and intervals of a model's methods, a little above or below those of other forms of attention."""
     found = config["cells"][name].get(key, {})
-    known = [(height, found[method][:3]) for height, method in enumerate(methods) if method in found]
+    any_beats = PROTOCOLS[key][1] != 0
+    known = [
+        (height, [*found[method][:3], found[method][7] if any_beats else 1.0])
+        for height, method in enumerate(methods)
+        if method in found
+    ]
     place = forms.index(config["rows"][name]["form"])
     colour = f"C{place}"
     heights = [height + 0.24 * (place - (len(forms) - 1) / 2) for height, _ in known]
@@ -491,7 +549,17 @@ def draw_values(
     ]
     if whole:
         axis.hlines(*zip(*whole, strict=True), color=colour, linewidth=0.8)
-    axis.plot([values[0] for _, values in known], heights, "o", color=colour, markersize=2)
+    for beats, face in ((True, colour), (False, "white")):
+        some = [place for place, (_, values) in enumerate(known) if bool(values[-1]) == beats]
+        axis.plot(
+            [known[place][1][0] for place in some],
+            [heights[place] for place in some],
+            "o",
+            color=colour,
+            markerfacecolor=face,
+            markeredgewidth=0.6,
+            markersize=2.4,
+        )
     for control, style in ((RANDOM, ":"), (ORACLE, "--")):
         if control in found:
             axis.axvline(found[control][0], color=colour, linewidth=0.6, linestyle=style)
