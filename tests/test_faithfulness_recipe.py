@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -297,6 +298,64 @@ def test_a_trial_runs_and_resumes(small: None, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(faithfulness, "perform", never)
     again = reproduce.run("faithfulness", extra=["--quick", "--rows", "agreement plain"], **begin)
     assert json.dumps(again["config"]["cells"]) == json.dumps(cells)
+
+
+def test_the_table_is_filled_a_few_models_at_a_time(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del small
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    few = {"agreement": 3, "language model": 3}
+    for name, value in {"TEXTS": few, "STEPS": 2}.items():
+        monkeypatch.setattr(faithfulness, name, value)
+
+    def measure(out: str, *extra: str, fresh: bool = False) -> dict[str, Any]:
+        begin = {"results": tmp_path / "results", "device": "cpu", "seeds": 1, "fresh": fresh}
+        return reproduce.run("faithfulness", out=tmp_path / out, extra=[*extra, "--workers", "1"], **begin)
+
+    first = measure("one", "--rows", "agreement plain")
+    assert set(first["config"]["cells"]) == {"agreement plain"}
+    assert any(
+        note == "Not measured yet: agreement evolving (1 model), agreement Bayesian (1 model), "
+        "language model plain (1 model)."
+        for note in first["notes"]
+    )
+    beside = tmp_path / "results" / "faithfulness"
+    assert [path.name for path in beside.iterdir()] == ["agreement-plain-0.json.gz"]
+
+    # Another folder, as on another machine: what is stored is not judged again.
+    judged, perform = [], faithfulness.perform
+
+    def spied(task: Any, *rest: Any) -> Any:
+        judged.append(task.name)
+        return perform(task, *rest)
+
+    monkeypatch.setattr(faithfulness, "perform", spied)
+    second = measure("two", "--rows", "agreement plain,agreement evolving")
+    assert judged == ["agreement evolving"]
+    assert set(second["config"]["cells"]) == {"agreement plain", "agreement evolving"}
+    assert second["config"]["cells"]["agreement plain"] == first["config"]["cells"]["agreement plain"]
+    whole = measure("three", "--rows", "agreement plain,agreement evolving", fresh=True)
+    assert set(judged[1:]) == {"agreement plain", "agreement evolving"}
+    assert json.dumps(whole["config"]["cells"]) == json.dumps(second["config"]["cells"])
+
+    # A row that this command cannot measure, having no language model, stays.
+    found = json.loads(gzip.decompress((beside / "agreement-plain-0.json.gz").read_bytes()))
+    found["run"]["settings"]["row"] |= {"data": "language model", "form": "plain"}
+    found["tried"], stays = 5, beside / "language-model-plain-0.json.gz"
+    stays.write_bytes(gzip.compress(json.dumps(found).encode()))
+    third = measure("two", "--rows", "agreement plain")
+    assert "language model plain" in third["config"]["cells"]
+    assert len(judged) == 3
+    # But numbers by other definitions do not.
+    found["run"]["settings"]["points"] += 1
+    stays.write_bytes(gzip.compress(json.dumps(found).encode()))
+    assert "language model plain" not in measure("two", "--rows", "agreement plain")["config"]["cells"]
+    measure("four", "--rows", "agreement plain", "--steps", "3")
+    assert judged[3:] == ["agreement plain"], "another training"
+    stays.write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match=r"language-model-plain-0\.json\.gz must be text"):
+        measure("two", "--rows", "agreement plain")
 
 
 def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(

@@ -68,6 +68,7 @@ class Request:
         command: the command line, for the records of runs.
         stored: seed → numbers of an earlier result file, which a recipe may go on from.
         elsewhere: the same for the result files of recipes that measure the same models.
+        kept: what earlier runs have kept beside the result file (`Outcome.kept`).
     """
 
     out: Path
@@ -81,6 +82,7 @@ class Request:
     command: str = ""
     stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     elsewhere: Sequence[Mapping[int, dict[str, Any]]] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Outcome:
         continued: whether some numbers come from an earlier result file, which this run goes on from.
         drops: whether that file has numbers with other settings, which are not among these.
         measured: whether anything was measured now, or read from a run's folder.
+        kept: name → numbers that are too many for the result file, as plain JSON. Each has a compressed file
+            beside it, so that other runs can go on from them.
     """
 
     config: dict[str, Any]
@@ -117,6 +121,7 @@ class Outcome:
     continued: bool = False
     drops: bool = False
     measured: bool = True
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def mean(self) -> dict[str, Any]:

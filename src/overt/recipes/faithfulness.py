@@ -204,9 +204,10 @@ def run(request: Request) -> Outcome:
     for module in ("accelerate", "lime.lime_text", "captum.attr"):
         need(module, EXTRA)
     be_quiet()
-    request = replace(request, stored={}, elsewhere=())  # texts' own numbers are in the run's folder alone
     quick = bool(request.options["quick"])
     rows = rows_of(quick, request.options["examples"])
+    # Texts' own numbers are too many for the result file: they are beside it, a file for each model.
+    request = replace(request, stored=stored_by_text(request.kept, rows), elsewhere=())
     absent = {} if quick else missing(request)
     there = [name for name, row in rows.items() if row.data not in absent]
     chosen = listed("--rows", request.options["rows"], list(rows), there)
@@ -237,15 +238,26 @@ def run(request: Request) -> Outcome:
             folder = place / folder_name(name) / f"seed-{seed}"
             settings = {**common, "row": row.settings(), "seed": seed}
             if name not in chosen and (found := finished(folder, settings)) is not None:
-                numbers[name, seed] = found
+                numbers.setdefault((name, seed), found)
+    dropped = known.dropped
+    for seed, by_name in request.stored.items():  # those that cannot be measured now, as without --model
+        for name in by_name.keys() - known_rows.keys():
+            settings = by_name[name]["run"]["settings"]
+            if {**settings, **common} == settings:
+                numbers[name, seed] = by_name[name]
+            else:
+                dropped += 1
+    if from_files := len(numbers.keys() & {(name, seed) for seed in request.stored for name in rows}):
+        request.console.print(f"[dim]{from_files} models have been judged; --fresh judges them again[/dim]")
     numbers |= judge_all(known.tasks, shared, request)
     by_row = {
-        name: {seed: numbers[name, seed] for seed in range(counts[name]) if (name, seed) in numbers}
-        for name in rows
+        name: {seed: found for (row, seed), found in sorted(numbers.items()) if row == name} for name in rows
     }
     by_row = {name: found for name, found in by_row.items() if found}
     config = {
-        "rows": {name: known_rows[name].settings() for name in by_row},
+        "rows": {
+            name: next(iter(found.values()))["run"]["settings"]["row"] for name, found in by_row.items()
+        },
         "protocols": list(PROTOCOLS),
         "lime_samples": shared.samples,
         "quick": quick,
@@ -255,14 +267,44 @@ def run(request: Request) -> Outcome:
         "seconds": {name: seconds_of(found) for name, found in by_row.items()},
         "half_difference": half_differences(by_row),
         "tried": {name: found[0]["tried"] for name, found in by_row.items() if rows[name].data == LANGUAGE},
+        "missing": {name: left for name in rows if (left := counts[name] - len(by_row.get(name, ()))) > 0},
+        "hardware": {
+            name: sorted({each["run"]["hardware"] for each in found.values()})
+            for name, found in by_row.items()
+        },
     }
     per_seed: dict[int, dict[str, Any]] = {}
     for name, by_seed in by_row.items():
         for seed, found in by_seed.items():
             few = {key: found[key] for key in ("accuracy", "texts", "run")}
             per_seed.setdefault(seed, {})[name] = {**few, "means": means_of(found)}
-    complete = len(numbers) == sum(counts.values())
-    return Outcome(config, per_seed, stand_in=quick or not complete)
+    return Outcome(
+        config,
+        per_seed,
+        stand_in=quick,
+        continued=known.stored > 0,
+        drops=dropped > 0,
+        measured=any(
+            found is not request.stored.get(seed, {}).get(name) for (name, seed), found in numbers.items()
+        ),
+        kept={kept_name(name, seed): found for (name, seed), found in numbers.items()},
+    )
+
+
+def kept_name(row: str, seed: int) -> str:
+    """The name of a model's numbers beside the result file."""
+    return f"{folder_name(row)}-{seed}"
+
+
+def stored_by_text(kept: Mapping[str, Any], rows: Iterable[str]) -> dict[int, dict[str, Any]]:
+    """Seed → row → numbers of each text, as they are beside an earlier result file."""
+    stored: dict[int, dict[str, Any]] = {}
+    for name, numbers in kept.items():
+        seed = numbers["run"]["settings"]["seed"]
+        for row in rows:
+            if name == kept_name(row, seed):
+                stored.setdefault(seed, {})[row] = numbers
+    return stored
 
 
 def missing(request: Request) -> dict[str, str]:

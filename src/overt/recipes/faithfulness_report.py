@@ -15,7 +15,7 @@ from overt.judge.intervals import Interval, interval_over
 from overt.judge.rationales.evaluation import REFERENCES
 from overt.judge.rationales.methods import CONTROLS, ORACLE, POOLING, RANDOM, title_of
 from overt.recipes._figures import save_figure
-from overt.recipes._recipe import Grid, Outcome, Report, cell
+from overt.recipes._recipe import Grid, Outcome, Report, cell, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -358,14 +358,17 @@ def notes_of(outcome: Outcome) -> list[str]:
         "blank-out where methods are compared with it.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
-        "ms a text is the median time of one text's scores, alone, on the hardware of the run; for methods "
-        "that read maps it includes the trace.",
+        "ms a text is the median time of one text's scores, for methods that read maps with the trace, beside "
+        f"what else was judged at the time. Hardware: {_hardware(config)}.",
         "The picture: in the first row a point is the share of other methods that a method beats, mean over "
         "models, and its line goes from the least to the most in any model. Below are the time of a text and "
         "means with their intervals, by the form of attention; dotted lines are random scores, dashed ones "
         "the best order. Right is better, except for shuffled weights, where 0 is.",
         *disagreements(config),
     ]
+    if config["missing"] and not config["quick"]:
+        left = ", ".join(f"{name} ({counted(count, 'model')})" for name, count in config["missing"].items())
+        notes.append(f"Not measured yet: {left}.")
     if any(POOLING in methods for methods in config["seconds"].values()):
         notes.append(
             "The classifier of reviews reads its words' states, and pools them. Methods that read maps show "
@@ -399,6 +402,16 @@ def notes_of(outcome: Outcome) -> list[str]:
         told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in by_row.items())
         notes.append(f"–, not applicable, and in no comparison: {told} ({reason}).")
     return notes
+
+
+def _hardware(config: Mapping[str, Any]) -> str:
+    """What models were judged on: one piece of hardware, or several with the names of their rows."""
+    rows: dict[str, list[str]] = {}
+    for name, found in config["hardware"].items():
+        rows.setdefault(" and ".join(found), []).append(name)
+    if len(rows) == 1:
+        return next(iter(rows))
+    return "; ".join(f"{hardware} ({', '.join(names)})" for hardware, names in rows.items())
 
 
 def draw(outcome: Outcome, path: Path) -> None:

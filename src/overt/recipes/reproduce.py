@@ -41,7 +41,7 @@ from overt.recipes import (
     uncertainty,
 )
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
-from overt.recipes._runs import finite
+from overt.recipes._runs import finite, read_kept, write_kept
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 
@@ -133,10 +133,12 @@ def run(
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     name = f"{result_name(recipe, request.options)}.json"
-    earlier = _earlier((results or Path("results")) / name, recipe)
+    place = (results or Path("results")) / name
+    earlier = _earlier(place, recipe)
     elsewhere = _elsewhere(results or Path("results"), recipe, request.options)
     this = command(recipe, request)
-    request = replace(request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere)
+    kept = read_kept(place.with_suffix("")) if earlier else {}
+    request = replace(request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere, kept=kept)
     outcome = recipe.run(request)
     report = recipe.report(outcome)
     result = {
@@ -166,6 +168,7 @@ def run(
         return result
     results.mkdir(parents=True, exist_ok=True)
     path = results / name
+    write_kept(path.with_suffix(""), outcome.kept)
     if recipe.draw is not None:
         recipe.draw(outcome, path.with_suffix(".svg"))
     page = _write(path, result, report, console)
