@@ -44,6 +44,10 @@ def judged_classifier(folder: Path) -> str:
                 parameter.zero_()
         words = model.bert.embeddings.word_embeddings.weight
         words[:, 2], words[:, 3] = 1.0, -1.0  # a word that says nothing
+        # What follows is a LayerNorm, which only sees directions: without another summand, gradient × input
+        # would be zero, and its sign that of rounding.
+        places = model.bert.embeddings.position_embeddings.weight
+        places[:, 2], places[:, 3] = 1.0, -1.0
         for word, label in DECIDE.items():
             sign = 1.0 if label else -1.0
             words[4 + WORDS.index(word)] = sign * torch.tensor([1.0, -1.0, 0, 0, 0, 0, 0, 0])
