@@ -18,7 +18,7 @@ help:
 	@echo "make test-quick  run the quick tests (about 80 seconds)"
 	@echo "make test-all    run the tests with every combination of their parameters"
 	@echo "make test-gpu    run the tests of the GPU kernels; GPU=python3 chooses another Python than .venv's"
-	@echo "make test-peers  install x-transformers and fair-esm, and trace their models"
+	@echo "make test-peers  install x-transformers, fair-esm and laplace-torch, and compare with them"
 	@echo "make test-scale  install pyarrow, datasets, Ray and DuckDB, and trace corpora with them (about 4 minutes)"
 	@echo "make browser     install a browser for the tests of pages, if there is none"
 	@echo "make lint        check style, format and types"
@@ -56,9 +56,14 @@ $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed-test
-	@echo "installing x-transformers and fair-esm into $(VENV) ..."
+	@echo "installing x-transformers, fair-esm and laplace-torch into $(VENV) ..."
 	$(PIP) x-transformers fair-esm
+	$(PIP) --no-deps $(LAPLACE)
 	@touch $@
+
+# laplace-torch and what it imports; by its requirements, it would also install torchvision, which it does not.
+LAPLACE := laplace-torch==0.3 asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops \
+	linear_operator opt_einsum unfoldNd
 
 $(VENV)/.installed-scale: $(VENV)/.installed-test
 	@echo "installing overt[scale] and duckdb into $(VENV) ..."
@@ -83,7 +88,7 @@ test-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src:tests $(GPU) -m pytest $(sort $(wildcard tests/test_fused_*.py tests/test_*cuda.py))
 
 test-peers: $(VENV)/.installed-peers
-	$(BIN)/python -m pytest tests/test_peers.py
+	$(BIN)/python -m pytest tests/test_peers.py tests/test_laplace.py
 
 test-scale: $(VENV)/.installed-scale
 	$(BIN)/python -m pytest $(sort $(wildcard tests/test_scale_*.py))
