@@ -21,6 +21,7 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.word_by_word import IGNORED
 from overt.recipes import bam_captions, caption_training, regions
 from overt.recipes._recipe import Outcome
+from overt.recipes._result_files import read_result
 from overt.recipes.caption_training import CaptionRow, CaptionTraining, by_epoch, shuffled, texts_of
 from small_captions import NETWORK, SIZES, recipes_in, small_scenes
 
@@ -168,7 +169,8 @@ def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
 ) -> None:
     shutil.copytree(".", tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
-    stored = json.loads(Path("results/bam-table-3.json").read_text())
+    stored = read_result(Path("results/bam-table-3.json"))
+    assert stored is not None
     for rows in stored["per_seed"].values():
         for row in rows.values():
             row |= {"greedy_meteor": None, "beam_5_meteor": None}

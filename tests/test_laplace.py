@@ -105,7 +105,9 @@ def test_a_strong_prior_gives_the_layers_own_predictions_and_a_weak_one_less_cer
 
 
 def test_laplace_torch_agrees() -> None:
-    theirs = pytest.importorskip("laplace", reason="laplace-torch is not installed: `make test-peers` installs it")
+    theirs = pytest.importorskip(
+        "laplace", reason="laplace-torch is not installed: `make test-peers` installs it"
+    )
     layer, x, labels = problem()
     net = nn.Sequential(nn.Tanh(), layer)
     data = torch.utils.data.TensorDataset(x, labels)

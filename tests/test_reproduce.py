@@ -39,6 +39,7 @@ from overt.recipes._recipe import (
     over_seeds,
     spread,
 )
+from overt.recipes._result_files import read_result, write_result
 
 FILES = ("val", "test.1", "test.2")
 
@@ -208,7 +209,7 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OVERT_DATA", str(folder))
-    run("flow-table-1", tmp_path, *SHORT, seeds=2)
+    told = run("flow-table-1", tmp_path, *SHORT, seeds=2)
     result = json.loads((tmp_path / "results" / "flow-table-1.json").read_text())
     assert result["commands"] == [
         "overt reproduce flow-table-1 --data DIR --seeds 2 --device cpu --examples 12 --steps 6"
@@ -223,10 +224,10 @@ def test_results_hold_what_they_must_and_render_published_beside_measured(
     assert 0 < parts["train"]["plural"] < 1
     assert "numpred.train is not in the folder" in result["config"]["data"]["split"]
     first, second = (result["per_seed"][seed]["plain"]["test"] for seed in "01")
-    assert result["mean"]["plain"]["test"] == pytest.approx((first + second) / 2)
-    assert result["spread"]["plain"]["test"] == pytest.approx(abs(first - second) / 2**0.5)
+    assert told["mean"]["plain"]["test"] == pytest.approx((first + second) / 2)
+    assert told["spread"]["plain"]["test"] == pytest.approx(abs(first - second) / 2**0.5)
     assert result["published"]["spearman"]["flow"][2] == [0.70, 0.25]
-    measured = result["mean"]["plain"]["spearman"]["blankout"]["rollout"]
+    measured = told["mean"]["plain"]["spearman"]["blankout"]["rollout"]
     for low, value, high in zip(*(measured[key] for key in ("low", "mean", "high")), strict=True):
         assert low <= value <= high
 
@@ -484,7 +485,9 @@ def test_result_files_with_one_command_can_be_read(tmp_path: Path) -> None:
     place.mkdir()
     result = stored("flow-table-3")
     (command,) = result.pop("commands")
-    (place / "flow-table-3.json").write_text(json.dumps(result | {"command": command}))
+    (place / "flow-table-3.json").write_text(
+        json.dumps(result | {"command": command, "format": "overt reproduce 1"})
+    )
     assert f"`{command}`" in reproduce.render(place).read_text()
     assert reproduce.retell("flow-table-3", place)["commands"] == [command]
 
@@ -505,6 +508,37 @@ def test_stored_results_say_what_their_recipes_say_of_their_numbers(
     assert told.exit_code == 0, told.output
     assert path.read_bytes() == before
     assert (tmp_path / "RESULTS.md").read_text() == (STORED.parent / "RESULTS.md").read_text()
+
+
+def test_what_runs_share_is_stored_once_and_read_in_its_place(tmp_path: Path) -> None:
+    def run_of(row: str, seed: int, date: str) -> dict[str, Any]:
+        record = {"settings": {"row": {"name": row, "sizes": [1, 2]}, "seed": seed}, "date": date}
+        return {"value": seed / 3, "run": record | {"hardware": "CPU", "versions": {"torch": "2"}}}
+
+    per_seed = {
+        str(seed): {row: run_of(row, seed, f"2026-01-0{seed + 1}") for row in ("plain", "Evolving")}
+        for seed in (0, 1)
+    }
+    per_seed["1"]["older"] = {"run": {"date": "2025-01-01"}, "value": 2.0}  # without settings
+    per_seed["1"]["count"] = 3
+    result = {"recipe": "ea-table-3", "commands": ["x"], "per_seed": per_seed, "mean": {"plain": 1.0}}
+    write_result(tmp_path / "a.json", result)
+    text = (tmp_path / "a.json").read_text()
+    assert text.count('"sizes"') == 2, "one for each row"
+    assert text.count('"torch"') == 2, "one for each date"
+    assert '"mean"' not in text, "it follows from the seeds"
+    found = read_result(tmp_path / "a.json")
+    assert found is not None
+    assert found["per_seed"] == per_seed
+    write_result(tmp_path / "b.json", found)
+    assert (tmp_path / "b.json").read_text() == text
+    older = {"format": "overt reproduce 1", "recipe": "ea-table-3", "command": "x", "per_seed": per_seed}
+    (tmp_path / "c.json").write_text(json.dumps(older))
+    before = read_result(tmp_path / "c.json")
+    assert before is not None
+    assert (before["per_seed"], before["commands"]) == (per_seed, ["x"])
+    (tmp_path / "d.json").write_text(json.dumps(older | {"format": "overt reproduce 9"}))
+    assert read_result(tmp_path / "d.json") is None
 
 
 def test_a_result_that_is_not_there_or_of_another_recipe_is_not_told(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from overt.data.image_folders import ImageFiles, ImageFolders
 from overt.data.images import Images
 from overt.data.pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
+from overt.recipes._result_files import read_result
 from overt.recipes._runs import earlier_result
 from overt.recipes.vision_training import (
     Batches,
@@ -237,6 +238,7 @@ from safetensors.torch import save_file
 from overt.data import relations
 from overt.data.pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
+from overt.recipes._result_files import read_result
 from overt.recipes._runs import earlier_result
 import small_vision as here
 
@@ -271,7 +273,8 @@ def test_two_processes_train_one_network_and_write_one_result(tmp_path: Path) ->
         torch.testing.assert_close(trained["group"][0][name], value, rtol=1e-3, atol=1e-5, msg=name)
     saved = [path.name for path in tmp_path.rglob("*.json") if path.parent.name == "results"]
     assert saved == ["ea-table-1.json"]
-    result = json.loads((tmp_path / "results" / "ea-table-1.json").read_text())
+    result = read_result(tmp_path / "results" / "ea-table-1.json")
+    assert result is not None
     numbers = result["per_seed"]["0"]["EA-AA-ResNet-34"]
     assert numbers["run"]["settings"]["processes"] == 2
     assert numbers["updates"] == 2

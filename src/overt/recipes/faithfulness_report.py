@@ -358,8 +358,8 @@ def notes_of(outcome: Outcome) -> list[str]:
         "blank-out where methods are compared with it.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
-        "ms a text is the median time of one text's scores, for methods that read maps with the trace, beside "
-        f"what else was judged at the time. Hardware: {_hardware(config)}.",
+        "ms a text is the median time of one text's scores, for methods that read maps with the trace, "
+        f"beside what else was judged at the time. Hardware: {_hardware(config)}.",
         "The picture: in the first row a point is the share of other methods that a method beats, mean over "
         "models, and its line goes from the least to the most in any model. Below are the time of a text and "
         "means with their intervals, by the form of attention; dotted lines are random scores, dashed ones "

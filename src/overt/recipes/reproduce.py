@@ -7,9 +7,7 @@ run. The tables and notes of a stored result can be rewritten without measuring 
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -41,7 +39,8 @@ from overt.recipes import (
     uncertainty,
 )
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
-from overt.recipes._runs import finite, read_kept, write_kept
+from overt.recipes._result_files import read_result, write_result
+from overt.recipes._runs import read_kept, write_kept
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 
@@ -84,7 +83,6 @@ RECIPES: dict[str, Recipe] = {
         bam_translation.TABLE_8,
     )
 }
-FORMAT = "overt reproduce 1"  # of the result files that RESULTS.md is generated from
 
 
 def run(
@@ -142,7 +140,6 @@ def run(
     outcome = recipe.run(request)
     report = recipe.report(outcome)
     result = {
-        "format": FORMAT,
         "recipe": recipe.name,
         "title": recipe.title,
         "paper": recipe.paper,
@@ -212,23 +209,8 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
 
 def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     """A result file; None if it is something else."""
-    try:
-        stored = json.loads(path.read_text())
-    except json.JSONDecodeError:
-        return None
-    right = _is_result(stored) and stored["recipe"] == recipe.name
-    return _with_commands(stored) if right else None
-
-
-def _is_result(stored: Any) -> bool:
-    return isinstance(stored, dict) and stored.get("format") == FORMAT
-
-
-def _with_commands(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with all its commands; older files have one, called command."""
-    if "commands" not in result:
-        result["commands"] = [result.pop("command")]
-    return result
+    stored = read_result(path)
+    return stored if stored is not None and stored["recipe"] == recipe.name else None
 
 
 def _commands(outcome: Outcome) -> list[str]:
@@ -266,9 +248,7 @@ def _tables_and_notes(report: Report) -> dict[str, Any]:
 
 def _write(path: Path, result: dict[str, Any], report: Report, console: Console) -> Path:
     """Write a result file and RESULTS.md, print the tables, and return the path of RESULTS.md."""
-    text = json.dumps(finite(result), indent=1, ensure_ascii=False)
-    rows = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\n *", " ", match[0]), text)  # one line per list
-    write_whole(path, rows + "\n")
+    write_result(path, result)
     page = render(path.parent)
     for grid in report.grids:
         show(console, grid)
@@ -351,12 +331,9 @@ def render(results: Path) -> Path:
     """Write RESULTS.md from the result files and remarks in the folder `results`."""
     sections = []
     for path in sorted(results.glob("*.json"), key=lambda path: path.stem):
-        try:
-            result = json.loads(path.read_text())
-        except json.JSONDecodeError:
-            continue
-        if _is_result(result):
-            sections.append((path, _with_commands(result)))
+        result = read_result(path)
+        if result is not None:
+            sections.append((path, result))
     lines = [
         "# Results",
         "",

@@ -1,0 +1,99 @@
+"""Result files: what `overt reproduce` has measured, as JSON, with nothing in them twice.
+
+Means and deviations follow from the numbers of the seeds. How, where and when the runs were made is the same
+for many of them, and is listed once, under "runs"; what each has instead is its number in these lists.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from overt._files import write_whole
+from overt.recipes._runs import finite
+
+FORMAT = "overt reproduce 2"
+FORMATS = ("overt reproduce 1", FORMAT)  # that can be read
+DERIVED = ("mean", "spread")
+RUN, SETTINGS, SEED = "run", "settings", "seed"
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result completely or not at all."""
+    kept = {name: value for name, value in result.items() if name not in ("format", *DERIVED)}
+    text = json.dumps({"format": FORMAT, **packed(finite(kept))}, indent=1, ensure_ascii=False)
+    rows = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\n *", " ", match[0]), text)  # one line per list
+    write_whole(path, rows + "\n")
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The result in a file, with the runs in their places; None if it is something else."""
+    try:
+        stored = json.loads(path.read_text())
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(stored, dict) or stored.get("format") not in FORMATS:
+        return None
+    if "commands" not in stored:  # of older files, which have one
+        stored["commands"] = [stored.pop("command")]
+    return unpacked(stored)
+
+
+def packed(result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose runs are listed once."""
+    lists: dict[str, list[Any]] = {SETTINGS: [], "made": []}
+    places: dict[str, int] = {}
+
+    def place(name: str, value: Any) -> int:
+        key = f"{name} {json.dumps(value)}"
+        if key not in places:
+            places[key] = len(lists[name])
+            lists[name].append(value)
+        return places[key]
+
+    def short(run: dict[str, Any]) -> dict[str, Any]:
+        made = {name: value for name, value in run.items() if name != SETTINGS}
+        settings = run.get(SETTINGS)
+        if not isinstance(settings, dict):
+            return run
+        shared = {name: value for name, value in settings.items() if name != SEED}
+        seed = {SEED: settings[SEED]} if SEED in settings else {}
+        return {SETTINGS: place(SETTINGS, shared), **seed, "made": place("made", made)}
+
+    per_seed = _each_run(result["per_seed"], short)
+    return {**result, "runs": lists, "per_seed": per_seed} if places else result
+
+
+def unpacked(result: dict[str, Any]) -> dict[str, Any]:
+    """The opposite of `packed`."""
+    if "runs" not in result:
+        return result
+    lists = result["runs"]
+
+    def whole(run: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(run.get(SETTINGS), int):
+            return run
+        seed = {SEED: run[SEED]} if SEED in run else {}
+        return {SETTINGS: {**lists[SETTINGS][run[SETTINGS]], **seed}, **lists["made"][run["made"]]}
+
+    others = {name: value for name, value in result.items() if name != "runs"}
+    return {**others, "per_seed": _each_run(result["per_seed"], whole)}
+
+
+def _each_run(
+    per_seed: Mapping[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The numbers of all seeds, with the run of each row changed."""
+
+    def row(numbers: Any) -> Any:
+        if not isinstance(numbers, dict) or not isinstance(numbers.get(RUN), dict):
+            return numbers
+        return {**numbers, RUN: change(numbers[RUN])}
+
+    return {
+        seed: {name: row(numbers) for name, numbers in rows.items()} if isinstance(rows, dict) else rows
+        for seed, rows in per_seed.items()
+    }
