@@ -129,7 +129,7 @@ def report(outcome: Outcome) -> Report:
     if "gap" in row:
         margin = 1.96 * 0.5 / row["gap"]["texts"] ** 0.5
         notes.append(
-            f"With {row['gap']['texts']} texts, the 95 % interval of a share is at most ±{margin:.2f}."
+            f"With {row['gap']['texts']:,} texts, the 95 % interval of a share is at most ±{margin:.3f}."
         )
     return Report(_grids(row), notes)
 
