@@ -24,6 +24,7 @@ from overt.recipes import (
     understanding_runs,
     understanding_submission,
 )
+from overt.recipes._recipe import Outcome
 from overt.recipes.text_training import Texts, TextTraining, encode, load_model, predict
 from overt.recipes.understanding_forms import PLAIN, forms, knobs
 from overt.recipes.understanding_runs import HELD_OUT, RATES, scores_of
@@ -109,6 +110,51 @@ def test_predictions_keep_the_order_of_rows_whatever_their_length(model: str) ->
     together = predict(net.eval(), rows, tokenizer)
     alone = torch.cat([predict(net, [row], tokenizer) for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [("both",), pytest.param(tuple(forms()), marks=pytest.mark.exhaustive)],
+    ids=["both", "every form"],
+)
+@pytest.mark.parametrize("family", ["roberta", "albert", "t5", "modernbert"])
+def test_models_of_other_families_are_fine_tuned(
+    model: str, family: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    if family == "t5":
+        sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 32}
+        special = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0}
+    if family == "albert":
+        sizes["embedding_size"] = 8
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **sizes, **special)
+    torch.manual_seed(0)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    rows = encode(
+        [Row((" ".join([WORDS[n % 2], *WORDS[4 : 4 + n % 5]]),), n % 2) for n in range(12)], tokenizer, 16
+    )
+    texts = Texts(rows, {}, ("bad", "good"))
+    training = TextTraining(1, batch=12, learning_rate=1e-2)
+    for name in names:
+        found, numbers = text_training.train(
+            tmp_path / "runs" / name.replace("/", ""),
+            texts,
+            tokenizer,
+            str(tmp_path),
+            forms()[name],
+            training,
+            0,
+        )
+        assert numbers["updates"] == 1
+        together = predict(found.eval(), rows, tokenizer)
+        alone = torch.cat([predict(found, [row], tokenizer) for row in rows])  # without padding
+        torch.testing.assert_close(together, alone, atol=1e-5, rtol=0, msg=name)
 
 
 def test_scores_of_constant_predictions_are_not_made_up() -> None:
@@ -217,7 +263,9 @@ def test_rates_are_chosen_on_held_out_rows_and_forms_are_compared_on_development
     assert len(RATES) == 4
     with pytest.raises(ValueError, match=r"--forms must be one of .*Evolving.*; got 'Evolvin'"):
         run(forms="Evolvin")
-    with pytest.raises(FileNotFoundError, match="none of the tasks MRPC is there: give --data DIR"):
+    with pytest.raises(
+        FileNotFoundError, match="none of the tasks MRPC is there: give a folder with their files as --data"
+    ):
         run(tasks="MRPC")
 
 
@@ -288,8 +336,18 @@ def test_the_estimate_counts_the_rows_that_pass_through_a_model(
     row: Any = SimpleNamespace(form=form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # so few rows do not determine a temperature
-        uncertainty.uncertainties(net, texts, tokenizer, row, 0)
+        numbers, _ = uncertainty.uncertainties(net, texts, tokenizer, row, 0)
     assert sum(seen) == uncertainty.passes(row, texts)
+    warmed = {
+        key.split(" | ")[1] for key in numbers if "temperature" in key or "noise" in key
+    }  # part | method | measure
+    assert set(numbers["fitted"]) == {f"{method} | temperature" for method in warmed} | (
+        {"last-layer Laplace | prior precision", "noise at test + temperature | k"}
+        if form == PLAIN
+        else set()
+    )
+    outcome = Outcome({"data": {"CoLA": {}}}, {0: {f"{form}, CoLA": numbers}})
+    assert [name for name, _ in uncertainty.fitted_grid(outcome).rows] == list(numbers["fitted"])
 
 
 def test_other_weights_under_the_same_name_are_not_taken_for_a_models_finished_runs(tmp_path: Path) -> None:
@@ -325,7 +383,7 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_trained(
 
     files = shutil.ignore_patterns("tokenizer*")
     shutil.copytree(model, tmp_path / "wordless", ignore=files)  # transformers makes up a tokenizer for it
-    assert "wordless has no tokenizer: its files are missing, and all words unknown" in refused("wordless")
+    assert "wordless has no tokenizer: its files are missing" in refused("wordless")
     assert "wordless has no tokenizer" in refused("wordless", "plain")
     shutil.copytree(model, tmp_path / "attached")
     overt.attach(BertModel.from_pretrained(model), overt.Evolving()).save_pretrained(tmp_path / "attached")

@@ -142,7 +142,7 @@ def load_tokenizer(model: str) -> Any:
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ValueError(f"--model {model} has no tokenizer: {str(error).splitlines()[0][:120]}") from None
     if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) < 2:
-        raise ValueError(f"--model {model} has no tokenizer: its files are missing, and all words unknown")
+        raise ValueError(f"--model {model} has no tokenizer: its files are missing")
     return tokenizer
 
 

@@ -95,6 +95,7 @@ def run(request: Request) -> Outcome:
         "tokens": read[PLAIN].tokens[0],
         "places": places,
         "maps": maps,
+        "drawn_by": request.command,
     }
     return replace(outcome, config=config, per_seed=per_seed)
 

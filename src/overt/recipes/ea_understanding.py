@@ -83,8 +83,8 @@ def keys_of(task: str) -> list[str]:
     return [f"{part} {metric}" for part in TASKS[task].server_rows for metric in TASKS[task].metrics]
 
 
-def measured_grid(outcome: Outcome) -> Grid:
-    """All metrics of all forms, and the average over GLUE's tasks."""
+def measured_grid(outcome: Outcome, key: str = "score") -> Grid:
+    """All metrics of all forms, and the average over GLUE's tasks, of the metrics that differences are in."""
     forms = measured_forms(outcome)
     tasks = list(outcome.config["data"])
     columns = ["parameters", "added", "average", "n"]
@@ -92,7 +92,7 @@ def measured_grid(outcome: Outcome) -> Grid:
     lines = []
     for form, known in forms.items():
         sizes = [values(outcome, row_name(form, known[0]), key) for key in ("parameters", "added")]
-        averages = averages_of(outcome, form, glue_tasks(outcome))
+        averages = averages_of(outcome, form, glue_tasks(outcome), key)
         counts = {task: len(values(outcome, row_name(form, task), "score")) for task in known}
         cells = [f"{int(next(iter(size.values()))):,}" for size in sizes]
         cells += [mean_cell(averages), seeds_cell(counts, tasks)]
@@ -216,7 +216,7 @@ def tables_of(
     `on_squad` is as `published` of `squad_differences`.
     """
     return [
-        measured_grid(outcome),
+        measured_grid(outcome, key),
         differences(outcome, published, key),
         averages(outcome, published, key),
         *squad_differences(outcome, on_squad),

@@ -189,8 +189,8 @@ def batches(rows: Sequence[Encoded], tokenizer: Any) -> Iterator[dict[str, Tenso
 def uncertainties(model: Any, texts: Texts, tokenizer: Any, row: TextRow, seed: int) -> Measured:
     """Measures of every method that one model allows, on every part but the held-out rows."""
     parts = {name: rows for name, rows in texts.parts.items() if name != HELD_OUT}
-    predicted = predictions_of(model, texts, parts, tokenizer, row, seed)
-    numbers: dict[str, Any] = {}
+    predicted, fitted = predictions_of(model, texts, parts, tokenizer, row, seed)
+    numbers: dict[str, Any] = {"fitted": fitted}
     for (part, method), samples in predicted.items():
         numbers |= measures_of(texts, part, method, samples)
     kept = {f"{part} | {ONE}": predicted[part, ONE][0].float() for part in parts} if row.form == PLAIN else {}
@@ -199,13 +199,14 @@ def uncertainties(model: Any, texts: Texts, tokenizer: Any, row: TextRow, seed: 
 
 def predictions_of(
     model: Any, texts: Texts, parts: Mapping[str, list[Encoded]], tokenizer: Any, row: TextRow, seed: int
-) -> dict[tuple[str, str], Tensor]:
-    """Part and method → predictive samples (samples, rows, classes)."""
+) -> tuple[dict[tuple[str, str], Tensor], dict[str, float]]:
+    """Part and method → predictive samples (samples, rows, classes), and what was fitted on held-out rows."""
     # Where the order does not matter, rows of similar length come together.
     held, train = (
         sorted(rows, key=lambda each: len(each["input_ids"])) for rows in (texts.parts[HELD_OUT], texts.train)
     )
     found: dict[tuple[str, str], Tensor] = {}
+    fitted: dict[str, float] = {}
 
     def draw(method: str, net: Any, dropout: bool = False) -> None:
         for part, rows in parts.items():
@@ -213,38 +214,42 @@ def predictions_of(
             found[part, method] = drawn
 
     def warm(method: str, temperature: float, of: str) -> None:
+        fitted[f"{method} | temperature"] = temperature
         for part in parts:
             found[part, method] = (found[part, of].double().log() / temperature).softmax(dim=-1)
 
-    def calibrate(net: Any, **options: Any) -> float:
+    def calibrate(net: Any, **options: Any) -> overt.Calibration:
         data, rows = batches(held, tokenizer), rows_at_once(held)
-        return overt.calibrate(net, data, samples=SAMPLES, seed=seed, rows=rows, **options).temperature
+        return overt.calibrate(net, data, samples=SAMPLES, seed=seed, rows=rows, **options)
 
     if row.form != PLAIN:
         for dropout, way in ((True, " + dropout"), (False, "")):  # the model keeps the last temperature
             method = f"{row.form}{way}"
             draw(method, model, dropout=dropout)
-            warm(f"{method} + temperature", calibrate(model, dropout=dropout), of=method)
-        return found
+            warm(f"{method} + temperature", calibrate(model, dropout=dropout).temperature, of=method)
+        return found, fitted
     for part, rows in parts.items():
         logits = predict(model, rows, tokenizer).double()
         found[part, ONE] = logits.softmax(dim=-1).unsqueeze(0)
-    warm(TEMPERATURE, calibrate(model), of=ONE)
+    warm(TEMPERATURE, calibrate(model).temperature, of=ONE)
     draw(DROPOUT, model, dropout=True)
     seen = laplace.last_layer(model, batches(train, tokenizer))
     apart = laplace.last_layer(model, batches(held, tokenizer))
     posterior = laplace.fit(seen.weight, seen.bias, seen.features, seen.labels)
     posterior = posterior.tuned(apart.features, apart.labels, samples=SAMPLES)
+    fitted[f"{LAPLACE} | prior precision"] = posterior.prior_precision
     for part, rows in parts.items():
         features = laplace.last_layer(model, batches(rows, tokenizer)).features
         found[part, LAPLACE] = posterior.probabilities(features, SAMPLES, seed=seed)
     noisy = copy.deepcopy(model)
     del noisy.config.overt_temperature  # of the plain model
     overt.attach(noisy, Bayesian(prior=None), seed=seed)
-    temperature = calibrate(noisy, noise=True)  # chooses k, too
+    chosen = calibrate(noisy, noise=True)
+    assert chosen.noise is not None
+    fitted[f"{NOISE} | k"] = chosen.noise
     draw(NOISE, noisy)
-    warm(NOISE, temperature, of=NOISE)
-    return found
+    warm(NOISE, chosen.temperature, of=NOISE)
+    return found, fitted
 
 
 def add_ensembles(numbers: Numbers, shared: Shared, place: Path) -> None:
@@ -414,6 +419,7 @@ def report(outcome: Outcome) -> Report:
                     lines.append((method, [str(count), str(cost), *shown]))
             title = task if part == task else f"{task}, {kind_of(task, part)}"
             grids.append(Grid(title, ["n", "forward passes", *SHOWN], lines))
+    grids.append(fitted_grid(outcome))
     judged = verdicts(outcome)
     won = [
         (
@@ -451,6 +457,22 @@ def report(outcome: Outcome) -> Report:
         *notes_of(outcome),
     ]
     return report_of(grids, notes)
+
+
+def fitted_grid(outcome: Outcome) -> Grid:
+    """What held-out rows have chosen, mean over seeds; older results do not have it."""
+    found: dict[str, dict[str, Values]] = {}
+    for seed, rows in outcome.per_seed.items():
+        for name, entry in rows.items():
+            for what, value in entry.get("fitted", {}).items():
+                task = name.partition(", ")[2]
+                found.setdefault(what, {}).setdefault(task, {})[seed] = value
+    tasks = list(outcome.config["data"])
+    lines = [
+        (what, [mean_cell(by_task[task], 3) if task in by_task else "–" for task in tasks])
+        for what, by_task in found.items()
+    ]
+    return Grid("Chosen on held-out rows", tasks, lines)
 
 
 UNCERTAINTY = Recipe(

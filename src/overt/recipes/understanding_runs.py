@@ -228,7 +228,9 @@ def load_tasks(request: Request, chosen: Sequence[str], order: Sequence[str], to
     named = request.options["tasks"] is not None
     asked, most, new = load_available(request, chosen, tokenizer, named)
     if not asked:
-        raise FileNotFoundError(f"none of the tasks {', '.join(chosen)} is there: give --data DIR")
+        raise FileNotFoundError(
+            f"none of the tasks {', '.join(chosen)} is there: give a folder with their files as --data"
+        )
     stored = [task for task in in_stored(request, "task") if task in order and task not in asked]
     kept, kept_most, kept_new = load_available(request, stored, tokenizer, named=False)
     both = {**asked, **kept}
@@ -280,6 +282,7 @@ def pretrained(request: Request) -> str:
 
 def leave_out(request: Request, what: str, reason: str) -> None:
     """Say that something is not measured."""
+    reason = reason.removeprefix(f"{what}: ")
     request.console.print(f"{what} is left out: {reason}", style="yellow", markup=False, highlight=False)
 
 
