@@ -95,10 +95,16 @@ def test_words_of_several_pieces_and_the_target_itself_are_refused() -> None:
         trace.gradients(-1, target="")
     with pytest.raises(ValueError, match=r"^against must be another class than the target, got 7"):
         trace.gradients(-1, target=7, against=7)
+    queries = torch.arange(3)
+    with pytest.raises(ValueError, match=r"than the target, got 7, which is the target of query 1"):
+        trace.gradients(queries, target=[[3, 7, 8]], against=7)
+    alone = overt.trace(tiny("Llama"), [[5, 6, 7]])
+    with pytest.raises(ValueError, match=r"^against needs a tokenizer to name tokens by, or an id; got 'x'"):
+        alone.gradients(-1, against="x")
     with pytest.raises(ValueError, match=r"^against must lie in 0 to 289, got \[999\]"):
         trace.blankout(-1, target=7, against=999, unk=5)
     for wrong in (True, 2.0):
-        with pytest.raises(ValueError, match=r"^against must hold classes, got torch"):
+        with pytest.raises(ValueError, match=r"^against must hold numbers of classes, which are whole, got"):
             trace.gradients(-1, target=7, against=wrong)
     config = hf.BertConfig(**SIZES, intermediate_size=48, vocab_size=290, num_labels=1)
     one = overt.trace(hf.BertForSequenceClassification(config), [[5, 6, 7]])

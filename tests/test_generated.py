@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 import overt
@@ -174,6 +175,51 @@ def test_pieces_of_a_character_share_its_place() -> None:
     added = [newest(known, ids[0], ids[1 : count + 1]) for count in range(1, len(ids))]
     assert "".join(added) == text
     assert "" in added, "while a character is not whole, nothing is added"
+
+
+def test_a_space_and_the_first_byte_of_a_character_have_both() -> None:
+    made = Tokenizer(models.BPE({"a": 0, "Ġå": 1, "į": 2, "Ĺ": 3, "å": 4, "Ġ": 5}, [("Ġ", "å")]))
+    made.decoder = decoders.ByteLevel()
+    known = hf.PreTrainedTokenizerFast(tokenizer_object=made)
+    text, places = output_text(known, 0, [1, 2, 3])
+    assert (text, places) == (" 南", [(0, 2), (1, 2), (1, 2)]), "as tokenizers tell it of a text"
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (
+            {"eos_token_id": "."},
+            r"^generate\['eos_token_id'\] must be a whole number of at least 0, got '\.'",
+        ),
+        ({"do_sample": True, "top_p": 7.0}, r"^generate\['top_p'\] must lie in \[0, 1\], got 7\.0"),
+        (
+            {"min_new_tokens": 9},
+            r"^generate\['min_new_tokens'\] must be at most 'max_new_tokens' \(4\), got 9",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_named(setting: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        overt.trace(tiny("Llama"), [[5, 6, 7]], generate={"max_new_tokens": 4, **setting})
+
+
+def test_settings_of_the_model_that_greedy_decoding_ignores_are_no_warning_and_its_strings_end_the_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, known = tiny("Llama"), byte_tokenizer()
+    plain = overt.trace(model, "The code", tokenizer=known, generate=8)
+    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9, top_k=5)
+    with caplog.at_level("WARNING", "transformers"):
+        again = overt.trace(model, "The code", tokenizer=known, generate=8)
+    assert again.tokens == plain.tokens
+    assert not caplog.records
+    output = plain.turns[0][1]
+    model.generation_config.stop_strings = [
+        known.decode(known.convert_tokens_to_ids(plain.tokens[0][output.start + 1]))
+    ]
+    cut = overt.trace(model, "The code", tokenizer=known, generate=8)
+    assert cut.turns[0][1].stop - output.start <= 2
 
 
 CHAT = [

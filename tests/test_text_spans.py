@@ -72,6 +72,41 @@ def test_generated_words_have_the_rows_that_wrote_them() -> None:
     torch.testing.assert_close(whole.values[:, 0], first.values.mean(dim=1))
 
 
+def test_what_was_written_on_to_the_first_word_or_sentence_has_rows() -> None:
+    # Without a token that begins the text, the span that holds the output starts at token 0.
+    for prompt in ("Ke", "What is the code"):
+        trace = traced(prompt, generate=6)
+        output = trace.turns[0][1]
+        for unit in ("words", "sentences"):
+            (found,) = trace.spans(queries=f"generated {unit}", tokens="tokens")
+            assert held(places(found.queries)) == list(range(output.start, output.stop)), (prompt, unit)
+    first, second = traced(["Ke", TEXT], generate=6).spans(tokens="tokens")
+    assert sum(span.stop - span.start for span in first.queries) == 6
+    assert sum(span.stop - span.start for span in second.queries) == 6
+
+
+def test_named_ranges_have_the_rows_that_wrote_them_if_asked() -> None:
+    trace = traced(generate=8)
+    output = trace.turns[0][1]
+    part = (output.start + 2, output.start + 5)
+    (own,) = trace.spans(queries={"part": part}, tokens="tokens")
+    (wrote,) = trace.spans(queries={"part": part}, tokens="tokens", written=True)
+    raw = trace.raw()[0]
+    torch.testing.assert_close(own.values[:, 0], raw[:, part[0] : part[1]].mean(dim=1))
+    torch.testing.assert_close(wrote.values[:, 0], raw[:, part[0] - 1 : part[1] - 1].mean(dim=1))
+    (tokens,) = trace.spans(queries="generated tokens", tokens="tokens")
+    torch.testing.assert_close(wrote.values[:, 0], tokens.values[:, 2:5].mean(dim=1))
+    with pytest.raises(ValueError, match=r"^queries must be tokens of the target, from 1 on, got"):
+        trace.spans(queries={"start": (0, 2)}, written=True)
+
+
+def test_bytes_of_one_character_are_one_word() -> None:
+    text = "code 北京 is ✓ 🦊"
+    (found,) = traced(text).spans()
+    assert [span.name for span in found.tokens if span.name != "Ġ"] == ["code", "北", "京", "is", "✓", "🦊"]
+    assert len(traced(text).tokens[0]) > 12
+
+
 def test_the_end_of_a_line_belongs_to_no_word() -> None:
     trace = traced("Keep it.\n\nWhat is it")
     (found,) = trace.spans()

@@ -126,7 +126,8 @@ def _written(
         arguments["input_ids"] = _pad_left([prompts[n] for n in group], longest, pad)
         arguments["attention_mask"] = _pad_left([[1] * lengths[n] for n in group], longest, 0)
         arguments |= {name: _pad_left([rows[n] for n in group], longest, 0) for name, rows in kinds.items()}
-        found = generated_ids(model, {**arguments, "pad_token_id": pad}, generation)[:, longest:].tolist()
+        ids = generated_ids(model, {**arguments, "pad_token_id": pad}, generation, batch.tokenizer)
+        found = ids[:, longest:].tolist()
         for n, row in zip(group, found, strict=True):
             written[n] = row[: next((at for at, each in enumerate(row) if each in ends), len(row))]
     return written

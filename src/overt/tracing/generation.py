@@ -93,6 +93,20 @@ def generation_of(generate: Any, seed: int) -> Generation:
     sampled, beams = generate.get("do_sample", False), generate.get("num_beams", 1)
     _check.one_of("generate['do_sample']", sampled, (True, False))
     _check.whole("generate['num_beams']", beams, 1)
+    if generate.get("eos_token_id") is not None:
+        ends = generate["eos_token_id"]
+        for end in ends if isinstance(ends, list | tuple) else [ends]:
+            _check.whole("generate['eos_token_id']", end, 0)
+    for name, least, most in (("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("typical_p", 0.0, 1.0)):
+        if name in generate:
+            _check.finite(f"generate[{name!r}]", generate[name])
+            if not least <= generate[name] <= most:
+                raise ValueError(f"generate[{name!r}] must lie in [0, 1], got {generate[name]}")
+    if generate.get("min_new_tokens", 0) > generate[LENGTH]:
+        raise ValueError(
+            f"generate['min_new_tokens'] must be at most {LENGTH!r} ({generate[LENGTH]}), got "
+            f"{generate['min_new_tokens']}"
+        )
     for names, applies, need in ((SAMPLED, sampled, "'do_sample': True"), (BEAMS, beams > 1, "'num_beams'")):
         if not applies and (idle := [name for name in names if name in generate]):
             raise ValueError(f"generate[{idle[0]!r}] would change nothing: give {need} as well")
@@ -118,7 +132,9 @@ def ends_of(model: Any, generation: Generation | None = None) -> list[int]:
 
 
 @torch.no_grad()
-def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generation) -> Tensor:
+def generated_ids(
+    model: Any, arguments: Mapping[str, Any], generation: Generation, tokenizer: Any = None
+) -> Tensor:
     """What a model's `generate` returns, (batch, token), in evaluation mode; greedy unless settings say else.
 
     The state of torch's random numbers is as before.
@@ -127,10 +143,15 @@ def generated_ids(model: Any, arguments: Mapping[str, Any], generation: Generati
         model: one that `check_generates` accepts.
         arguments: those of its forward, without a cache.
         generation: how to generate.
+        tokenizer: of the model, which finds the strings that end what it writes, where its config has some.
     """
     device = device_of(model)
     moved = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in arguments.items()}
     settings = {"do_sample": False, "num_beams": 1, **generation.settings}
+    if not settings["do_sample"]:  # those of the model's own would be ignored, with a warning
+        settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "typical_p": 1.0, "min_p": None} | settings
+    if getattr(getattr(model, "generation_config", None), "stop_strings", None):
+        settings["tokenizer"] = tokenizer
     settings |= {"num_return_sequences": 1, "return_dict_in_generate": False}  # whatever the model's own are
     moved.pop("use_cache", None)
     devices = [device] if device.type == "cuda" else []
@@ -203,14 +224,21 @@ def output_text(tokenizer: Any, before: int, ids: list[int]) -> tuple[str, list[
 
     shown = text(len(ids))
     spans: list[tuple[int, int]] = []
+    unfinished: list[bool] = []
     at = 0
     for count in range(1, len(ids) + 1):
-        stop = max(at, min(len(text(count).rstrip(UNFINISHED)), len(shown)))
+        so_far = text(count)
+        stop = max(at, min(len(so_far.rstrip(UNFINISHED)), len(shown)))
         spans.append((at, len(shown) if count == len(ids) else stop))
+        unfinished.append(so_far.endswith(UNFINISHED))
         at = stop
     # Bytes of one character share its place, as in offsets of tokenizers.
     for place in reversed(range(len(spans) - 1)):
         start, stop = spans[place]
-        if start == stop and spans[place + 1][1] > stop and spans[place + 1][0] == start:
-            spans[place] = spans[place + 1]
+        following = spans[place + 1]
+        if following[1] > stop and following[0] == stop:
+            if start == stop:
+                spans[place] = following
+            elif unfinished[place]:  # such as a space and the first byte of a character
+                spans[place] = (start, stop + 1)
     return shown, spans

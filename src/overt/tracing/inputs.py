@@ -708,7 +708,7 @@ def _generated(model: Any, batch: Inputs, generation: Generation) -> Tensor:
     from overt.tracing.generation import generated_ids
 
     if not isinstance(model, Seq2Seq):
-        written = generated_ids(model, batch.arguments, generation)
+        written = generated_ids(model, batch.arguments, generation, batch.tokenizer)
         _check_start(model, written)
         return written
     if generation.chooses:

@@ -510,6 +510,7 @@ class Trace(ShownTrace):
         *,
         queries: str | Mapping[str, Any] | None = None,
         tokens: str | Mapping[str, Any] = "words",
+        written: bool = False,
         **options: Any,
     ) -> list[SpanValues]:
         """What words, sentences or turns draw on, example by example.
@@ -527,11 +528,13 @@ class Trace(ShownTrace):
             tokens: "words", "sentences", "turns", "images", "tokens", or name → range: a pair (start, stop)
                 of tokens, `overt.tracing.spans.Characters(start, stop)` of the text, or a passage that is in
                 it once.
+            written: whether a row is that of the queries which wrote its tokens, each the one before its
+                token, rather than the tokens' own. Rows of "generated …" always are.
             options: the method's other arguments.
         """
         from overt.tracing.spans import spans_of
 
-        return spans_of(self, method, queries, tokens, options)
+        return spans_of(self, method, queries, tokens, written, options)
 
     def images(self) -> list[list[ImageTokens]]:
         """The pictures in the prompt of a language model, example by example: their tokens and grids.

@@ -48,8 +48,8 @@ class SpanValues(NamedTuple):
 
     Attributes:
         values: (layer, query span, token span) in float64; with `heads="each"`, a head axis after the layer.
-        queries: the spans of the rows. Of "generated …", the tokens that were written: each row is that of
-            the query before its token.
+        queries: the spans of the rows. Of "generated …", and with `written`, each row is that of the queries
+            before its tokens, which wrote them.
         tokens: the spans of the columns.
     """
 
@@ -61,13 +61,16 @@ class SpanValues(NamedTuple):
 Ranges: TypeAlias = str | Mapping[str, Any] | None
 
 
-def spans_of(trace: Any, method: str, queries: Ranges, tokens: Ranges, options: Any) -> list[SpanValues]:
+def spans_of(
+    trace: Any, method: str, queries: Ranges, tokens: Ranges, written: bool, options: Any
+) -> list[SpanValues]:
     """See `Trace.spans`."""
     queries = (
         (f"{GENERATED}words" if trace.generated is not None else "words") if queries is None else queries
     )
-    written = isinstance(queries, str) and queries.startswith(GENERATED)
-    if written and trace.generated is None:
+    generated = isinstance(queries, str) and queries.startswith(GENERATED)
+    written = written or generated
+    if generated and trace.generated is None:
         raise ValueError(
             f"nothing was generated in this trace, got queries={queries!r}: trace with generate=64"
         )
@@ -77,11 +80,13 @@ def spans_of(trace: Any, method: str, queries: Ranges, tokens: Ranges, options: 
         rows = every.spans(
             "queries", queries.removeprefix(GENERATED) if isinstance(queries, str) else queries
         )
-        rows = [span for span in rows if span.start >= trace.first + written]
-        if written:
+        if generated:
             rows = [cut for span in rows if (cut := every.written(span)) is not None]
-        elif isinstance(queries, Mapping) and len(rows) < len(queries):
-            raise ValueError(f"queries must be tokens of the target, from {trace.first} on, got {queries!r}")
+        rows = [span for span in rows if span.start >= trace.first + written]
+        if isinstance(queries, Mapping) and len(rows) < len(queries):
+            raise ValueError(
+                f"queries must be tokens of the target, from {trace.first + written} on, got {queries!r}"
+            )
         plans.append((rows, every.spans("tokens", tokens)))
     places = sorted(
         {place - written - trace.first for rows, _ in plans for s in rows for place in range(s.start, s.stop)}
@@ -184,7 +189,10 @@ class _Example:
         return [Span(f"image {n}", each.start, each.stop) for n, each in enumerate(pictures, start=1)]
 
     def _pieces(self, what: str, pattern: re.Pattern[str]) -> list[Span]:
-        """Tokens joined where one match of a pattern holds their first letters; others stay alone."""
+        """Tokens joined where one match of a pattern holds their first letters; others stay alone.
+
+        Tokens that are bytes of one character are joined wherever it is.
+        """
         text = self._known(what)
         owner: dict[int, int] = {}  # character → number of its piece
         for number, match in enumerate(pattern.finditer(_joined(text))):
@@ -202,7 +210,8 @@ class _Example:
                 elif "\n" in inside:
                     mine = None  # a space belongs to the word after it, and the end of a line to none
             follows = spans and spans[-1].stop == at and at != self.trace.first
-            if mine is not None and mine == before and follows:
+            shared = bool(inside) and start < self.places[at - 1][1]  # bytes of one character
+            if follows and (shared or (mine is not None and mine == before)):
                 spans[-1] = Span("", spans[-1].start, at + 1)
             else:
                 spans.append(Span("", at, at + 1))

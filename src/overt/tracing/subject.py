@@ -308,8 +308,10 @@ class Subject:
         if logits.shape[-1] == 1:
             raise ValueError("against needs a model with several classes, and this one has a single output")
         found = self._classes("against", against, logits, len(queries))
-        if torch.equal(found, target):
-            raise ValueError(f"against must be another class than the target, got {against!r}")
+        equal = (found == target.to(found.device)).nonzero()
+        if len(equal):
+            where = f", which is the target of query {queries[int(equal[0, 1])]}" if len(queries) > 1 else ""
+            raise ValueError(f"against must be another class than the target, got {against!r}{where}")
         return found
 
     def _classes(self, name: str, given: Any, logits: Tensor, queries: int) -> Tensor:
@@ -323,7 +325,7 @@ class Subject:
                 f"{name} must be the number of a class, or one per example, got {given!r}"
             ) from None
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
-            raise ValueError(f"{name} must hold classes, got {chosen.dtype}")
+            raise ValueError(f"{name} must hold numbers of classes, which are whole, got {given!r}")
         if chosen.dim() == 0:
             chosen = chosen.expand(batch)
         if chosen.dim() == 1:
@@ -358,6 +360,8 @@ class Subject:
                 )
             return int(pieces[0])
         labels = self.labels(classes)
+        if not labels and self.kind != "encoder":
+            raise ValueError(f"{name} needs a tokenizer to name tokens by, or an id; got {given!r}")
         if given not in labels:
             known = ", ".join(map(repr, labels[:12])) or "none"
             raise ValueError(
