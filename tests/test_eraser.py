@@ -93,6 +93,14 @@ def test_a_bad_line_is_named_with_its_file(tmp_path: Path, bad: str, message: st
         load_movies(tmp_path)
 
 
+def test_a_folder_may_be_text_and_a_file_without_lines_is_no_split(tmp_path: Path) -> None:
+    write(tmp_path / "movies")
+    assert load("movies", str(tmp_path)) == load_movies(tmp_path)
+    (tmp_path / "movies" / "val.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match=r"val\.jsonl has no annotations"):
+        load_movies(tmp_path)
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="no --data was given; put docs/"):

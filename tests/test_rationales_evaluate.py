@@ -334,6 +334,9 @@ def test_random_scores_do_not_depend_on_the_other_texts(planted: Any, tokenizer:
             {"scores": {"random": [[0.0] * 8]}},
             "scores must have names that are no method's of this run, got 'random'",
         ),
+        ({"scores": {3: [[0.0] * 8]}}, "scores must be a mapping from names, which are text, got 3"),
+        ({"texts": [TEXT, TEXT], "names": ["a", "a"]}, "names must differ, and 'a' is the name of 2 texts"),
+        ({"methods": []}, "methods must name at least one of .*random.*, got none"),
         ({"at_most": {"blankut": 3}}, "at_most must be one of .*; got 'blankut'"),
         ({"shares": ()}, "shares must have at least one share, got none"),
         ({"shares": (0.1, 2.0)}, r"shares must lie in \[0, 1\], got 2"),
@@ -423,7 +426,11 @@ def test_models_that_cannot_be_judged_are_named(planted: Any, tokenizer: Any) ->
     pair.config.is_encoder_decoder = False
     pair.forward = lambda **_: encoder  # type: ignore[assignment]
     with pytest.raises(ValueError, match="model must return logits, as a classifier does; Planted returns"):
-        evaluate(pair, tokenizer, [TEXT], methods=[])
+        evaluate(pair, tokenizer, [TEXT], methods=["random"])
+    labels = Planted(tokenizer, {})
+    labels.config.problem_type = "multi_label_classification"
+    with pytest.raises(ValueError, match="must give each text one class, got Planted for several labels"):
+        evaluate(labels, tokenizer, [TEXT])
     with pytest.raises(ValueError, match="tokenizer must be a fast one"):
         evaluate(planted, SimpleNamespace(is_fast=False), [TEXT])
 

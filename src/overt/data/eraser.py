@@ -111,12 +111,14 @@ class Example:
         return marked
 
 
-def load_movies(data: Path | None = None) -> dict[str, list[Example]]:
+def load_movies(data: str | Path | None = None) -> dict[str, list[Example]]:
     """The reviews of "train", "val" and "test"; as `load`."""
     return load("movies", data)
 
 
-def load(name: str, data: Path | None = None, splits: Sequence[str] = SPLITS) -> dict[str, list[Example]]:
+def load(
+    name: str, data: str | Path | None = None, splits: Sequence[str] = SPLITS
+) -> dict[str, list[Example]]:
     """A data set's examples by split.
 
     Args:
@@ -154,6 +156,8 @@ def load(name: str, data: Path | None = None, splits: Sequence[str] = SPLITS) ->
             for number, line in lines
             if line.strip()
         ]
+        if not found[split]:
+            raise ValueError(f"{path} has no annotations")
     return found
 
 

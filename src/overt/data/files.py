@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 
-def data_folder(data: Path | None) -> Path | None:
+def data_folder(data: str | Path | None) -> Path | None:
     """The data folder: `data`, or else OVERT_DATA, or else None."""
-    if data is None and os.environ.get("OVERT_DATA"):
-        data = Path(os.environ["OVERT_DATA"])
-    if data is not None and not data.is_dir():
-        raise FileNotFoundError(f"--data (or OVERT_DATA) must be a folder, got {data}")
-    return data
+    given = data or os.environ.get("OVERT_DATA") or None
+    if given is None:
+        return None
+    folder = Path(given)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--data (or OVERT_DATA) must be a folder, got {folder}")
+    return folder
 
 
 def find_file(folder: Path, name: str) -> Path | None:

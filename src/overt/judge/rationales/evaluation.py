@@ -323,6 +323,14 @@ def evaluate(
         if column is not None and len(column) != len(texts):
             raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
     known = [str(name) for name in names] if names is not None else [str(n) for n in range(len(texts))]
+    if len(set(known)) < len(known):
+        twice = next(name for name in known if known.count(name) > 1)
+        raise ValueError(f"names must differ, and {twice!r} is the name of {known.count(twice)} texts")
+    for name in scores or {}:
+        if not isinstance(name, str):
+            raise ValueError(f"scores must be a mapping from names, which are text, got {name!r}")
+    if methods is not None and not len(methods) and not scores:
+        raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
     asked = [""] * len(texts) if queries is None else queries
     read = [classifier.read(text, query, name) for text, query, name in zip(texts, asked, known, strict=True)]
     truth, passages = (None, None) if rationales is None else _truths(rationales, read)

@@ -130,6 +130,11 @@ class WordClassifier:
             raise ValueError(
                 f"model must be a classifier, got {type(model).__name__} for regression (config.problem_type)"
             )
+        if link_of(config, classes) == "sigmoid":
+            raise ValueError(
+                f"model must give each text one class, got {type(model).__name__} for several labels at once "
+                "(config.problem_type)"
+            )
         if tokenizer.pad_token_id is None and getattr(config, "pad_token_id", None) is None:
             raise ValueError(f"tokenizer must have a token for padding; {type(tokenizer).__name__} has none")
         self.pad = padding_id(tokenizer, model)

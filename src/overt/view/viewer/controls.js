@@ -1,6 +1,6 @@
 // The controls above the panes: those that the visible views use.
 import { choice, element, picker, slider, tick } from "./dom.js";
-import { foundWords, overLayers, passageFound, passageNext } from "./passage.js";
+import { foundWords, overLayers, passageFound, passageNext, passageWord } from "./passage.js";
 import { shown, tokenPlace } from "./words.js";
 
 const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder" };
@@ -98,7 +98,7 @@ function queryPicker({ store, trace }) {
   const { query } = trace.nearest(store.state);
   const options = trace.kept.map((one) => {
     const token = trace.spokenOf(one);
-    return [String(one), `${token - trace.source} ${shown(trace.tokens[token], 14)}`];
+    return [String(one), `${token - trace.source} ${trace.tokens[token] ? shown(trace.tokens[token], 14) : passageWord("")}`];
   });
   return picker(trace.written ? "Word" : trace.source ? "Target" : "Token", options, String(query), (value) => store.select({ query: Number(value) }));
 }
