@@ -7,6 +7,8 @@ from typing import Any
 
 from overt._files import written_whole
 
+PNG_DPI = 150  # of what is also there as SVG
+
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure, completely or not at all; the same figure gives the same file."""

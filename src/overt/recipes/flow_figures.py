@@ -18,6 +18,7 @@ from overt._extras import need
 from overt.data import linzen
 from overt.models.agreement import AgreementClassifier
 from overt.recipes import flow_measure
+from overt.recipes._figures import PNG_DPI
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, mean, spread
 from overt.recipes._training import torch_device
 from overt.recipes.flow_measure import METHODS
@@ -212,7 +213,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         letters = dict(zip("abc", shown.values(), strict=True))  # the words are below each panel
         figure = plot_compare(letters, methods=methods, columns=len(methods))
     save(figure, path)
-    save(figure, path.with_suffix(".png"))
+    save(figure, path.with_suffix(".png"), dpi=PNG_DPI)
     overt.page(traces, title=f"Abnar & Zuidema 2020, Figure {number}").save(path.with_suffix(".html"))
 
 

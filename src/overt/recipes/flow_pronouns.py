@@ -28,6 +28,7 @@ from overt.data import gap
 from overt.data.files import data_folder
 from overt.data.gap import HER, HIS, Case
 from overt.recipes import flow_measure
+from overt.recipes._figures import PNG_DPI
 from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
 from overt.recipes._runs import check_model, earlier_result, finish_run, finite, read_model_config
 from overt.recipes._training import be_quiet, one_thread, progress_bar, torch_device
@@ -458,7 +459,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     panels = list(row["own"].items())
     goals = list(GOALS.items()) if "gap" in row else []
     figure = Figure(figsize=(3.4 * 2, 2.8 * (1 + bool(goals))), layout="constrained")
-    grid = figure.subplots(1 + bool(goals), 2, squeeze=False, sharey=True)
+    grid = figure.subplots(1 + bool(goals), 2, squeeze=False, sharey="row")
     for axes, (sentence, reading) in zip(grid[0], panels, strict=True):
         _draw_methods(axes, reading["first"])
         axes.axhline(reading["his"], color="black", linestyle=":", lw=1, label="model: his")
@@ -472,12 +473,18 @@ def draw(outcome: Outcome, path: Path) -> None:
             axes.axhline(share, color="grey", linestyle=style, lw=1, label=f"rule: {rule}")
         if goal == "right":
             share = row["gap"]["model_is_right"]
-            axes.axhline(share, color="C3", linestyle=":", lw=1, label=GOALS["model"])
+            label = f"how often {GOALS['model']} is the right one"
+            axes.axhline(share, color="C3", linestyle=":", lw=1, label=label)
         axes.set_title(f"GAP: {title}", fontsize="small")
     for axes in grid.flat:
-        axes.set_ylim(0, 1)
+        layers = max((len(line.get_xdata()) for line in axes.lines), default=2)
+        axes.set_xlim(0.5, layers + 0.5)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(labelsize="x-small")
+    grid[0, 0].set_ylim(0, 1)
+    if goals:  # shares near one half, which a whole axis would draw over each other
+        low, high = grid[-1, 0].get_ylim()
+        grid[-1, 0].set_ylim(max(0.0, min(low, 0.4)), min(1.0, max(high, 0.6)))
     for axes in grid[-1]:
         axes.set_xlabel("layer", fontsize="small")
     named: dict[str, Any] = {}
@@ -487,7 +494,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize="x-small", frameon=False
     )
     save(figure, path)
-    save(figure, path.with_suffix(".png"))
+    save(figure, path.with_suffix(".png"), dpi=PNG_DPI)
 
 
 def _draw_methods(axes: Any, by_method: Mapping[str, Sequence[float]]) -> None:
