@@ -333,7 +333,7 @@ def test_figures_say_what_the_network_answers_and_are_drawn_again_from_the_resul
     result = run("flow-figure-2")
     corpus = linzen.load(agreement)
     model = flow_tables.load_trained(out / "plain" / "seed-0", corpus)
-    rows = dict(result["tables"][0]["rows"])
+    rows, page = dict(result["tables"][0]["rows"]), results / "flow-figure-2.html"
     for sentence in flow_figures.SENTENCES:
         answers = []
         for words in (sentence.words, sentence.changed):
@@ -345,13 +345,16 @@ def test_figures_say_what_the_network_answers_and_are_drawn_again_from_the_resul
         flips = (answers[0] < 0.5) != (answers[1] < 0.5)
         assert rows[sentence.text][1] == f"{int(answers[0] < 0.5)} of 1"
         assert rows[sentence.text][4] == f"{int(flips)} of 1"
+        for words, plural in zip((sentence.words, sentence.changed), answers, strict=True):
+            answer = f"are ({plural:.2f})" if plural > 0.5 else f"is ({1 - plural:.2f})"
+            assert f"{' '.join(words)} … {answer}" in page.read_text()
         trace = flow_figures.trace_of(model, corpus, sentence.words)
         again = flow_figures.restored(result["config"]["maps"][sentence.text])
         for method in ("raw", "rollout", "flow"):
             expected, read = (each.read(method, 0) for each in (trace, again))
             assert torch.allclose(read, expected, atol=1e-4)
     assert "systems" in " ".join(result["notes"]), "a word that these data lack"
-    figure, page = results / "flow-figure-2.svg", results / "flow-figure-2.html"
+    figure = results / "flow-figure-2.svg"
     before = figure.read_bytes()
     assert "the articles on NNP large systems" in page.read_text()
     figure.unlink()

@@ -214,7 +214,17 @@ def draw(outcome: Outcome, path: Path) -> None:
         figure = plot_compare(letters, methods=methods, columns=len(methods))
     save(figure, path)
     save(figure, path.with_suffix(".png"), dpi=PNG_DPI)
-    overt.page(traces, title=f"Abnar & Zuidema 2020, Figure {number}").save(path.with_suffix(".html"))
+    answered = {f"{text} … {answer_of(trace)}": trace for text, trace in traces.items()}
+    page = overt.page(
+        answered, title=f"Abnar & Zuidema 2020, Figure {number}", methods=STRIPS.get(number, METHODS)
+    )
+    page.save(path.with_suffix(".html"))
+
+
+def answer_of(trace: overt.Trace) -> str:
+    """What the network says of the verb: "is" or "are", and how likely it is."""
+    plural = p_plural(trace)
+    return f"are ({plural:.2f})" if plural > 0.5 else f"is ({1 - plural:.2f})"
 
 
 def _recipe(number: int, title: str, published: str) -> Recipe:
