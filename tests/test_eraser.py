@@ -278,6 +278,7 @@ def test_words_are_counted_as_the_benchmark_counts_them(tmp_path: Path, kind: st
     soft = written["soft_rationale_predictions"]
     assert len(soft) == len(theirs), "the benchmark's script wants a score for each"
     assert [score for score, word in zip(soft, theirs, strict=True) if word.strip()] == scores.tolist()
+    assert all(score < 1.0 for score, word in zip(soft, theirs, strict=True) if not word.strip())
 
 
 def test_a_name_with_a_slash_is_a_file_in_a_folder_and_no_other(tmp_path: Path) -> None:
@@ -357,6 +358,9 @@ def test_predictions_are_written_for_each_document_as_the_benchmark_reads_them(t
     # The benchmark's script calls an instance with thresholds invalid that lacks these.
     assert list(found["comprehensiveness_classification_scores"].values()) == [0.5, 0.4, 0.1]
     assert list(found["sufficiency_classification_scores"].values()) == [0.1, 0.6, 0.3]
+    few = Prediction(np.arange(5.0), [(2, 4)], [0.2, 0.7, 0.1])
+    write_predictions(tmp_path / "few.jsonl", name, [example], [few])
+    assert "thresholded_scores" not in json.loads((tmp_path / "few.jsonl").read_text()), "nor an empty list"
     bare = prediction._replace(only_spans=None)
     with pytest.raises(ValueError, match="s: shares need the probabilities without and from the chosen"):
         write_predictions(tmp_path / "out.jsonl", name, [example], [bare])

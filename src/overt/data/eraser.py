@@ -334,12 +334,13 @@ def _line(example: Example, prediction: Prediction, labels: tuple[str, ...]) -> 
             f"{example.name}: scores must be {len(example.words)} finite numbers, got shape {scores.shape}"
         )
     rationales, first = [], 0
+    least = float(np.nextafter(scores.min(), -np.inf))  # of what is no word for us: below all words
     for document in example.documents or (Document(example.name, len(example.words)),):
         last = first + document.words
         inside = [(max(start, first), min(end, last)) for start, end in prediction.spans]
         soft = scores[first:last].tolist()
         for gap in document.empty:
-            soft.insert(gap, float(scores.min()))
+            soft.insert(gap, least)
         rationales.append(
             {
                 "docid": document.name,
@@ -374,18 +375,19 @@ def _line(example: Example, prediction: Prediction, labels: tuple[str, ...]) -> 
         raise ValueError(
             f"{example.name}: shares need the probabilities without and from the chosen passages, too"
         )
+    thresholded = [
+        {
+            "threshold": share,
+            "comprehensiveness_classification_scores": named(without),
+            "sufficiency_classification_scores": named(only),
+        }
+        for share, without, only in parts
+    ]
     return {
         "annotation_id": example.name,
         "rationales": rationales,
         "classification": labels[int(np.argmax(prediction.probabilities))],
         "classification_scores": named(prediction.probabilities),
         **{field: named(each) for field, each in spans.items() if each is not None},
-        "thresholded_scores": [
-            {
-                "threshold": share,
-                "comprehensiveness_classification_scores": named(without),
-                "sufficiency_classification_scores": named(only),
-            }
-            for share, without, only in parts
-        ],
+        **({"thresholded_scores": thresholded} if thresholded else {}),  # the script refuses an empty list
     }
