@@ -394,7 +394,8 @@ def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
     assert asked == [[method for method in FEW if method not in done]]
     assert (folder / "model.safetensors").read_bytes() == weights, "the model is the same"
     assert not (folder / "parts").exists()
-    whole = reproduce.run("faithfulness", extra=only, **{**begin, "out": tmp_path / "other"})
+    elsewhere = {"out": tmp_path / "other", "results": tmp_path / "others"}
+    whole = reproduce.run("faithfulness", extra=only, **{**begin, **elsewhere})
     assert asked[1] == list(FEW)
     assert json.dumps(found["config"]["cells"]) == json.dumps(whole["config"]["cells"])
     assert found["config"]["refused"] == whole["config"]["refused"]
@@ -454,3 +455,21 @@ def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises(ValueError, match=r"--rows .* cannot be measured: it needs --language-model"):
         reproduce.run("faithfulness", extra=["--rows", "language model plain"], out=tmp_path)
+
+
+def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    stored = json.loads((root / "results" / "faithfulness.json").read_text())
+    table = stored["tables"][0]
+    guide = (root / "docs" / "judge.md").read_text()
+    quoted = guide[guide.index("| method | faithfulness |") :].split("\n\n")[0].splitlines()
+    headings = [cell.strip() for cell in quoted[0].strip("|").split("|")][1:]
+    measured = {
+        name: [cells[table["columns"].index(heading)] for heading in headings]
+        for name, cells in table["rows"]
+    }
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in quoted[2:]]
+    assert {name: cells for name, *cells in shown} == measured
+    assert [name for name, *_ in shown] == [name for name, _ in table["rows"]], "the best first"
+    missing = stored["config"]["missing"]
+    assert ("not been measured" in guide) == bool(missing), "what is left to measure is said while it is"
