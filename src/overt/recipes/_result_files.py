@@ -6,18 +6,21 @@ for many of them, and is listed once, under "runs"; what each has instead is its
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from overt._files import write_whole
+from overt._files import write_whole, written_whole
+from overt.data.files import read_text
 from overt.recipes._runs import finite
 
 FORMAT = "overt reproduce 2"
 FORMATS = ("overt reproduce 1", FORMAT)  # that can be read
 DERIVED = ("mean", "spread")
+KEPT = ".json.gz"  # of numbers beside a result file
 RUN, SETTINGS, SEED = "run", "settings", "seed"
 
 
@@ -97,3 +100,28 @@ def _each_run(
         seed: {name: row(numbers) for name, numbers in rows.items()} if isinstance(rows, dict) else rows
         for seed, rows in per_seed.items()
     }
+
+
+# --- Numbers that are too many for a result file ---
+
+
+def write_kept(folder: Path, kept: Mapping[str, Any]) -> None:
+    """Write numbers that are too many for a result file, each into a compressed file of its own."""
+    for name, numbers in kept.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        content = gzip.compress(json.dumps(finite(numbers), separators=(",", ":")).encode(), mtime=0)
+        path = folder / f"{name}{KEPT}"
+        if not path.is_file() or path.read_bytes() != content:
+            with written_whole(path) as part:
+                part.write_bytes(content)
+
+
+def read_kept(folder: Path) -> dict[str, Any]:
+    """What `write_kept` has written, by name."""
+    kept = {}
+    for path in sorted(folder.glob(f"*{KEPT}")):
+        try:
+            kept[path.name.removesuffix(KEPT)] = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} must be JSON, gzipped: {error}") from None
+    return kept

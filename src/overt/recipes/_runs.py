@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import math
@@ -14,11 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from overt._files import write_whole, written_whole
-from overt.data.files import read_text
+from overt._files import write_whole
 
 CONFIG, SETTINGS, RESULT = "config.json", "settings.json", "result.json"
-KEPT = ".json.gz"  # of numbers beside a result file
 PARTS = "parts"  # folder of what an unfinished run has measured
 
 
@@ -206,28 +203,6 @@ def measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str,
         write_whole(file, json.dumps(finite(measure()), indent=1))
     numbers: dict[str, Any] = json.loads(file.read_text())
     return numbers
-
-
-def write_kept(folder: Path, kept: Mapping[str, Any]) -> None:
-    """Write numbers that are too many for a result file, each into a compressed file of its own."""
-    for name, numbers in kept.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        content = gzip.compress(json.dumps(finite(numbers), separators=(",", ":")).encode(), mtime=0)
-        path = folder / f"{name}{KEPT}"
-        if not path.is_file() or path.read_bytes() != content:
-            with written_whole(path) as part:
-                part.write_bytes(content)
-
-
-def read_kept(folder: Path) -> dict[str, Any]:
-    """What `write_kept` has written, by name."""
-    kept = {}
-    for path in sorted(folder.glob(f"*{KEPT}")):
-        try:
-            kept[path.name.removesuffix(KEPT)] = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must be JSON, gzipped: {error}") from None
-    return kept
 
 
 def finite(value: Any) -> Any:

@@ -39,8 +39,7 @@ from overt.recipes import (
     uncertainty,
 )
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
-from overt.recipes._result_files import read_result, write_result
-from overt.recipes._runs import read_kept, write_kept
+from overt.recipes._result_files import read_kept, read_result, write_kept, write_result
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 
