@@ -136,7 +136,7 @@ IN_DAQUAR = {"image": (SOFT, NO_KL, WC, QUESTION_ONLY, SHUFFLED), "published": (
 DROPS = (10 / 13, 12 / 13)  # shares of the updates; the published are epochs 10 and 12 of 13
 # "warmup" is a share, too. The published rate rises from 2.5e-5 in the first epoch to 1e-4 in the fourth.
 PLANS: dict[str, dict[str, Any]] = {
-    scenes.NAME: {"epochs": 24, "batch": 64, "learning_rate": 3e-4, "warmup": 0.05},
+    scenes.NAME: {"epochs": 24, "batch": 256, "learning_rate": 3e-4, "warmup": 0.05},
     daquar.NAME: {"epochs": 13, "batch": 64, "learning_rate": 5e-4, "warmup": 0.05},
     vqa.NAME: {"epochs": 13, "batch": 64, "learning_rate": 1e-4, "warmup": 3 / 13},
 }
@@ -181,7 +181,7 @@ OPTIONS = {
     "rows": Option("rows to train, separated by commas; by default those of the data set", moves=False),
     "size": Option("of the network: own, which fits the data, or the published small or large", OWN),
     "epochs": Option("epochs of a training; by default 24 of the scenes, else 13", least=1),
-    "batch": Option("questions of a batch; by default 64, as in the paper", least=1),
+    "batch": Option("questions of a batch; by default 256 of the scenes, else 64, as in the paper", least=1),
     "learning-rate": Option("at its peak; by default 3e-4 of the scenes, 5e-4 of DAQUAR, 1e-4 of VQA-v2"),
     "validation": Option("test on the validation part, to choose settings by", False),
     **regions.OPTIONS,
