@@ -21,7 +21,7 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.word_by_word import IGNORED
 from overt.recipes import bam_captions, caption_training, regions
 from overt.recipes._recipe import Outcome
-from overt.recipes._result_files import read_result
+from overt.recipes._result_files import read_result, write_result
 from overt.recipes.caption_training import CaptionRow, CaptionTraining, by_epoch, shuffled, texts_of
 from small_captions import NETWORK, SIZES, recipes_in, small_scenes
 
@@ -137,13 +137,17 @@ def test_tables_have_both_searches_floors_a_ceiling_and_published_numbers(result
     assert searches[0]["BAM-WC, published (COCO)"][1:8] == [
         "32.8", "44.1", "58.8", "75.3", "104.5", "54.9", "26.2",
     ]  # fmt: skip
-    gains = tables["Differences with the same seed, CIDEr-D"]
-    assert gains["BAM-WC − soft"][-1] == "0.50"
+    published = {"CIDEr-D": "0.50", "BLEU-4": "0.60", "ROUGE-L": "0.20"}
+    for measure, gain in published.items():
+        assert tables[f"Differences with the same seed, {measure}"]["BAM-WC − soft"][-1] == gain
+    for name in ("CIDEr-D with 5 beams", "perplexity of people's captions (lower is better)"):
+        assert set(tables[f"Differences with the same seed, {name}"]) == {"BAM-WC − soft"}
     assert set(tables["What is lost without the pictures"]) == {
         "language only − soft", "shuffled images − soft",
     }  # fmt: skip
     notes = " ".join(result["notes"])
     assert "METEOR needs Java" in notes
+    assert "5 comparisons with soft attention in 5 tables." in notes
     numbers = result["per_seed"]["0"]
     assert numbers["BAM-WC"]["parameters"] > numbers["soft"]["parameters"]
     assert numbers["language only"]["parameters"] < numbers["soft"]["parameters"]
@@ -164,6 +168,33 @@ def test_meteor_is_added_later_without_training(
     assert again["config"]["floors"]["random caption"]["meteor"] == SIZES[2]
 
 
+def test_meteor_that_an_interrupted_command_found_is_not_looked_for_again(
+    recipe: Any, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(".", tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    stored = read_result(Path("results/bam-table-3.json"))
+    assert stored is not None
+    assert stored["per_seed"].keys() == result["per_seed"].keys()
+    for rows in stored["per_seed"].values():
+        for row in rows.values():
+            row["greedy_meteor"] = row["beam_5_meteor"] = None
+    write_result(Path("results/bam-table-3.json"), stored)
+    for folder in Path("runs/scenes").glob("*/seed-0"):
+        if folder.parent.name != "encoder":
+            found = json.loads((folder / "result.json").read_text())
+            found |= {"greedy_meteor": 12.5, "beam_5_meteor": 13.5}
+            (folder / "result.json").write_text(json.dumps(found))
+    scored = list[int]()
+    monkeypatch.setattr(
+        bam_captions.judge, "meteor", lambda said, _: scored.append(len(said)) or Meteor(float(len(said)))
+    )
+    again = recipe("bam-table-3", "--rows", "soft,BAM-WC,language only,shuffled images", "--meteor")
+    assert {numbers["greedy_meteor"] for numbers in again["per_seed"]["0"].values()} == {12.5}
+    assert {numbers["beam_5_meteor"] for numbers in again["per_seed"]["0"].values()} == {13.5}
+    assert len(scored) == 3  # the floors and the ceiling
+
+
 def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
     recipe: Any, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +210,7 @@ def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
         path.write_text(json.dumps({**json.loads(path.read_text()), "precision": "tf32"}))
         run = json.loads(path.with_name("result.json").read_text())
         run["run"]["settings"]["precision"] = "tf32"
+        run |= {"greedy_meteor": None, "beam_5_meteor": None}
         path.with_name("result.json").write_text(json.dumps(run))
     Path("results/bam-table-3.json").write_text(json.dumps(stored))
     monkeypatch.setattr(caption_training, "train", None)
