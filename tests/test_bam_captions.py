@@ -340,3 +340,42 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
         ValueError, match="--dataset must be one of 'flickr8k', 'coco', 'scenes'; got 'imagenet'"
     ):
         recipe("bam-table-3", "--dataset", "imagenet")
+
+
+def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    tables = {
+        table["title"]: table
+        for table in json.loads((root / "results" / "bam-table-3.json").read_text())["tables"]
+    }
+    guide = (root / "docs" / "pictures.md").read_text()
+    quoted = guide[guide.index("| row | CIDEr-D |") :].split("\n\n")[0].splitlines()
+    headings, *lines = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in (quoted[0], *quoted[2:])
+    )
+    table = tables["Greedy search, flickr8k"]
+    measured = dict(table["rows"])
+    for name, *cells in lines:
+        wanted = [measured[name][table["columns"].index(heading)] or "–" for heading in headings[1:]]
+        assert cells == wanted, name
+    assert {"soft", "hard", "BAM-LC", "BAM-WC", "no KL"} <= {name for name, *_ in lines}
+    readme = (root / "README.md").read_text()
+    for text, title, row in (
+        (guide, "CIDEr-D", "BAM-WC"),
+        (guide, "CIDEr-D", "BAM-LC"),
+        (guide, "CIDEr-D", "hard"),
+        (readme, "CIDEr-D", "BAM-WC"),
+        (guide, "perplexity of people's captions (lower is better)", "BAM-WC"),
+        (guide, "perplexity of people's captions (lower is better)", "hard"),
+        (readme, "perplexity of people's captions (lower is better)", "BAM-WC"),
+    ):
+        _, mean, interval, *_ = dict(tables[f"Differences with the same seed, {title}"]["rows"])[
+            f"{row} − soft"
+        ]
+        low, high = interval.split(" … ")
+        words = " ".join(text.split())
+        assert (
+            f"{mean} ({low} to {high}" in words
+            or f"{mean} points, {low} to {high}" in words
+            or (f"{mean}, {low} to {high}" in words)
+        ), (title, row)
