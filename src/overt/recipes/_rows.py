@@ -219,11 +219,13 @@ def train_all(
     times = {key: milliseconds(task) for key, task in {alike(task): task for task in tasks}.items()}
     updates = [task.training.updates for task in tasks]
     each = [(task.training.updates + rest(task)) * times[alike(task)] for task in tasks]
-    # On a GPU, which small networks leave idle most of the time, trainings hardly slow each other down.
+    # Small networks leave a GPU idle most of the time, so that several trainings hardly slow each other down.
     minutes = (1.3 * max(sum(each) / workers, *each) if device == "cuda" else sum(each)) / 60_000
+    # One training alone was timed: several at once may fill the GPU.
+    unsure = ", and longer if that fills the GPU" if device == "cuda" and workers > 1 else ""
     console.print(
         f"{len(tasks)} training{'s' if len(tasks) > 1 else ''} of up to {max(updates):,} updates, "
-        f"{workers} at a time: {duration(minutes)} at up to {max(times.values()):.0f} ms an update"
+        f"{workers} at a time: {duration(minutes)} at up to {max(times.values()):.0f} ms an update{unsure}"
     )
     tasks = sorted(tasks, key=lambda task: task.seed)
     numbers: Numbers = {}
