@@ -48,7 +48,7 @@ from overt.recipes import (
     rationale_training,
     text_training,
 )
-from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request
+from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request, counted
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
 from overt.recipes._runs import PARTS, check_weights, finish_run, finished, measure_once, run_record
 from overt.recipes._training import (
@@ -466,7 +466,7 @@ def tell_expected(console: Console, tasks: Sequence[Task], seconds: Sequence[flo
     told = ", ".join(f"{name} {sum(each) / len(each):.1f}" for name, each in by_row.items())
     texts = sum(task.row.texts for task in tasks)
     console.print(
-        f"{len(tasks)} models, {workers} at a time; {texts:,} texts by {len(tasks[0].row.methods)} methods, "
+        f"{counted(len(tasks), 'model')}, {workers} at a time; {texts:,} texts by {len(tasks[0].row.methods)} methods, "
         f"and again with shuffled weights: {duration(minutes)} (minutes of a model alone: {told}). The same "
         "command resumes",
         markup=False,

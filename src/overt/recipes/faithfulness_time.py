@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -96,13 +97,14 @@ def speed_of(classifier: WordClassifier, texts: Sequence[Text]) -> Speed:
 
 
 def scores_of(
-    method: str, methods: Sequence[str], tokens: int, samples: int, window: int | None = None
+    method: str, methods: Sequence[str], words: int, tokens: int, samples: int, window: int | None = None
 ) -> Work:
     """What the scores of a text take.
 
     Args:
         method: whose scores.
         methods: all that are judged; the first over a mixing makes the trace that the others read.
+        words: of the text.
         tokens: of the text.
         samples: of LIME.
         window: tokens of the windows that a text is read in; where one of them changes, the others are not
@@ -122,8 +124,20 @@ def scores_of(
     if method == BLANKOUT:
         return Work(1.0, tokens * again)
     if method == LIME:
-        return Work(1.0, samples * tokens / 2)
+        return Work(1.0, different(words, samples) * tokens / 2)
     return Work(BACKWARD, BACKWARD * tokens * (INTEGRAL if method == "integrated" else 1))
+
+
+def different(words: int, samples: int) -> float:
+    """How many different sets of words LIME is expected to draw: equal ones are asked for once.
+
+    A sample's number of words is drawn first, from 1 to all, and then which ones.
+    """
+    drawn, found = samples / words, 0.0
+    for size in range(1, words + 1):
+        sets = math.comb(words, size)
+        found += -sets * math.expm1(drawn * math.log1p(-1 / sets)) if sets > 1 else min(1.0, drawn)
+    return found
 
 
 def once_of(words: int, tokens: int) -> Work:
@@ -186,7 +200,7 @@ def expected_seconds(
             continue
         work = Work(0.0, 0.0)
         for words, tokens in sizes:
-            scores = scores_of(method, applied, tokens, samples, window)
+            scores = scores_of(method, applied, words, tokens, samples, window)
             work = work.plus(scores).plus(scores).plus(deleting_of(words, tokens, points))
             if method == ORACLE:
                 work = work.plus(once_of(words, tokens))
