@@ -15,6 +15,7 @@ from overt.mechanisms.chain import Chain
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.att2in import Att2in
 from overt.recipes import bam_captions, bam_nan
+from overt.recipes._recipe import Outcome
 from overt.recipes.caption_training import Captioner, CaptionRow
 from overt.recipes.unstable_attention import GaussianWeights, SampledKL, gaussian_kl, register, sampled_kl
 from small_captions import recipes_in
@@ -93,7 +94,9 @@ def test_its_kl_is_in_the_loss_of_training_and_moves_the_prior(mechanism: Mechan
 
 
 def test_the_variance_of_gradients_is_that_over_draws() -> None:
-    assert bam_nan.gradient_noise(captioner(network()), batch(), 3) == pytest.approx(0.0, abs=1e-9)
+    still = bam_nan.gradient_noise(captioner(network()), batch(), 3)
+    assert still is not None
+    assert still.variance == pytest.approx(0.0, abs=1e-9 * still.mean)
     model, given = captioner(network(SAMPLED)), batch()
     found = bam_nan.gradient_noise(model, given, 5)
     model.net.train()
@@ -105,8 +108,19 @@ def test_the_variance_of_gradients_is_that_over_draws() -> None:
         model.net(*model.regions(given["images"]), given["labels"], chain=chain)["loss"].backward()
         rows.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double())
     all_rows = torch.stack(rows)
-    expected = float(all_rows.var(dim=0).sum() / all_rows.mean(dim=0).square().sum())
-    assert found == pytest.approx(expected, rel=1e-4)
+    # The squared mean as what two different draws have in common, on average.
+    products = all_rows @ all_rows.T
+    common = float((products.sum() - products.trace()) / 20)
+    assert found == pytest.approx((float(all_rows.var(dim=0).sum()), common), rel=1e-4)
+
+
+def test_a_mean_gradient_that_draws_do_not_tell_from_zero_is_said_to_be_small() -> None:
+    run = {"variance_at_end": 8.0, "mean_at_end": -1.0}
+    other = {"variance_at_end": 4.0, "mean_at_end": 2.0}
+    outcome = Outcome({"draws": 64}, {seed: {"mine": run, "theirs": other} for seed in range(3)})
+    assert bam_nan.noise_cells(outcome, "mine", "theirs", "end") == ["8", "2.0", "> 64"]
+    assert bam_nan.noise_cells(outcome, "theirs", "theirs", "end") == ["4", "1.0", "2"]
+    assert bam_nan.noise_cells(outcome, "absent", "theirs", "end") == ["–", "–", "–"]
 
 
 def test_a_run_that_ends_in_nan_is_noted_with_its_update(
@@ -123,8 +137,8 @@ def test_a_run_that_ends_in_nan_is_noted_with_its_update(
     assert table["BAM-WC"][:2] == ["0 of 1", "–"]
     assert table["sampled KL"][:2] == ["1 of 1", "1"]
     numbers = result["per_seed"]["0"]
-    assert numbers["sampled KL, scenes"]["noise_at_end"] is None
-    assert numbers["BAM-WC, scenes"]["noise_at_end"] > 0
+    assert numbers["sampled KL, scenes"]["variance_at_end"] is None
+    assert numbers["BAM-WC, scenes"]["variance_at_end"] > 0
 
 
 def test_a_sampled_kl_needs_weibull_weights_and_a_contextual_prior() -> None:

@@ -6,11 +6,12 @@ beside it BAM-WC, whose weights are positive and sum to one, and whose KL is ana
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ from overt.recipes.caption_training import (
 from overt.recipes.translation_training import WEIGHTS
 from overt.recipes.unstable_attention import GaussianWeights, SampledKL, register
 
-DRAWS = 16  # behind a gradient's variance
+DRAWS = 64  # behind a gradient's variance
 REFERENCE = "BAM-WC"
 PRIOR: dict[str, Any] = {"rho": 1.0, "d_mid": 10}
 ROWS = {
@@ -110,8 +111,21 @@ class Watched(Captioner):
         return output
 
 
-def gradient_noise(model: Captioner, batch: dict[str, Tensor], draws: int) -> float | None:
-    """Variance of the gradient over draws of the weights, relative to its mean: Σ Var(g) / ‖E g‖².
+class GradientNoise(NamedTuple):
+    """What a gradient is over draws of the weights.
+
+    Attributes:
+        variance: summed over all parameters.
+        mean: squared norm of the mean gradient, less what the draws' own variance adds to it. It may come out
+            below zero, where the draws are too few to tell it from zero.
+    """
+
+    variance: float
+    mean: float
+
+
+def gradient_noise(model: Captioner, batch: dict[str, Tensor], draws: int) -> GradientNoise | None:
+    """The variance of the gradient over draws of the weights, beside its mean.
 
     Dropout is off, and the batch is the same. None where a gradient is not finite.
 
@@ -125,7 +139,7 @@ def gradient_noise(model: Captioner, batch: dict[str, Tensor], draws: int) -> fl
     net.dropout = 0.0
     net.train()
     sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
-    squares = 0.0
+    squares = torch.zeros((), dtype=torch.float64, device=step.device)
     try:
         for draw in range(draws):
             chain = Chain(step=step, sample=draw, examples=batch["examples"])
@@ -135,13 +149,13 @@ def gradient_noise(model: Captioner, batch: dict[str, Tensor], draws: int) -> fl
             for total, gradient in zip(sums, found, strict=True):
                 if gradient is not None:
                     total += gradient
-                    squares += float(gradient.double().square().sum())
+                    squares += gradient.double().square().sum()
     finally:
         net.dropout = dropout
         net.train(training)
     mean = sum(float((total / draws).square().sum()) for total in sums)
-    variance = (squares - draws * mean) / (draws - 1)
-    return max(variance, 0.0) / mean if mean > 0.0 and variance < float("inf") else None
+    variance = max((float(squares) - draws * mean) / (draws - 1), 0.0)
+    return GradientNoise(variance, mean - variance / draws) if math.isfinite(variance + mean) else None
 
 
 def datasets_of(request: Request) -> list[CaptionData]:
@@ -224,7 +238,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     batch = Batches(texts, task.training.batch, 0)[0, 0]
     batch = {name: value.to(device) for name, value in batch.items()}
     made: list[Watched] = []
-    at_start: list[float | None] = []
+    at_start: list[GradientNoise | None] = []
 
     def make(row: CaptionRow, shared: Shared, training: CaptionTraining, seed: int) -> Captioner:
         model = caption_training.model_of(row, shared, training, seed, Watched)
@@ -245,8 +259,10 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     (model,) = made
     numbers["nan_at"] = int(model.broken) or None
     numbers["largest_loss"] = float(model.largest)
-    numbers["noise_at_start"] = at_start[0]
-    numbers["noise_at_end"] = None if numbers["nan_at"] else gradient_noise(model, batch, DRAWS)
+    at_end = None if numbers["nan_at"] else gradient_noise(model, batch, DRAWS)
+    for when, noise in {"start": at_start[0], "end": at_end}.items():
+        numbers[f"variance_at_{when}"] = None if noise is None else noise.variance
+        numbers[f"mean_at_{when}"] = None if noise is None else noise.mean
     numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
     finish_run(task.folder, numbers)
     shutil.rmtree(task.folder / WEIGHTS, ignore_errors=True)
@@ -278,15 +294,15 @@ def report_nan(outcome: Outcome) -> Report:
                         middle(values(outcome, name, "valid_loss"), 3),
                         *(
                             text
-                            for key in ("noise_at_start", "noise_at_end")
-                            for text in noise_cells(values(outcome, name, key), outcome, reference, key)
+                            for when in ("start", "end")
+                            for text in noise_cells(outcome, name, reference, when)
                         ),
                     ],
                 )
             )
         columns = ["end in NaN", "at update", "largest loss", "validation loss"]
         for when in ("at the start", "of the best epoch"):
-            columns += [f"variance of the gradient {when}", "÷ that of BAM-WC"]
+            columns += [f"variance of the gradient {when}", "÷ that of BAM-WC", "÷ squared mean"]
         grids.append(Grid(f"{dataset}", columns, lines))
     first = next(iter(outcome.config["datasets"].values()))["training"]
     notes = [
@@ -299,10 +315,13 @@ def report_nan(outcome: Outcome) -> Report:
         "contextual prior's softmax; the KL is analytic. The paper does not say how it did this. Sampled KL: "
         "log q(S) − log p(S) of the draw, with torch's densities in float32; else as BAM-WC.",
         "At update: the first whose loss is not finite. The variance of the gradient is summed over all "
-        f"parameters, over {outcome.config['draws']} draws of the weights for one batch without dropout, and "
-        "divided by the squared norm of the mean gradient. At the start all rows have the same network; "
-        "later it is that of the epoch with the lowest validation loss, which is shown too. Medians over "
-        "seeds.",
+        f"parameters, over {outcome.config['draws']} draws of the weights for one batch without dropout. At "
+        "the start all rows have the same network; later it is that of the epoch with the lowest validation "
+        "loss, which is shown too. The squared mean is the squared norm of the mean gradient, less what the "
+        f"draws add to it; “> {outcome.config['draws']}”: they do not tell it from zero. Medians over seeds.",
+        "The KL of a word is its mean over the regions, as in the authors' code and in all rows of "
+        "bam-table-3. Summed over the regions, as in the bound on the likelihood, it would weigh as many times "
+        "more as there are regions, which might be less stable.",
         f"Training as in bam-table-3, without an early end: {counted(first['updates'], 'update')} "
         f"({next(iter(outcome.config['datasets']))}), gradients clipped at a norm of {first['clip']:g}, in "
         "float32 (on a GPU with products in TF32, which has the same range). The authors' code clips each "
@@ -317,12 +336,20 @@ def middle(numbers: dict[int, float], digits: int = 2) -> str:
     return cell(statistics.median(numbers.values()), digits=digits) if numbers else "–"
 
 
-def noise_cells(numbers: dict[int, float], outcome: Outcome, reference: str, key: str) -> list[str]:
-    """A median, and that of the ratios to the reference with the same seed."""
-    theirs = values(outcome, reference, key)
-    ratios = {seed: number / theirs[seed] for seed, number in numbers.items() if theirs.get(seed)}
-    shown = f"{statistics.median(numbers.values()):.2g}" if numbers else "–"
-    return [shown, middle(ratios, 1)]
+def noise_cells(outcome: Outcome, name: str, reference: str, when: str) -> list[str]:
+    """Medians of the variance, of its ratio to the reference's with the same seed, and to the squared mean."""
+    variances, theirs = (values(outcome, row, f"variance_at_{when}") for row in (name, reference))
+    means = values(outcome, name, f"mean_at_{when}")
+    ratios = {seed: number / theirs[seed] for seed, number in variances.items() if theirs.get(seed)}
+    to_mean = [
+        number / means[seed] if means[seed] > 0.0 else math.inf
+        for seed, number in variances.items()
+        if seed in means
+    ]
+    shown = [f"{statistics.median(each):.2g}" if each else "–" for each in (variances.values(), to_mean)]
+    if shown[1] == "inf":
+        shown[1] = f"> {outcome.config['draws']}"
+    return [shown[0], middle(ratios, 1), shown[1]]
 
 
 NAN = Recipe(
