@@ -12,12 +12,11 @@ from overt._files import check_folder, write_whole
 from overt.cli.inputs import check_kind
 from overt.cli.shared import app
 from overt.data.pictures import opened
-from overt.data.vocabulary import tokenise
 from overt.models.mcan import MODEL_TYPE
 from overt.recipes._training import torch_device
 from overt.recipes.asking import answer, checked_question, open_answerer
-from overt.recipes.question_training import LENGTH, SAMPLES
-from overt.view.answers import Reply, answers_page
+from overt.recipes.question_training import SAMPLES
+from overt.view.answers import Reply, answers_page, explained_p
 
 
 def run(
@@ -49,8 +48,8 @@ def run(
         checked_question(question, answerer)
     replies = [answer(answerer, picture, question, samples, seed) for answerer in answerers]
     table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1))
-    for heading in ("", "answer", "probability", f"mean of {samples} passes", "next", "p", ""):
-        left = heading in ("", "answer", "next")
+    for heading in ("", "answer", "probability", f"mean of {samples} passes", "next", "p", "passes"):
+        left = heading in ("", "answer", "next", "passes")
         table.add_column(
             heading, justify="left" if left else "right", overflow="fold" if left else "ellipsis"
         )
@@ -60,18 +59,17 @@ def run(
         mean = "–" if own is None else f"{100 * own.mean:.1f} ± {100 * own.spread:.1f} %"
         others = [each for each in reply.likely if each.name != reply.answer]
         other = f"{others[0].name} {100 * others[0].mean:.1f} %" if others else "–"
-        certain = "certain" if reply.certain else "uncertain"
         cells = [reply.model, reply.answer, f"{100 * reply.probability:.1f} %", mean, other]
-        table.add_row(*map(escape, cells), reply.p_text, certain)
+        table.add_row(*map(escape, cells), reply.p_text, "agree" if reply.agree else "differ")
     console = Console()
     console.print(table)
-    words = tokenise(question)
+    console.print(explained_p(), style="dim", markup=False, highlight=False, soft_wrap=True)
     for reply in replies:
         if reply.unknown:
             line = f"{reply.model} does not know {', '.join(reply.unknown)}"
             console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-    if len(words) > LENGTH:
-        console.print(f"only the first {LENGTH} of {len(words)} words are read", style="dim")
+    if replies[0].unread:  # all models read as many
+        console.print(replies[0].unread, style="dim")
     if out is not None:
         shown = picture.copy()
         shown.thumbnail((960, 960))

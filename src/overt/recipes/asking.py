@@ -175,6 +175,7 @@ def answer(answerer: Answerer, picture: Image, question: str, samples: int = SAM
         output["word_weights"][0].cpu(),
         output["region_weights"][0].view(net.grid).cpu(),
         lost_by_hiding(net, inputs, first).view(net.grid).cpu(),
+        len(tokenise(question)),
         unknown_words(question, answerer),
     )
 

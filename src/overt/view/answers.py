@@ -18,23 +18,18 @@ from overt.view.pages import html_head
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SIDE = 240  # of a picture on the page, in its own units
+ASKED = (320, 240)  # most width and height of the picture beside the question
+# The same of a map: of two beside each other, and of two below each other.
+BESIDE, BELOW = (242, 400), (500, 240)
+WIDE = 1.5  # from this proportion on, maps are below each other
 BAR = 150  # of a probability of 1
 LINE = 24  # height of an answer
 LETTER = 7.6  # width of a letter, about
-# As in viewer/colour.js: from pale to strong; and from orange, below zero, to blue.
-SIZES = [(247, 249, 252), (198, 217, 240), (120, 170, 219), (45, 112, 181), (12, 58, 120), (6, 27, 66)]
-SIGNS = [
-    (122, 56, 4),
-    (201, 112, 27),
-    (248, 222, 184),
-    (248, 248, 248),
-    (198, 217, 240),
-    (45, 112, 181),
-    (6, 40, 96),
-]
-COVER = 0.6  # opacity of weights over the grey picture
-CERTAIN = 0.05  # p-value below which an answer is called certain
+COVER = 0.75  # most opacity of a colour over the grey picture, which shows through it
+SEVERAL = 4  # times as much as if all weights were equal: where the colour of weights is full
+LEAST_LOST = 0.01  # change of a probability that the colour is full at, if none is larger
+STEPS = 8  # of a colour, in a legend
+AGREE = 0.05  # p-value below which passes are said to agree, the threshold of the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +62,7 @@ class Reply:
         word_weights: (words,), of the last attention.
         region_weights: (rows, columns), of the last attention.
         lost: (rows, columns), probability that the answer loses if a region is hidden.
+        asked: number of words of the question, of which `words` are the first.
         unknown: words of the question that the model does not know; all are the same to it.
     """
 
@@ -80,12 +76,23 @@ class Reply:
     word_weights: Tensor
     region_weights: Tensor
     lost: Tensor
+    asked: int
     unknown: Sequence[str] = ()
 
     @property
-    def certain(self) -> bool:
-        """Whether the p-value is below .05."""
-        return self.p < CERTAIN
+    def agree(self) -> bool:
+        """Whether the passes agree which answer is first: the paper calls a model certain then."""
+        return self.p < AGREE
+
+    @property
+    def unread(self) -> str:
+        """That the model did not read all words; empty if it did."""
+        return f"only the first {len(self.words)} of {self.asked} words are read" if self.hidden else ""
+
+    @property
+    def hidden(self) -> int:
+        """Number of words that the model did not read."""
+        return self.asked - len(self.words)
 
     @property
     def p_text(self) -> str:
@@ -105,82 +112,166 @@ def answers_page(picture: Image, question: str, replies: Sequence[Reply], name: 
     look = bundle.style("page.css", "answers.css")
     title = printable(question)
     colour, grey = _data(picture), _data(_greyed(picture))
-    cards = "".join(_card(reply, grey) for reply in replies)
+    cards = "".join(_card(reply, grey, picture.size) for reply in replies)
+    # Every word is in the heading.
+    unread = "".join(
+        f'<p class="about">{html.escape(text)}</p>'
+        for text in dict.fromkeys(each.unread for each in replies)
+        if text
+    )
     about = f'<p class="soft">{html.escape(printable(name))}</p>' if name else ""
+    size = _fitting(picture.size, ASKED)
     return "".join(
         [
             html_head(title, look),
-            '<body><main class="overt answers">\n',
-            f'<header class="asked"><svg viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="the picture">',
-            f"{_image(colour)}</svg><div><h1>{html.escape(title)}</h1>{about}{_explained(replies)}</div>",
+            '<body><main class="overt answers">\n<header class="asked">',
+            f'<svg {_box(size)} role="img" aria-label="the picture">{_image(colour, size)}</svg>',
+            f"<div><h1>{html.escape(title)}</h1>{unread}{about}{_explained(replies)}</div>",
             f"</header>\n{cards}</main></body></html>\n",
         ]
+    )
+
+
+def _fitting(size: tuple[int, int], most: tuple[int, int]) -> tuple[float, float]:
+    """Width and height in the proportions of `size` that fit into `most`."""
+    scale = min(most[0] / size[0], most[1] / size[1])
+    return size[0] * scale, size[1] * scale
+
+
+def _box(size: tuple[float, float]) -> str:
+    """The attributes of a drawing of a width and height; on a narrow page it is drawn smaller."""
+    wide, tall = size
+    return f'viewBox="0 0 {wide:.6g} {tall:.6g}" width="{wide:.6g}" height="{tall:.6g}"'
+
+
+def explained_p() -> str:
+    """What the p-value tells, in words."""
+    return (
+        "p compares the two likeliest answers over these passes (Welch’s test): below "
+        f"{AGREE:g} the passes agree which of them is likelier, however unlikely both may be."
     )
 
 
 def _explained(replies: Sequence[Reply]) -> str:
     samples = replies[0].samples
     text = (
-        f"Probabilities are means of {samples} passes with dropout on; a bar's thin line is one standard "
-        "deviation to each side. Each answer has a probability of its own: they need not sum to 100 %. p "
-        "compares the two likeliest answers over these passes (Welch's test): below "
-        f"{CERTAIN:g} the model is called certain."
+        f"Probabilities are means of {samples} passes with dropout on; a bar’s thin line is one standard "
+        "deviation to each side. Each answer has a probability of its own: they need not sum to 100 %. "
+        + explained_p()
     )
     return f'<p class="soft">{html.escape(text)}</p>'
 
 
-def _card(reply: Reply, grey: str) -> str:
-    """One model."""
-    certain = "certain" if reply.certain else "uncertain"
+def _card(reply: Reply, grey: str, size: tuple[int, int]) -> str:
+    """One model; `size` is the picture's width and height."""
+    passes = "agree" if reply.agree else "differ"
     first = html.escape(printable(reply.answer))
-    weights, lost = _map(reply.region_weights, grey, signed=False), _map(reply.lost, grey, signed=True)
+    wide = size[0] >= WIDE * size[1]
+    drawn = _fitting(size, BELOW if wide else BESIDE)
+    weights, lost = reply.region_weights, reply.lost
     return (
         f'<section class="card"><h2>{html.escape(printable(reply.model))}</h2>\n<div class="parts">'
-        f'<div class="said"><p class="answer {certain}">{first}</p>'
+        f'<div class="said"><p class="answer {passes}">{first}</p>'
         f'<p class="soft">{100 * reply.probability:.1f} % in one pass · '
-        f"p {html.escape(reply.p_text)}, {certain}</p>"
+        f"p {html.escape(reply.p_text)}: the passes {passes}</p>"
         f"{_bars(reply)}{_words(reply)}{_unknown(reply)}</div>\n"
-        '<div class="maps">'
-        f"<figure>{weights}<figcaption>weights of the last attention over regions"
-        f"{_range(reply.region_weights, signed=False)}</figcaption></figure>\n"
-        f"<figure>{lost}<figcaption>probability of “{first}” lost if a region is hidden"
-        f"{_range(reply.lost, signed=True)}</figcaption></figure></div></div></section>\n"
+        f'<div class="maps{" wide" if wide else ""}">'
+        f"<figure>{_map(weights, _strengths(weights), grey, drawn, 'weight of each region')}"
+        f"<figcaption>weights of the last attention over regions{_scale_of_weights(weights)}"
+        "</figcaption></figure>\n"
+        f"<figure>{_map(lost, _signs(lost), grey, drawn, 'lost probability of each region')}"
+        f"<figcaption>probability of “{first}” lost if a region is hidden{_scale_of_changes(lost)}"
+        "</figcaption></figure></div></div></section>\n"
     )
 
 
-def _range(cells: Tensor, signed: bool) -> str:
-    """The scale of a map in words."""
-    if signed:
-        most = f"{100 * _top(cells, signed):.1f}"
-        return f'<br><span class="soft">darkest blue: {most} points lost; orange: gained</span>'
-    return f'<br><span class="soft">darkest: {_strongest(cells)}</span>'
+def _full(weights: Tensor) -> float:
+    """The weight whose colour is full: several times an equal one, or the largest if that is more."""
+    return max(float(weights.max()), min(SEVERAL / weights.numel(), 1.0))
 
 
-def _strongest(weights: Tensor) -> str:
-    """The largest weight, beside what each would be if all were equal."""
-    return f"{100 * float(weights.max()):.1f}&nbsp;% (equal weights: {100 / weights.numel():.1f}&nbsp;%)"
+def _strengths(weights: Tensor) -> Tensor:
+    """How strong the colours of weights are, from 0, where a weight is equal to the others or less, to 1."""
+    equal = 1 / weights.numel()
+    return ((weights - equal) / max(_full(weights) - equal, 1e-9)).clamp(0.0, 1.0)
 
 
-def _top(cells: Tensor, signed: bool) -> float:
-    """The value that has the strongest colour; changes of far less than a point stay pale."""
-    return max(float(cells.abs().max()), 0.01 if signed else 1e-9)
+def _signs(changes: Tensor) -> Tensor:
+    """The same for changes, from -1 to 1; those of far less than a point stay pale."""
+    return changes / _most(changes)
 
 
-def _map(cells: Tensor, grey: str, signed: bool) -> str:
-    """The grey picture under coloured regions, (rows, columns)."""
+def _most(changes: Tensor) -> float:
+    """The change whose colour is full."""
+    return max(float(changes.abs().max()), LEAST_LOST)
+
+
+def _scale_of_weights(weights: Tensor) -> str:
+    """The legend of weights: what has no colour, what has the full one, and the largest weight."""
+    largest, equal = f"{100 * float(weights.max()):.1f}&nbsp;%", f"{100 / weights.numel():.1f}&nbsp;%"
+    line = f'<span class="soft">largest: {largest} (equal weights: {equal})</span>'
+    if weights.numel() == 1:
+        return line
+    full = f"{100 * _full(weights):.1f}&nbsp;%"
+    return f"{_scale(range(STEPS + 1), 'equal or less', full)}{line}"
+
+
+def _scale_of_changes(changes: Tensor) -> str:
+    """The legend of changes: both ends of the scale, and the largest changes of either sign."""
+    most = f"{100 * _most(changes):.1f}"
+    lost, gained = (_at_most(float(each.max())) for each in (changes, -changes))
+    scale = _scale(range(-STEPS, STEPS + 1), f"gained {most}", f"lost {most}")
+    return f'{scale}<span class="soft">percentage points; {lost} lost, {gained} gained</span>'
+
+
+def _at_most(change: float) -> str:
+    """The largest change of a sign, in words; zero or less if there is none."""
+    if change <= 0:
+        return "nothing"
+    return "under 0.1" if change < 0.0005 else f"at most {100 * change:.1f}"
+
+
+def _scale(steps: range, low: str, high: str) -> str:
+    """Colours from one end to the other, and what the ends are; a step may be negative."""
+    drawn = [
+        f'<rect class="{_kind(step)}" x="{number}" width="1" height="1" '
+        f'fill-opacity="{COVER * abs(step) / STEPS:.3f}"/>'
+        for number, step in enumerate(steps)
+    ]
+    return (
+        f'<span class="scale"><svg viewBox="0 0 {len(steps)} 1" preserveAspectRatio="none" '
+        f'aria-hidden="true">{"".join(drawn)}</svg><span>{low}</span><span>{high}</span></span>'
+    )
+
+
+def _kind(strength: float) -> str:
+    """The class of a colour: blue, or orange below zero."""
+    return "less" if strength < 0 else "more"
+
+
+def _map(cells: Tensor, strengths: Tensor, grey: str, size: tuple[float, float], label: str) -> str:
+    """The grey picture under coloured regions.
+
+    Args:
+        cells: (rows, columns), the values.
+        strengths: (rows, columns), of their colours, from -1 to 1.
+        grey: the picture.
+        size: width and height of the drawing.
+        label: what is drawn.
+    """
     rows, columns = cells.shape
-    tall, wide = SIDE / rows, SIDE / columns
-    top = _top(cells, signed)
+    wide, tall = size[0] / columns, size[1] / rows
     drawn = []
-    for row, line in enumerate(cells.tolist()):
-        for column, value in enumerate(line):
-            part = (value / top + 1) / 2 if signed else value / top
+    for row in range(rows):
+        for column in range(columns):
+            value, strength = float(cells[row, column]), float(strengths[row, column])
             place = f'x="{column * wide:.2f}" y="{row * tall:.2f}" width="{wide:.2f}" height="{tall:.2f}"'
             tip = f"<title>row {row + 1}, column {column + 1}: {100 * value:.2f} %</title>"
-            drawn.append(f'<rect {place} fill="{_colour(part, SIGNS if signed else SIZES)}">{tip}</rect>')
-    shown = f'<g fill-opacity="{COVER}" shape-rendering="crispEdges">{"".join(drawn)}</g>'
-    label = "lost probability of each region" if signed else "weight of each region"
-    return f'<svg viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{label}">{_image(grey)}{shown}</svg>'
+            drawn.append(
+                f'<rect class="{_kind(strength)}" {place} '
+                f'fill-opacity="{COVER * abs(strength):.3f}">{tip}</rect>'
+            )
+    return f'<svg {_box(size)} role="img" aria-label="{label}">{_image(grey, size)}{"".join(drawn)}</svg>'
 
 
 def _bars(reply: Reply) -> str:
@@ -207,23 +298,22 @@ def _bars(reply: Reply) -> str:
 
 def _words(reply: Reply) -> str:
     """The words of the question, underlined by the weights of the last attention."""
-    top = max(float(reply.word_weights.max()), 1e-9)
-    x, drawn = 0.0, []
-    for word, weight in zip(reply.words, reply.word_weights.tolist(), strict=True):
-        wide = 8.0 * len(word) + 10.0
+    drawn = []
+    weights = reply.word_weights
+    for word, weight, strength in zip(
+        reply.words, weights.tolist(), _strengths(weights).tolist(), strict=True
+    ):
         shown = html.escape(printable(word))
         drawn.append(
-            f'<text x="{x + wide / 2:.1f}" y="14" text-anchor="middle">{shown}</text>'
-            f'<rect x="{x + 2:.1f}" y="19" width="{wide - 4:.1f}" height="6" rx="2" '
-            f'fill-opacity="{weight / top:.3f}">'
-            f"<title>{shown}: {100 * weight:.1f} %</title></rect>"
+            f'<span class="word" title="{shown}: {100 * weight:.1f} %">{shown}'
+            '<svg viewBox="0 0 1 1" preserveAspectRatio="none" aria-hidden="true">'
+            f'<rect class="more" width="1" height="1" fill-opacity="{COVER * strength:.3f}"/></svg></span> '
         )
-        x += wide
-    size = f'viewBox="0 0 {max(x, 1.0):.0f} 28" width="{max(x, 1.0):.0f}" height="28"'
+    if reply.hidden:
+        drawn.append(f'<span class="soft">… {reply.hidden} not read</span>')
     return (
-        f'<svg class="words" {size} role="img" aria-label="weights of the words">{"".join(drawn)}</svg>'
-        '<p class="about">weights of the last attention over words<br>'
-        f'<span class="soft">strongest: {_strongest(reply.word_weights)}</span></p>'
+        f'<p class="words">{"".join(drawn)}</p>'
+        f'<p class="about">weights of the last attention over words{_scale_of_weights(weights)}</p>'
     )
 
 
@@ -235,16 +325,9 @@ def _unknown(reply: Reply) -> str:
     return f'<p class="about">not in this model’s vocabulary: {words}</p>'
 
 
-def _colour(part: float, ramp: Sequence[tuple[int, int, int]]) -> str:
-    """A colour of a ramp, from 0 to 1."""
-    place = min(max(part, 0.0), 1.0) * (len(ramp) - 1)
-    low = min(int(place), len(ramp) - 2)
-    mixed = (round(a + (place - low) * (b - a)) for a, b in zip(ramp[low], ramp[low + 1], strict=True))
-    return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
-def _image(data: str) -> str:
-    return f'<image href="{data}" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none"/>'
+def _image(data: str, size: tuple[float, float]) -> str:
+    wide, tall = size
+    return f'<image href="{data}" width="{wide:.6g}" height="{tall:.6g}" preserveAspectRatio="none"/>'
 
 
 def _data(picture: Image) -> str:
@@ -256,4 +339,4 @@ def _data(picture: Image) -> str:
 
 def _greyed(picture: Image) -> Image:
     """A pale grey picture: none of its colours is taken for a weight."""
-    return picture.convert("L").point([round(90.0 + grey * (165.0 / 255.0)) for grey in range(256)])
+    return picture.convert("L").point([round(130.0 + grey * (125.0 / 255.0)) for grey in range(256)])
