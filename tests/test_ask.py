@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from overt.cli import app, ask
 from overt.models.image_encoder import ImageEncoder
 from overt.models.mcan import MCAN
 from overt.recipes.asking import Answerer, answer, inputs_of, open_answerer
-from overt.view.answers import answers_page
+from overt.view.answers import COVER, Likely, Reply, answers_page
 
 WORDS = ["<pad>", "how", "many", "chairs", "are", "there", "<unk>"]
 ANSWERS = ["1", "2", "<3>"]
@@ -126,7 +127,7 @@ def test_the_command_has_a_row_for_each_model_and_writes_a_page(folder: Path, pi
     )
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert sum(bool(re.search(r"^ *(Soft|WC) .* (un)?certain", line)) for line in lines) == 2
+    assert sum(bool(re.search(r"^ *(Soft|WC) .* (agree|differ)", line)) for line in lines) == 2
     assert "Soft does not know sofas" in done.output
     page = out.read_text()
     assert "<h2>WC</h2>" in page
@@ -134,6 +135,115 @@ def test_the_command_has_a_row_for_each_model_and_writes_a_page(folder: Path, pi
     assert page.count("% (equal weights: 25.0&nbsp;%)") == 2, "of the four regions"
     assert page.count("% (equal weights: 20.0&nbsp;%)") == 2, "of the five words"
     assert "vocabulary" not in answers_page(*page_of(folder, picture))
+
+
+def made(**changes: Any) -> Reply:
+    """What a model might have answered: of four regions and five words, all with equal weights."""
+    likely = [Likely("2", 0.137, 0.004), Likely("1", 0.12, 0.004)]
+    even, words = torch.full((2, 2), 0.25), ["how", "many", "chairs", "are", "there"]
+    lost = torch.zeros(2, 2)
+    reply = Reply("a", "2", 0.137, likely, 20, 0.0001, words, torch.full((5,), 0.2), even, lost, 5)
+    return replace(reply, **changes)
+
+
+def page(reply: Reply, size: tuple[int, int] = (20, 20)) -> str:
+    return answers_page(Image.new("RGB", size), QUESTION, [reply])
+
+
+def drawings(text: str) -> list[str]:
+    """The picture, the weights over it, and what is lost."""
+    found = re.findall(r"<svg .*?</svg>", text)
+    return [each for each in found if "<image" in each]
+
+
+def opacities(drawing: str) -> list[float]:
+    return [float(each) for each in re.findall(r'fill-opacity="(.*?)"', drawing)]
+
+
+def test_the_page_and_the_command_say_how_many_words_are_read(folder: Path, picture: Path) -> None:
+    out, line = picture.parent / "page.html", "only the first 14 of 20 words are read"
+    for count, said in ((20, 1), (14, 0)):
+        question = " ".join(["how many chairs are there"] * 4).split()[:count]
+        done = run("ask", picture, " ".join(question), "--model", folder, "--out", out)
+        assert done.output.count(line) == said
+        text = out.read_text()
+        assert text.count(line) == said
+        assert text.count('class="word"') == 14
+        assert text.count("… 6 not read") == said, "where the words end"
+
+
+@pytest.mark.parametrize("size", [(90, 30), (30, 90), (20, 20)])
+def test_a_picture_keeps_its_proportions_in_the_header_and_in_both_maps(size: tuple[int, int]) -> None:
+    shown = drawings(page(made(), size))
+    assert len(shown) == 3
+    for drawing in shown:
+        left, top, wide, tall = map(float, re.findall(r'viewBox="(.*?)"', drawing)[0].split())
+        assert (left, top) == (0, 0)
+        assert wide / tall == pytest.approx(size[0] / size[1], rel=1e-3)
+        (image,) = re.findall(r'<image .*? width="(.*?)" height="(.*?)"', drawing)
+        assert tuple(map(float, image)) == (wide, tall)
+        for cell in re.findall(r'<rect .*? width="(.*?)" height="(.*?)"', drawing):
+            assert tuple(map(float, cell)) == pytest.approx((wide / 2, tall / 2), abs=0.01)
+
+
+def test_equal_weights_have_no_colour_and_unequal_ones_as_much_as_they_exceed_them() -> None:
+    def colours(weights: list[float]) -> list[float]:
+        grid = torch.tensor(weights).view(2, -1)
+        return opacities(drawings(page(made(region_weights=grid)))[1])
+
+    assert colours([0.25] * 4) == [0.0] * 4
+    nearly = colours([0.06, 0.096, 0.0625, *[0.06] * 13])  # of 16 regions
+    assert max(nearly) == nearly[1] < 0.2
+    assert nearly[0] == nearly[2] == 0
+    once, twice, full, below = colours([0.1, 0.15, 0.6, *[0.15 / 17] * 17])[:4]  # equal: 0.05
+    assert full == COVER < 1, "the picture shows through"
+    assert twice == pytest.approx(2 * once, abs=0.002)
+    assert below == 0
+    assert colours([1.0, 0.0])[0] == COVER
+    words = page(made(word_weights=torch.tensor([0.21, 0.2, 0.2, 0.2, 0.19])))
+    under = opacities(words[words.index('class="words"') : words.index("over words")])
+    assert under[1:] == [0.0] * 4
+    assert 0 < under[0] < 0.05
+    assert "equal or less</span><span>80.0&nbsp;%" in words, "the legend's ends"
+
+
+@pytest.mark.parametrize(
+    ("lost", "scale", "most"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], "1.0", "nothing lost, nothing gained"),
+        ([0.0002, 0.0, 0.0, -0.004], "1.0", "under 0.1 lost, at most 0.4 gained"),
+        ([0.02, 0.01, 0.0, -0.08], "8.0", "at most 2.0 lost, at most 8.0 gained"),
+    ],
+)
+def test_what_is_lost_is_told_apart_from_the_ends_of_its_scale(
+    lost: list[float], scale: str, most: str
+) -> None:
+    text = page(made(lost=torch.tensor(lost).view(2, 2)))
+    assert f"<span>gained {scale}</span><span>lost {scale}</span>" in text
+    assert f"percentage points; {most}<" in text
+    drawn = drawings(text)[2]
+    top = float(scale) / 100
+    assert opacities(drawn) == pytest.approx([COVER * abs(each) / top for each in lost], abs=0.001)
+    classes = re.findall(r'<rect class="(\w+)"', drawn)
+    assert classes == ["less" if each < 0 else "more" for each in lost]
+
+
+def test_an_unlikely_answer_is_not_called_certain_where_passes_agree(folder: Path, picture: Path) -> None:
+    for p, passes in ((0.0001, "agree"), (0.3, "differ")):
+        text = page(made(p=p))
+        assert f": the passes {passes}</p>" in text
+        assert "certain" not in text
+    done = run("ask", picture, QUESTION, "--model", folder)
+    assert "certain" not in done.output
+    assert (
+        "below 0.05 the passes agree which of them is likelier, however unlikely both may be" in done.output
+    )
+
+
+def test_a_question_of_one_word_has_a_page(folder: Path, picture: Path) -> None:
+    answerer, image = open_answerer(folder, "a"), Image.open(picture).convert("RGB")
+    text = answers_page(image, "chairs", [answer(answerer, image, "chairs", samples=2)])
+    assert "largest: 100.0&nbsp;% (equal weights: 100.0&nbsp;%)" in text
 
 
 def page_of(folder: Path, picture: Path) -> Any:
