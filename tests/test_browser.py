@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from overt.tracing.result import Trace
+from overt.view.answers import Likely, Reply, answers_page
 from overt.view.index import picture_link
 from overt.view.pages import Page, caption_page, node_page, page
 from selection import covering
@@ -906,3 +907,59 @@ def test_a_missing_browser_is_installed(fresh: bool, tmp_path: Path) -> None:
     assert "installed chromium" in run()
     assert log.read_text().split() == (["install"] if fresh else ["install", "update", "install"])
     assert run() == "", "and is left alone when it is there"
+
+
+# --- Answers to a question about a picture ---
+
+LONG = [
+    "what",
+    "shape",
+    "is",
+    "just",
+    "left",
+    "of",
+    "the",
+    "green",
+    "circle",
+    "and",
+    "above",
+    "the",
+    "purple",
+    "square",
+]
+BOXES = """(selector) => [...document.querySelectorAll(selector)].map((each) => {
+  const { x, y, width, height } = each.getBoundingClientRect();
+  return { x, y, width, height, size: parseFloat(getComputedStyle(each).fontSize) };
+})"""
+
+
+def answers(size: tuple[int, int]) -> str:
+    from PIL import Image
+
+    weights = torch.arange(16.0).view(4, 4) / 120
+    likely = [Likely("circle", 0.6, 0.1), Likely("square", 0.2, 0.05)]
+    words = torch.full((len(LONG),), 1 / len(LONG))
+    reply = Reply("Soft", "circle", 0.6, likely, 20, 0.001, LONG, words, weights, weights - 0.05, 20)
+    return answers_page(Image.new("RGB", size), " ".join(LONG), [reply, reply])
+
+
+@pytest.mark.parametrize("size", [(900, 300), (300, 900), (400, 400)], ids=["wide", "tall", "square"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_answers_fit_and_can_be_read_with_pictures_of_any_shape(
+    opened: Opener, size: tuple[int, int], width: int
+) -> None:
+    shown = opened(answers(size), ready="", width=width, color_scheme="dark" if width == 400 else "light")
+    assert shown.evaluate(OVERFLOW) <= 0
+    pictures = shown.evaluate(BOXES, "main image")
+    assert len(pictures) == 1 + 2 * 2
+    for each in pictures:
+        assert each["width"] / each["height"] == pytest.approx(size[0] / size[1], rel=0.02)
+        assert each["width"] >= 100 * min(1, size[0] / size[1])
+        assert 0 <= each["x"] <= each["x"] + each["width"] <= width
+    words = shown.evaluate(BOXES, ".word")[: len(LONG)]
+    assert all(each["size"] >= 12 and each["x"] + each["width"] <= width for each in words)
+    lines = {round(each["y"]) for each in words}
+    assert len(lines) > 1, "a long question is broken into lines"
+    bars = shown.evaluate(BOXES, ".word svg")[: len(LONG)]
+    for word, bar in zip(words, bars, strict=True):
+        assert bar["width"] == pytest.approx(word["width"], abs=1), "each word has its own bar"
