@@ -23,6 +23,7 @@ from overt.models.image_encoder import ImageEncoder
 from overt.models.mcan import MCAN
 from overt.recipes import bam_questions, question_training, regions, reproduce
 from overt.recipes._recipe import Outcome, Request
+from overt.recipes._rows import duration
 from overt.recipes.asking import open_answerer
 from overt.recipes.bam_questions import (
     CLEAN,
@@ -465,6 +466,51 @@ def test_bad_options_are_named(
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         bam_questions.run(request(tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": "hugh"}, "--size must be one of"),
+        ({"learning_rate": "x"}, "--learning-rate must be a positive"),
+    ],
+)
+def test_settings_of_the_network_are_refused_before_scenes_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(scenes, "make", lambda *_: pytest.fail("scenes were made"))
+    with pytest.raises(ValueError, match=message):
+        bam_questions.run(request(tmp_path, **options))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("seeds", "said"), [(None, False), (10, True), (5, False)])
+def test_fewer_seeds_than_were_asked_for_are_mentioned_only_if_someone_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seeds: int | None,
+    said: bool,
+) -> None:
+    def source_of(*_: Any) -> RegionSource:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(bam_questions.SEEDS, scenes.NAME, 5)  # fewer than the recipe's, as DAQUAR has
+    monkeypatch.setattr(regions, "source_of", source_of)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.run("bam-table-2", None, seeds, "cpu", out=tmp_path)
+    printed = capsys.readouterr().out
+    assert "training questions" in printed
+    assert ("scenes has 5 seeds, of the 10 that were asked for" in printed) == said
+
+
+def test_long_estimates_are_in_hours_and_days() -> None:
+    minutes = [0.4, 1.4, 2, 90, 119.4, 119.6, 1_980, 4_250, 4_320, 40_000]
+    assert [duration(each) for each in minutes] == [
+        "a minute or less", "a minute or less", "about 2 minutes", "about 90 minutes", "about 119 minutes",
+        "about 2 hours", "about 33 hours", "about 71 hours", "about 3 days", "about 28 days",
+    ]  # fmt: skip
 
 
 def outcome(name: str, accuracies: dict[str, list[float]]) -> Outcome:

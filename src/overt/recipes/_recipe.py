@@ -69,6 +69,7 @@ class Request:
         stored: seed → numbers of an earlier result file, which a recipe may go on from.
         elsewhere: the same for the result files of recipes that measure the same models.
         kept: what earlier runs have kept beside the result file (`Outcome.kept`).
+        seeds_given: whether the user gave the number of seeds; else it is the recipe's.
     """
 
     out: Path
@@ -83,6 +84,7 @@ class Request:
     stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     elsewhere: Sequence[Mapping[int, dict[str, Any]]] = ()
     kept: Mapping[str, Any] = field(default_factory=dict)
+    seeds_given: bool = False
 
 
 @dataclass(frozen=True)

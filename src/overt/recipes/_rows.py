@@ -264,9 +264,13 @@ def _perform_all(
 
 
 def duration(minutes: float) -> str:
-    """An estimate in words."""
-    whole = round(minutes)
-    return "a minute or less" if whole < 2 else f"about {whole} minutes"
+    """An estimate in words: in hours from two on, and in days from three on."""
+    whole, hours = round(minutes), round(minutes / 60)
+    if whole < 2:
+        return "a minute or less"
+    if whole < 120:
+        return f"about {whole} minutes"
+    return f"about {hours} hours" if hours < 72 else f"about {round(minutes / 1440)} days"
 
 
 def stored_result(folder: Path) -> dict[str, Any]:

@@ -303,6 +303,9 @@ def run(request: Request) -> Outcome:
     options = request.options
     way = options["noise"]
     _check.one_of("--noise", way, NOISE_WAYS)
+    # `plan` reads these, after the data are made, which takes a while.
+    _check.one_of("--size", options["size"], tuple(NETWORK_SIZES))
+    rate_of(options["learning-rate"])
     data, pictures = data_of(request)
     if data.name == vqa.NAME:  # one such training keeps a GPU busy
         options = {**options, "workers": options["workers"] or 1}
@@ -310,7 +313,7 @@ def run(request: Request) -> Outcome:
     defaults = {scenes.NAME: ROWS, daquar.NAME: IN_DAQUAR[options["split"]], vqa.NAME: IN_VQA}
     chosen = rows_of(options["rows"], ROWS, list(defaults[data.name]))
     seeds = min(request.seeds, SEEDS[data.name])
-    if seeds < request.seeds:
+    if seeds < request.seeds and request.seeds_given:
         request.console.print(f"{data.name} has {seeds} seeds, of the {request.seeds} that were asked for")
     validation = options["validation"]
     parts = [data.name, *([] if options["split"] == "image" else ["published-split"])]

@@ -115,6 +115,7 @@ def run(
 
     recipe = find(name)
     torch_device(device)
+    seeds_given = seeds is not None
     seeds = recipe.seeds if seeds is None else seeds
     _check.whole("--seeds", seeds, 1)
     console = Console(quiet=not is_main_process())
@@ -127,6 +128,7 @@ def run(
         fresh=fresh,
         options=read_options(recipe, extra),
         console=console,
+        seeds_given=seeds_given,
     )
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.title} ({recipe.paper})")
     name = f"{result_name(recipe, request.options)}.json"
