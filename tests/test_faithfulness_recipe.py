@@ -434,7 +434,7 @@ def test_a_run_that_was_interrupted_after_its_last_method_goes_on(
     begin = {"out": tmp_path / "run", "results": tmp_path / "results", "device": "cpu"}
     accuracy_of = faithfulness.accuracy_of
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*_arguments: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(faithfulness, "accuracy_of", interrupted)

@@ -466,9 +466,9 @@ def tell_expected(console: Console, tasks: Sequence[Task], seconds: Sequence[flo
     told = ", ".join(f"{name} {sum(each) / len(each):.1f}" for name, each in by_row.items())
     texts = sum(task.row.texts for task in tasks)
     console.print(
-        f"{counted(len(tasks), 'model')}, {workers} at a time; {texts:,} texts by {len(tasks[0].row.methods)} methods, "
-        f"and again with shuffled weights: {duration(minutes)} (minutes of a model alone: {told}). The same "
-        "command resumes",
+        f"{counted(len(tasks), 'model')}, {workers} at a time; {texts:,} texts by "
+        f"{len(tasks[0].row.methods)} methods, and again with shuffled weights: {duration(minutes)} (minutes "
+        f"of a model alone: {told}). The same command resumes",
         markup=False,
         highlight=False,
     )

@@ -33,9 +33,9 @@ PROTOCOLS: dict[str, tuple[str, int]] = {
     PLAUSIBLE: ("plausibility (AP) ↑", 1),
     GROUND: ("subject first ↑", 1),
 }
-# Those that say how faithful a method is. It must not be deaf to shuffled weights, but is no better for it; to
-# agree with people is no faithfulness, and to agree with blank-out is asked of all methods but blank-out, whose
-# mean would then be over fewer protocols than theirs.
+# Those that say how faithful a method is. It must not be deaf to shuffled weights, but is no better for it;
+# to agree with people is no faithfulness; and to agree with blank-out is asked of all methods but blank-out,
+# whose mean would then be over fewer protocols than theirs.
 COUNTED = tuple(
     key for key, (_, sign) in PROTOCOLS.items() if sign != 0 and key not in (PLAUSIBLE, "correlation")
 )
@@ -108,7 +108,7 @@ def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[fl
         for method, table in tables.items():
             each, known = interval_over(table), (~np.isnan(table)).sum(axis=1)
             if each.texts:
-                texts = [float(known.min()), float(known.max())]
+                texts = [int(known.min()), int(known.max())]
                 told = [float(method in names) for names in (leads, beats)]
                 cells[protocol][method] = [*each[:3], *texts, each.seeds, *told]
     return cells
@@ -248,11 +248,9 @@ def row_grid(config: Mapping[str, Any], name: str) -> Grid:
     for key in shown:
         first = cells[key].get(RANDOM) or next(iter(cells[key].values()))
         total = config["rows"][name]["texts"]
-        fewest, most = (f"{count:.0f}" for count in first[3:5])
-        left = f"{total - first[3]:.0f}"
-        counts.append(
-            f"{most} ({left})" if fewest == most else f"{fewest} to {most} ({total - first[4]:.0f} to {left})"
-        )
+        fewest, most = (int(count) for count in first[3:5])
+        alike = f"{most} ({total - most})"
+        counts.append(alike if fewest == most else f"{fewest} to {most} ({total - most} to {total - fewest})")
     lines = [("texts of a model (skipped)", [*counts, ""])]
     refused = config["refused"][name]
     for method in methods:
