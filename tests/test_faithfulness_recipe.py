@@ -169,7 +169,7 @@ def test_methods_are_compared_on_the_texts_that_all_of_them_have() -> None:
     cells = report.cells_of(found)["correlation"]
     assert cells["raw"][0] == pytest.approx(np.mean([7 / 3, 14 / 3]))
     assert cells["rollout"][0] == pytest.approx(np.mean([1 / 3, 6 / 3]))
-    assert cells["raw"][3:6] == [4, 0, 2]
+    assert cells["raw"][3:6] == [3, 3, 2], "texts of each model, and models"
     pairs = report.pairs_of(found)["correlation"]
     assert pairs["rollout − raw"][0] == pytest.approx(cells["rollout"][0] - cells["raw"][0])
     assert "flow − rollout" not in pairs, "one was not measured"
@@ -215,6 +215,30 @@ def test_blankout_beats_no_method_by_agreeing_with_itself() -> None:
     found = report.beaten_of({"correlation": values, "between": values})
     assert found["correlation"] == {"raw": 0.5, "flow": 0.5}
     assert found["between"]["blankout"] > 0.5
+
+
+def test_methods_are_ordered_by_protocols_that_all_of_them_have() -> None:
+    values = {"rollout": [0.9], "blankout": [0.8], "raw": [0.1], "flow": [0.2]}
+    agreeing = {"rollout": [0.1], "raw": [0.5], "flow": [0.3]}  # with blank-out, which has no part in it
+    order = report.order_of({"cells": {"a": {"between": values, "correlation": agreeing}}})
+    assert {method: share for method, (share, _) in order.items()} == pytest.approx(
+        {"rollout": 1, "blankout": 2 / 3, "flow": 1 / 3, "raw": 0}
+    )
+
+
+def test_the_texts_of_each_model_are_counted_and_not_those_of_any() -> None:
+    found = {
+        0: numbers_of({"raw": [1.0, None, None, 2.0], "random": [0.0] * 4}),
+        1: numbers_of({"raw": [None, 1.0, 2.0, 3.0], "random": [0.0] * 4}),
+    }
+    config = {
+        "cells": {"a plain": report.cells_of(found)},
+        "seconds": {"a plain": {}},
+        "refused": {"a plain": {}},
+        "rows": {"a plain": {"texts": 4}},
+    }
+    counted = dict(report.row_grid(config, "a plain").rows)["texts of a model (skipped)"]
+    assert counted[0] == "2 to 3 (1 to 2)"
 
 
 def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -> None:
@@ -399,6 +423,27 @@ def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
     assert asked[1] == list(FEW)
     assert json.dumps(found["config"]["cells"]) == json.dumps(whole["config"]["cells"])
     assert found["config"]["refused"] == whole["config"]["refused"]
+
+
+def test_a_run_that_was_interrupted_after_its_last_method_goes_on(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del small
+    monkeypatch.delenv("OVERT_DATA", raising=False)
+    only = ["--quick", "--workers", "1", "--rows", "agreement plain"]
+    begin = {"out": tmp_path / "run", "results": tmp_path / "results", "device": "cpu"}
+    accuracy_of = faithfulness.accuracy_of
+
+    def interrupted(*_arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faithfulness, "accuracy_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.run("faithfulness", extra=only, **begin)
+    monkeypatch.setattr(faithfulness, "accuracy_of", accuracy_of)
+    monkeypatch.setattr(faithfulness, "evaluate", interrupted)  # nothing is left to judge
+    found = reproduce.run("faithfulness", extra=only, **begin)
+    assert set(found["config"]["cells"]["agreement plain"]["comprehensiveness"]) >= {"raw", "random"}
 
 
 def test_a_models_numbers_do_not_depend_on_which_others_are_measured(tmp_path: Path) -> None:

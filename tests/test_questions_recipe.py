@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ import torch
 from rich.console import Console
 from scipy import stats
 from torch import Tensor
+from typer.testing import CliRunner
 
 import overt
 from overt._files import write_tensors
+from overt.cli import app
 from overt.data import scenes
 from overt.data.questions import QuestionData
 from overt.data.region_features import Regions
 from overt.models.image_encoder import ImageEncoder
 from overt.models.mcan import MCAN
 from overt.recipes import bam_questions, question_training, regions, reproduce
-from overt.recipes._recipe import Outcome, Request
+from overt.recipes._recipe import Grid, Outcome, Report, Request
 from overt.recipes._rows import duration
 from overt.recipes.asking import open_answerer
 from overt.recipes.bam_questions import (
@@ -525,15 +528,58 @@ def outcome(name: str, accuracies: dict[str, list[float]]) -> Outcome:
 def test_the_table_says_whether_pictures_decide() -> None:
     good = {SOFT: [90.0, 86.0], QUESTION_ONLY: [25.0, 24.0], SHUFFLED: [24.0, 26.0]}
     assert [each.holds for each in bam_questions.verdicts(outcome("scenes", good))] == [True] * 3
+    assert bam_questions.unmet(outcome("scenes", good)) == []
     for row, value, place in ((SOFT, 70.0, 0), (QUESTION_ONLY, 41.0, 1), (SHUFFLED, 30.0, 2)):
         bad = bam_questions.verdicts(outcome("scenes", {**good, row: [value, value]}))
         assert not bad[place].holds
+        assert bad[place].claim in bam_questions.unmet(outcome("scenes", {**good, row: [value, value]}))
     apart = {SOFT: [30.0, 31.0, 32.0], QUESTION_ONLY: [22.0, 23.5, 24.0], SHUFFLED: [21.0, 23.0, 22.0]}
     (note,) = bam_questions.verdict_notes(outcome("daquar", apart))
     assert note.startswith("Pictures add to what questions tell")
     same = {**apart, SHUFFLED: [30.5, 30.0, 33.0]}
     (note,) = bam_questions.verdict_notes(outcome("daquar", same))
     assert "the columns of noise mean nothing" in note
+    assert bam_questions.unmet(outcome("daquar", same)) == [], "a finding, and no fault of the table"
+
+
+def test_a_table_that_is_not_to_be_relied_on_fails_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = replace(
+        reproduce.find("bam-table-8"),
+        run=lambda _: Outcome({}, {0: {}}),
+        report=lambda _: Report([Grid("a table", ["a"], [("row", ["1"])])], []),
+        unmet=lambda _: ["Soft at least 85 %: 12"],
+    )
+    monkeypatch.setitem(reproduce.RECIPES, failing.name, failing)
+    told = CliRunner().invoke(app, ["reproduce", failing.name, "--results", str(tmp_path)])
+    assert str(told.exception) == "bam-table-8 is not to be relied on, as this fails: Soft at least 85 %: 12"
+    assert json.loads((tmp_path / "bam-table-8.json").read_text())["unmet"] == ["Soft at least 85 %: 12"]
+
+
+@pytest.mark.parametrize("row", ["LF", "LC"])
+def test_lognormal_rows_at_the_published_settings_are_soft_attention(row: str) -> None:
+    sizes: dict[str, Any] = {"features": 6, "width": 16, "heads": 2, "layers": 1, "flat": 8, "embedding": 8}
+    generator = torch.Generator().manual_seed(0)
+    given: dict[str, Any] = {
+        "words": torch.randint(9, (3, 5), generator=generator),
+        "word_mask": torch.ones(3, 5, dtype=torch.bool),
+        "regions": torch.randn(3, 4, 6, generator=generator),
+        "labels": torch.rand(3, 4, generator=generator),
+    }
+    gradients = []
+    for mechanisms in ([], ROWS[row].mechanisms(per_epoch=10)):
+        torch.manual_seed(0)
+        soft = MCAN(9, 4, (), reduction="mean", dropout=0.0, **sizes)
+        net = MCAN(9, 4, mechanisms, reduction="mean", dropout=0.0, **sizes).train()
+        net.load_state_dict(soft.state_dict(), strict=False)
+        net.step.fill_(200)
+        net(**given)["loss"].backward()
+        named = dict(net.named_parameters())
+        gradients.append([named[name].grad for name, _ in soft.named_parameters()])
+        prior = [p.grad.abs().max() for name, p in named.items() if "prior" in name and p.grad is not None]
+        assert all(float(each) < 1e-15 for each in prior)
+    torch.testing.assert_close(gradients[0], gradients[1], atol=2e-6, rtol=1e-5)
 
 
 def test_published_gains_stand_beside_measured_ones() -> None:

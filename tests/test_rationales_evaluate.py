@@ -20,6 +20,7 @@ from torch import nn
 import overt
 from overt.data.eraser import Example
 from overt.judge.rationales import METHODS, evaluate
+from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.words import WordClassifier
 from small_rationales import Planted, small_rationale
 from small_text import WORDS, small_bert
@@ -752,3 +753,23 @@ def test_gradients_of_a_recurrent_network_need_no_other_kernels(tmp_path: Path) 
     with _backward(nn.LSTM(2, 2, num_layers=2, dropout=0.5).eval()):
         assert not torch.backends.cudnn.enabled, "its training mode would draw dropout"
     assert torch.backends.cudnn.enabled
+
+
+def test_a_text_without_finite_scores_is_left_out_of_its_method_alone(
+    planted: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["good film", "dull film plot", "nice actor"]
+    own = Scorer._random
+
+    def sometimes(self: Any, text: Any) -> Any:
+        return np.full(len(text.words), np.nan) if text.name in broken else own(self, text)
+
+    monkeypatch.setattr(Scorer, "_random", sometimes)
+    broken = {"0"}
+    found = evaluate(planted, tokenizer, texts, methods=["random", "blankout"])
+    assert found.methods["random"].texts == [1, 2]
+    assert found.methods["blankout"].texts == [0, 1, 2]
+    assert found.table("comprehensiveness")[0] == [1, 2]
+    broken = {"0", "1", "2"}
+    found = evaluate(planted, tokenizer, texts, methods=["random", "blankout"])
+    assert found.refused == {"random": "random gives scores that are not finite, for text 0"}

@@ -48,4 +48,6 @@ def reproduce(
         recipes.retell(name, results, context.args)
         return
     with resumable(fresh):
-        recipes.run(name, data, seeds, device, model, out, results, fresh, context.args)
+        result = recipes.run(name, data, seeds, device, model, out, results, fresh, context.args)
+    if "unmet" in result:  # all is written
+        raise ValueError(f"{name} is not to be relied on, as this fails: {'; '.join(result['unmet'])}")

@@ -169,6 +169,7 @@ class Recipe:
         folder: default folder under runs/; recipes that measure the same models share one.
         options: options of this recipe, by name.
         draw: writes a figure of an outcome as SVG; None for tables.
+        unmet: what must hold for an outcome to be relied on, and does not; the command then fails at its end.
     """
 
     name: str
@@ -181,6 +182,7 @@ class Recipe:
     folder: str
     options: dict[str, Option] = field(default_factory=dict)
     draw: Callable[[Outcome, Path], None] | None = None
+    unmet: Callable[[Outcome], list[str]] = lambda _: []
 
 
 def over_seeds(results: list[Any], combine: Callable[[list[float]], float | None]) -> Any:

@@ -320,8 +320,8 @@ def report_nan(outcome: Outcome) -> Report:
         "loss, which is shown too. The squared mean is the squared norm of the mean gradient, less what the "
         f"draws add to it; “> {outcome.config['draws']}”: they do not tell it from zero. Medians over seeds.",
         "The KL of a word is its mean over the regions, as in the authors' code and in all rows of "
-        "bam-table-3. Summed over the regions, as in the bound on the likelihood, it would weigh as many times "
-        "more as there are regions, which might be less stable.",
+        "bam-table-3. Summed over the regions, as in the bound on the likelihood, it would weigh as many "
+        "times more as there are regions, which might be less stable.",
         f"Training as in bam-table-3, without an early end: {counted(first['updates'], 'update')} "
         f"({next(iter(outcome.config['datasets']))}), gradients clipped at a norm of {first['clip']:g}, in "
         "float32 (on a GPU with products in TF32, which has the same range). The authors' code clips each "
@@ -337,7 +337,7 @@ def middle(numbers: dict[int, float], digits: int = 2) -> str:
 
 
 def noise_cells(outcome: Outcome, name: str, reference: str, when: str) -> list[str]:
-    """Medians of the variance, of its ratio to the reference's with the same seed, and to the squared mean."""
+    """Medians of the variance, of its ratio to the reference's of the same seed, and to the squared mean."""
     variances, theirs = (values(outcome, row, f"variance_at_{when}") for row in (name, reference))
     means = values(outcome, name, f"mean_at_{when}")
     ratios = {seed: number / theirs[seed] for seed, number in variances.items() if theirs.get(seed)}

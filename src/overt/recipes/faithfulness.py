@@ -466,9 +466,9 @@ def tell_expected(console: Console, tasks: Sequence[Task], seconds: Sequence[flo
     told = ", ".join(f"{name} {sum(each) / len(each):.1f}" for name, each in by_row.items())
     texts = sum(task.row.texts for task in tasks)
     console.print(
-        f"{counted(len(tasks), 'model')}, {workers} at a time; {texts:,} texts by {len(tasks[0].row.methods)} methods, "
-        f"and again with shuffled weights: {duration(minutes)} (minutes of a model alone: {told}). The same "
-        "command resumes",
+        f"{counted(len(tasks), 'model')}, {workers} at a time; {texts:,} texts by "
+        f"{len(tasks[0].row.methods)} methods, and again with shuffled weights: {duration(minutes)} (minutes "
+        f"of a model alone: {told}). The same command resumes",
         markup=False,
         highlight=False,
     )
@@ -537,24 +537,25 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
                 write_whole(part_of(task, method), json.dumps(plain(found, by_text)))
             told.judged(method)
 
-        found = evaluate(
-            model,
-            tokenizer,
-            texts.words,
-            texts.rationales,
-            left,
-            labels=texts.labels,
-            share=texts.share,
-            points=POINTS,
-            correlation=True,
-            progress=told.scored,
-            done=keep,
-            **common,
-        )
+        if left:  # an earlier run may have been interrupted after the last method
+            evaluate(
+                model,
+                tokenizer,
+                texts.words,
+                texts.rationales,
+                left,
+                share=texts.share,
+                points=POINTS,
+                correlation=True,
+                progress=told.scored,
+                done=keep,
+                **common,
+            )
+        accuracy = accuracy_of(model, tokenizer, texts)
     parts = {method: json.loads(part_of(task, method).read_text()) for method in row.methods}
     numbers = {
-        "accuracy": found.performance["accuracy"],
-        "texts": found.texts,
+        "accuracy": accuracy,
+        "texts": len(texts.words),
         "tried": tried,
         "half": half,
         "half_difference": difference,
@@ -564,6 +565,15 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     }
     finish_run(task.folder, numbers)
     return numbers
+
+
+def accuracy_of(model: Any, tokenizer: Any, texts: Judged) -> float:
+    """The share of whole texts that a classifier gets right."""
+    classifier = WordClassifier(model, tokenizer)
+    queries = texts.queries or [""] * len(texts.words)
+    read = [classifier.read(*each) for each in zip(texts.words, queries, strict=True)]
+    answers = classifier.ask([(text, np.ones((1, len(text.words)), dtype=bool)) for text in read])
+    return float(np.mean([each[0].argmax() for each in answers] == np.array(texts.labels)))
 
 
 def plain(found: Rationales, by_text: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:

@@ -34,8 +34,11 @@ PROTOCOLS: dict[str, tuple[str, int]] = {
     GROUND: ("subject first ↑", 1),
 }
 # Those that say how faithful a method is. It must not be deaf to shuffled weights, but is no better for it;
-# and to agree with people is no faithfulness.
-COUNTED = tuple(key for key, (_, sign) in PROTOCOLS.items() if sign != 0 and key != PLAUSIBLE)
+# to agree with people is no faithfulness; and to agree with blank-out is asked of all methods but blank-out,
+# whose mean would then be over fewer protocols than theirs.
+COUNTED = tuple(
+    key for key, (_, sign) in PROTOCOLS.items() if sign != 0 and key not in (PLAUSIBLE, "correlation")
+)
 # Is a gain that of the method or of the maps that it reads?
 PAIRS = (
     ("rollout", "raw"),
@@ -84,13 +87,14 @@ def compared(found: Mapping[int, dict[str, Any]], protocol: str) -> list[str]:
 
 
 def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Protocol → method → mean, low, high, texts, skipped texts, seeds, whether it leads and beats chance.
+    """Protocol → method → mean, low, high, texts, seeds, whether it leads and beats chance.
+
+    Of texts there are two numbers: those of the model that has the fewest, and of the one that has the most.
 
     All methods are compared on the same texts; the best order on those of them that it has. A method leads
     if the texts do not tell it apart from the best one, and beats chance if they tell that it is better than
     random scores: the interval of the difference does not hold zero.
     """
-    total = max(numbers["texts"] for numbers in found.values())
     cells: dict[str, dict[str, list[float]]] = {}
     for protocol in PROTOCOLS:
         methods = compared(found, protocol)
@@ -99,19 +103,14 @@ def cells_of(found: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, list[fl
         tables = table_of(found, protocol, methods)
         if any(ORACLE in numbers["methods"] for numbers in found.values()) and protocol != SHUFFLED:
             tables[ORACLE] = table_of(found, protocol, [*methods, ORACLE])[ORACLE]
-        intervals = {method: interval_over(table) for method, table in tables.items()}
         leads, beats = told_apart(tables, protocol)
-        cells[protocol] = {
-            method: [
-                *each[:4],
-                total - each.texts,
-                each.seeds,
-                float(method in leads),
-                float(method in beats),
-            ]
-            for method, each in intervals.items()
-            if each.texts
-        }
+        cells[protocol] = {}
+        for method, table in tables.items():
+            each, known = interval_over(table), (~np.isnan(table)).sum(axis=1)
+            if each.texts:
+                texts = [int(known.min()), int(known.max())]
+                told = [float(method in names) for names in (leads, beats)]
+                cells[protocol][method] = [*each[:3], *texts, each.seeds, *told]
     return cells
 
 
@@ -248,8 +247,11 @@ def row_grid(config: Mapping[str, Any], name: str) -> Grid:
     counts = []
     for key in shown:
         first = cells[key].get(RANDOM) or next(iter(cells[key].values()))
-        counts.append(f"{first[3]:.0f} ({first[4]:.0f})")
-    lines = [("texts (skipped)", [*counts, ""])]
+        total = config["rows"][name]["texts"]
+        fewest, most = (int(count) for count in first[3:5])
+        alike = f"{most} ({total - most})"
+        counts.append(alike if fewest == most else f"{fewest} to {most} ({total - most} to {total - fewest})")
+    lines = [("texts of a model (skipped)", [*counts, ""])]
     refused = config["refused"][name]
     for method in methods:
         if method in refused:
@@ -354,8 +356,8 @@ def notes_of(outcome: Outcome) -> list[str]:
         "as the intervals and differences below show. The share is of the methods that apply to the same "
         "model; “models” says to how many a method does, and those of fewer than half of them come last. "
         "“Faithfulness” is the mean over protocols without plausibility, which is none, and without shuffled "
-        "weights, which a method must not be deaf to, but is no better for. Controls are not counted, nor is "
-        "blank-out where methods are compared with it.",
+        "weights, which a method must not be deaf to, but is no better for, and without agreement with "
+        "blank-out, in which blank-out has no part. Controls are not counted.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
         "ms a text is the median time of one text's scores, for methods that read maps with the trace, "

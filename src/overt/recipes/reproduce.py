@@ -156,6 +156,8 @@ def run(
         "spread": outcome.spread,
         **_tables_and_notes(report),
     }
+    if unmet := recipe.unmet(outcome):
+        result["unmet"] = unmet
     if earlier and not outcome.measured:
         result |= {name: earlier[name] for name in ("commands", "date", "hardware", "versions")}
     if results is None:

@@ -52,6 +52,7 @@ from overt.judge.rationales.methods import (
     METHODS,
     ORACLE,
     SAMPLES,
+    NotFiniteError,
     Scorer,
     known_methods,
     title_of,
@@ -273,8 +274,8 @@ def evaluate(
             passage; passages that are given as such are taken as they are.
         methods: of `METHODS`, which is the default, or of `every_method()`. LIME needs the package `lime` and
             integrated gradients captum, both of the extra `rationales`. A method that does not apply to the
-            model is listed with its reason. "oracle", the best order of deletion, is judged on texts of up to
-            30 words.
+            model is listed with its reason; texts for which its scores are not finite are left out of its
+            `texts`. "oracle", the best order of deletion, is judged on texts of up to 30 words.
         queries: what is asked of each text, which is its second part and never deleted.
         labels: the right classes, for performance.
         names: of the texts, for errors; by default their numbers.
@@ -368,20 +369,26 @@ def evaluate(
             numbers = _spread_evenly(len(read), (at_most or {}).get(method))
             if method == ORACLE and any(len(read[number].words) <= SEARCHED for number in numbers):
                 numbers = [number for number in numbers if len(read[number].words) <= SEARCHED]
-            values: list[NDArray[np.float64]] = []
+            own, reason = given.get(method), ""
+            values: dict[int, NDArray[np.float64]] = {}
             try:
                 for place, number in enumerate(numbers):
-                    own = given.get(method)
-                    values.append(scorer.scores(method, read[number]) if own is None else own[number])
+                    try:
+                        values[number] = scorer.scores(method, read[number]) if own is None else own[number]
+                    except NotFiniteError as error:  # the method has no scores for this text alone
+                        reason = reason or str(error)
                     tell(title_of(method), place + 1, len(numbers))
             except ValueError as error:
                 if values:
                     raise
-                refused[method] = str(error).split("\n", 1)[0]
-                done(method, refused[method])
+                reason = str(error).split("\n", 1)[0]
+            if not values:
+                refused[method] = reason
+                done(method, reason)
                 continue
             seconds = None if method in given else float(np.median(scorer.seconds[method]))
-            found[method] = replace(judge.judged(method, numbers, values, tell), seconds=seconds)
+            judged = judge.judged(method, list(values), list(values.values()), tell)
+            found[method] = replace(judged, seconds=seconds)
             done(method, found[method])
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)

@@ -82,6 +82,10 @@ SAME = {  # a name → another that gives the same order of words
 SAMPLES = 1000  # of LIME
 
 
+class NotFiniteError(ValueError):
+    """A method's scores of a text are not finite: that text has none."""
+
+
 class Scorer:
     """Scores of words by method; higher scores speak for the predicted class, or say that a word is used.
 
@@ -123,7 +127,7 @@ class Scorer:
             raise found
         self.seconds.setdefault(method, []).append(seconds)
         if not np.isfinite(found).all():
-            raise ValueError(f"{title_of(method)} gives scores that are not finite, for text {text.name}")
+            raise NotFiniteError(f"{title_of(method)} gives scores that are not finite, for text {text.name}")
         return found
 
     def _function(self, method: str) -> Callable[[Text], NDArray[np.float64]]:
@@ -218,7 +222,9 @@ class Scorer:
         query = 0 if found.kind == "encoder" else arguments["input_ids"].shape[1] - 1
 
         def read(method: str) -> NDArray[np.float64]:
-            options: dict[str, Any] = {"progress": False} if method == "flow" else {}
+            options: dict[str, Any] = {}
+            if method == "flow":  # beside other processes, as many threads as torch has
+                options = {"progress": False, "threads": 1 if torch.get_num_threads() == 1 else None}
             rows = found.read(method, [query], layers=[-1], **options)[:, 0, 0]
             if classifier.windowed:
                 places = torch.tensor(coded.places).view(rows.shape)
