@@ -286,15 +286,15 @@ def test_the_command_says_of_a_cut_caption_that_it_is_cut(tmp_path: Path, pictur
         ({"a": 5}, "5 draws of the attention weights lead to this caption"),
         (
             {"a": 4, "a dog": 16},
-            "20 draws of the attention weights lead to 2 different captions; 4 of the draws lead to this one",
+            "20 draws of the attention weights lead to 2 different captions; 4 of the draws to this one",
         ),
         (
             {"a": 1, "a dog": 2},
-            "3 draws of the attention weights lead to 2 different captions; 1 of the draws leads to this one",
+            "3 draws of the attention weights lead to 2 different captions; 1 of the draws to this one",
         ),
         (
             {"dog": 1, "a dog": 1},
-            "2 draws of the attention weights lead to 2 different captions; none of the draws lead to this one",
+            "2 draws of the attention weights lead to 2 different captions; none of the draws to this one",
         ),
     ],
 )

@@ -109,8 +109,7 @@ def drawn_words(maps: CaptionMaps) -> str:
     start = f"{draws} of the attention weights {verb} to"
     if len(maps.draws) == 1:
         return f"{start} {'this caption' if same else 'another caption'}"
-    lead = "leads" if same == 1 else "lead"
-    return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws {lead} to this one"
+    return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws to this one"
 
 
 @app.command(rich_help_panel="Read attention")
