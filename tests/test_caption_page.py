@@ -308,7 +308,10 @@ def test_draws_are_told_in_words(draws: dict[str, int], words: str) -> None:
 
 def test_all_captions_of_a_page_have_one_scale() -> None:
     one = caption(("a", END))
-    other = replace(one, weights=one.weights / 3, prior=None, spread=None)
+    assert one.weights is not None
+    assert one.spread is not None
+    weights = one.weights / 3
+    other = replace(one, weights=weights, prior=None, spread=None)
     third = replace(one, prior=torch.tensor([0.97, 0.01, 0.01, 0.01]), spread=one.spread * 4)
     for some in ([one, other], [other, one], [other, third]):
         entries = caption_page(some).index["traces"]
@@ -317,7 +320,7 @@ def test_all_captions_of_a_page_have_one_scale() -> None:
     assert first["sizes"] == pytest.approx(0.97), "a prior may be the largest"
     assert first["spreads"] == pytest.approx(4 * float(one.spread.max()), rel=1e-3)
     alone = caption_entry(other)["caption"]["peaks"]
-    assert alone["sizes"] == pytest.approx(float(other.weights.max()), rel=1e-3)
+    assert alone["sizes"] == pytest.approx(float(weights.max()), rel=1e-3)
     assert alone["spreads"] == 1.0
 
 
