@@ -660,7 +660,7 @@ def test_bad_input_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match='output_attentions needs an attention, got attention="none"'):
         made("none")(REGIONS, labels=LABELS, output_attentions=True)
     for settings, message in (
-        ({"beam": 9}, "beam must be at most the number of words in the vocabulary, 8; got 9"),
+        ({"beam": 9}, "beam must be at most the number of ids in the vocabulary, 8; got 9"),
         ({"beam": 0}, "beam must be a whole number of at least 1, got 0"),
         ({"never": [8]}, "never must hold ids from 0 to 7, but 8 is not there"),
         ({"never": [EOS]}, "2 is eos_id, without which no caption ends"),

@@ -334,7 +334,7 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
     with pytest.raises(ValueError, match="is it complete"):
         caption_training.load(tmp_path)
     path.write_text('{"words": ["a", "b", "c"], "length": 3, "side": null, "name": "x"}')
-    with pytest.raises(ValueError, match="trained on given features: it cannot read image files"):
+    with pytest.raises(ValueError, match=r"cannot read image files.* trained on given features, or"):
         caption_training.load(tmp_path)
     with pytest.raises(
         ValueError, match="--dataset must be one of 'flickr8k', 'coco', 'scenes'; got 'imagenet'"

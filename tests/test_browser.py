@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,6 +32,7 @@ Shown = Any  # playwright's Page; what is in it has no types here
 Opener = Callable[..., Shown]
 
 pytestmark = pytest.mark.slow
+LONG_CAPTION = tuple(f"word{number}" for number in range(20))
 NODES = [f"paper {number}" for number in range(7)]
 # Every kind of page, with the views that it must have, and what they must name.
 KINDS: dict[str, tuple[Callable[[], Page], set[str], list[str]]] = {
@@ -184,6 +186,99 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(opened: Opener, pla
         size = shown.evaluate("document.querySelector('.scroll').clientHeight")
         assert size > 200, f"{view} has {size} pixels of height left"
         assert not shown.evaluate(CUT), f"{view}: the status is cut, where it may have four lines"
+
+
+# --- captions
+
+
+def two_captions() -> Page:
+    """Of a model with random weights, which was cut, and of one without; the picture is dark on the left."""
+    picture = torch.full((3, 32, 32), 255, dtype=torch.uint8)
+    picture[:, :, :16] = 0
+    first = replace(caption(LONG_CAPTION), ended=False, picture=picture, size=(300, 400))
+    assert first.weights is not None
+    weights = first.weights.clone()
+    weights[0] = torch.tensor([0.0, 0.9, 0.45, 0.05])
+    first = replace(first, weights=weights)
+    soft = replace(first, model="soft", weights=weights / 2, prior=None, spread=None, samples=0, draws=[])
+    return caption_page([first, soft], title="photo.jpg")
+
+
+def test_two_captions_are_side_by_side_and_line_up(opened: Opener) -> None:
+    shown = opened(two_captions().html(), "query=0", height=1000)
+    assert state(shown)["other"] == 1
+    assert shown.evaluate("document.querySelectorAll('.pane').length") == 2
+    for left, right in (("Posterior", "Attention"), ("Word by word",) * 2, ("Likeliest",) * 2):
+        at = [
+            next(
+                one
+                for one in drawing(shown, pane).findall(".//{*}text")
+                if (one.text or "").startswith(start)
+            )
+            for pane, start in enumerate((left, right))
+        ]
+        places = [(one.attrib["x"], one.attrib["y"]) for one in at]
+        assert places[0] == places[1], left
+    choose(shown, other=None)
+    assert shown.evaluate("document.querySelectorAll('.pane').length") == 1
+    assert "other=none" in shown.evaluate("location.hash")
+    alone = opened(caption_page([caption()]).html())
+    assert state(alone)["other"] is None
+
+
+def test_a_phone_has_both_names_of_captions_and_the_whole_status(opened: Opener) -> None:
+    shown = opened(two_captions().html(), width=400, height=900)
+    assert state(shown)["other"] is None, "one below the other, neither would have room"
+    for label in ("Trace", "Compare with", "Word", "log scale"):
+        box = shown.query_selector(f'[aria-label="{label}"]').bounding_box()
+        assert box["x"] >= 0, label
+        assert box["x"] + box["width"] <= 400, label
+    shown.select_option('[aria-label="Compare with"]', index=1)
+    settle(shown)
+    for query in (0, 19):
+        choose(shown, query=query)
+        assert shown.evaluate("(l => l.scrollHeight <= l.clientHeight)(document.querySelector('.status'))")
+    assert not [
+        one for one in texts(shown) if "…" in one and "cut at 20 words" not in one and "(cut" not in one
+    ]
+
+
+def test_words_of_a_caption_have_one_numbering(opened: Opener) -> None:
+    shown = opened(two_captions().html(), "query=17")
+    assert shown.input_value('[aria-label="Word"]') == "18"
+    assert "word 18 of 20" in status(shown)
+    shown.fill('[aria-label="Word"]', "20")
+    shown.keyboard.press("Enter")
+    settle(shown)
+    assert state(shown)["query"] == 19
+    assert "word 20 of 20, where it was cut" in status(shown)
+    assert "query=19" in shown.evaluate("location.hash")
+
+
+PIXELS = """(places) => {
+  const canvas = document.querySelector("canvas.drawing");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const first = ([x, y]) => 4 * (Math.round(y) * canvas.width + Math.round(x));
+  return places.map((place) => [...data.slice(first(place), first(place) + 3)]);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_weight_over_a_picture_has_the_colour_that_it_has_on_the_scale(opened: Opener, scheme: str) -> None:
+    shown = opened(two_captions().html(), "query=0&other=none", color_scheme=scheme, height=1100)
+    svg = drawing(shown)
+    title = next(one for one in svg.findall(".//{*}text") if (one.text or "").startswith("Posterior"))
+    x, y = float(title.attrib["x"]), float(title.attrib["y"]) + 12
+    image = next(one for one in svg.findall(".//{*}image") if abs(float(one.attrib["x"]) - x) < 1)
+    wide, tall = float(image.attrib["width"]), float(image.attrib["height"])
+    assert tall / wide == pytest.approx(300 / 400, abs=0.01)
+    weights = {0.0: (0.1, 0.1), 0.9: (0.9, 0.1), 0.45: (0.1, 0.9)}  # of regions, where the picture is even
+    cells = [[x + across * wide, y + down * tall] for across, down in weights.values()]
+    bar = [[x + (2 + 156 * weight / 0.9), y + tall + 8 + 17] for weight in weights]
+    colours = shown.evaluate(PIXELS, cells + bar)
+    for weight, cell, scale in zip(weights, colours[:3], colours[3:], strict=True):
+        apart = max(abs(one - other) for one, other in zip(cell, scale, strict=True))
+        assert apart < 16, f"weight {weight}: {cell}, on the scale {scale}"
 
 
 # --- one selection for all

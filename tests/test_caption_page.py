@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import overt
 from overt.cli import app
+from overt.cli.caption import drawn_words
 from overt.cli.serve import open_served
 from overt.data.named_images import square
 from overt.mechanisms.chain import Chain
@@ -62,6 +64,7 @@ def pixels_of(path: Path) -> Tensor:
 
 def test_a_caption_has_the_weights_and_probabilities_of_its_words(tmp_path: Path, picture: Path) -> None:
     model = caption_training.load(written(tmp_path / "model", WC))
+    model.net.generator.bias.data[0] = 0.0  # so that it ends
     maps = read_caption(model, pixels_of(picture), samples=3)
     regions = model.regions(pixels_of(picture))
     with torch.no_grad():
@@ -166,7 +169,7 @@ def test_the_command_writes_captions_and_a_page_and_trace_opens_the_folder(
     said = invoked("caption", str(picture), "--model", folder, "--samples", "4", "--out", str(page))
     first = said.splitlines()[0]
     assert set(first.split()) <= set(WORDS)
-    assert "4 draws of the attention weights" in said
+    assert "4 draws of the attention weights lead to" in said
     assert "overt-index" in page.read_text()
     traced = invoked("trace", str(picture), "--model", folder, "--samples", "4")
     assert traced.splitlines()[0] == first
@@ -190,11 +193,167 @@ def test_other_commands_say_which_one_opens_the_folder(tmp_path: Path, picture: 
     )
 
 
+def test_a_folder_that_is_named_as_the_right_one_is_the_right_one(tmp_path: Path, picture: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    written(right / "model")
+    (right / "model" / "encoder").rename(wrong.parent / "encoder")
+    (wrong / "model").parent.mkdir()
+    (tmp_path / "encoder").rename(wrong / "model")
+    said = invoked("caption", str(picture), "--model", str(right))
+    assert said.strip().endswith(f"{right / 'model'} is one")
+    said = invoked("caption", str(picture), "--model", str(wrong))
+    assert "must be the folder of a captioning network" in said
+    assert " is one" not in said
+
+
+def test_a_folder_without_its_encoder_is_told_with_both_reasons(tmp_path: Path, picture: Path) -> None:
+    folder = written(tmp_path / "M")
+    shutil.rmtree(folder / "encoder")
+    said = invoked("caption", str(picture), "--model", str(folder))
+    assert "holds no encoder: either it was trained on given features, or its folder" in said
+    assert "has been removed" in said
+
+
+# --- Captions that are cut ---
+
+
+def never_ending(folder: Path, *mechanisms: Mechanism) -> Path:
+    """A folder whose network hardly ever expects the end."""
+    model = caption_training.load(written(folder, *mechanisms))
+    model.net.generator.bias.data[0] = -20.0
+    model.net.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_caption_of_the_longest_length_is_cut_and_has_no_end(
+    tmp_path: Path, picture: Path, beam: int
+) -> None:
+    model = caption_training.load(never_ending(tmp_path / "model", WC))
+    maps = read_caption(model, pixels_of(picture), beam, samples=3)
+    assert not maps.ended
+    assert END not in maps.words
+    assert len(maps.words) == len(maps.probabilities) == len(maps.others) == 6
+    assert maps.text == " ".join(maps.words)
+    assert maps.weights is not None
+    assert maps.spread is not None
+    assert len(maps.weights) == len(maps.spread) == 6
+    entry = caption_entry(maps)
+    assert not entry["caption"]["ended"]
+    assert entry["tokens"] == list(maps.words)
+
+
+def test_a_caption_whose_likeliest_next_word_is_its_end_is_not_cut_however_long_it_is(
+    tmp_path: Path, picture: Path
+) -> None:
+    folder = never_ending(tmp_path / "model")
+    model = caption_training.load(folder)
+    whole = read_caption(model, pixels_of(picture))
+    ids = torch.tensor([[model.vocabulary.numbers[word] for word in whole.words]])
+    with torch.no_grad():
+        inputs = torch.cat([torch.tensor([[model.net.bos_id]]), ids], dim=1)
+        log_p = model.net(model.regions(pixels_of(picture)), decoder_input_ids=inputs)["logits"][0]
+    # At which place the end comes nearest to the likeliest word, and how much is missing there.
+    missing = log_p[:, 1 : len(WORDS) + 1].amax(dim=1) - log_p[:, 0]
+    last = int(missing.argmin())
+    model.net.generator.bias.data[0] += float(missing[last]) + 1e-3
+    ended = read_caption(replace(model, length=last), pixels_of(picture))
+    assert len(ended.words) == last + 1, "the longest that it may be"
+    assert ended.ended
+    assert ended.words[-1] == END
+    model.net.generator.bias.data[0] -= 2e-3
+    assert not read_caption(replace(model, length=last), pixels_of(picture)).ended
+
+
+def test_the_command_says_of_a_cut_caption_that_it_is_cut(tmp_path: Path, picture: Path) -> None:
+    said = invoked("caption", str(picture), "--model", str(never_ending(tmp_path / "model")))
+    assert "cut at 6 words: the network would have gone on" in said
+    assert END not in said
+    folder = written(tmp_path / "other")
+    model = caption_training.load(folder)
+    model.net.generator.bias.data[0] = 20.0
+    model.net.save(folder)
+    said = invoked("caption", str(picture), "--model", str(folder))
+    assert END in said
+    assert "cut at" not in said
+
+
+@pytest.mark.parametrize(
+    ("draws", "words"),
+    [
+        ({"a": 1}, "1 draw of the attention weights leads to this caption"),
+        ({"a dog": 1}, "1 draw of the attention weights leads to another caption"),
+        ({"a": 5}, "5 draws of the attention weights lead to this caption"),
+        (
+            {"a": 4, "a dog": 16},
+            "20 draws of the attention weights lead to 2 different captions; 4 of the draws to this one",
+        ),
+        (
+            {"a": 1, "a dog": 2},
+            "3 draws of the attention weights lead to 2 different captions; 1 of the draws to this one",
+        ),
+        (
+            {"dog": 1, "a dog": 1},
+            "2 draws of the attention weights lead to 2 different captions; none of the draws to this one",
+        ),
+    ],
+)
+def test_draws_are_told_in_words(draws: dict[str, int], words: str) -> None:
+    maps = replace(caption(("a", END)), draws=list(draws.items()), samples=sum(draws.values()))
+    assert drawn_words(maps) == words
+
+
+# --- One page ---
+
+
+def test_all_captions_of_a_page_have_one_scale() -> None:
+    one = caption(("a", END))
+    assert one.weights is not None
+    assert one.spread is not None
+    weights = one.weights / 3
+    other = replace(one, weights=weights, prior=None, spread=None)
+    third = replace(one, prior=torch.tensor([0.97, 0.01, 0.01, 0.01]), spread=one.spread * 4)
+    for some in ([one, other], [other, one], [other, third]):
+        entries = caption_page(some).index["traces"]
+        first = entries[0]["caption"]["peaks"]
+        assert all(entry["caption"]["peaks"] == first for entry in entries)
+    assert first["sizes"] == pytest.approx(0.97), "a prior may be the largest"
+    assert first["spreads"] == pytest.approx(4 * float(one.spread.max()), rel=1e-3)
+    alone = caption_entry(other)["caption"]["peaks"]
+    assert alone["sizes"] == pytest.approx(float(weights.max()), rel=1e-3)
+    assert alone["spreads"] == 1.0
+
+
+def test_a_second_caption_is_shown_beside_the_first() -> None:
+    one = caption(("a", END))
+    assert caption_page([one, one]).index["beside"] == 1
+    assert "beside" not in caption_page([one]).index
+
+
+def test_a_picture_has_the_proportions_of_its_file(tmp_path: Path) -> None:
+    written(tmp_path / "M")
+    path, page = tmp_path / "wide.jpg", tmp_path / "page.html"
+    turned = Image.Exif()
+    turned[0x0112] = 6  # lies on its side
+    Image.new("RGB", (30, 90)).save(path, exif=turned)
+    invoked("caption", str(path), "--model", str(tmp_path / "M"), "--out", str(page))
+    start = page.read_text().split('id="overt-index">')[1].split("</script>")[0]
+    index = json.loads(start)
+    assert index["traces"][0]["image"] == [30, 90]
+    assert index["traces"][0]["seen"] == [SIDE, SIDE]
+    assert index["title"] == "wide.jpg"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nowhere.png", "--model", "M"], "picture nowhere.png does not exist"),
-        (["PICTURE", "--model", "M", "--beam", "9"], "beam must be at most the number of words"),
+        (["PICTURE", "--model", "M", "--beam", "9"], "--beam must be at most 7 for"),
+        (
+            ["PICTURE", "--model", "M", "--beam", "9"],
+            "5 words, the end, and one id for all rare words; got 9",
+        ),
+        (["FOLDER", "--model", "M"], "is a folder: give a file in it"),
         (["PICTURE", "--model", "M", "--out", "page.png"], "--out must end in .html"),
         (["PICTURE", "--model", "M/encoder"], "is an image encoder, which has no attention"),
         (
@@ -206,7 +365,7 @@ def test_other_commands_say_which_one_opens_the_folder(tmp_path: Path, picture: 
 )
 def test_bad_input_is_refused_by_name(tmp_path: Path, picture: Path, words: list[str], message: str) -> None:
     folder = str(written(tmp_path / "M"))
-    places = {"PICTURE": str(picture), "M": folder}
+    places = {"PICTURE": str(picture), "M": folder, "FOLDER": str(tmp_path)}
     given = [
         places.get(word, word.replace("M/", f"{folder}/") if word.startswith("M/") else word)
         for word in words

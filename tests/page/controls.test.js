@@ -37,6 +37,21 @@ test("a method that the index does not tell of is not offered", () => {
   assert.deepEqual(buttons.map((one) => one.textContent), ["raw", "half rollout"]);
 });
 
+test("words of a caption are counted from 1, and chosen from 0 in the address; other tokens from 0 in both", () => {
+  const trace = traceOf({ tokens: ["a", "dog", "(end)"], caption: {} }, {});
+  const { viewer, selected } = controls(trace, { query: 1 }, ["query"]);
+  const [box] = viewer.controls.all((one) => one.tagName === "INPUT");
+  assert.deepEqual([box.value, box.attributes.min, box.attributes.max, box.attributes["aria-label"]], ["2", "1", "3", "Word"]);
+  for (const value of ["3", "0", "9"]) {
+    box.value = value;
+    box.listeners.change();
+  }
+  assert.deepEqual(selected, [{ query: 2 }, { query: 0 }, { query: 2 }]);
+  const other = controls(traceOf({ tokens: ["a", "b", "c"] }, {}), { query: 1 }, ["query"]);
+  const [plain] = other.viewer.controls.all((one) => one.tagName === "INPUT");
+  assert.deepEqual([plain.value, plain.attributes.min, plain.attributes["aria-label"]], ["1", "0", "Token"]);
+});
+
 test("heads are for the maps themselves; of other methods it is said that they have none", () => {
   const trace = traceOf({ tokens: ["a", "b"], methods: [...METHODS, HALF] }, { mean: [[MAP]], heads: [[MAP, MAP]], half: [[MAP]] });
   const picked = (method) => controls(trace, { method }, ["method", "head"]).viewer.controls.all((one) => one.title && one.tagName === "LABEL");

@@ -70,12 +70,12 @@ export function traceOf(about, fields) {
   return trace;
 }
 
-/** Draw a view of a trace; returns the recorder. */
-export function drawn(view, trace, state = {}, width = 900, part = null) {
+/** Draw a view of a trace, beside another pane if so; returns the recorder. */
+export function drawn(view, trace, state = {}, width = 900, part = null, beside = false) {
   const surface = new Recorder();
   const seen = { view: view.id, group: "", layer: trace.layers - 1, head: null, query: trace.main, token: null, method: "rollout", part: "fused", picked: false, log: false, words: false, ...state };
-  const { height, width: wide = width } = view.measure({ trace, seen, state: seen, width, screen: 600 });
+  const { height, width: wide = width } = view.measure({ trace, seen, state: seen, beside, width, screen: 600 });
   const [top, bottom] = part || [0, height];
-  view.draw({ surface, trace, seen, state: seen, theme: palette("light"), width: Math.max(wide, width), height, top, bottom, redraw: () => {} });
+  view.draw({ surface, trace, seen, state: seen, beside, theme: palette("light"), width: Math.max(wide, width), height, top, bottom, redraw: () => {} });
   return surface;
 }

@@ -14,6 +14,7 @@ from overt._files import check_folder
 from overt.cli.inputs import check_kind
 from overt.cli.shared import app
 from overt.data.named_images import square
+from overt.data.pictures import opened
 from overt.models.att2in import MODEL_TYPE
 from overt.recipes import caption_training
 from overt.recipes._training import torch_device
@@ -49,8 +50,9 @@ def run(
         if out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--out must end in .html, got {out}")
         check_folder("--out", out)
-    if not Path(image).is_file():  # before models are read
-        raise FileNotFoundError(f"picture {image} does not exist")
+    if Path(image).is_dir():
+        raise IsADirectoryError(f"picture {image} is a folder: give a file in it")
+    photo = opened(image, image)  # before models are read
     if not models:
         raise ValueError("--model must be given at least once")
     console = Console(highlight=False, soft_wrap=True)
@@ -60,7 +62,13 @@ def run(
         model = caption_training.load(folder)
         model.net.to(where)
         model.encoder.to(where)
-        maps = read_caption(model, square(image, image, model.side), beam, samples)
+        if beam > len(model.vocabulary):
+            raise ValueError(
+                f"--beam must be at most {len(model.vocabulary)} for {folder}: {len(model.vocabulary.words)} "
+                f"words, the end, and one id for all rare words; got {beam}"
+            )
+        size = photo.height, photo.width
+        maps = read_caption(model, square(photo, image, model.side), beam, samples, size)
         found.append(maps)
         _print(console, maps, f"{maps.model} ({folder})" if len(models) > 1 else "")
     if out is not None:
@@ -69,7 +77,8 @@ def run(
                 replace(maps, model=f"{maps.model} ({folder})")
                 for maps, folder in zip(found, models, strict=True)
             ]
-        caption_page(found, title=f"{Path(image).name}: {found[0].text}").save(out)
+        # The captions are below, whole; a heading would have room for the beginning of one.
+        caption_page(found, title=Path(image).name).save(out)
         console.print(f"page in {out}: open it in any browser", style="dim", markup=False)
     return found
 
@@ -85,14 +94,22 @@ def _print(console: object, maps: CaptionMaps, heading: str) -> None:
         f"{word} {100 * float(p):.0f} %" for word, p in zip(maps.words, maps.probabilities, strict=True)
     )
     console.print(said, style="dim", markup=False)
+    if not maps.ended:
+        words = "1 word" if len(maps.words) == 1 else f"{len(maps.words)} words"
+        console.print(f"cut at {words}: the network would have gone on", style="dim", markup=False)
     if maps.draws:
-        same = dict(maps.draws).get(maps.text, 0)
-        kinds = "1 caption" if len(maps.draws) == 1 else f"{len(maps.draws)} captions"
-        console.print(
-            f"{maps.samples} draws of the attention weights: {kinds}, {same} of them this one",
-            style="dim",
-            markup=False,
-        )
+        console.print(drawn_words(maps), style="dim", markup=False)
+
+
+def drawn_words(maps: CaptionMaps) -> str:
+    """How many captions the draws of the weights lead to, in words."""
+    same = dict(maps.draws).get(maps.text, 0)
+    draws = "1 draw" if maps.samples == 1 else f"{maps.samples} draws"
+    verb = "leads" if maps.samples == 1 else "lead"
+    start = f"{draws} of the attention weights {verb} to"
+    if len(maps.draws) == 1:
+        return f"{start} {'this caption' if same else 'another caption'}"
+    return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws to this one"
 
 
 @app.command(rich_help_panel="Read attention")

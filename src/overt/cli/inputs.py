@@ -86,11 +86,12 @@ def check_kind(name: str | Path, kind: str) -> None:
     what, _ = OWN_COMMANDS[kind]
     if not (Path(name) / CONFIG).is_file():
         inside = Path(name) / "model"  # of the folder of a run
-        hint = f": {inside} is one" if (inside / CONFIG).is_file() else ""
+        own = (inside / CONFIG).is_file() and read_model_config(str(inside)).get("model_type") == kind
+        hint = f": {inside} is one" if own else ""
         raise FileNotFoundError(f"--model {name} must be the folder of {what}, with {CONFIG}{hint}")
     if kind_of_folder(str(name)) != kind:
-        own = own_command(str(name))
-        found = f"it holds {own[0]}: {own[1]}" if own else "it holds another model"
+        other = own_command(str(name))
+        found = f"it holds {other[0]}: {other[1]}" if other else "it holds another model"
         raise ValueError(f"--model {name} must be the folder of {what}, but {found}")
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from overt.data.image_folders import SUFFIXES
 from overt.data.images import packed
 from overt.data.pictures import opened
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +47,11 @@ class NamedImages:
         return pixels
 
 
-def square(source: str | Path | bytes, name: str, side: int) -> Tensor:
+def square(source: Image | str | Path | bytes, name: str, side: int) -> Tensor:
     """The whole of an image, scaled to a square, uint8 (3, side, side).
 
     Args:
-        source: its path, or the content of its file.
+        source: an image of PIL's, its path, or the content of its file.
         name: of the image, for errors.
         side: height and width.
     """

@@ -495,9 +495,7 @@ class Att2in(nn.Module):
         _check.finite("length_penalty", length_penalty)
         size = self._words.size
         if beam > size:
-            raise ValueError(
-                f"beam must be at most the number of words in the vocabulary, {size}; got {beam}"
-            )
+            raise ValueError(f"beam must be at most the number of ids in the vocabulary, {size}; got {beam}")
         for word in never:
             _check.whole("never", word, 0)
             if word >= size or word == self.eos_id:

@@ -22,18 +22,26 @@ SAMPLES = 20
 
 
 @torch.no_grad()
-def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: int = SAMPLES) -> CaptionMaps:
+def read_caption(
+    model: CaptionModel,
+    pixels: Tensor,
+    beam: int = 1,
+    samples: int = SAMPLES,
+    size: tuple[int, int] | None = None,
+) -> CaptionMaps:
     """The caption of a picture by beam search with the mean of random weights, and how draws vary it.
 
     Weights and probabilities of draws are those of the same words; each draw also writes a caption itself. A
     word outside the vocabulary is never written, but is among the likeliest, as `RARE`, where the network
-    expects one: without it, the probabilities of the others would not tell how likely they are.
+    expects one: without it, the probabilities of the others would not tell how likely they are. A caption of
+    the longest length whose next word is likelier than its end has not ended: the search has cut it.
 
     Args:
         model: of `caption_training.load`, wherever it is.
         pixels: uint8 (3, side, side).
         beam: hypotheses; 1 takes the likeliest word each time.
         samples: number of draws, for a network with random weights.
+        size: height and width of the picture in its file; by default those of `pixels`.
     """
     _check.whole("samples", samples, 1)
     net, vocabulary = model.net, model.vocabulary
@@ -47,10 +55,17 @@ def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: in
         return ids[: ids.index(net.eos_id) + 1]
 
     ids = written(None)
-    inputs = torch.tensor([[net.bos_id, *ids[:-1]]], device=device)
     sees, random = net.attention != "none", is_random(net)
+    inputs = torch.tensor([[net.bos_id, *ids[:-1]]], device=device)
     plain = net(regions, decoder_input_ids=inputs, output_attentions=sees)
     log_p = plain["logits"][0]  # (words, vocabulary)
+    ended = True
+    if len(ids) > model.length:  # where the search leaves nothing but the end
+        could = log_p[-1].clone()
+        could[vocabulary.unknown] = -math.inf
+        ended = int(could.argmax()) == net.eos_id
+    if not ended:
+        ids, inputs, log_p = ids[:-1], inputs[:, :-1], log_p[:-1]
     probabilities = log_p.exp().cpu()
     spread, drawn, draws = None, None, list[tuple[str, int]]()
     if random:
@@ -94,15 +109,16 @@ def read_caption(model: CaptionModel, pixels: Tensor, beam: int = 1, samples: in
         picture=pixels.cpu(),
         grid=(side, side),
         words=words,
-        ended=True,
+        ended=ended,
         probabilities=probabilities.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1),
         others=others,
-        weights=plain["attentions"][0].cpu() if sees else None,
+        weights=plain["attentions"][0, : len(ids)].cpu() if sees else None,
         prior=prior_weights(net, regions),
         spread=spread,
         samples=samples if random else 0,
         draws=draws,
         model=model.name,
+        size=size,
     )
 
 

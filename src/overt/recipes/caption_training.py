@@ -506,6 +506,7 @@ def load(folder: str | Path) -> CaptionModel:
         )
     if not (folder / "encoder").is_dir() or side is None:
         raise ValueError(
-            f"{folder} holds no encoder, since it was trained on given features: it cannot read image files"
+            f"{folder} cannot read image files, since it holds no encoder: either it was trained on given "
+            f"features, or its folder {folder / 'encoder'} has been removed"
         )
     return CaptionModel(net, open_encoder(folder / "encoder"), vocabulary, int(side), length, name)

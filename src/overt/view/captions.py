@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ class CaptionMaps:
         picture: uint8 (3, height, width), as the network sees it.
         grid: rows and columns of regions; they come row by row.
         words: of the caption.
-        ended: whether the last of them is its end, `END`.
+        ended: whether the last of them is its end, `END`; otherwise it was cut after the last one.
         probabilities: (words,), with the mean of random weights.
         others: for each word, the likeliest ones: the word, its probability, and its standard deviation over
             draws, None without any.
@@ -32,6 +33,8 @@ class CaptionMaps:
         samples: number of draws.
         draws: captions that draws lead to, and how often each; the most frequent first.
         model: what wrote it.
+        size: height and width of the picture in its file, whose proportions it is drawn in; those of
+            `picture` by default.
     """
 
     picture: Tensor
@@ -46,6 +49,7 @@ class CaptionMaps:
     samples: int
     draws: Sequence[tuple[str, int]]
     model: str
+    size: tuple[int, int] | None = None
 
     @property
     def text(self) -> str:
@@ -53,8 +57,29 @@ class CaptionMaps:
         return " ".join(self.words[: len(self.words) - self.ended])
 
 
-def caption_entry(maps: CaptionMaps) -> dict[str, Any]:
-    """A caption as an entry of a page's index, plain JSON values."""
+def peaks_of(captions: Sequence[CaptionMaps]) -> dict[str, float]:
+    """Where the scales of a page end: at the largest weight or prior, and the largest spread, on it.
+
+    Captions on one page are compared: a colour must be the same weight in each of them.
+    """
+    sizes = [tensor for maps in captions for tensor in (maps.weights, maps.prior) if tensor is not None]
+    spreads = [maps.spread for maps in captions if maps.spread is not None]
+    return {"sizes": _largest(sizes), "spreads": _largest(spreads)}
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """The largest value of all, whatever their shapes; 1 where there is none, or none above 0."""
+    found = max((float(tensor.max()) for tensor in tensors if tensor.numel()), default=0.0)
+    return found if found > 0 and isfinite(found) else 1.0
+
+
+def caption_entry(maps: CaptionMaps, peaks: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A caption as an entry of a page's index, plain JSON values.
+
+    Args:
+        maps: the caption.
+        peaks: of all captions on the page (`peaks_of`); by default its own.
+    """
     rows, columns = maps.grid
     regions = rows * columns
     for name, tensor in (("weights", maps.weights), ("prior", maps.prior), ("spread", maps.spread)):
@@ -74,6 +99,7 @@ def caption_entry(maps: CaptionMaps) -> dict[str, Any]:
         },
         "samples": maps.samples,
         "draws": [[text, count, text == maps.text] for text, count in maps.draws],
+        "peaks": dict(peaks or peaks_of([maps])),
     }
     return {
         "name": printable(maps.text) or "(no words)",
@@ -81,7 +107,8 @@ def caption_entry(maps: CaptionMaps) -> dict[str, Any]:
         "main": 0 if maps.weights is None else int(maps.weights.amax(dim=1).argmax()),  # the sharpest
         "tokens": [printable(word) for word in maps.words],
         "grid": [rows, columns],
-        "image": [height, width],
+        "image": list(maps.size or (height, width)),
+        "seen": [height, width],
         "picture": picture_link(maps.picture.permute(1, 2, 0).cpu()),
         "caption": short(caption),
     }

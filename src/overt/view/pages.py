@@ -252,22 +252,26 @@ def node_page(
 
 
 def caption_page(captions: Sequence[CaptionMaps], *, title: str | None = None) -> Page:
-    """Captions over their pictures, word by word, on one page.
+    """Captions over their pictures, word by word, on one page, with one scale for all.
 
     Args:
-        captions: at least one; two of the same picture can be compared side by side.
+        captions: at least one; the second is shown beside the first where there is room, and others can be.
         title: of the page; by default the first caption.
     """
     if not captions:
         raise ValueError("captions must hold at least one caption, got none")
-    from overt.view.captions import caption_entry
+    from overt.view.captions import caption_entry, peaks_of
 
-    entries = [caption_entry(each) for each in captions]
+    peaks = peaks_of(captions)
+    entries = [caption_entry(each, peaks) for each in captions]
     title = entries[0]["name"] if title is None else title
     if len(captions) > 1:  # which may be the same
         for entry, each in zip(entries, captions, strict=True):
             entry["name"] = f"{printable(each.model)}: {entry['name']}"
-    return _page(title, entries, [], 1.0)
+    made = _page(title, entries, [], 1.0)
+    if len(captions) > 1:
+        made.index["beside"] = 1  # who gives two wants to see both
+    return made
 
 
 def _classes(labels: list[Any] | None, hoods: list[dict[str, Any]]) -> list[Any] | None:

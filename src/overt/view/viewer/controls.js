@@ -8,6 +8,7 @@ const GROUPS = { "": "decoder", encoder: "encoder", cross: "decoder → encoder"
 /** Rebuild the controls. A slider or a search that has the focus stays the same element. */
 export function fillControls(viewer) {
   const fresh = controlsOf(viewer);
+  viewer.controls.classList.toggle("wraps", viewer.panes.every(({ view }) => view.wraps));
   const old = [...viewer.controls.children];
   const active = viewer.controls.contains(document.activeElement) ? document.activeElement : null;
   if (active && ["range", "search"].includes(active.type) && old.length === fresh.length) {
@@ -133,10 +134,12 @@ function searchBox(viewer) {
 
 function tokenBox({ store, trace, limits }) {
   const { query } = trace.nearest(store.state);
-  const box = element("input", { type: "number", min: "0", max: String(limits.queries - 1), "aria-label": "Token" });
-  box.value = String(store.state.query);
-  box.addEventListener("change", () => store.select({ query: Math.min(Math.max(Math.round(Number(box.value)) || 0, 0), limits.queries - 1) }));
+  // Words of a caption are counted from 1, as the line below the panes counts them; tokens from 0, as tokenizers do.
+  const [label, first] = trace.about.caption ? ["Word", 1] : [trace.source ? "Target" : "Token", 0];
+  const box = element("input", { type: "number", min: String(first), max: String(limits.queries - 1 + first), "aria-label": first ? label : "Token" });
+  box.value = String(store.state.query + first);
+  box.addEventListener("change", () => store.select({ query: Math.min(Math.max((Math.round(Number(box.value)) || 0) - first, 0), limits.queries - 1) }));
   const token = trace.source + query;
   const word = element("output", { dir: "auto", title: tokenPlace(trace, token) }, shown(trace.tokens[token], 14));
-  return element("label", { class: "control" }, element("span", {}, trace.source ? "Target" : "Token"), box, word);
+  return element("label", { class: "control" }, element("span", {}, label), box, word);
 }

@@ -14,6 +14,7 @@ export class TraceData {
    */
   constructor(about, block, arrived = () => {}) {
     this.about = about;
+    this.page = [this]; // all traces of its page
     this.block = block;
     this.arrived = arrived;
     this.fields = new Map();

@@ -10,6 +10,7 @@ import { VIEWS } from "./views.js";
 import { number, percent, shown, tokenPlace, weightWords } from "./words.js";
 
 const FIRST = ["nodes", "image", "pictures", "cross", "text"]; // the most informative views, for traces that have them
+const SIDE_BY_SIDE = 760; // pixels of width above which page.css puts panes side by side
 let mounted = 0;
 
 /**
@@ -32,6 +33,7 @@ class Viewer {
     this.options = { link: true, ...options };
     this.panes = [];
     this.traces = this.index.traces.map((about) => new TraceData(about, source.block, () => this.arrived()));
+    for (const trace of this.traces) trace.page = this.traces;
     this.store = new Store(this.begin(), (state) => this.legal(state));
     this.themeChoice = remembered("overt-theme") || "auto";
     this.darkness = globalThis.matchMedia ? matchMedia("(prefers-color-scheme: dark)") : null;
@@ -48,14 +50,15 @@ class Viewer {
     const trace = this.traces[0];
     const fits = VIEWS.filter((view) => view.applies(trace) === true);
     const view = fits.find((one) => FIRST.includes(one.id)) || fits[0] || VIEWS[0];
-    const wide = this.root.getBoundingClientRect().width > 1100;
+    const room = this.root.getBoundingClientRect().width;
+    const wide = room > 1100;
     const beside = { text: "top", pictures: trace.kept ? "text" : "strip" }[view.id] || "strip";
     const second = view.id !== beside && fits.some((one) => one.id === beside);
     return {
       view: view.id,
       beside: wide && second ? beside : null,
       trace: 0,
-      other: null,
+      other: room > SIDE_BY_SIDE ? (this.index.beside ?? null) : null, // one below the other, neither would have room
       group: "",
       layer: Math.max(trace.layers - 1, 0),
       // The last layer is seldom the one that looks up what a word is copied from.
@@ -162,7 +165,7 @@ class Viewer {
       this.themeButton,
       element("button", { type: "button", title: "Keyboard shortcuts", "aria-label": "Keyboard shortcuts", onclick: () => this.help.showModal() }, "?"),
     );
-    const title = element("h1", {}, shown(this.index.title || "Overt", 120));
+    const title = element("h1", { title: shown(this.index.title || "", 1000) || null }, shown(this.index.title || "Overt", 120));
     const head = element("header", { class: "head" }, title, this.tabs, this.tools);
     this.frame = element("div", { class: "overt", "data-theme": this.theme() }, head, this.controls, this.area, this.status, this.help);
     this.root.append(this.frame);
@@ -236,7 +239,7 @@ class Viewer {
         const existing = old.find((pane) => pane.view.id === id && pane.trace === trace);
         if (existing) return existing;
         const view = VIEWS.find((one) => one.id === id);
-        const heading = this.traces.length > 1 ? `${view.title} · ${shown(trace.name, 80)}` : view.title;
+        const heading = this.traces.length > 1 ? `${view.title} · ${shown(shortName(trace), 80)}` : view.title;
         return new Pane(view, trace, this.store, () => this.theme(), heading, this.status.id, this.offers(view, trace));
       });
       for (const pane of old) if (!this.panes.includes(pane)) pane.destroy();
@@ -298,7 +301,7 @@ class Viewer {
     const [seen, state] = [near(this.store.seen), near(this.store.state)];
     const shows = view.applies(trace) === true;
     const text = (view.describe && shows ? view.describe({ trace, seen, state }) : null) ?? rowWords(trace, seen);
-    const name = this.store.state.other === null ? "" : `${shown(trace.name, 40)}: `;
+    const name = this.store.state.other === null ? "" : `${shown(shortName(trace), 40)}: `;
     this.status.textContent = trace.failed || name + text;
   }
 
@@ -368,6 +371,11 @@ class Viewer {
       },
     };
   }
+}
+
+/** A trace's name; of a caption, which is there itself, what wrote it. */
+function shortName({ about, name }) {
+  return about.caption ? about.caption.model : name;
 }
 
 /** What the chosen token draws on, in words. */

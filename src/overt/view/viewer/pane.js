@@ -34,7 +34,7 @@ export class Pane {
     this.tip = element("div", { class: "tip", role: "tooltip" });
     this.tip.hidden = true;
     this.body = element("div", { class: "pane-body" }, this.scroll, this.minimap, this.tip);
-    this.root = element("section", { class: "pane", "data-view": view.id }, element("h2", {}, heading), this.body);
+    this.root = element("section", { class: "pane", "data-view": view.id }, element("h2", { title: heading }, heading), this.body);
     if (offers.length) {
       this.root.classList.add("lacking");
       this.root.append(this.offered(offers));
@@ -124,16 +124,22 @@ export class Pane {
     return { seen: near(this.store.seen), state: near(this.store.state) };
   }
 
+  /** Whether another pane stands beside this one, rather than below it. */
+  get beside() {
+    const area = this.root.parentElement;
+    return Boolean(area) && area.children.length > 1 && this.root.offsetWidth < 0.75 * area.clientWidth;
+  }
+
   scene(surface, width, top, bottom) {
     const { trace } = this;
     const theme = palette(this.theme());
-    return { surface, trace, ...this.selection, theme, width, top, bottom, height: this.content.height, redraw: () => this.ask() };
+    return { surface, trace, ...this.selection, beside: this.beside, theme, width, top, bottom, height: this.content.height, redraw: () => this.ask() };
   }
 
   measured(width) {
     const fit = this.view.applies(this.trace);
     if (fit !== true) return { width, height: MESSAGE + messageHeight(fit, width), why: fit };
-    return { width, ...this.view.measure({ trace: this.trace, ...this.selection, width, screen: this.size.height }) };
+    return { width, ...this.view.measure({ trace: this.trace, ...this.selection, beside: this.beside, width, screen: this.size.height }) };
   }
 
   drawOn(surface, width, top, bottom) {
@@ -187,7 +193,7 @@ export class Pane {
     this.minimap.style.height = `${height}px`;
     const context = this.minimap.getContext("2d");
     context.setTransform(dense, 0, 0, dense, 0, 0);
-    const marks = this.view.minimap && !this.content.why ? this.view.minimap({ trace: this.trace, ...this.selection, width: this.content.width }) : [];
+    const marks = this.view.minimap && !this.content.why ? this.view.minimap({ trace: this.trace, ...this.selection, beside: this.beside, width: this.content.width }) : [];
     // marks: [{ at: 0…1 along the content, size: 0…1, chosen }]
     for (const { at, size, chosen } of marks) {
       context.globalAlpha = chosen ? 1 : 0.25 + 0.75 * size;

@@ -95,11 +95,11 @@ export function labelWidth(tokens, { size = 13, least = 40, most = 150 } = {}) {
 }
 
 /** A text in lines that fit a width. */
-export function noteLines(text, width, size = 11) {
+export function noteLines(text, width, size = 11, weight = 400) {
   const lines = [];
   for (const word of String(text).split(" ")) {
     const last = lines[lines.length - 1];
-    if (last !== undefined && textWidth(`${last} ${word}`, size) <= width) lines[lines.length - 1] = `${last} ${word}`;
+    if (last !== undefined && textWidth(`${last} ${word}`, size, weight) <= width) lines[lines.length - 1] = `${last} ${word}`;
     else lines.push(word);
   }
   return lines;
