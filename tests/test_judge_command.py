@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from overt.cli import app
+from overt.cli import app, shared
 from overt.cli.judge import Shown, classes_of, duration, expected, read_given, table_of
 from overt.judge.rationales import evaluate
 from overt.judge.rationales.randomising import after_shuffling, shuffled
@@ -221,6 +222,64 @@ def test_bad_options_are_named_before_the_model_is_opened(tmp_path: Path) -> Non
     assert "must end in .html" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "p.pdf")
     assert "there is no folder" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "no" / "p.html")
     assert "must be a folder with config.json" in refusal(texts, "--model", tmp_path)
+
+
+def test_a_measure_that_needs_marks_is_refused_without_them(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "good film", "m": [0, 0]}\n{"text": "bad plot", "m": []}\n')
+    line = refusal(texts, "--model", tmp_path, "--by", "auprc")
+    assert line == "--by auprc compares with what people marked: name its column with --rationales"
+    line = refusal(texts, "--model", tmp_path, "--by", "token_f1", "--rationales", "m")
+    assert line.startswith("--by token_f1 compares with what people marked, and no text of --rationales m has")
+    texts.write_text('{"text": "good film", "m": [0, 0]}\n{"text": "bad plot", "m": [[0, 1]]}\n')
+    assert refusal(texts, "--model", tmp_path, "--by", "auprc", "--rationales", "m").startswith("--model")
+
+
+@pytest.mark.parametrize("device", ["meta", "foo", "mps", "cuda:7"])
+def test_devices_are_known_by_name(tmp_path: Path, device: str) -> None:
+    line = refusal(tmp_path / "texts.txt", "--model", tmp_path, "--device", device)
+    assert line == f"--device must be cpu, cuda or auto, got {device}"
+
+
+def test_where_no_method_applies_no_page_is_written(model: str, tmp_path: Path) -> None:
+    texts, page = tmp_path / "texts.txt", tmp_path / "p.html"
+    texts.write_text("good film\nbad plot\n" * 7)  # so many that some are timed
+    line = refusal(texts, "--model", model, "--methods", "pooling", "--out", page)
+    assert line.startswith("--methods: none applies to this model and these texts: pooling attention: Bert")
+    assert not page.exists()
+
+
+def test_labels_of_a_single_text_are_refused_as_such(model: str, rows: Path) -> None:
+    line = refusal(rows, "--model", model, "--labels", "kind", "--most", 1)
+    assert line.startswith("--labels: accuracy needs texts of two classes, got one text: give more of them")
+
+
+def test_lines_that_are_no_json_objects_are_named(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('["good film"]\n')
+    line = refusal(texts, "--model", tmp_path)
+    assert "texts.jsonl: line 1: the line must be a JSON object, got list; each line must be" in line
+
+
+def test_full_memory_of_a_device_is_one_line_of_any_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(error: Exception) -> None:
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr(shared, "app", command)
+        shared.main()
+
+    words = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79 GiB"
+    with pytest.raises(SystemExit) as stopped:
+        full(torch.OutOfMemoryError(words))
+    assert stopped.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("overt: CUDA out of memory: free the device from other programs, give fewer")
+    assert line.endswith("or use --device cpu")
+    with pytest.raises(RuntimeError, match="a fault of our own"):
+        full(RuntimeError("a fault of our own"))
 
 
 def test_models_that_classify_nothing_are_named(model: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from overt.cli.inputs import open_model
 from overt.cli.shared import app, join_or
 from overt.corpus.reading import TEXT, open_source
 from overt.recipes._runs import load_tokenizer, read_model_config
+from overt.recipes._training import torch_device
 
 if TYPE_CHECKING:
     from overt.judge.intervals import Interval
@@ -142,6 +143,11 @@ def _listed(value: Any, number: int) -> Any:
     return [tuple(each) if isinstance(each, list) else each for each in found]
 
 
+def has_marks(rationale: Sequence[Any]) -> bool:
+    """Whether any word is marked; passages mark some."""
+    return any(each != 0 for each in rationale)
+
+
 def classes_of(labels: Sequence[Any], names: Sequence[str], rows: Sequence[int]) -> list[int]:
     """Labels, which are numbers or names of classes, as numbers.
 
@@ -169,6 +175,11 @@ def classes_of(labels: Sequence[Any], names: Sequence[str], rows: Sequence[int])
                 f"--labels: {text[:40]!r} of text {number} is no class of the model: give 0 to "
                 f"{len(names) - 1}, or {join_or(names)[:200]}"
             )
+    if len(found) == 1:
+        raise ValueError(
+            "--labels: accuracy needs texts of two classes, got one text: give more of them, or leave "
+            "--labels out"
+        )
     if len(set(found)) == 1:
         raise ValueError(
             f"--labels: all {len(found):,} texts have one class, {names[found[0]]}, and accuracy says "
@@ -194,10 +205,8 @@ def chosen_methods(given: str | None) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in lacking], notes
 
 
-def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
+def open_classifier(name: str, device: str = "auto") -> tuple[Any, Any]:
     """A classifier of texts and its tokenizer, on a device; one line says what else a folder holds."""
-    import torch
-
     from overt.attaching.loading import load
     from overt.attaching.settings import settings_in
     from overt.models.rationale import RationaleClassifier, RationaleConfig
@@ -222,12 +231,7 @@ def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
             f"--model {name} has one class only, and nothing to decide: give a classifier of two or more"
         )
     tokenizer = load_tokenizer(name)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return model.to(device), tokenizer
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0][:120]}") from None
+    return model.to(torch_device(device)), tokenizer
 
 
 @dataclass(eq=False)
@@ -375,7 +379,7 @@ def judge(
     most: Annotated[
         int | None, typer.Option(help="Judge at most so many texts, spread evenly over the file.", min=1)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.")] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
     seed: Annotated[int, typer.Option(help="Random seed of ties, LIME and the random control.", min=0)] = 0,
 ) -> None:
     """Judge which explanation of a classifier to believe, on texts of your own."""
@@ -397,21 +401,31 @@ def run(
     queries: str | None = None,
     rationales: str | None = None,
     most: int | None = None,
-    device: str | None = None,
+    device: str = "auto",
     seed: int = 0,
 ) -> Evaluation:
     """Judge, print the table and write the page; the arguments are the options of `overt judge`."""
     from overt.judge.rationales import evaluate
+    from overt.judge.rationales.evaluation import HUMAN
     from overt.judge.rationales.randomising import MOST, after_shuffling
+    from overt.judge.rationales.methods import title_of
     from overt.judge.rationales.ranking import COLUMNS
     from overt.judge.rationales.words import WordClassifier
     from overt.view.judging import class_names, judge_page
 
     _check.one_of("--by", by, COLUMNS)
+    if by in HUMAN and rationales is None:
+        raise ValueError(f"--by {by} compares with what people marked: name its column with --rationales")
+    torch_device(device)  # refuses one that is not there
     if out is not None and check_folder("--out", out).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out must end in .html, got {out}")
     names, notes = chosen_methods(methods)
     given = read_given(text_file, text, labels, rationales, queries, most)
+    if by in HUMAN and not any(map(has_marks, given.rationales or ())):
+        raise ValueError(
+            f"--by {by} compares with what people marked, and no text of --rationales {rationales} has a "
+            "marked word: choose another measure, or another column"
+        )
     model, tokenizer = open_classifier(model_name, device)
     classifier = WordClassifier(model, tokenizer)
     known = class_names(model, classifier.classes)
@@ -474,6 +488,9 @@ def run(
     shown = Shown(len(names), seconds)
     try:
         found = judged(everything, shown)
+        if not found.methods:
+            reasons = "; ".join(f"{title_of(name)}: {why}" for name, why in found.refused.items())
+            raise ValueError(f"--methods: none applies to this model and these texts: {reasons}")
         left = remaining(found, everything, shown)
         page = None
         if out is not None:

@@ -106,3 +106,21 @@ def main() -> None:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         typer.secho(f"overt: {error}", fg="red", err=True)
         sys.exit(1)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        said = str(error).split(". ")[0].splitlines()[0].rstrip(".")
+        typer.secho(
+            f"overt: {said}: free the device from other programs, give fewer or shorter inputs, or use "
+            "--device cpu",
+            fg="red",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device's memory is full."""
+    import torch  # only now: most errors come without it
+
+    return isinstance(error, torch.OutOfMemoryError)

@@ -14,7 +14,7 @@ import numpy as np
 from overt import _check
 from overt._version import __version__
 from overt.judge.intervals import Interval
-from overt.judge.rationales.deleting import Ties, aopc, without_and_only
+from overt.judge.rationales.deleting import Ties, aopc, count_of, without_and_only
 from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
 from overt.judge.rationales.methods import CONTROLS, Scorer, title_of
 from overt.judge.rationales.ranking import columns_of, heading_of, leading
@@ -234,10 +234,9 @@ def _entry(
     whole = classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0]
     predicted = int(whole.argmax())
     methods = {}
-    counts: list[int] = []
+    counts = [count_of(share, len(text.words)) for share in STEPS]  # also where no method was judged
     all_steps = steps(classifier, text, list(scores.values()), ties=ties, seed=seed) if scores else []
     for (name, values), own in zip(scores.items(), all_steps, strict=True):
-        counts = own.counts.tolist()
         methods[name] = {
             "scores": values.tolist(),
             "order": own.order[: counts[-1]].tolist(),
