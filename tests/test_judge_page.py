@@ -56,12 +56,19 @@ def test_the_page_holds_what_was_measured(
     index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"], shuffled=LEFT).html())
     rows = {row["name"]: row for row in index["methods"]}
     assert set(rows) == {*METHODS, "<b>theirs"}
-    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False]
-    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False]
-    assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["less"]
+    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False, 5]
+    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False, 1]
+    assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["zero"]
+    texts_of_columns = {each["key"]: each.get("texts") for each in index["measures"]}
+    assert texts_of_columns["comprehensiveness"] is None
+    assert texts_of_columns["normalised_sufficiency"] is None
+    assert texts_of_columns["shuffled"] == "1 of 5"
+    assert "comprehensiveness" in rows["raw"]["apart"], "it was judged on two texts"
+    assert rows["random"]["apart"] == []
     for name, row in rows.items():
-        for measure, (mean, low, high, _) in row["measures"].items():
+        for measure, (mean, low, high, _, count) in row["measures"].items():
             values = found.methods[name].by_text[measure]
+            assert count == np.isfinite(values).sum()
             assert mean == pytest.approx(np.nanmean(values), abs=1e-3)
             assert low is None or low <= mean <= high
     assert [row["texts"] for row in index["methods"]] == [2, 5, 5, 5]
@@ -117,6 +124,26 @@ def test_a_page_of_many_texts_has_some_and_says_so(
     assert page.index["about"]["facts"] == ["5 texts, 2 on this page"]
     assert told == [(1, 2), (2, 2)]
     assert "2 texts" in repr(page)
+
+
+def test_a_column_of_fewer_texts_says_so_and_the_best_order_has_no_time(model: tuple[Any, Any]) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    index = judge_page(evaluate(*model, texts, methods=["random", "oracle"]), *model, texts).index
+    measures = {each["key"]: each for each in index["measures"]}
+    assert measures["normalised_comprehensiveness"]["texts"] == "1 of 2"
+    about = measures["normalised_comprehensiveness"]["about"]
+    assert about.endswith("Of 1 of 2 texts: the others have more than 30 words.")
+    rows = {row["name"]: row for row in index["methods"]}
+    assert rows["oracle"]["seconds"] is None
+    assert rows["random"]["seconds"] is not None
+    assert rows["oracle"]["apart"] == ["comprehensiveness", "sufficiency", "between"]
+
+
+def test_a_text_that_no_method_was_judged_on_has_its_steps(model: tuple[Any, Any]) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    index = judge_page(evaluate(*model, texts, methods=["oracle"]), *model, texts).index
+    assert index["texts"][1]["methods"] == {}
+    assert index["texts"][1]["counts"] == [0, 2, 4, 5, 7, 8, 10, 12, 13, 15, 16]
 
 
 def test_other_texts_than_those_judged_are_refused(

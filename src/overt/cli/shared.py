@@ -76,6 +76,12 @@ def join_or(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
+def join_and(names: Iterable[str]) -> str:
+    """Join names to a phrase: "raw, rollout and flow"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}"
+
+
 @contextmanager
 def resumable(fresh: bool = False) -> Iterator[None]:
     """On Ctrl-C, print how to resume the command and exit with code 130."""
