@@ -195,3 +195,83 @@ def test_the_page_in_a_browser(
         "was not judged on this text"
         in opened(html, "text=1").locator("article", has_text="raw").inner_text()
     )
+
+
+LOOKS = """() => {
+  const light = (css) => {
+    const [r, g, b] = css.match(/[\\d.]+/g).slice(0, 3).map((part) => {
+      const one = Number(part) / 255;
+      return one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (one, other) => {
+    const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  return [...document.querySelectorAll("del")].map((word) => {
+    const { color, backgroundColor, textDecorationColor, opacity } = getComputedStyle(word);
+    const against = [color, textDecorationColor].map((ink) => contrast(ink, backgroundColor));
+    return Number(opacity) < 1 ? 0 : Math.min(...against);
+  });
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_struck_words_can_be_read_on_any_shade(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str], opened: Callable[..., Any], scheme: str
+) -> None:
+    shown = opened(judge_page(found, *model, texts).html(), "step=10", color_scheme=scheme)
+    contrasts = shown.evaluate(LOOKS)
+    assert len(contrasts) >= 9, "half of six words by three methods and more"
+    assert min(contrasts) > 4.5
+
+
+@pytest.mark.slow
+def test_a_table_that_goes_on_says_so_and_methods_are_rows_of_one_line(
+    model: tuple[Any, Any], opened: Callable[..., Any]
+) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    methods = ["pooling", "raw", "gradient-input", "random", "oracle"]
+    page = judge_page(evaluate(*model, texts, methods=methods), *model, texts)
+    html = page.html()
+    wide = opened(html)
+    assert not wide.get_by_text("more columns").is_visible(), "all of it is seen"
+    heights = wide.locator("article").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert len(heights) == 4
+    assert max(heights) < 50, "also where the prediction turns"
+    refused = wide.locator(".ranking tr", has_text="pooling attention").inner_text()
+    assert "– BertForSequenceClassification has no attention that pools" in refused
+    last = wide.locator(".ranking tr.apart")
+    assert "1 of 2 texts" in last.inner_text(), "the best order stands below the others"
+    assert "of fewer texts, and not to be compared" in wide.locator(".ranking").inner_text()
+    assert "1 of 2 texts" in wide.locator("thead th", has_text="norm. comp.").inner_text()
+    wide.get_by_role("button", name="Sort by norm. comp.").click()
+    assert last.count() == 0, "of the same texts"
+    small = opened(html, width=400, height=800)
+    more, rows = small.get_by_text("more columns"), small.locator(".rows")
+    assert more.is_visible()
+    assert "gradient" in rows.evaluate("(rows) => getComputedStyle(rows).maskImage"), "its edge fades"
+    rows.focus()
+    rows.evaluate("(rows) => { rows.scrollLeft = rows.scrollWidth; }")
+    more.wait_for(state="hidden")
+    assert rows.evaluate("(rows) => getComputedStyle(rows).maskImage") == "none"
+    step = small.evaluate("overt.state().step")
+    small.keyboard.press("ArrowLeft")
+    assert small.evaluate("overt.state().step") == step, "arrows scroll a table that is in use"
+    assert small.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.slow
+def test_a_page_without_any_method_says_nothing_undefined(
+    model: tuple[Any, Any], opened: Callable[..., Any]
+) -> None:
+    texts = ["good film plot"]
+    page = judge_page(evaluate(*model, texts, methods=["pooling"]), *model, texts)
+    page.index["texts"][0]["counts"] = []  # as earlier versions wrote them
+    shown = opened(page.html())
+    body = shown.locator("body").inner_text()
+    assert "undefined" not in body
+    assert "NaN" not in body
+    assert "no attention that pools" in body
