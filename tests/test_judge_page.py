@@ -249,6 +249,14 @@ def test_a_table_that_goes_on_says_so_and_methods_are_rows_of_one_line(
     assert "1 of 2 texts" in wide.locator("thead th", has_text="norm. comp.").inner_text()
     wide.get_by_role("button", name="Sort by norm. comp.").click()
     assert last.count() == 0, "of the same texts"
+    own = page.index["texts"][1]["methods"]["raw"]
+    own["now"] = [1 - page.index["texts"][1]["predicted"]] * len(own["now"])
+    long = opened(page.html(), "text=1", width=800).locator("article[data-method=raw]")
+    tall, bar, turned = (
+        each.bounding_box() for each in (long, long.locator(".bar"), long.locator(".turned"))
+    )
+    assert tall["height"] > 75, "its words are on several lines"
+    assert turned["y"] - bar["y"] < 30, "what is predicted now stands under its bar"
     small = opened(html, width=400, height=800)
     more, rows = small.get_by_text("more columns"), small.locator(".rows")
     assert more.is_visible()
