@@ -184,6 +184,10 @@ def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
     [
         ("a.csv", "body,n\na,1\n", "has no column text; it has body, n: give --text"),
         ("a.jsonl", '{"text": 1}\n', "column text of .* must hold texts, and holds int64"),
+        ("a.jsonl", "[1, 2]\n", "line 1: the line must be a JSON object, got list; each line must be a JSON"),
+        ("a.jsonl", '{"text": 1\n', "line 1: the line is not JSON: .*; each line must be a JSON object"),
+        ("a.jsonl", "{}\n", "line 1: the line has no keys; each line must be a JSON object such"),
+        ("a.jsonl", "", "a.jsonl has no texts"),
         ("a.csv", "", "it is empty: the first line must name the columns"),
         ("a.csv", "text,text\n", "the first line must name the columns, each differently"),
         ("a.doc", "", r"must end in one of \.txt, .*: rename it"),

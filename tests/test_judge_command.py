@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from overt.cli import app
+from overt.cli import app, shared
 from overt.cli.judge import Shown, classes_of, duration, expected, read_given, table_of
-from overt.judge.rationales import evaluate
+from overt.judge.intervals import Interval
+from overt.judge.rationales import Evaluation, evaluate
 from overt.judge.rationales.randomising import after_shuffling, shuffled
-from overt.judge.rationales.ranking import leading, ordered
+from overt.judge.rationales.ranking import apart, coverage, coverage_after_shuffling, leading, ordered
 from overt.judge.rationales.words import WordClassifier
 from small_corpora import small_classifier
 from small_judged import DECIDE, judged_classifier, texts_of
@@ -87,7 +89,7 @@ def test_the_command_ranks_what_finds_the_words_above_what_cannot(
     places = {name: next(i for i, line in enumerate(lines) if line.startswith(name)) for name in (
         "(best order)", "blank-out", "gradient × input", "raw", "(random)")}  # fmt: skip
     assert max(places["(best order)"], places["blank-out"], places["gradient × input"]) < places["raw"]
-    assert all(heading in result.output for heading in ("comp. ↑", "AP ↑", "ρ shuffled ↓", "s per text"))
+    assert all(heading in result.output for heading in ("comp. ↑", "AP ↑", "ρ shuffled → 0", "s per text"))
     assert re.search(r"^blank-out +8 +0\.\d{3} ±0\.\d{3}\*", result.output, re.M), "it leads"
     assert not re.search(r"^raw +8 +\S+ ±\S+\*", result.output, re.M), "attention is uniform"
     assert "accuracy 1.000" in result.output
@@ -105,6 +107,84 @@ def test_controls_lead_nothing_and_equals_lead_together(opened: tuple[Any, Any])
     assert leading(found, "sufficiency") == {"right", "same"}, "less is better"
     assert ordered(found, "sufficiency").index("wrong") > ordered(found, "sufficiency").index("same")
     assert "(random)" in table_of(found, "sufficiency")
+
+
+@pytest.fixture(scope="module")
+def uneven(opened: tuple[Any, Any]) -> Evaluation:
+    """Two short texts, one of which has marked words, and one that is too long for the best order."""
+    texts = ["good film plot", "dull film plot", "nice plot " * 16]
+    wrong = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0] * 16]
+    marked = [[1, 0, 0], [0, 0, 0], [0] * 32]
+    methods = ["gradient-input", "random", "oracle"]
+    return evaluate(*opened, texts, marked, methods, scores={"wrong": wrong}, correlation=True)
+
+
+def test_the_table_says_how_many_texts_each_column_has(uneven: Evaluation) -> None:
+    assert coverage(uneven, "comprehensiveness") is None
+    assert coverage(uneven, "normalised_comprehensiveness") == (
+        "2 of 3",
+        "the others have more than 30 words",
+    )
+    assert coverage(uneven, "auprc") == ("1 of 3", "in the others, no word is marked")
+    left = {"wrong": Interval(0.1, 0.0, 0.2, 2), "oracle": Interval(0.1, 0.0, 0.2, 1)}
+    assert coverage_after_shuffling(uneven, left) == ("2 of 3", "in the others, all words score the same")
+    (line,) = [line for line in table_of(uneven, "comprehensiveness", left).splitlines() if "texts:" in line]
+    assert line.startswith(
+        "texts: norm. comp., norm. suff. 2 of 3 (the others have more than 30 words); AUPRC"
+    )
+    assert line.endswith("ρ shuffled 2 of 3 (in the others, all words score the same)")
+
+
+def test_columns_of_all_texts_have_no_line(opened: tuple[Any, Any]) -> None:
+    wrong = {"wrong": [[0.0, 1.0, 0.0]] * 2}
+    found = evaluate(*opened, ["good film plot", "dull film plot"], methods=["oracle"], scores=wrong)
+    assert "texts:" not in table_of(found, "comprehensiveness")
+    assert ordered(found, "comprehensiveness") == ["oracle", "wrong"], "it has the texts of all"
+
+
+def test_texts_whose_words_score_the_same_count_in_no_correlation(opened: tuple[Any, Any]) -> None:
+    alike = {"alike": [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]], "all": [[1.0, 2.0, 3.0]] * 2}
+    found = evaluate(
+        *opened, ["good film plot", "dull film plot"], methods=["random"], scores=alike, correlation=True
+    )
+    assert coverage(found, "correlation") == ("1 to 2 of 2", "in the others, all words score the same")
+
+
+def test_the_best_order_of_some_texts_is_not_ranked_among_methods_of_all(uneven: Evaluation) -> None:
+    by = "comprehensiveness"
+    best = {name: own.measures[by] for name, own in uneven.methods.items()}
+    assert best["oracle"] == max(best.values()), "else it would be last anyway"
+    assert best["oracle"] > best["wrong"]
+    assert ordered(uneven, by)[-1] == "oracle"
+    assert apart(uneven, by) == {"oracle"}
+    same = "normalised_comprehensiveness"
+    assert apart(uneven, same) == set()
+    assert ordered(uneven, same).index("oracle") < ordered(uneven, same).index("wrong"), "the same texts"
+    lines = table_of(uneven, by).splitlines()
+    assert lines[4].startswith("(best order)")
+    assert lines[4].endswith("–"), "what the search took is paid elsewhere"
+    assert lines[-1].startswith("(best order) has 2 of 3 texts, those of up to 30 words: it stands last")
+
+
+def test_texts_without_marks_are_told(model: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    for marks, words in {
+        ("[0, 0]", "[0, 1]"): "1 of 2 texts have no marked word, and count for faithfulness alone",
+        ("[0, 0]", "[]"): "m: no text has a marked word; AUPRC, AP and token F1 are left out",
+    }.items():
+        texts.write_text("".join(f'{{"text": "good film", "m": {mark}}}\n' for mark in marks))
+        arguments = [texts, "--model", model, "--methods", "random", "--rationales", "m"]
+        result = CliRunner().invoke(app, ["judge", *map(str, arguments)])
+        assert words in result.output
+
+
+def test_a_measure_that_no_text_has_is_told(model: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("nice plot " * 16)
+    by = ["--by", "normalised_sufficiency", "--methods", "random", "--out", str(tmp_path / "p.html")]
+    result = CliRunner().invoke(app, ["judge", str(texts), "--model", model, *by])
+    assert "no text has norm. suff.: methods are sorted by comprehensiveness" in result.output
+    assert '"sort":"comprehensiveness"' in (tmp_path / "p.html").read_text()
 
 
 def test_blankout_does_not_lead_by_its_correlation_with_itself(opened: tuple[Any, Any]) -> None:
@@ -221,6 +301,64 @@ def test_bad_options_are_named_before_the_model_is_opened(tmp_path: Path) -> Non
     assert "must end in .html" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "p.pdf")
     assert "there is no folder" in refusal(texts, "--model", tmp_path, "--out", tmp_path / "no" / "p.html")
     assert "must be a folder with config.json" in refusal(texts, "--model", tmp_path)
+
+
+def test_a_measure_that_needs_marks_is_refused_without_them(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "good film", "m": [0, 0]}\n{"text": "bad plot", "m": []}\n')
+    line = refusal(texts, "--model", tmp_path, "--by", "auprc")
+    assert line == "--by auprc compares with what people marked: name its column with --rationales"
+    line = refusal(texts, "--model", tmp_path, "--by", "token_f1", "--rationales", "m")
+    assert line.startswith("--by token_f1 compares with what people marked, and no text of --rationales m")
+    texts.write_text('{"text": "good film", "m": [0, 0]}\n{"text": "bad plot", "m": [[0, 1]]}\n')
+    assert refusal(texts, "--model", tmp_path, "--by", "auprc", "--rationales", "m").startswith("--model")
+
+
+@pytest.mark.parametrize("device", ["meta", "foo", "mps", "cuda:7"])
+def test_devices_are_known_by_name(tmp_path: Path, device: str) -> None:
+    line = refusal(tmp_path / "texts.txt", "--model", tmp_path, "--device", device)
+    assert line == f"--device must be cpu, cuda or auto, got {device}"
+
+
+def test_where_no_method_applies_no_page_is_written(model: str, tmp_path: Path) -> None:
+    texts, page = tmp_path / "texts.txt", tmp_path / "p.html"
+    texts.write_text("good film\nbad plot\n" * 7)  # so many that some are timed
+    line = refusal(texts, "--model", model, "--methods", "pooling", "--out", page)
+    assert line.startswith("--methods: none applies to this model and these texts: pooling attention: Bert")
+    assert not page.exists()
+
+
+def test_labels_of_a_single_text_are_refused_as_such(model: str, rows: Path) -> None:
+    line = refusal(rows, "--model", model, "--labels", "kind", "--most", 1)
+    assert line.startswith("--labels: accuracy needs texts of two classes, got one text: give more of them")
+
+
+def test_lines_that_are_no_json_objects_are_named(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('["good film"]\n')
+    line = refusal(texts, "--model", tmp_path)
+    assert "texts.jsonl: line 1: the line must be a JSON object, got list; each line must be" in line
+
+
+def test_full_memory_of_a_device_is_one_line_of_any_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(error: Exception) -> None:
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr(shared, "app", command)
+        shared.main()
+
+    words = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79 GiB"
+    with pytest.raises(SystemExit) as stopped:
+        full(torch.OutOfMemoryError(words))
+    assert stopped.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("overt: CUDA out of memory: free the device from other programs, give fewer")
+    assert line.endswith("or use --device cpu")
+    with pytest.raises(RuntimeError, match="a fault of our own"):
+        full(RuntimeError("a fault of our own"))
 
 
 def test_models_that_classify_nothing_are_named(model: str, tmp_path: Path) -> None:

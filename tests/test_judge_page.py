@@ -56,12 +56,19 @@ def test_the_page_holds_what_was_measured(
     index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"], shuffled=LEFT).html())
     rows = {row["name"]: row for row in index["methods"]}
     assert set(rows) == {*METHODS, "<b>theirs"}
-    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False]
-    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False]
-    assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["less"]
+    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False, 5]
+    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False, 1]
+    assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["zero"]
+    texts_of_columns = {each["key"]: each.get("texts") for each in index["measures"]}
+    assert texts_of_columns["comprehensiveness"] is None
+    assert texts_of_columns["normalised_sufficiency"] is None
+    assert texts_of_columns["shuffled"] == "1 of 5"
+    assert "comprehensiveness" in rows["raw"]["apart"], "it was judged on two texts"
+    assert rows["random"]["apart"] == []
     for name, row in rows.items():
-        for measure, (mean, low, high, _) in row["measures"].items():
+        for measure, (mean, low, high, _, count) in row["measures"].items():
             values = found.methods[name].by_text[measure]
+            assert count == np.isfinite(values).sum()
             assert mean == pytest.approx(np.nanmean(values), abs=1e-3)
             assert low is None or low <= mean <= high
     assert [row["texts"] for row in index["methods"]] == [2, 5, 5, 5]
@@ -119,6 +126,26 @@ def test_a_page_of_many_texts_has_some_and_says_so(
     assert "2 texts" in repr(page)
 
 
+def test_a_column_of_fewer_texts_says_so_and_the_best_order_has_no_time(model: tuple[Any, Any]) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    index = judge_page(evaluate(*model, texts, methods=["random", "oracle"]), *model, texts).index
+    measures = {each["key"]: each for each in index["measures"]}
+    assert measures["normalised_comprehensiveness"]["texts"] == "1 of 2"
+    about = measures["normalised_comprehensiveness"]["about"]
+    assert about.endswith("Of 1 of 2 texts: the others have more than 30 words.")
+    rows = {row["name"]: row for row in index["methods"]}
+    assert rows["oracle"]["seconds"] is None
+    assert rows["random"]["seconds"] is not None
+    assert rows["oracle"]["apart"] == ["comprehensiveness", "sufficiency", "between"]
+
+
+def test_a_text_that_no_method_was_judged_on_has_its_steps(model: tuple[Any, Any]) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    index = judge_page(evaluate(*model, texts, methods=["oracle"]), *model, texts).index
+    assert index["texts"][1]["methods"] == {}
+    assert index["texts"][1]["counts"] == [0, 2, 4, 5, 7, 8, 10, 12, 13, 15, 16]
+
+
 def test_other_texts_than_those_judged_are_refused(
     found: Evaluation, model: tuple[Any, Any], texts: list[str]
 ) -> None:
@@ -168,3 +195,91 @@ def test_the_page_in_a_browser(
         "was not judged on this text"
         in opened(html, "text=1").locator("article", has_text="raw").inner_text()
     )
+
+
+LOOKS = """() => {
+  const light = (css) => {
+    const [r, g, b] = css.match(/[\\d.]+/g).slice(0, 3).map((part) => {
+      const one = Number(part) / 255;
+      return one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (one, other) => {
+    const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  return [...document.querySelectorAll("del")].map((word) => {
+    const { color, backgroundColor, textDecorationColor, opacity } = getComputedStyle(word);
+    const against = [color, textDecorationColor].map((ink) => contrast(ink, backgroundColor));
+    return Number(opacity) < 1 ? 0 : Math.min(...against);
+  });
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_struck_words_can_be_read_on_any_shade(
+    found: Evaluation, model: tuple[Any, Any], texts: list[str], opened: Callable[..., Any], scheme: str
+) -> None:
+    shown = opened(judge_page(found, *model, texts).html(), "step=10", color_scheme=scheme)
+    contrasts = shown.evaluate(LOOKS)
+    assert len(contrasts) >= 9, "half of six words by three methods and more"
+    assert min(contrasts) > 4.5
+
+
+@pytest.mark.slow
+def test_a_table_that_goes_on_says_so_and_methods_are_rows_of_one_line(
+    model: tuple[Any, Any], opened: Callable[..., Any]
+) -> None:
+    texts = ["good film plot", "nice plot " * 16]
+    methods = ["pooling", "raw", "gradient-input", "random", "oracle"]
+    page = judge_page(evaluate(*model, texts, methods=methods), *model, texts)
+    html = page.html()
+    wide = opened(html)
+    assert not wide.get_by_text("more columns").is_visible(), "all of it is seen"
+    heights = wide.locator("article").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert len(heights) == 4
+    assert max(heights) < 50, "also where the prediction turns"
+    refused = wide.locator(".ranking tr", has_text="pooling attention").inner_text()
+    assert "– BertForSequenceClassification has no attention that pools" in refused
+    last = wide.locator(".ranking tr.apart")
+    assert "1 of 2 texts" in last.inner_text(), "the best order stands below the others"
+    assert "of fewer texts, and not to be compared" in wide.locator(".ranking").inner_text()
+    assert "1 of 2 texts" in wide.locator("thead th", has_text="norm. comp.").inner_text()
+    wide.get_by_role("button", name="Sort by norm. comp.").click()
+    assert last.count() == 0, "of the same texts"
+    own = page.index["texts"][1]["methods"]["raw"]
+    own["now"] = [1 - page.index["texts"][1]["predicted"]] * len(own["now"])
+    long = opened(page.html(), "text=1", width=800).locator("article[data-method=raw]")
+    tall, bar, turned = (
+        each.bounding_box() for each in (long, long.locator(".bar"), long.locator(".turned"))
+    )
+    assert tall["height"] > 75, "its words are on several lines"
+    assert turned["y"] - bar["y"] < 30, "what is predicted now stands under its bar"
+    small = opened(html, width=400, height=800)
+    more, rows = small.get_by_text("more columns"), small.locator(".rows")
+    assert more.is_visible()
+    assert "gradient" in rows.evaluate("(rows) => getComputedStyle(rows).maskImage"), "its edge fades"
+    rows.focus()
+    rows.evaluate("(rows) => { rows.scrollLeft = rows.scrollWidth; }")
+    more.wait_for(state="hidden")
+    assert rows.evaluate("(rows) => getComputedStyle(rows).maskImage") == "none"
+    step = small.evaluate("overt.state().step")
+    small.keyboard.press("ArrowLeft")
+    assert small.evaluate("overt.state().step") == step, "arrows scroll a table that is in use"
+    assert small.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.slow
+def test_a_page_without_any_method_says_nothing_undefined(
+    model: tuple[Any, Any], opened: Callable[..., Any]
+) -> None:
+    texts = ["good film plot"]
+    page = judge_page(evaluate(*model, texts, methods=["pooling"]), *model, texts)
+    page.index["texts"][0]["counts"] = []  # as earlier versions wrote them
+    shown = opened(page.html())
+    body = shown.locator("body").inner_text()
+    assert "undefined" not in body
+    assert "NaN" not in body
+    assert "no attention that pools" in body

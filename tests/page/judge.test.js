@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { palette } from "../../src/overt/view/viewer/colour.js";
-import { judgeColumns, judgeDigits, judgeLink, judgeScale, judgeSorted, judgeState, judgeStep, judgeTime } from "../../src/overt/view/viewer/judge.js";
+import { judgeColumns, judgeDeleted, judgeDigits, judgeLink, judgeScale, judgeSigned, judgeSorted, judgeState, judgeStep, judgeTime } from "../../src/overt/view/viewer/judge.js";
 
 const method = (title, comp, suff, seconds) => ({ name: title, title, texts: 2, seconds, control: false, measures: { ...(comp === null ? {} : { comp: [comp, comp - 0.1, comp + 0.1, false] }), suff: [suff, null, null, false] } });
 const INDEX = {
@@ -56,12 +56,47 @@ test("a link leads back to its state, and one that is wrong to the first", () =>
   assert.deepEqual(judgeState(INDEX, "text=-1&step=1e1&sort="), judgeState(INDEX));
 });
 
-test("the largest score has the strongest colour, and signs two hues", () => {
-  assert.equal(judgeScale(palette("light"), [0, 3, 1]).top, 3);
-  assert.equal(judgeScale(palette("light"), [0, 3, 1]).kind, "sizes");
-  assert.equal(judgeScale(palette("dark"), [0, -3, 1]).kind, "signs");
-  assert.equal(judgeScale(palette("dark"), [0, -3, 1]).top, 3);
-  assert.ok(judgeScale(palette("light"), [0, 0]).top > 0, "no word has a score");
+test("what should be near zero is sorted by its size, whatever its sign", () => {
+  const left = { a: -0.6, b: 0.02, c: -0.1, d: 1 };
+  const methods = Object.entries(left).map(([title, value]) => ({ title, measures: { shuffled: [value, null, null, false] } }));
+  const index = { ...INDEX, measures: [{ key: "shuffled", title: "ρ shuffled", better: "zero" }], methods };
+  assert.deepEqual(judgeSorted(index, "shuffled").map(({ title }) => title), ["b", "c", "a", "d"]);
+});
+
+test("a method of other texts stands below those of all, by the columns where it has others", () => {
+  const methods = INDEX.methods.map((method) => (method.title === "flow" ? { ...method, apart: ["comp"] } : method));
+  const order = (sort) => judgeSorted({ ...INDEX, methods }, sort).map(({ title }) => title);
+  assert.deepEqual(order("comp"), ["given", "rollout", "flow", "LIME"]);
+  assert.deepEqual(order("suff"), names("suff"));
+  assert.deepEqual(order("seconds"), names("seconds"));
+});
+
+test("what is deleted is said in words, and without a number where there is none", () => {
+  const [text] = INDEX.texts;
+  assert.match(judgeDeleted(INDEX, text, 2), /^20\s% of the words: 1 of 4$/);
+  assert.doesNotMatch(judgeDeleted(INDEX, { ...text, counts: [] }, 2), /undefined|:/);
+});
+
+test("shades run from the least to the greatest score, so that scores that are nearly equal are told apart", () => {
+  const theme = palette("light");
+  const close = judgeScale(theme, [10, 10.1, 10.2]);
+  const far = judgeScale(theme, [0, 0.1, 0.2]);
+  assert.equal(close.kind, "sizes");
+  assert.deepEqual([10, 10.2].map(close.css), [0, 0.2].map(far.css), "the least is palest, the greatest strongest");
+  assert.equal(new Set([10, 10.1, 10.2].map(close.css)).size, 3);
+  assert.equal(close.css(10), judgeScale(theme, [7, 7]).css(7), "equal scores mark no word");
+});
+
+test("of signed scores zero is in the middle, also in a text without one below it", () => {
+  const theme = palette("dark");
+  const zero = judgeScale(theme, [0, -3, 1]).css(0);
+  assert.equal(judgeScale(theme, [0, -3, 1]).kind, "signs");
+  assert.equal(judgeScale(theme, [0, -3, 1]).greatest, 3);
+  const above = judgeScale(theme, [2, 3], true);
+  assert.equal(above.css(0), zero);
+  assert.notEqual(above.css(2), zero, "two is above the middle");
+  const texts = [{ methods: { flow: { scores: [1, 2] }, LIME: { scores: [1] } } }, { methods: { flow: { scores: [-1] } } }];
+  assert.deepEqual([...judgeSigned({ ...INDEX, texts })], ["flow"]);
 });
 
 test("times and measures are short", () => {

@@ -17,9 +17,10 @@ import typer
 from overt import _check
 from overt._files import check_folder
 from overt.cli.inputs import open_model
-from overt.cli.shared import app, join_or
+from overt.cli.shared import app, join_and, join_or
 from overt.corpus.reading import TEXT, open_source
 from overt.recipes._runs import load_tokenizer, read_model_config
+from overt.recipes._training import torch_device
 
 if TYPE_CHECKING:
     from overt.judge.intervals import Interval
@@ -29,6 +30,7 @@ EVERY = 30.0  # seconds between two lines of progress, where there is no termina
 TIMED = 12  # texts above which a few are timed first
 READ = 4096  # rows that are read at a time
 ALL = "all"
+FIRST = "comprehensiveness"  # the measure that methods are sorted by, unless --by says otherwise
 PAGE, SHUFFLED = "writing the page", "shuffled weights"  # what is told after the methods
 # What is judged unless `--methods` says otherwise: LIME and the remaining mixings take long or differ little.
 STANDARD = (
@@ -142,6 +144,11 @@ def _listed(value: Any, number: int) -> Any:
     return [tuple(each) if isinstance(each, list) else each for each in found]
 
 
+def has_marks(rationale: Sequence[Any]) -> bool:
+    """Whether any word is marked; passages mark some."""
+    return any(each != 0 for each in rationale)
+
+
 def classes_of(labels: Sequence[Any], names: Sequence[str], rows: Sequence[int]) -> list[int]:
     """Labels, which are numbers or names of classes, as numbers.
 
@@ -169,6 +176,11 @@ def classes_of(labels: Sequence[Any], names: Sequence[str], rows: Sequence[int])
                 f"--labels: {text[:40]!r} of text {number} is no class of the model: give 0 to "
                 f"{len(names) - 1}, or {join_or(names)[:200]}"
             )
+    if len(found) == 1:
+        raise ValueError(
+            "--labels: accuracy needs texts of two classes, got one text: give more of them, or leave "
+            "--labels out"
+        )
     if len(set(found)) == 1:
         raise ValueError(
             f"--labels: all {len(found):,} texts have one class, {names[found[0]]}, and accuracy says "
@@ -194,10 +206,8 @@ def chosen_methods(given: str | None) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in lacking], notes
 
 
-def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
+def open_classifier(name: str, device: str = "auto") -> tuple[Any, Any]:
     """A classifier of texts and its tokenizer, on a device; one line says what else a folder holds."""
-    import torch
-
     from overt.attaching.loading import load
     from overt.attaching.settings import settings_in
     from overt.models.rationale import RationaleClassifier, RationaleConfig
@@ -222,12 +232,7 @@ def open_classifier(name: str, device: str | None) -> tuple[Any, Any]:
             f"--model {name} has one class only, and nothing to decide: give a classifier of two or more"
         )
     tokenizer = load_tokenizer(name)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return model.to(device), tokenizer
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0][:120]}") from None
+    return model.to(torch_device(device)), tokenizer
 
 
 @dataclass(eq=False)
@@ -309,13 +314,13 @@ def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = N
         left: from `after_shuffling`.
     """
     from overt.judge.rationales.evaluation import LESS_IS_BETTER
-    from overt.judge.rationales.methods import CONTROLS, title_of
+    from overt.judge.rationales.methods import CONTROLS, ORACLE, title_of
     from overt.judge.rationales.ranking import columns_of, heading_of, leading, ordered
 
     columns = columns_of(found)
     ahead = {measure: leading(found, measure) for measure in columns}
     arrows = {measure: "↓" if measure in LESS_IS_BETTER else "↑" for measure in columns}
-    last = ["ρ shuffled ↓ "] if left else []
+    last = ["ρ shuffled → 0 "] if left else []
     rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]}" for name in columns), *last, "s per text"]]
     for name in ordered(found, by):
         own = found.methods[name]
@@ -327,7 +332,8 @@ def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = N
         if left:
             cells.append(_cell(left.get(name)) + " ")
         title = f"({title_of(name)})" if name in CONTROLS else title_of(name)
-        spent = "–" if own.seconds is None else f"{own.seconds:.3f}"
+        # The best order comes from a search whose answers the normalised measures use as well.
+        spent = "–" if own.seconds is None or name == ORACLE else f"{own.seconds:.3f}"
         rows.append([title, str(len(own.texts)), *cells, spent])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -336,7 +342,30 @@ def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = N
         for row in rows
     ]  # fmt: skip
     lines += [f"{title_of(name).ljust(widths[0])}  – {reason}" for name, reason in found.refused.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_texts_of(found, columns, left or {})])
+
+
+def _texts_of(found: Evaluation, columns: Sequence[str], left: Mapping[str, Interval]) -> list[str]:
+    """Lines on the columns that have fewer texts, and on the best order where it has fewer."""
+    from overt.judge.rationales.deleting import SEARCHED
+    from overt.judge.rationales.methods import ORACLE, title_of
+    from overt.judge.rationales.ranking import coverage, coverage_after_shuffling, heading_of
+
+    headings: dict[tuple[str, str], list[str]] = {}  # by how many texts they have, and why
+    for measure in columns:
+        if (some := coverage(found, measure)) is not None:
+            headings.setdefault(some, []).append(heading_of(measure))
+    if (some := coverage_after_shuffling(found, left)) is not None:
+        headings.setdefault(some, []).append("ρ shuffled")
+    told = [f"{', '.join(names)} {count} ({why})" for (count, why), names in headings.items()]
+    lines = [f"texts: {'; '.join(told)}"] if told else []
+    own = found.methods.get(ORACLE)
+    if own is not None and len(own.texts) < found.texts:
+        lines.append(
+            f"({title_of(ORACLE)}) has {len(own.texts):,} of {found.texts:,} texts, those of up to "
+            f"{SEARCHED} words: it stands last, except by a measure that the others have of these texts alone"
+        )
+    return lines
 
 
 def _cell(found: Interval | None) -> str:
@@ -363,7 +392,7 @@ def judge(
         typer.Option(help="Methods between commas, or all. Default: the usual ones, without LIME."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Page to write, a self-contained .html file.")] = None,
-    by: Annotated[str, typer.Option(help="Measure that methods are sorted by.")] = "comprehensiveness",
+    by: Annotated[str, typer.Option(help="Measure that methods are sorted by.")] = FIRST,
     text: Annotated[str, typer.Option(help="Column of the texts.")] = TEXT,
     queries: Annotated[
         str | None, typer.Option(help="Column of second parts, such as questions, which are never deleted.")
@@ -375,7 +404,7 @@ def judge(
     most: Annotated[
         int | None, typer.Option(help="Judge at most so many texts, spread evenly over the file.", min=1)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.")] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
     seed: Annotated[int, typer.Option(help="Random seed of ties, LIME and the random control.", min=0)] = 0,
 ) -> None:
     """Judge which explanation of a classifier to believe, on texts of your own."""
@@ -392,26 +421,36 @@ def run(
     labels: str | None = None,
     methods: str | None = None,
     out: Path | None = None,
-    by: str = "comprehensiveness",
+    by: str = FIRST,
     text: str = TEXT,
     queries: str | None = None,
     rationales: str | None = None,
     most: int | None = None,
-    device: str | None = None,
+    device: str = "auto",
     seed: int = 0,
 ) -> Evaluation:
     """Judge, print the table and write the page; the arguments are the options of `overt judge`."""
     from overt.judge.rationales import evaluate
+    from overt.judge.rationales.evaluation import HUMAN
+    from overt.judge.rationales.methods import title_of
     from overt.judge.rationales.randomising import MOST, after_shuffling
-    from overt.judge.rationales.ranking import COLUMNS
+    from overt.judge.rationales.ranking import COLUMNS, heading_of
     from overt.judge.rationales.words import WordClassifier
     from overt.view.judging import class_names, judge_page
 
     _check.one_of("--by", by, COLUMNS)
+    if by in HUMAN and rationales is None:
+        raise ValueError(f"--by {by} compares with what people marked: name its column with --rationales")
+    torch_device(device)  # refuses one that is not there
     if out is not None and check_folder("--out", out).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out must end in .html, got {out}")
     names, notes = chosen_methods(methods)
     given = read_given(text_file, text, labels, rationales, queries, most)
+    if by in HUMAN and not any(map(has_marks, given.rationales or ())):
+        raise ValueError(
+            f"--by {by} compares with what people marked, and no text of --rationales {rationales} has a "
+            "marked word: choose another measure, or another column"
+        )
     model, tokenizer = open_classifier(model_name, device)
     classifier = WordClassifier(model, tokenizer)
     known = class_names(model, classifier.classes)
@@ -474,6 +513,20 @@ def run(
     shown = Shown(len(names), seconds)
     try:
         found = judged(everything, shown)
+        if not found.methods:
+            reasons = "; ".join(f"{title_of(name)}: {why}" for name, why in found.refused.items())
+            raise ValueError(f"--methods: none applies to this model and these texts: {reasons}")
+        if found.unmarked == found.texts:
+            headings = join_and([heading_of(measure) for measure in COLUMNS if measure in HUMAN])
+            notes.append(f"--rationales {rationales}: no text has a marked word; {headings} are left out")
+        elif found.unmarked:
+            notes.append(
+                f"{found.unmarked:,} of {found.texts:,} texts have no marked word, and count for "
+                "faithfulness alone"
+            )
+        if not _has(found, by):
+            notes.append(f"no text has {heading_of(by)}: methods are sorted by comprehensiveness")
+            by = FIRST
         left = remaining(found, everything, shown)
         page = None
         if out is not None:
@@ -489,7 +542,7 @@ def run(
                 facts=[Path(text_file).name, *_performance(found)],
                 notes=notes,
                 shuffled=left,
-                sort=by if _has(found, by) else None,
+                sort=by,
                 seed=seed,
                 report=lambda done, total: shown(PAGE, done, total),
             )

@@ -76,6 +76,12 @@ def join_or(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
+def join_and(names: Iterable[str]) -> str:
+    """Join names to a phrase: "raw, rollout and flow"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}"
+
+
 @contextmanager
 def resumable(fresh: bool = False) -> Iterator[None]:
     """On Ctrl-C, print how to resume the command and exit with code 130."""
@@ -106,3 +112,21 @@ def main() -> None:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         typer.secho(f"overt: {error}", fg="red", err=True)
         sys.exit(1)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        said = str(error).split(". ")[0].splitlines()[0].rstrip(".")
+        typer.secho(
+            f"overt: {said}: free the device from other programs, give fewer or shorter inputs, or use "
+            "--device cpu",
+            fg="red",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device's memory is full."""
+    import torch  # only now: most errors come without it
+
+    return isinstance(error, torch.OutOfMemoryError)

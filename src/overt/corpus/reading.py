@@ -525,6 +525,11 @@ def open_source(name: str | Path, every: int, text: str = TEXT) -> Source:
         text: the column of texts.
     """
     source = _opened(name, every, text)
+    if not source.types and source.rows:  # JSON lines without a single key
+        why = source.read(0, 1).errors.get(0, "the line has no keys")
+        raise ValueError(f'{name}: line 1: {why}; each line must be a JSON object such as {{"{text}": "…"}}')
+    if not source.types:
+        raise ValueError(f"{name} has no texts")
     if text not in source.types:
         raise ValueError(f"{name} has no column {text}; it has {', '.join(source.types)}: give --text")
     if source.types[text] not in STRINGS:

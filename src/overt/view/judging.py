@@ -14,10 +14,17 @@ import numpy as np
 from overt import _check
 from overt._version import __version__
 from overt.judge.intervals import Interval
-from overt.judge.rationales.deleting import Ties, aopc, without_and_only
+from overt.judge.rationales.deleting import Ties, aopc, count_of, without_and_only
 from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
-from overt.judge.rationales.methods import CONTROLS, Scorer, title_of
-from overt.judge.rationales.ranking import columns_of, heading_of, leading
+from overt.judge.rationales.methods import CONTROLS, ORACLE, Scorer, title_of
+from overt.judge.rationales.ranking import (
+    apart,
+    columns_of,
+    coverage,
+    coverage_after_shuffling,
+    heading_of,
+    leading,
+)
 from overt.judge.rationales.steps import STEPS, steps
 from overt.judge.rationales.words import Text, WordClassifier
 from overt.view.index import printable, short
@@ -54,9 +61,10 @@ MEANINGS = {
 SHUFFLED = {
     "key": "shuffled",
     "title": "ρ shuffled",
-    "better": "less",
+    "better": "zero",
     "about": "Spearman’s correlation with the same method’s scores after the model’s weights are shuffled. "
-    "Near 1, a method does not show what the model has learnt. Random scores have 1.",
+    "Near 1, a method does not show what the model has learnt; it should be near 0, on either side. "
+    "It is no ranking. Random scores have 1.",
 }
 INTERVALS = (
     "Means over texts, with 95 % intervals. Bold: the best method, and all that these texts do not tell "
@@ -169,7 +177,8 @@ def judge_page(
             "texts": found.texts,
             "sort": sort or (columns[0] if columns else "name"),
         },
-        "measures": [_measure(name) for name in columns] + ([SHUFFLED] if shuffled else []),
+        "measures": [_measure(name, coverage(found, name)) for name in columns]
+        + ([_with(SHUFFLED, coverage_after_shuffling(found, shuffled))] if shuffled else []),
         "methods": _methods(found, columns, shuffled or {}),
         "refused": [{"title": title_of(name), "reason": why} for name, why in found.refused.items()],
         "texts": entries,
@@ -190,32 +199,46 @@ def spread_evenly(count: int, most: int) -> list[int]:
     return [int(place) for place in np.linspace(0, count - 1, most).round()]
 
 
-def _measure(name: str) -> dict[str, str]:
+def _measure(name: str, some: tuple[str, str] | None = None) -> dict[str, str]:
     better = "less" if name in LESS_IS_BETTER else "more"
-    return {"key": name, "title": heading_of(name), "better": better, "about": MEANINGS.get(name, "")}
+    about = MEANINGS.get(name, "")
+    return _with({"key": name, "title": heading_of(name), "better": better, "about": about}, some)
+
+
+def _with(measure: dict[str, str], some: tuple[str, str] | None) -> dict[str, str]:
+    """A column, and how many texts it has where it has not all."""
+    if some is None:
+        return measure
+    count, why = some
+    return {**measure, "texts": count, "about": f"{measure['about']} Of {count} texts: {why}."}
 
 
 def _methods(
     found: Evaluation, columns: Sequence[str], shuffled: Mapping[str, Interval]
 ) -> list[dict[str, Any]]:
-    """The table's rows: each measure as mean, both ends of its interval, and whether it is among the best."""
+    """The table's rows: each measure as mean, both ends of its interval, whether it is among the best, and
+    how many texts it is of. A method that is `apart` by a measure says so.
+    """
     ahead = {measure: leading(found, measure) for measure in columns}
+    others = {measure: apart(found, measure) for measure in columns}
     rows = []
     for name, own in found.methods.items():
         measures: dict[str, list[Any]] = {}
         for measure in columns:
             if own.measures.get(measure) is not None:
-                mean, low, high, *_ = found.interval(name, measure)
-                measures[measure] = [mean, low, high, name in ahead[measure]]
+                mean, low, high, texts, _ = found.interval(name, measure)
+                measures[measure] = [mean, low, high, name in ahead[measure], texts]
         if name in shuffled:
-            measures[SHUFFLED["key"]] = [*shuffled[name][:3], False]
+            measures[SHUFFLED["key"]] = [*shuffled[name][:3], False, shuffled[name].texts]
         rows.append(
             {
                 "name": name,
                 "title": title_of(name),
                 "texts": len(own.texts),
-                "seconds": own.seconds,
+                # The best order comes from a search whose answers the normalised measures use as well.
+                "seconds": None if name == ORACLE else own.seconds,
                 "measures": measures,
+                "apart": [measure for measure in columns if name in others[measure]],
                 "control": name in CONTROLS,
             }
         )
@@ -234,10 +257,9 @@ def _entry(
     whole = classifier.probabilities(text, np.ones((1, len(text.words)), dtype=bool))[0]
     predicted = int(whole.argmax())
     methods = {}
-    counts: list[int] = []
+    counts = [count_of(share, len(text.words)) for share in STEPS]  # also where no method was judged
     all_steps = steps(classifier, text, list(scores.values()), ties=ties, seed=seed) if scores else []
     for (name, values), own in zip(scores.items(), all_steps, strict=True):
-        counts = own.counts.tolist()
         methods[name] = {
             "scores": values.tolist(),
             "order": own.order[: counts[-1]].tolist(),

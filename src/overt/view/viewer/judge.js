@@ -34,18 +34,40 @@ export function judgeColumns(index) {
   return [{ key: "name", title: "method", better: "" }, ...index.measures, { key: "seconds", title: "time per text", better: "less", about: "Seconds to score a text, without the deletions that judge it." }];
 }
 
-/** Methods, the best by a column first; those without it last, and equal ones by name. */
+/**
+ * Methods, the best by a column first; then those that have other texts by it than all others, those without it last, and
+ * equal ones by name. What should be near zero is sorted by its size.
+ */
 export function judgeSorted(index, sort) {
   const column = judgeColumns(index).find(({ key }) => key === sort);
   const sign = column.better === "more" ? -1 : 1;
-  const value = (method) => (sort === "seconds" ? method.seconds : method.measures[sort]?.[0]) ?? null;
+  const plain = (method) => (sort === "seconds" ? method.seconds : method.measures[sort]?.[0]) ?? null;
+  const value = (method) => (column.better === "zero" && plain(method) !== null ? Math.abs(plain(method)) : plain(method));
+  const apart = (method) => Number(judgeApart(method, sort));
   const byName = (a, b) => a.title.localeCompare(b.title, "en");
   return [...index.methods].sort((a, b) => {
     if (sort === "name") return byName(a, b);
     const [x, y] = [value(a), value(b)];
     if (x === null || y === null) return (x === null) - (y === null) || byName(a, b);
-    return sign * (x - y) || byName(a, b);
+    return apart(a) - apart(b) || sign * (x - y) || byName(a, b);
   });
+}
+
+/** Whether a method has no place among the others by a column, because its mean is of other texts. */
+export function judgeApart(method, sort) {
+  return (method.apart ?? []).includes(sort);
+}
+
+/** How much of a text is deleted at a step, in words. */
+export function judgeDeleted(index, text, step) {
+  const share = `${percent(index.about.shares[step])} of the words`;
+  return text.counts.length ? `${share}: ${text.counts[step]} of ${text.words.length}` : share;
+}
+
+/** Methods that have scores below zero in some text: in all texts, zero is in the middle of their colours. */
+export function judgeSigned(index) {
+  const below = (text, name) => text.methods[name]?.scores.some((value) => value < 0);
+  return new Set(index.methods.map(({ name }) => name).filter((name) => index.texts.some((text) => below(text, name))));
 }
 
 /** What deleting words does: which are deleted, the probability of the text's class, and the class that is predicted now. */
@@ -56,10 +78,15 @@ export function judgeStep(text, name, step) {
   return { deleted, probability: own.probabilities[step], now: own.now[step], top: own.top[step], flipped: own.now[step] !== text.predicted };
 }
 
-/** The scale of a method's colours: its largest word has the strongest; signs where scores may be negative. */
-export function judgeScale(theme, scores) {
-  const top = Math.max(...scores.map(Math.abs), 0);
-  return scaled(theme, top, { kind: scores.some((value) => value < 0) ? "signs" : "sizes" });
+/**
+ * The scale of a method's colours in a text: from the least score to the greatest, so that the order of words is seen where
+ * all are nearly as large. Signed scores have zero in the middle, and the largest of either sign has the strongest colour.
+ */
+export function judgeScale(theme, scores, signed = scores.some((value) => value < 0)) {
+  const least = signed ? 0 : Math.min(...scores);
+  const greatest = Math.max(...scores.map((value) => (signed ? Math.abs(value) : value)));
+  const scale = scaled(theme, greatest - least, { kind: signed ? "signs" : "sizes" });
+  return { kind: scale.kind, least, greatest, css: (value) => scale.css(value - least), ink: (value) => scale.ink(value - least) };
 }
 
 /** A measure with three digits; what rounds to zero has no sign. */
@@ -94,6 +121,7 @@ export class JudgeView {
     this.state = judgeState(index, link ? location.hash.slice(1) : "");
     this.frame = element("div", { class: "overt judge" });
     root.replaceChildren(this.frame);
+    this.signed = judgeSigned(index);
     this.stop = new AbortController();
     const { signal } = this.stop;
     this.darkness = matchMedia("(prefers-color-scheme: dark)");
@@ -105,6 +133,7 @@ export class JudgeView {
       }, { signal });
     }
     addEventListener("keydown", (event) => this.pressed(event), { signal });
+    addEventListener("resize", () => this.hint(), { signal });
     this.build();
     this.draw();
   }
@@ -126,17 +155,10 @@ export class JudgeView {
       ...about.notes.map((text) => element("p", { class: "note", role: "note" }, text)),
       this.table,
       element("details", {}, element("summary", {}, "What the columns mean"), element("p", { class: "soft" }, about.intervals), element("dl", {}, ...meanings)),
-      ...(index.refused.length ? [this.refused()] : []),
       this.controls,
       this.reading,
       element("details", {}, element("summary", {}, "Keys"), element("dl", {}, ...keys)),
     );
-  }
-
-  refused() {
-    const rows = this.index.refused.flatMap(({ title, reason }) => [element("dt", {}, title), element("dd", {}, reason)]);
-    const count = this.index.refused.length;
-    return element("details", {}, element("summary", {}, `Left out: ${count === 1 ? "1 method" : `${count} methods`}, and why`), element("dl", {}, ...rows));
   }
 
   select(changes) {
@@ -150,6 +172,8 @@ export class JudgeView {
 
   pressed(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    // A table that is in use is scrolled by arrows.
+    if (event.target.classList?.contains("rows") && event.key.startsWith("Arrow")) return;
     const { index, state } = this;
     const columns = judgeColumns(index);
     const texts = index.texts.length;
@@ -179,30 +203,46 @@ export class JudgeView {
   drawTable() {
     const { index, state } = this;
     const columns = judgeColumns(index);
-    const head = columns.map(({ key, title, better, about }) => {
+    const head = columns.map(({ key, title, better, about, texts }) => {
       const sorted = key === state.sort;
-      const arrow = { more: " ↑", less: " ↓" }[better] ?? "";
+      const arrow = { more: " ↑", less: " ↓", zero: " → 0" }[better] ?? "";
       const button = element("button", { type: "button", "aria-label": `Sort by ${title}`, title: about ?? null, onclick: () => this.select({ sort: key }) }, `${title}${arrow}`);
-      return element("th", { scope: "col", "aria-sort": sorted ? (better === "more" ? "descending" : "ascending") : null }, button);
+      return element("th", { scope: "col", "aria-sort": sorted ? ({ more: "descending", zero: "other" }[better] ?? "ascending") : null }, button, texts ? element("span", { class: "range", title: about }, `${texts} texts`) : null);
     });
     const body = judgeSorted(index, state.sort).map((method) => {
-      const cells = index.measures.map(({ key }) => this.cell(method.measures[key]));
+      const cells = index.measures.map(({ key }) => this.cell(method.measures[key], method));
       const name = element("th", { scope: "row", title: method.about ?? null }, method.title);
-      const some = method.texts < index.about.texts ? element("span", { class: "range" }, ` ${method.texts} texts`) : null;
+      const some = method.texts < index.about.texts ? element("span", { class: "range" }, ` ${method.texts} of ${index.about.texts} texts`) : null;
       if (some) name.append(some);
-      return element("tr", { class: method.control ? "control-row" : null }, name, ...cells, element("td", {}, judgeTime(method.seconds)));
+      const kinds = [method.control ? "control-row" : "", judgeApart(method, state.sort) ? "apart" : ""].filter(Boolean).join(" ");
+      return element("tr", { class: kinds || null }, name, ...cells, element("td", {}, judgeTime(method.seconds)));
     });
-    const table = element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+    const refused = index.refused.map(({ title, reason }) =>
+      element("tr", { class: "refused" }, element("th", { scope: "row" }, title), element("td", { colspan: String(columns.length - 1) }, element("span", {}, `– ${reason}`))));
+    const table = element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body, ...refused));
     const left = this.table.firstElementChild?.scrollLeft ?? 0;
-    this.table.replaceChildren(element("div", { class: "rows" }, table));
-    this.table.firstElementChild.scrollLeft = left;
+    const rows = element("div", { class: "rows", role: "group", "aria-label": "Table of methods", onscroll: () => this.hint() }, table);
+    const some = index.methods.some((method) => judgeApart(method, state.sort)) ? element("p", { class: "soft" }, "Below the line: of fewer texts, and not to be compared with the others by this column.") : null;
+    this.table.replaceChildren(rows, element("p", { class: "soft more", "aria-hidden": "true" }, "more columns: scroll the table →"), ...(some ? [some] : []));
+    rows.scrollLeft = left;
+    this.hint();
   }
 
-  cell(values) {
+  /** Whether the table goes on beyond its right edge, which fades then. */
+  hint() {
+    const rows = this.table.firstElementChild;
+    const wide = rows.scrollWidth > rows.clientWidth + 1;
+    this.table.classList.toggle("wide", wide);
+    this.table.classList.toggle("goes-on", wide && rows.scrollLeft + rows.clientWidth < rows.scrollWidth - 1);
+    rows.tabIndex = wide ? 0 : -1;
+  }
+
+  cell(values, method) {
     if (!values || values[0] === null) return element("td", {}, "–");
-    const [value, low, high, best] = values;
+    const [value, low, high, best, texts] = values;
+    const about = texts === undefined || texts === this.index.about.texts ? null : `${method.title}: of ${texts} of ${this.index.about.texts} texts`;
     const half = low === null ? "" : ` ± ${((high - low) / 2).toFixed(3)}`;
-    return element("td", { class: best ? "best" : null }, judgeDigits(value), element("span", { class: "range" }, half));
+    return element("td", { class: best ? "best" : null, title: about }, judgeDigits(value), element("span", { class: "range" }, half));
   }
 
   drawControls() {
@@ -210,7 +250,7 @@ export class JudgeView {
     const { shares } = index.about;
     const text = index.texts[state.text];
     const names = index.texts.map(({ name, words }, i) => [String(i), `${name}: ${shown(words.slice(0, 12).join(" "), 48)}`]);
-    const deleted = (step) => `${percent(shares[step])} of the words: ${text.counts[step]} of ${text.words.length}`;
+    const deleted = (step) => judgeDeleted(index, text, step);
     const turn = (step, sign, title) =>
       element("button", { type: "button", "aria-label": title, onclick: () => this.select({ text: (state.text + step + names.length) % names.length }) }, sign);
     // A slider that is being dragged stays the same element.
@@ -242,7 +282,7 @@ export class JudgeView {
       text.cut ? `${text.cut} words at its end are cut: the model does not take more` : null,
     ];
     const rows = judgeSorted(index, state.sort).map((method) => this.method(method, text));
-    const note = element("p", { class: "soft" }, `Bars: probability of “${name(text.predicted)}” with the struck words deleted; the tick is that of the whole text. Curves: the same from 0 to ${percent(index.about.shares.at(-1))} of the words. Shades: how high a word scores; orange is below zero.`);
+    const note = element("p", { class: "soft" }, `Bars: probability of “${name(text.predicted)}” with the struck words deleted; the tick is that of the whole text. Curves: the same from 0 to ${percent(index.about.shares.at(-1))} of the words. Shades: from the lowest to the highest score of the text, by each method for itself; of scores with signs, zero is the middle and orange is below it.`);
     this.reading.replaceChildren(element("h2", {}, `Text ${text.name}`), element("p", { class: "facts" }, facts.filter(Boolean).join("; ")), note, ...rows);
   }
 
@@ -252,8 +292,8 @@ export class JudgeView {
     if (!found) return element("article", { class: "method" }, title, element("p", { class: "soft" }, "was not judged on this text"));
     const name = shown(this.index.about.classes[found.now], 30);
     const said = element("p", { class: "said" }, percent(found.probability));
-    const turned = found.flipped ? element("p", { class: "said" }, element("strong", {}, `now ${name}, ${percent(found.top).replace(" ", "\u00a0")}`)) : null;
-    return element("article", { class: "method", "data-method": method.name }, element("div", { class: "effect" }, title, this.bar(text, found), element("div", { class: "outcome" }, element("div", {}, said, turned), this.curve(text, method.name))), this.words(text, method.name, found.deleted));
+    const turned = found.flipped ? element("p", { class: "said turned" }, element("strong", {}, `now ${name}, ${percent(found.top).replace(" ", "\u00a0")}`)) : null;
+    return element("article", { class: "method", "data-method": method.name }, title, this.bar(text, found), said, this.curve(text, method.name), turned, this.words(text, method.name, found.deleted));
   }
 
   bar(text, found) {
@@ -283,7 +323,7 @@ export class JudgeView {
 
   words(text, name, deleted) {
     const { scores } = text.methods[name];
-    const scale = judgeScale(this.theme, scores);
+    const scale = judgeScale(this.theme, scores, this.signed.has(name));
     const line = element("div", { class: "words", dir: "auto" });
     text.words.forEach((word, i) => {
       if (i) line.append(" ");
