@@ -89,7 +89,7 @@ def test_no_kl_is_computed_and_the_draws_are_those_that_one_would_be_computed_be
     assert computed == []
     monkeypatch.setattr(sampling, "Chain", with_kl)
     beside = [overt.posterior(model, x, samples=3, dropout=dropout).samples for dropout in (False, True)]
-    assert computed == [True, True], "in both layers, where there is dropout: else the test would tell nothing"
+    assert computed == [True, True], "in both layers, with dropout: else the test would tell nothing"
     assert all(torch.equal(one, other) for one, other in zip(without, beside, strict=True))
 
 

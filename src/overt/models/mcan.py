@@ -148,13 +148,16 @@ class Flatten(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.merge = nn.Linear(width, out)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(batch, sequence, width) → (batch, out), and the weights, (batch, sequence), zeros at padding."""
+    def forward(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(batch, sequence, width) → (batch, out), and the weights, (batch, sequence), zeros at padding.
+
+        `mask` is boolean (batch, sequence), False at padding, and `padding` its opposite; None without any.
+        """
         scores = self.score(self.dropout(F.relu(self.inner(x)))).squeeze(-1)
         if mask is None:
             weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         else:
-            weights = softmax(scores, mask)
+            weights = softmax(scores, mask, hidden=padding)
         return self.merge((weights.to(x.dtype).unsqueeze(1) @ x).squeeze(1)), weights
 
 
@@ -304,8 +307,8 @@ class MCAN(nn.Module):
             x = layer(x, no_word, chain)
         for layer in self.decoder:
             y = layer(y, no_region, chain, x, no_word)
-        from_words, word_weights = self.flat_words(x, word_mask)
-        from_regions, region_weights = self.flat_regions(y, region_mask)
+        from_words, word_weights = self.flat_words(x, word_mask, no_word)
+        from_regions, region_weights = self.flat_regions(y, region_mask, no_region)
         logits = self.answers(self.norm(from_words + from_regions))
         output = {"logits": logits, "word_weights": word_weights, "region_weights": region_weights}
         if labels is not None:
