@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import overt
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.bayesian.drawing import noise_keys
+from overt.models import mcan as mcan_module
 from overt.models.marian import size_without_embeddings
 from overt.models.mcan import MCAN, SIZES, LayerNorm, feature_deviation, feature_noise
 from overt.models.multi_label import multi_label_loss
@@ -406,6 +407,25 @@ def test_the_unit_of_noise_leaves_padding_out() -> None:
     mask = torch.tensor([[True, True], [True, False]])
     values = torch.tensor([1.0, 3.0, 5.0, 7.0, 1.0, 1.0]).double()
     assert feature_deviation(regions, mask) == pytest.approx(float(values.var(correction=0) ** 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_unit_of_noise_does_not_depend_on_how_many_images_are_summed_at_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    regions = (torch.randn(11, 3, 5, generator=generator) + 100.0).to(dtype)  # far from zero
+    mask = torch.rand(11, 3, generator=generator) < 0.7
+    mask[2] = False
+    some = torch.tensor([8, 2, 0, 5, 10])
+    for images in (None, some):
+        chosen = slice(None) if images is None else images
+        want = regions[chosen][mask[chosen]].double().std(correction=0)
+        for at_once in (1, 2, 512):
+            monkeypatch.setattr(mcan_module, "AT_ONCE", at_once)
+            assert feature_deviation(regions, mask, images) == pytest.approx(float(want), rel=1e-12)
+    with pytest.raises(ValueError, match="needs two values or more, got 0"):
+        feature_deviation(regions, mask, torch.tensor([2]))
 
 
 # --- Bad input ---

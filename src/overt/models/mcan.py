@@ -15,7 +15,7 @@ visible: `feature_noise`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -42,6 +42,7 @@ NOISE_WAYS: tuple[NoiseWay, ...] = get_args(NoiseWay)
 SIZES = {"small": {"width": 512, "heads": 8}, "large": {"width": 1024, "heads": 16}}
 # Of a grid's vectors at the start, as much as regions hold. With 0.1, "left of" was learned far later.
 PLACES = 0.5
+AT_ONCE = 512  # images whose features are summed at once
 NOISE_KIND = len(KINDS)  # of noise on features, in the address of the noise: no attention is of this kind
 
 
@@ -402,18 +403,30 @@ class MCAN(nn.Module):
         return load_network(cls, folder, MODEL_TYPE, ("words", "answers", "features", "mechanisms"), names)
 
 
-def feature_deviation(regions: Tensor, region_mask: Tensor) -> float:
+def feature_deviation(regions: Tensor, region_mask: Tensor, images: Tensor | None = None) -> float:
     """Standard deviation of all values of all regions, without padding: the unit of `feature_noise`.
+
+    In float64, a few images at a time, as the features of all may fill the memory.
 
     Args:
         regions: (images, regions, features).
         region_mask: boolean (images, regions), False at padding.
+        images: (chosen,), numbers of the images that count; None for all.
     """
     _check_regions(regions, region_mask)
-    values = regions[region_mask]
-    if values.numel() < 2:
-        raise ValueError(f"a standard deviation needs two values or more, got {values.numel()}")
-    return float(values.double().std(correction=0))
+    if images is None:
+        images = torch.arange(len(regions), device=regions.device)
+    parts = torch.split(images, AT_ONCE)
+    count = int(region_mask[images].sum()) * regions.shape[-1]
+    if count < 2:
+        raise ValueError(f"a standard deviation needs two values or more, got {count}")
+
+    def total(of: Callable[[Tensor], Tensor]) -> Tensor:
+        values = (regions[part][region_mask[part]].double() for part in parts)
+        return torch.stack([of(each).sum() for each in values]).sum()
+
+    mean = total(lambda values: values) / count
+    return float((total(lambda values: (values - mean).square()) / count).sqrt())
 
 
 def feature_noise(
