@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -585,6 +586,29 @@ def test_names_that_do_not_fit_are_not_saved(tmp_path: Path) -> None:
 
 
 # --- What saves time ---
+
+
+@pytest.mark.parametrize("mechanisms", [[], [WC]], ids=["soft", "bayesian"])
+def test_norms_rescaled_together_have_the_outputs_and_gradients_of_each_alone(
+    mechanisms: list[overt.Mechanism], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = mcan(*mechanisms).train(), questions()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter)
+
+    def found() -> list[Tensor]:
+        torch.manual_seed(1)  # of dropout
+        output = model(**inputs, labels=torch.full((3, model.answers.out_features), 0.3))
+        gradients = torch.autograd.grad(output["loss"], list(model.parameters()))
+        return [output["logits"], output["loss"], *gradients]
+
+    def alone(norms: Sequence[LayerNorm]) -> dict[LayerNorm, None]:
+        return dict.fromkeys(norms)
+
+    together = found()
+    monkeypatch.setattr(mcan_module, "rescaled_weights", alone)
+    assert all(torch.equal(one, other) for one, other in zip(together, found(), strict=True))
 
 
 def test_the_norm_of_float32_is_that_of_the_definition_to_rounding() -> None:

@@ -15,7 +15,7 @@ visible: `feature_noise`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -58,18 +58,31 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, width) → the same."""
+    def forward(self, x: Tensor, rescaled: Tensor | None = None) -> Tensor:
+        """(…, width) → the same; `rescaled` is the weight as `rescaled_weights` has it, (width,)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if wide.dtype == torch.float32 and (width := x.shape[-1]) > 1:
             unbiased = (width - 1) / width
-            weight = self.weight.to(wide.dtype) * unbiased**0.5
-            scaled = F.layer_norm(wide, (width,), weight, self.bias.to(wide.dtype), unbiased * self.eps**2)
+            weight = self.weight.to(wide.dtype) * unbiased**0.5 if rescaled is None else rescaled
+            scaled = F.layer_norm(
+                wide, (width,), weight.to(wide.dtype), self.bias.to(wide.dtype), unbiased * self.eps**2
+            )
             return scaled.to(self.weight.dtype)
         variance, mean = torch.var_mean(wide, dim=-1, keepdim=True)
         # A row of equal values has no spread: its root would have an infinite slope, and NaN as its gradient.
         spread = variance.clamp(min=torch.finfo(wide.dtype).tiny).sqrt()
         return (self.weight * ((wide - mean) / (spread + self.eps)) + self.bias).to(self.weight.dtype)
+
+
+def rescaled_weights(norms: Sequence[LayerNorm]) -> dict[LayerNorm, Tensor]:
+    """Weights (width,) of norms of one width as torch's norm needs them, all by one product.
+
+    On a GPU, starting a product for each of them would take longer than the products themselves.
+    """
+    weights = torch.stack([norm.weight for norm in norms])
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    width = weights.shape[-1]
+    return dict(zip(norms, (weights * ((width - 1) / width) ** 0.5).unbind(), strict=True))
 
 
 class Layer(nn.Module):
@@ -116,28 +129,35 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
+    def norms(self) -> list[LayerNorm]:
+        """Its norms, all of one width."""
+        guided = [] if self.guided_norm is None else [self.guided_norm]
+        return [self.norm, *guided, self.mlp_norm]
+
     def forward(
         self,
         x: Tensor,
         padding: Tensor | None,
         chain: Chain,
+        rescaled: Mapping[LayerNorm, Tensor],
         words: Tensor | None = None,
         word_padding: Tensor | None = None,
     ) -> Tensor:
         """(batch, sequence, width) → the same; `padding` is boolean (batch, sequence), True at padding.
 
-        None where there is no padding.
+        None where there is no padding. `rescaled` holds the weights of its norms (`rescaled_weights`).
         """
         mixed, _ = self.attention(x, x, x, padding, need_weights=False, chain=chain)
-        x = self.norm(x + self.dropout(mixed))
+        x = self.norm(x + self.dropout(mixed), rescaled[self.norm])
         if self.guided_attention is not None and self.guided_norm is not None:
             assert words is not None
             mixed, _ = self.guided_attention(
                 x, words, words, word_padding, need_weights=False, query_padding_mask=padding, chain=chain
             )
-            x = self.guided_norm(x + self.dropout(mixed))
+            x = self.guided_norm(x + self.dropout(mixed), rescaled[self.guided_norm])
         hidden = self.dropout(F.relu(self.inner(x)))
-        return self.mlp_norm(x + self.dropout(self.outer(hidden)))  # type: ignore[no-any-return]
+        x = x + self.dropout(self.outer(hidden))
+        return self.mlp_norm(x, rescaled[self.mlp_norm])  # type: ignore[no-any-return]
 
 
 class Flatten(nn.Module):
@@ -304,10 +324,12 @@ class MCAN(nn.Module):
         if self.rows is not None and self.columns is not None:
             places = self.rows.weight.unsqueeze(1) + self.columns.weight  # (rows, columns, width)
             y = y + places.flatten(0, 1)
+        norms = [norm for layer in (*self.encoder, *self.decoder) for norm in layer.norms()]
+        rescaled = rescaled_weights(norms)
         for layer in self.encoder:
-            x = layer(x, no_word, chain)
+            x = layer(x, no_word, chain, rescaled)
         for layer in self.decoder:
-            y = layer(y, no_region, chain, x, no_word)
+            y = layer(y, no_region, chain, rescaled, x, no_word)
         from_words, word_weights = self.flat_words(x, word_mask, no_word)
         from_regions, region_weights = self.flat_regions(y, region_mask, no_region)
         logits = self.answers(self.norm(from_words + from_regions))
