@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import overt
+from overt.mechanisms import attention
+from overt.mechanisms.call import AttentionCall
+from overt.mechanisms.site import Kind
 from selection import covering
 from stacks import BAYESIAN, EVOLVING, MECHANISMS, enliven, gradients, inputs
 
@@ -70,6 +73,121 @@ def test_masks_mean_what_they_mean_in_torch_with_the_same_gradients(mask: dict[s
         results.append((output, weights, x.grad, *[p.grad for p in module.parameters()]))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
+
+
+# --- What layers share about a mask ---
+
+
+def seen_in(form: str) -> dict[str, Tensor | bool]:
+    """Arguments of a call; the last example of a padded batch sees nothing."""
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:], padding[2] = True, True
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    later[2] = True  # a query that sees no key
+    return {
+        "everything": {},
+        "nothing hidden by a mask": {"key_padding_mask": torch.zeros(3, 5, dtype=torch.bool)},
+        "padding": {"key_padding_mask": padding},
+        "padded queries, too": {"key_padding_mask": padding, "query_padding_mask": padding.roll(1, 0)},
+        "padded queries alone": {"query_padding_mask": padding},
+        "a mask": {"attn_mask": later},
+        "a mask and padding": {"attn_mask": later, "key_padding_mask": padding},
+        "causal": {"is_causal": True},
+        "causal and padding": {"is_causal": True, "key_padding_mask": padding},
+    }[form]
+
+
+def each_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every map hides cells by its own masks, twice, and whether or not there is anything to hide."""
+
+    def plain(call: AttentionCall, logits: Tensor) -> Tensor:
+        lowest, shown = torch.finfo(logits.dtype).min, call.visible()
+        return torch.softmax(logits.masked_fill(~shown, lowest), dim=-1).masked_fill(~shown, 0.0)
+
+    def blind(call: AttentionCall) -> Tensor:
+        return ~call.visible().any(dim=-1).any(dim=1)
+
+    monkeypatch.setattr(AttentionCall, "softmax", plain)
+    monkeypatch.setattr(AttentionCall, "blind", blind)
+    monkeypatch.setattr(attention, "_lasts", lambda *_: False)
+
+
+@pytest.mark.parametrize("mechanism", [None, BAYESIAN], ids=["plain", "Bayesian"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "everything",
+        "nothing hidden by a mask",
+        "padding",
+        "padded queries, too",
+        "padded queries alone",
+        "a mask",
+        "a mask and padding",
+        "causal",
+        "causal and padding",
+    ],
+)
+def test_what_layers_share_about_a_mask_changes_no_bit_of_outputs_and_gradients(
+    form: str, training: bool, mechanism: overt.Mechanism | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    kind: Kind = "decoder" if form.startswith("causal") else "encoder"
+    settings = {"batch_first": True, "kind": kind, "mechanisms": [] if mechanism is None else [mechanism]}
+    layers = [overt.MultiheadAttention(8, 2, 0.2, layer=number, **settings) for number in range(2)]
+    for layer in layers:
+        layer.train(training)
+        enliven(layer)
+    seen = seen_in(form)
+
+    def passed() -> list[Tensor]:
+        torch.manual_seed(1)  # of dropout
+        x = inputs(3, 5, 8).requires_grad_()
+        chain, y = overt.Chain(step=0), x
+        weights = []
+        for layer in layers:
+            y, each = layer(y, y, y, chain=chain, average_attn_weights=False, **seen)
+            weights.append(each)
+        loss = (y * inputs(3, 5, 8, seed=3)).sum() + chain.penalty()
+        wanted = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        return [y, *weights, *(gradient for gradient in found if gradient is not None)]
+
+    got = passed()
+    each_time_anew(monkeypatch)
+    want = passed()
+    assert len(got) == len(want) > 5
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+def test_a_mask_that_is_written_to_or_replaced_between_layers_is_read_again() -> None:
+    layer, other = (overt.MultiheadAttention(8, 2, batch_first=True, layer=number) for number in range(2))
+    x, chain = inputs(3, 5, 8), overt.Chain()
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    whole = layer(x, x, x, mask, chain=chain)[0]
+    mask[1, 3:] = True
+    assert torch.equal(layer(x, x, x, mask, chain=chain)[0], layer(x, x, x, mask)[0])
+    assert not torch.equal(layer(x, x, x, mask)[0], whole)
+    for number in range(5):  # each may take the place of the last one in memory
+        hidden = torch.zeros(3, 5, dtype=torch.bool)
+        hidden[:, number] = True
+        assert torch.equal(other(x, x, x, hidden, chain=chain)[0], other(x, x, x, hidden)[0])
+        queries = other(x, x, x, query_padding_mask=hidden, chain=chain)[0]
+        assert torch.equal(queries, other(x, x, x, query_padding_mask=hidden)[0]), "rather than keys"
+
+
+def test_a_mask_is_turned_round_once_for_all_layers() -> None:
+    layers = [overt.MultiheadAttention(8, 2, batch_first=True, layer=number) for number in range(4)]
+    x, chain, mask = inputs(3, 5, 8), overt.Chain(), torch.zeros(3, 5, dtype=torch.bool)
+    counts = []
+    for masks_given in ({"key_padding_mask": mask}, {}):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for layer in layers:
+                layer(x, x, x, chain=chain, **masks_given)
+        names = [event.name for event in profile.events()]
+        counts.append([names.count(f"aten::{name}") for name in ("bitwise_not", "eq", "masked_fill")])
+    assert counts[0] == [2, 1, 3 * 4], "the mask to what is visible, and that to what is hidden"
+    assert counts[1] == [0, 0, 0], "nothing is hidden where there is no mask"
 
 
 def test_unbatched_input_and_no_weights_work_as_in_torch() -> None:

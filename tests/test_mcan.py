@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import overt
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.bayesian.drawing import noise_keys
+from overt.models import mcan as mcan_module
 from overt.models.marian import size_without_embeddings
 from overt.models.mcan import MCAN, SIZES, LayerNorm, feature_deviation, feature_noise
 from overt.models.multi_label import multi_label_loss
@@ -408,6 +410,25 @@ def test_the_unit_of_noise_leaves_padding_out() -> None:
     assert feature_deviation(regions, mask) == pytest.approx(float(values.var(correction=0) ** 0.5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_unit_of_noise_does_not_depend_on_how_many_images_are_summed_at_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    regions = (torch.randn(11, 3, 5, generator=generator) + 100.0).to(dtype)  # far from zero
+    mask = torch.rand(11, 3, generator=generator) < 0.7
+    mask[2] = False
+    some = torch.tensor([8, 2, 0, 5, 10])
+    for images in (None, some):
+        chosen = slice(None) if images is None else images
+        want = regions[chosen][mask[chosen]].double().std(correction=0)
+        for at_once in (1, 2, 512):
+            monkeypatch.setattr(mcan_module, "AT_ONCE", at_once)
+            assert feature_deviation(regions, mask, images) == pytest.approx(float(want), rel=1e-12)
+    with pytest.raises(ValueError, match="needs two values or more, got 0"):
+        feature_deviation(regions, mask, torch.tensor([2]))
+
+
 # --- Bad input ---
 
 
@@ -565,6 +586,29 @@ def test_names_that_do_not_fit_are_not_saved(tmp_path: Path) -> None:
 
 
 # --- What saves time ---
+
+
+@pytest.mark.parametrize("mechanisms", [[], [WC]], ids=["soft", "bayesian"])
+def test_norms_rescaled_together_have_the_outputs_and_gradients_of_each_alone(
+    mechanisms: list[overt.Mechanism], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = mcan(*mechanisms).train(), questions()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter)
+
+    def found() -> list[Tensor]:
+        torch.manual_seed(1)  # of dropout
+        output = model(**inputs, labels=torch.full((3, model.answers.out_features), 0.3))
+        gradients = torch.autograd.grad(output["loss"], list(model.parameters()))
+        return [output["logits"], output["loss"], *gradients]
+
+    def alone(norms: Sequence[LayerNorm]) -> dict[LayerNorm, None]:
+        return dict.fromkeys(norms)
+
+    together = found()
+    monkeypatch.setattr(mcan_module, "rescaled_weights", alone)
+    assert all(torch.equal(one, other) for one, other in zip(together, found(), strict=True))
 
 
 def test_the_norm_of_float32_is_that_of_the_definition_to_rounding() -> None:

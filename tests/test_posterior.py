@@ -17,6 +17,7 @@ import overt
 from attached import attached
 from families import FAMILIES, PAIR, TEXT, inputs_of, lengths_mask, tokens
 from overt.judge import uncertainty
+from overt.mechanisms.bayesian.layer import BayesianLayer
 
 pytestmark = pytest.mark.slow
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -112,6 +113,18 @@ def test_dropout_adds_spread_and_comes_back_with_its_seed() -> None:
     moved = overt.posterior(model, inputs, samples=4, dropout=True)
     assert float(moved.spread.mean()) > 1e-3
     assert torch.equal(moved.samples, overt.posterior(model, inputs, samples=4, dropout=True).samples)
+
+
+def test_no_kl_is_computed_with_dropout_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = attached(BERT, overt.Bayesian(k=0.5)), inputs_of(BERT)
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("a KL is computed")
+
+    monkeypatch.setattr(BayesianLayer, "_kl", refused)
+    overt.posterior(model, inputs, samples=2, dropout=True)
+    with pytest.raises(AssertionError, match="a KL is computed"):
+        model.train()(**inputs)
 
 
 def test_a_plain_model_is_sampled_by_its_dropout() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import overt
+from overt.attaching import sampling
+from overt.mechanisms.bayesian.layer import BayesianLayer
 
 
 class Classifier(nn.Module):
@@ -65,6 +67,30 @@ def test_the_problem_type_turns_outputs_into_predictions(model: Classifier, x: T
         torch.testing.assert_close(drawn.entropy, each.sum(dim=-1))
         rest = torch.distributions.Categorical(pairs).entropy().sum(dim=-1).mean(dim=0)
         torch.testing.assert_close(drawn.mutual_information, each.sum(dim=-1) - rest)
+
+
+def test_no_kl_is_computed_and_the_draws_are_those_that_one_would_be_computed_beside(
+    x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Classifier(overt.Bayesian(k=0.5), dropout=0.3)
+    computed: list[bool] = []
+    kl_of = BayesianLayer._kl
+
+    def noted(self: BayesianLayer, *arguments: Any) -> Tensor:
+        computed.append(self.training)
+        return kl_of(self, *arguments)
+
+    def with_kl(**settings: Any) -> overt.Chain:
+        return overt.Chain(**{**settings, "kl": None})
+
+    monkeypatch.setattr(BayesianLayer, "_kl", noted)
+    without = [overt.posterior(model, x, samples=3, dropout=dropout).samples for dropout in (False, True)]
+    assert computed == []
+    monkeypatch.setattr(sampling, "Chain", with_kl)
+    beside = [overt.posterior(model, x, samples=3, dropout=dropout).samples for dropout in (False, True)]
+    assert computed == [True, True], "in both layers, with dropout: else the test would tell nothing"
+    assert all(torch.equal(one, other) for one, other in zip(without, beside, strict=True))
 
 
 def test_dropout_alone_can_be_sampled_and_batch_norms_stay_as_they_are() -> None:

@@ -22,9 +22,10 @@ from overt.cli import app
 from overt.data import scenes
 from overt.data.questions import QuestionData
 from overt.data.region_features import Regions
+from overt.judge.uncertainty import p_values, predictive
 from overt.models.image_encoder import ImageEncoder
 from overt.models.mcan import MCAN
-from overt.recipes import bam_questions, question_training, regions, reproduce
+from overt.recipes import _training, bam_questions, question_training, regions, reproduce
 from overt.recipes._recipe import Grid, Outcome, Report, Request
 from overt.recipes._rows import duration
 from overt.recipes.asking import open_answerer
@@ -48,6 +49,7 @@ from overt.recipes.question_training import (
     QuestionTraining,
     answered,
     encoded,
+    judged,
     key_of,
     measures,
     network,
@@ -202,10 +204,38 @@ def test_the_published_noise_is_there_in_training_and_changes_with_the_step(
     losses = []
     for net in (clean, noisy):
         for step in (0, 1):
-            net.net.step.fill_(step)
+            net.at_update(step)
             losses.append(net(numbers)["loss"].item())
     assert losses[0] == losses[1]
     assert len(set(losses)) == 3
+
+
+def test_the_unit_of_noise_is_that_of_training_images_found_once_before_training(
+    tmp_path: Path, data: QuestionData, given: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = given.features.clone()
+    outside = torch.ones(len(features), dtype=torch.bool)
+    outside[data.image_numbers(data.train)] = False
+    assert bool(outside.any())
+    features[outside] = 1e6
+    spread = features[~outside][given.real[~outside]].double().std(correction=0)
+    source = stored(tmp_path / "regions", Regions(features, given.real))
+    net, _ = question_training.train(
+        tmp_path / "run", data, source, ROWS[SOFT], replace(TRAINING, updates=1), 0, "cpu"
+    )
+    monkeypatch.setattr(question_training, "feature_deviation", lambda *_: pytest.fail("found once more"))
+    assert question_training.deviation_of(data, net) == pytest.approx(float(spread), rel=1e-12)
+
+
+def test_updates_are_timed_with_the_products_of_training(
+    tmp_path: Path, data: QuestionData, given: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, before = stored(tmp_path / "regions", given), torch.get_float32_matmul_precision()
+    monkeypatch.setattr(_training, "precision_of_products", lambda _: "tf32")
+    monkeypatch.setattr(question_training, "times", lambda *_: [torch.get_float32_matmul_precision()])
+    timed = question_training.step_times(data, source, ROWS[SOFT], TRAINING, 0, "cpu", 3)
+    assert timed == ["high"]
+    assert torch.get_float32_matmul_precision() == before != "high"
 
 
 # --- Measures ---
@@ -247,6 +277,41 @@ def test_measures_are_those_of_their_definitions() -> None:
 
     information = (entropy(mean) - entropy(samples).mean(axis=0)).sum(axis=1).mean()
     assert got["mutual information"] == pytest.approx(information)
+
+
+def test_answers_are_judged_as_all_their_samples_on_the_cpu_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.rand(20, 30, 7, generator=generator, dtype=torch.float64)
+    samples[:, 0, 2] = samples[:, 0].mean(dim=0).max() + 0.1  # one of the two does not vary
+    samples[:, 1] = torch.linspace(0.1, 0.9, 7).double()  # nothing varies
+    samples[:, 2, 3:5] = 1.0  # the likeliest are even
+    one = torch.rand(30, 7, generator=generator, dtype=torch.float64)
+    credits = torch.rand(30, 7, generator=generator)
+    questions = Questions(torch.ones(30, 2).long(), torch.arange(30), credits.round(), credits, {})
+    tested: list[tuple[int, ...]] = []
+
+    def noted(drawn: Tensor, **settings: Any) -> Any:
+        tested.append(tuple(drawn.shape))
+        return p_values(drawn, **settings)
+
+    monkeypatch.setattr(question_training, "p_values", noted)
+    got = judged(Answered(one, samples), questions)
+    assert tested == [(20, 30, 2)], "the test needs no other answer than the two likeliest"
+    mean = samples.mean(dim=0)
+    want = {
+        "accuracy": credits.numpy()[range(30), one.numpy().argmax(axis=1)],
+        "confidence": one.numpy().max(axis=1),
+        "sampled_accuracy": credits.numpy()[range(30), mean.numpy().argmax(axis=1)],
+        "sampled_confidence": mean.numpy().max(axis=1),
+        "p": p_values(samples, link="sigmoid", equal_variance=False),
+        "brier": ((mean - questions.targets) ** 2).mean(dim=1).numpy(),
+        "information": predictive(samples, "sigmoid").mutual_information,
+    }
+    assert got._fields == tuple(want)
+    for name, values in want.items():
+        np.testing.assert_allclose(getattr(got, name), values, rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_soft_attention_without_dropout_is_certain_of_everything(data: QuestionData, given: Regions) -> None:

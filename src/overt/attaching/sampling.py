@@ -313,7 +313,9 @@ def _of_module(
     def run(part: slice) -> Tensor:
         folded = {key: _take(value, example[part]) for key, value in inputs.items()}
         first_argument = [folded.pop("")] if "" in folded else []
-        chain = Chain(step=step, sample=sample[part], examples=example[part] + first, seed=seed)
+        # With dropout, layers are in training mode, and would compute a KL that nobody reads.
+        address: dict[str, Any] = {"sample": sample[part], "examples": example[part] + first, "seed": seed}
+        chain = Chain(step=step, kl=False, **address)
         if passed:
             output = model(*first_argument, **folded, chain=chain)
         else:

@@ -17,6 +17,7 @@ from overt.mechanisms.attention_map import AttentionMap
 from overt.mechanisms.backend import maps_wanted
 from overt.mechanisms.call import AttentionCall, repeat_heads
 from overt.mechanisms.chain import Chain
+from overt.mechanisms.maps import transformed
 from overt.mechanisms.mechanism import Mechanism
 from overt.mechanisms.scores import AdditiveScore, RelativePosition, RelativePosition2d
 from overt.mechanisms.seen import Seen
@@ -172,9 +173,8 @@ class MultiheadAttention(nn.Module):
 
         q, k, v = self._project(query, key, value)
         masks = key_padding_mask, query_padding_mask, attn_mask
-        call = self._call(
-            q, k, v, *masks, is_causal, chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
-        )
+        first_row = chain.first_row(self.map.site, q.shape[-2], k.shape[-2])
+        call = self._call(q, k, v, *masks, is_causal, first_row, chain)
         hindrance = "weights are wanted; need_weights=False avoids that" if need_weights else None
         if hindrance is None and maps_wanted():
             hindrance = "maps are wanted"
@@ -183,8 +183,7 @@ class MultiheadAttention(nn.Module):
             return self._project_output(fused, call.seen.blind(*call.shape[2:]), batched), None
         weights = self.map(call, chain)
         dropped = F.dropout(weights, call.dropout).to(v.dtype)
-        blind = None if call.shows_all() else ~call.visible().any(dim=-1).any(dim=1)
-        output = self._project_output(dropped @ repeat_heads(v, self.num_heads), blind, batched)
+        output = self._project_output(dropped @ repeat_heads(v, self.num_heads), call.blind(), batched)
         if not need_weights:
             return output, None
         weights = weights.to(output.dtype)
@@ -201,12 +200,13 @@ class MultiheadAttention(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
         first_row: int,
+        chain: Chain,
     ) -> AttentionCall:
         """The call that a forward pass makes to its map."""
         queries, keys = q.shape[-2], k.shape[-2]
         if is_causal and self.map.site.kind != "decoder":
             first_row = keys - queries
-        seen, bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal)
+        seen, bias = self._seen(q, k, key_padding_mask, query_padding_mask, is_causal, chain)
         logits = mask = prior_key = None
         scale, position = self.head_dim**-0.5, self.position
         if self.score is not None:
@@ -297,7 +297,7 @@ class MultiheadAttention(nn.Module):
         queries, keys = q.shape[-2], k.shape[-2]
         first_row = keys - queries if is_causal or self.map.site.kind == "decoder" else 0
         masks = key_padding_mask, query_padding_mask, None
-        call = replace(self._call(q, k, v, *masks, is_causal, first_row), dropout=0.0)
+        call = replace(self._call(q, k, v, *masks, is_causal, first_row, chain), dropout=0.0)
         drawn = self.map.draw(call, chain, samples)
         if drawn is None:
             return None
@@ -340,6 +340,7 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
         is_causal: bool,
+        chain: Chain,
     ) -> tuple[Seen, Tensor | None]:
         """What padding and causality leave visible; and padding's finite bias, if any, (batch, 1, 1, key)."""
         batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
@@ -352,24 +353,40 @@ class MultiheadAttention(nn.Module):
         is_causal = is_causal or kind == "decoder"
         if is_causal and keys < queries:
             raise ValueError(f"a causal map needs at least as many keys as queries, got {keys} and {queries}")
-        key_visible = key_bias = query_real = None
         if key_padding_mask is not None:
             _check_shape("key_padding_mask", key_padding_mask, (batch, keys))
-            key_visible, key_bias = _split(key_padding_mask)
         if query_padding_mask is not None:
             _check_shape("query_padding_mask", query_padding_mask, (batch, queries))
             if query_padding_mask.dtype != torch.bool:
                 raise TypeError(f"query_padding_mask must be boolean, got {query_padding_mask.dtype}")
-            query_real = ~query_padding_mask
-        elif key_visible is not None and kind != "cross" and self.map.has_mechanism:
-            if queries != keys and kind == "encoder":
-                raise ValueError(
-                    f'kind="encoder" is self-attention, got {queries} queries and {keys} keys: '
-                    'use kind="cross", or give query_padding_mask'
-                )
-            query_real = key_visible[:, keys - queries :]
-        bias = None if key_bias is None else key_bias.view(batch, 1, 1, keys)
-        return Seen(key_visible, query_real, is_causal), bias
+        # Whether padded keys are padded queries, too.
+        shared = query_padding_mask is None and key_padding_mask is not None
+        shared = shared and kind != "cross" and self.map.has_mechanism
+        if shared and queries != keys and kind == "encoder":
+            raise ValueError(
+                f'kind="encoder" is self-attention, got {queries} queries and {keys} keys: '
+                'use kind="cross", or give query_padding_mask'
+            )
+
+        def made() -> tuple[Seen, Tensor | None]:
+            key_visible = key_bias = query_real = None
+            if key_padding_mask is not None:
+                key_visible, key_bias = _split(key_padding_mask)
+            if query_padding_mask is not None:
+                query_real = ~query_padding_mask
+            elif key_visible is not None and shared:
+                query_real = key_visible[:, keys - queries :]
+            bias = None if key_bias is None else key_bias.view(batch, 1, 1, keys)
+            return Seen(key_visible, query_real, is_causal), bias
+
+        masks = [mask for mask in (key_padding_mask, query_padding_mask) if mask is not None]
+        if not masks or not all(_lasts(mask, chain) for mask in masks):
+            return made()
+        # Layers that are given the same masks share what is derived from them. The masks are kept beside it:
+        # another one, made after they were gone, could have the identity of one of them.
+        identities = tuple((id(mask), mask._version) for mask in masks)
+        key = "seen", identities, query_padding_mask is None, shared and queries, is_causal
+        return chain.once(key, lambda: (made(), masks))[0]
 
     def _split_mask(self, mask: Tensor, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor | None]:
         """Split `attn_mask` into visibility and finite bias, both (batch or 1, heads or 1, query, key)."""
@@ -410,6 +427,15 @@ class MultiheadAttention(nn.Module):
                         "convert one of them, or use torch.autocast"
                     )
         return query.dim() == 3
+
+
+def _lasts(mask: Tensor, chain: Chain) -> bool:
+    """Whether what is derived from a mask can be shared by the layers of a pass."""
+    if torch.compiler.is_compiling() or transformed() or chain.keep:
+        return False
+    # A finite bias may have a gradient. Inference tensors do not tell when they are written to.
+    inference = mask.is_inference() or torch.is_inference_mode_enabled()
+    return type(mask) is Tensor and mask.dtype == torch.bool and not inference
 
 
 def _check_shape(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:

@@ -275,9 +275,7 @@ class AttentionMap(Layers):
                 call = call.with_logits(logits, layer.fills_hidden and chain.switched_off is None)
         makers = [layer for layer in layers if layer.acts_at("weights")]
         weights: Tensor
-        weights = (
-            makers[0]("weights", logits, call, chain) if makers else softmax(logits, visible, call.filled)
-        )
+        weights = makers[0]("weights", logits, call, chain) if makers else call.softmax(logits)
         for layer in layers:
             if layer.acts_at("mixed"):
                 weights = layer("mixed", weights, call, chain)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from overt.mechanisms.maps import softmax
 from overt.mechanisms.seen import Seen
 from overt.mechanisms.site import Site
 
@@ -94,6 +95,28 @@ class AttentionCall:
         if self.mask is not None:
             return self.mask
         return everything(self.query.device)
+
+    def hidden(self) -> Tensor | None:
+        """The opposite of `visible`; None where no cell is hidden, as far as `shows_all` can tell."""
+        if self.mask is not None:
+            return ~self.visible()
+        _, _, queries, keys = self.shape
+        return self.seen.hidden(queries, keys, self.query.device)
+
+    def blind(self) -> Tensor | None:
+        """Queries that are padding or see no key, boolean (batch or 1, query or 1); None where none can be.
+
+        With a `mask`, those that no head shows any key.
+        """
+        if self.mask is not None:
+            return ~self.visible().any(dim=-1).any(dim=1)
+        _, _, queries, keys = self.shape
+        return self.seen.blind(queries, keys)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Weights of plain attention from these logits, (batch, heads, query, key); see `maps.softmax`."""
+        hidden = self.hidden()
+        return softmax(logits, None if hidden is None else self.visible(), self.filled, hidden)
 
     def shown(self) -> Tensor:
         """`visible`, as if no query were padding."""

@@ -49,18 +49,23 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
+def softmax(
+    logits: Tensor, visible: Tensor | None, filled: bool = False, hidden: Tensor | None = None
+) -> Tensor:
     """Softmax over the visible keys, at least in float32; a query that sees no key gets zeros, not NaN.
 
     A NaN in a visible cell stays a NaN.
 
     Args:
         logits: (batch, heads, query, key).
-        visible: boolean, broadcasts to `logits`.
+        visible: boolean, broadcasts to `logits`; None where every key may be seen.
         filled: whether hidden cells hold −inf already, which saves passes over the map where no gradient is
             needed.
+        hidden: ~visible, if the caller has it, as several maps may have the same mask.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if visible is None:
+        return torch.softmax(logits, dim=-1)
     wants_gradient = torch.is_grad_enabled() and logits.requires_grad
     if filled and not wants_gradient and not transformed() and logits.numel() > 0:
         weights, blind = torch.softmax(logits, dim=-1), ~visible.any(dim=-1, keepdim=True)
@@ -70,8 +75,8 @@ def softmax(logits: Tensor, visible: Tensor, filled: bool = False) -> Tensor:
         weights.view(-1, weights.shape[-1]).index_fill_(0, rows, 0.0)
         return weights
     # A finite fill keeps an all-hidden row's gradient finite; exp(lowest − max) is exactly zero elsewhere.
-    lowest = torch.finfo(logits.dtype).min
-    return torch.softmax(logits.masked_fill(~visible, lowest), dim=-1).masked_fill(~visible, 0.0)
+    lowest, hidden = torch.finfo(logits.dtype).min, ~visible if hidden is None else hidden
+    return torch.softmax(logits.masked_fill(hidden, lowest), dim=-1).masked_fill(hidden, 0.0)
 
 
 def log_normalizer(logits: Tensor, visible: Tensor) -> Tensor:

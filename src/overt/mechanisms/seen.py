@@ -64,6 +64,13 @@ class Seen:
 
         return self._cached(f"dense on {device}", queries, keys, make)
 
+    def hidden(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """The opposite of `dense`, True where a cell is hidden; None where none is."""
+        shown = self.dense(queries, keys, device)
+        if shown is None:
+            return None
+        return self._cached(f"hidden on {device}", queries, keys, lambda: ~shown)
+
     def for_sdpa(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """The mask that torch's attention needs, shaped as in `dense`; None where `is_causal` is enough.
 

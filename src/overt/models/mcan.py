@@ -15,7 +15,7 @@ visible: `feature_noise`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -42,6 +42,7 @@ NOISE_WAYS: tuple[NoiseWay, ...] = get_args(NoiseWay)
 SIZES = {"small": {"width": 512, "heads": 8}, "large": {"width": 1024, "heads": 16}}
 # Of a grid's vectors at the start, as much as regions hold. With 0.1, "left of" was learned far later.
 PLACES = 0.5
+AT_ONCE = 512  # images whose features are summed at once
 NOISE_KIND = len(KINDS)  # of noise on features, in the address of the noise: no attention is of this kind
 
 
@@ -57,18 +58,31 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, width) → the same."""
+    def forward(self, x: Tensor, rescaled: Tensor | None = None) -> Tensor:
+        """(…, width) → the same; `rescaled` is the weight as `rescaled_weights` has it, (width,)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if wide.dtype == torch.float32 and (width := x.shape[-1]) > 1:
             unbiased = (width - 1) / width
-            weight = self.weight.to(wide.dtype) * unbiased**0.5
-            scaled = F.layer_norm(wide, (width,), weight, self.bias.to(wide.dtype), unbiased * self.eps**2)
+            weight = self.weight.to(wide.dtype) * unbiased**0.5 if rescaled is None else rescaled
+            scaled = F.layer_norm(
+                wide, (width,), weight.to(wide.dtype), self.bias.to(wide.dtype), unbiased * self.eps**2
+            )
             return scaled.to(self.weight.dtype)
         variance, mean = torch.var_mean(wide, dim=-1, keepdim=True)
         # A row of equal values has no spread: its root would have an infinite slope, and NaN as its gradient.
         spread = variance.clamp(min=torch.finfo(wide.dtype).tiny).sqrt()
         return (self.weight * ((wide - mean) / (spread + self.eps)) + self.bias).to(self.weight.dtype)
+
+
+def rescaled_weights(norms: Sequence[LayerNorm]) -> dict[LayerNorm, Tensor]:
+    """Weights (width,) of norms of one width as torch's norm needs them, all by one product.
+
+    On a GPU, starting a product for each of them would take longer than the products themselves.
+    """
+    weights = torch.stack([norm.weight for norm in norms])
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    width = weights.shape[-1]
+    return dict(zip(norms, (weights * ((width - 1) / width) ** 0.5).unbind(), strict=True))
 
 
 class Layer(nn.Module):
@@ -115,28 +129,35 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
+    def norms(self) -> list[LayerNorm]:
+        """Its norms, all of one width."""
+        guided = [] if self.guided_norm is None else [self.guided_norm]
+        return [self.norm, *guided, self.mlp_norm]
+
     def forward(
         self,
         x: Tensor,
         padding: Tensor | None,
         chain: Chain,
+        rescaled: Mapping[LayerNorm, Tensor],
         words: Tensor | None = None,
         word_padding: Tensor | None = None,
     ) -> Tensor:
         """(batch, sequence, width) → the same; `padding` is boolean (batch, sequence), True at padding.
 
-        None where there is no padding.
+        None where there is no padding. `rescaled` holds the weights of its norms (`rescaled_weights`).
         """
         mixed, _ = self.attention(x, x, x, padding, need_weights=False, chain=chain)
-        x = self.norm(x + self.dropout(mixed))
+        x = self.norm(x + self.dropout(mixed), rescaled[self.norm])
         if self.guided_attention is not None and self.guided_norm is not None:
             assert words is not None
             mixed, _ = self.guided_attention(
                 x, words, words, word_padding, need_weights=False, query_padding_mask=padding, chain=chain
             )
-            x = self.guided_norm(x + self.dropout(mixed))
+            x = self.guided_norm(x + self.dropout(mixed), rescaled[self.guided_norm])
         hidden = self.dropout(F.relu(self.inner(x)))
-        return self.mlp_norm(x + self.dropout(self.outer(hidden)))  # type: ignore[no-any-return]
+        x = x + self.dropout(self.outer(hidden))
+        return self.mlp_norm(x, rescaled[self.mlp_norm])  # type: ignore[no-any-return]
 
 
 class Flatten(nn.Module):
@@ -148,13 +169,16 @@ class Flatten(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.merge = nn.Linear(width, out)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(batch, sequence, width) → (batch, out), and the weights, (batch, sequence), zeros at padding."""
+    def forward(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(batch, sequence, width) → (batch, out), and the weights, (batch, sequence), zeros at padding.
+
+        `mask` is boolean (batch, sequence), False at padding, and `padding` its opposite; None without any.
+        """
         scores = self.score(self.dropout(F.relu(self.inner(x)))).squeeze(-1)
         if mask is None:
             weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         else:
-            weights = softmax(scores, mask)
+            weights = softmax(scores, mask, hidden=padding)
         return self.merge((weights.to(x.dtype).unsqueeze(1) @ x).squeeze(1)), weights
 
 
@@ -300,12 +324,14 @@ class MCAN(nn.Module):
         if self.rows is not None and self.columns is not None:
             places = self.rows.weight.unsqueeze(1) + self.columns.weight  # (rows, columns, width)
             y = y + places.flatten(0, 1)
+        norms = [norm for layer in (*self.encoder, *self.decoder) for norm in layer.norms()]
+        rescaled = rescaled_weights(norms)
         for layer in self.encoder:
-            x = layer(x, no_word, chain)
+            x = layer(x, no_word, chain, rescaled)
         for layer in self.decoder:
-            y = layer(y, no_region, chain, x, no_word)
-        from_words, word_weights = self.flat_words(x, word_mask)
-        from_regions, region_weights = self.flat_regions(y, region_mask)
+            y = layer(y, no_region, chain, rescaled, x, no_word)
+        from_words, word_weights = self.flat_words(x, word_mask, no_word)
+        from_regions, region_weights = self.flat_regions(y, region_mask, no_region)
         logits = self.answers(self.norm(from_words + from_regions))
         output = {"logits": logits, "word_weights": word_weights, "region_weights": region_weights}
         if labels is not None:
@@ -399,18 +425,30 @@ class MCAN(nn.Module):
         return load_network(cls, folder, MODEL_TYPE, ("words", "answers", "features", "mechanisms"), names)
 
 
-def feature_deviation(regions: Tensor, region_mask: Tensor) -> float:
+def feature_deviation(regions: Tensor, region_mask: Tensor, images: Tensor | None = None) -> float:
     """Standard deviation of all values of all regions, without padding: the unit of `feature_noise`.
+
+    In float64, a few images at a time, as the features of all may fill the memory.
 
     Args:
         regions: (images, regions, features).
         region_mask: boolean (images, regions), False at padding.
+        images: (chosen,), numbers of the images that count; None for all.
     """
     _check_regions(regions, region_mask)
-    values = regions[region_mask]
-    if values.numel() < 2:
-        raise ValueError(f"a standard deviation needs two values or more, got {values.numel()}")
-    return float(values.double().std(correction=0))
+    if images is None:
+        images = torch.arange(len(regions), device=regions.device)
+    parts = torch.split(images, AT_ONCE)
+    count = int(region_mask[images].sum()) * regions.shape[-1]
+    if count < 2:
+        raise ValueError(f"a standard deviation needs two values or more, got {count}")
+
+    def total(of: Callable[[Tensor], Tensor]) -> Tensor:
+        values = (regions[part][region_mask[part]].double() for part in parts)
+        return torch.stack([of(each).sum() for each in values]).sum()
+
+    mean = total(lambda values: values) / count
+    return float((total(lambda values: (values - mean).square()) / count).sqrt())
 
 
 def feature_noise(

@@ -19,16 +19,17 @@ from torch import Tensor, nn
 import overt
 from overt import _check
 from overt._files import write_whole
+from overt._predictions import summarize
 from overt.data.batching import Epochs, Numbers, swapped
 from overt.data.questions import Asked, QuestionData, kinds
 from overt.data.region_features import Regions
 from overt.data.vocabulary import PADDING
-from overt.judge.uncertainty import ece, p_values, predictive, selective_accuracy
+from overt.judge.uncertainty import ece, p_values, selective_accuracy
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.mechanisms.chain import Chain
 from overt.models.mcan import MCAN, NoiseWay, feature_deviation, feature_noise
 from overt.recipes._rows import settings_of
-from overt.recipes._training import in_tf32, times, torch_device
+from overt.recipes._training import in_tf32, short_products, times, torch_device
 from overt.recipes.regions import PAUSE, Encoder, RegionSource, encode, regions_from, save_encoder
 from overt.recipes.vision_training import fit
 
@@ -182,6 +183,10 @@ class Answering(nn.Module):
         seed: of that noise, and of the attention's.
         encoder: goes on learning, and makes regions anew; None for the regions that are given.
         pixels: of all images, uint8 (images, 3, height, width), for the encoder.
+
+    Attributes:
+        update: number of finished updates (`at_update`).
+        deviation: of the features (`deviation_of`), once it is known.
     """
 
     features: Tensor
@@ -204,6 +209,8 @@ class Answering(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.seed, self.encoder = net, seed, encoder
+        self.update = 0
+        self.deviation: float | None = None
         self.noise = 0.0 if row.sees == "nothing" else noise
         features = torch.zeros_like(regions.features) if row.sees == "nothing" else regions.features
         words = without_needless_padding(questions.words)
@@ -215,6 +222,14 @@ class Answering(nn.Module):
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("pixels", None if encoder is None else pixels, persistent=False)
+
+    def at_update(self, update: int) -> None:
+        """Set the number of finished updates, which addresses all noise.
+
+        Beside the network's own it is a number here, since to read that from a GPU would wait for the GPU.
+        """
+        self.update = update
+        self.net.step.fill_(update)
 
     def train(self, mode: bool = True) -> Self:
         """Training mode, but for the encoder, whose norms keep their statistics."""
@@ -229,7 +244,7 @@ class Answering(nn.Module):
         images = self.images[numbers]
         inputs: dict[str, Any] = self.inputs(self.words[numbers], images)
         if self.noise:
-            inputs = self.noisy(inputs, images, self.noise, 1.0, "published", int(self.net.step))
+            inputs = self.noisy(inputs, images, self.noise, 1.0, "published", self.update)
         if self.whole:
             inputs["region_mask"] = None
         chain = Chain(step=self.net.step, examples=numbers, seed=self.seed)
@@ -252,7 +267,7 @@ class Answering(nn.Module):
         """Make the regions of all images anew, once the encoder has learned."""
         if self.encoder is not None and self.pixels is not None:
             self.features = encode(self.encoder, self.pixels).to(self.features.device)
-            self.pixels = None
+            self.pixels, self.deviation = None, None
 
     def noisy(
         self,
@@ -353,11 +368,13 @@ def train(
 
     where = torch_device(device)
     model = model_of(data, source, row, training, seed).to(where)
+    if model.encoder is None:  # whose features will not change
+        model.deviation = deviation_of(data, model)
     optimizer, schedule = optimizer_of(model, training)
     set_seed(seed)
 
     def on_step(step: int) -> None:
-        model.net.step.fill_(step)
+        model.at_update(step)
         if told is not None:
             told(step)
 
@@ -389,12 +406,13 @@ def step_times(
     device: str,
     updates: int,
 ) -> list[float]:
-    """Milliseconds of updates, after one that is not timed."""
+    """Milliseconds of updates as `train` makes them, after one that is not timed."""
     where = torch_device(device)
     model = model_of(data, source, row, training, seed).to(where).train()
     numbers = torch.arange(training.batch, device=where) % len(data.train)
     optimizer, _ = optimizer_of(model, training)
-    return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates)
+    with short_products(device):
+        return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates)
 
 
 # --- Measures ---
@@ -429,14 +447,14 @@ def answered(
 ) -> Answered:
     """The answers to questions, as float64 on the CPU."""
     found = [part for part, _ in in_batches(model, questions, condition, deviation, samples)]
-    one, drawn = zip(*found, strict=True)
+    one, drawn = zip(*((each.one.cpu(), each.samples.cpu()) for each in found), strict=True)
     return Answered(torch.cat(one), torch.cat(drawn, dim=1))
 
 
 def in_batches(
     model: Answering, questions: Questions, condition: Condition, deviation: float, samples: int = SAMPLES
 ) -> Iterator[tuple[Answered, Questions]]:
-    """The answers to questions, some at a time, as float64 on the CPU, with these questions."""
+    """The answers to questions, some at a time, as float64 on the model's device, with these questions."""
     net, device = model.net.eval(), model.words.device
     words = without_needless_padding(questions.words)
     rows = max(1, TEST_REGIONS.get(device.type, TEST_REGIONS["cpu"]) // model.real.shape[1])
@@ -451,7 +469,7 @@ def in_batches(
             step = TEST_STEPS + start if condition.way == "published" else 0
             inputs = model.noisy(inputs, images, condition.strength, unit, condition.way, step)
         with torch.no_grad():
-            one = net(**inputs)["logits"].double().sigmoid().cpu()
+            one = net(**inputs)["logits"].double().sigmoid()
             posterior = overt.posterior(
                 net,
                 inputs,
@@ -463,7 +481,7 @@ def in_batches(
                 problem_type="sigmoid",
             )
         assert isinstance(posterior, overt.Posterior)
-        yield Answered(one, posterior.samples.double().cpu()), questions.some(part)
+        yield Answered(one, posterior.samples.double()), questions.some(part)
 
 
 Floats = NDArray[np.float64]
@@ -492,17 +510,35 @@ class Judged(NamedTuple):
 
 
 def judged(found: Answered, questions: Questions) -> Judged:
-    """Each answer's accuracy and certainty."""
-    mean = found.samples.mean(dim=0)
-    return Judged(
-        credit(found.one, questions.credits).numpy(),
-        found.one.amax(dim=1).numpy(),
-        credit(mean, questions.credits).numpy(),
-        mean.amax(dim=1).numpy(),
-        p_values(found.samples, link="sigmoid", equal_variance=False),
-        (mean - questions.targets).square().mean(dim=1).numpy(),
-        predictive(found.samples, "sigmoid").mutual_information,
-    )
+    """Each answer's accuracy and certainty, computed where the answers are."""
+    one, samples = found
+    credits, targets = (each.to(one.device) for each in (questions.credits, questions.targets))
+    of_samples = summarize(samples, "sigmoid")
+    mean = of_samples.mean
+    measured = {
+        "accuracy": credit(one, credits),
+        "confidence": one.amax(dim=1),
+        "sampled_accuracy": credit(mean, credits),
+        "sampled_confidence": mean.amax(dim=1),
+        "brier": (mean - targets).square().mean(dim=1),
+        "information": of_samples.mutual_information,
+    }
+    values = torch.stack(list(measured.values())).cpu().numpy()  # at once, as each would wait for a GPU
+    p = p_values(likeliest_two(samples, mean).cpu(), link="sigmoid", equal_variance=False)
+    return Judged(p=p, **dict(zip(measured, values, strict=True)))
+
+
+def likeliest_two(samples: Tensor, mean: Tensor) -> Tensor:
+    """Samples of the two answers that are the likeliest in the mean, (samples, questions, 2).
+
+    Args:
+        samples: (samples, questions, answers).
+        mean: (questions, answers).
+    """
+    first = mean.argmax(dim=1, keepdim=True)
+    second = mean.scatter(1, first, -1.0).argmax(dim=1, keepdim=True)  # below any probability
+    two = torch.cat([first, second], dim=1)
+    return samples.gather(2, two.expand(len(samples), -1, -1))
 
 
 def measures_of(found: Judged) -> dict[str, float]:
@@ -564,7 +600,7 @@ def measure(
         if condition not in done:
             parts = []
             for found, some in in_batches(model, questions, condition, deviation):
-                if not bool(found.one.isfinite().all()):
+                if not bool(found.one.isfinite().all() & found.samples.isfinite().all()):
                     raise ValueError(
                         "the training diverged: the trained network gives numbers that are not finite"
                     )
@@ -586,8 +622,10 @@ def key_of(condition: str, measure: str, kind: str | None = None) -> str:
 
 def deviation_of(data: QuestionData, model: Answering) -> float:
     """Standard deviation of the features of training images, the unit of noise; 1 where all are zero."""
+    if model.deviation is not None:
+        return model.deviation
     images = torch.unique(data.image_numbers(data.train)).to(model.features.device)
-    return feature_deviation(model.features[images].float(), model.real[images]) or 1.0
+    return feature_deviation(model.features, model.real, images) or 1.0
 
 
 def save(model: Answering, folder: Path, encoder: Encoder | None, size: Sequence[int] | None) -> None:

@@ -19,7 +19,7 @@ from overt.mechanisms.bayesian.numbers import law_of
 from overt.mechanisms.call import AttentionCall
 from overt.mechanisms.chain import Chain
 from overt.mechanisms.flat import NO_NOISE, Divergence, Drawing
-from overt.mechanisms.maps import log_normalizer, softmax
+from overt.mechanisms.maps import log_normalizer
 from overt.mechanisms.mechanism import Ahead, MechanismLayer
 from overt.mechanisms.site import Site
 
@@ -66,7 +66,7 @@ class BayesianLayer(MechanismLayer):
         if with_kl:
             kl = self._kl(logits, visible, call, lse, off)
             self.leave_kl(chain, call.site, kl, self._cells(visible, call) if chain.keep else None)
-        return softmax(logits, visible, call.filled) if weights is None else weights
+        return call.softmax(logits) if weights is None else weights
 
     def ahead(self, call: AttentionCall, chain: Chain) -> Ahead:
         """The noise of all rows, and the KL of them all once their logits are known."""
