@@ -12,8 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from overt.judge.rationales import attainable, evaluate, methods
+from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.words import Text, WordClassifier
-from small_rationales import small_rationale
+from small_rationales import Planted, small_rationale
+from small_text import WORDS, small_bert
 from writing import byte_tokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##for", "##gett", "##able", "film", "so", "good"]
@@ -90,3 +93,97 @@ def test_rows_of_a_batch_are_padded_on_the_right_in_the_order_that_is_asked_for(
         "attention_mask": [[1, 1, 0, 0], [1, 1, 1, 1]],
         "token_type_ids": [[0, 0, 0, 0], [0, 0, 0, 0]],
     }
+
+
+# --- The best order ---
+
+
+def one_beam(words: int, predict: Any, sign: float) -> tuple[float, list[int]]:
+    """Mean probability and order that a beam of 5 finds, by plain loops: lowest for 1, highest for −1."""
+    beam: list[tuple[float, list[int]]] = [(0.0, [])]
+    for _ in range(words):
+        ways: dict[frozenset[int], tuple[float, list[int]]] = {}
+        for total, gone in beam:
+            for word in sorted(set(range(words)) - set(gone)):
+                key = frozenset([*gone, word])
+                if key not in ways or sign * total < sign * ways[key][0]:
+                    ways[key] = total, [*gone, word]
+        sums = []
+        for total, gone in ways.values():
+            kept = np.ones((1, words), dtype=bool)
+            kept[0, gone] = False
+            sums.append((total + predict(kept)[0], gone))
+        beam = sorted(sums, key=lambda way: sign * way[0])[:5]
+    return beam[0][0] / words, beam[0][1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_beams_together_find_what_each_finds_alone(seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(size=(15, 15))
+
+    def predict(kept: Any) -> Any:
+        """Words count in pairs, so that which ways a beam drops matters."""
+        return 1 / (1 + np.exp(-np.einsum("sw,sv,wv->s", kept * 1.0, kept * 1.0, weights)))
+
+    found = attainable(15, predict)
+    assert found is not None
+    (lowest, order), (highest, _) = one_beam(15, predict, 1.0), one_beam(15, predict, -1.0)
+    full = predict(np.ones((1, 15), dtype=bool))[0]
+    assert list(found.order) == order
+    assert (found.least, found.greatest) == pytest.approx((full - highest, full - lowest), abs=1e-12)
+
+
+def planted_texts(folder: Path) -> tuple[WordClassifier, list[Text]]:
+    """A classifier in which each word has its own weight; texts with beams, all orders, and neither."""
+    small_bert(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    random = np.random.default_rng(0)
+    weights = dict(zip(WORDS, random.normal(size=len(WORDS)).tolist(), strict=True))
+    classifier = WordClassifier(Planted(tokenizer, weights).double().eval(), tokenizer)
+    sizes = (14, 3, 31, 20, 13, 8, 16, 40, 1)
+    texts = [classifier.read(random.choice(WORDS, size).tolist(), name=str(size)) for size in sizes]
+    return classifier, texts
+
+
+def test_orders_that_are_searched_for_together_are_those_found_text_by_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "TOGETHER", 4)  # two groups
+    classifier, texts = planted_texts(tmp_path)
+    passes: list[int] = []
+    classifier.model.register_forward_hook(lambda *_: passes.append(1))
+    alone = [Scorer(classifier, 0.2).attainable(text) for text in texts]
+    each = len(passes)
+    told: list[tuple[int, int]] = []
+    scorer = Scorer(classifier, 0.2)
+    scorer.search(texts, lambda *own: told.append(own))
+    assert len(passes) - each <= (2 + 20) + (2 + 16), "two groups, each with as many steps as its longest"
+    assert each > 14 + 20 + 13 + 16, "alone, each text has its own"
+    assert set(scorer.scales) == {text for text in texts if len(text.words) <= 30}
+    for text, expected in zip(texts, alone, strict=True):
+        found = scorer.attainable(text)
+        if found is None or expected is None:
+            assert found is expected is None
+            continue
+        assert (found.order, found.exact) == (expected.order, expected.exact)
+        assert (found.least, found.greatest) == pytest.approx((expected.least, expected.greatest), abs=1e-12)
+    assert told == sorted(told)
+    assert len(set(told)) > 2, "it is told within a group, too"
+    assert told[-1] == (7, 7), "long texts have no search"
+    before = len(passes)
+    scorer.search(texts)
+    assert len(passes) == before, "what is known is not searched for again"
+
+
+def test_the_best_order_alone_tells_how_far_its_search_is(tmp_path: Path) -> None:
+    classifier, texts = planted_texts(tmp_path)
+    told: list[tuple[str, int, int]] = []
+    evaluate(
+        classifier.model,
+        classifier.tokenizer,
+        [text.words for text in texts if len(text.words) < 31],
+        methods=["oracle"],
+        progress=lambda *own: told.append(own),
+    )
+    assert told[0] == ("best order, deleting words one by one", 1, 7)
+    assert ("best order, deleting words one by one", 7, 7) in told

@@ -19,6 +19,7 @@ from overt.judge.rationales.methods import (
     ORACLE,
     POOLING,
     RANDOM,
+    TOGETHER,
     ZEROING,
     Scorer,
     over_maps,
@@ -145,7 +146,7 @@ def once_of(words: int, tokens: int) -> Work:
     if words <= EXACT:
         return Work(1.0, 2**words * tokens / 2)
     if words <= SEARCHED:
-        return Work(2.0 * words, BEAM * words * (words + 1) * tokens / 2)
+        return Work(words / TOGETHER, BEAM * words * (words + 1) * tokens / 2)
     return Work(0.0, 0.0)
 
 

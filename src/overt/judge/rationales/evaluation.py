@@ -370,6 +370,8 @@ def evaluate(
                 numbers = [number for number in numbers if len(read[number].words) <= SEARCHED]
             values: list[NDArray[np.float64]] = []
             try:
+                if method == ORACLE:
+                    judge.search(method, numbers, tell)
                 for place, number in enumerate(numbers):
                     own = given.get(method)
                     values.append(scorer.scores(method, read[number]) if own is None else own[number])
@@ -569,6 +571,21 @@ class _Judge:
             found += self.scorer.ask(sets, told)
         return np.stack(found)
 
+    def search(self, method: str, numbers: Sequence[int], tell: Tell) -> None:
+        """Find the best and the worst order of texts' words, where they are not known; this may take long."""
+        texts = [self.read[number] for number in numbers]
+        new = {
+            text: place
+            for place, text in enumerate(texts, start=1)
+            if len(text.words) <= SEARCHED and text not in self.scorer.scales
+        }
+
+        def told(done: int, _of: int) -> None:
+            if done:
+                tell(f"{title_of(method)}, {DELETING} one by one", list(new.values())[done - 1], len(texts))
+
+        self.scorer.search(list(new), told)
+
     def _scaled(
         self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell
     ) -> dict[str, NDArray[np.float64]]:
@@ -577,12 +594,10 @@ class _Judge:
         places: list[int] = []
         scales: list[Attainable] = []
         asked: list[tuple[Text, NDArray[np.bool_]]] = []
+        self.search(method, numbers, tell)
         for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
             text = self.read[number]
-            known = text in self.scorer.scales or len(text.words) > SEARCHED
             scale = self.scorer.attainable(text)
-            if not known:  # the best and the worst order were searched for, which may take long
-                tell(f"{title_of(method)}, {DELETING} one by one", place + 1, len(numbers))
             if scale is not None:
                 places.append(place)
                 scales.append(scale)
@@ -673,7 +688,7 @@ class _Telling:
             sys.stderr.write("\r" + " " * self.width + "\r")
 
     def _tell(self, words: str, done: int, total: int) -> None:
-        if not self.shown:
+        if not (self.shown and done):  # how long the rest takes is not known before any is done
             return
         now = time.monotonic()
         if words != self.words:

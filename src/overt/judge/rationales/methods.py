@@ -32,7 +32,7 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
-from overt.judge.rationales.deleting import EXACT, SEARCHED, Attainable, attainable, count_of
+from overt.judge.rationales.deleting import EXACT, SEARCHED, Attainable, count_of, ranges
 from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
@@ -48,6 +48,7 @@ EXTRA = "rationales"
 POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
 BLANKOUT, ABSOLUTE = "blankout", "blankout-absolute"
 ORACLE = "oracle"
+TOGETHER = 32  # texts whose best orders are searched for at once
 CONTROLS = (RANDOM, ORACLE)
 ATTENTION = "attention"  # the mixing of a method that names none
 METHODS = (
@@ -103,7 +104,7 @@ class Scorer:
     ) -> None:
         self.classifier, self.share, self.seed, self.samples = classifier, share, seed, samples
         self.methods = tuple(methods)
-        self.scales: dict[Text, Attainable | None] = {}
+        self.scales: dict[Text, Attainable] = {}
         self.seconds: dict[str, list[float]] = {}  # of each text that a method has scored
         self._every: dict[Text, NDArray[np.float64]] = {}  # of all sets of words of a short text
         self._kept: dict[tuple[Text, str], tuple[NDArray[np.float64] | ValueError, float]] = {}
@@ -292,13 +293,38 @@ class Scorer:
         """What any order of deleting a text's words attains; None for a long one."""
         if len(text.words) > SEARCHED:
             return None
-        if text not in self.scales:
-            whole = self.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
-            label = int(whole[0].argmax())
-            self.scales[text] = attainable(
-                len(text.words), lambda kept: self.probabilities(text, kept)[:, label]
-            )
+        self.search([text])
         return self.scales[text]
+
+    def search(
+        self, texts: Sequence[Text], told: Callable[[int, int], object] = lambda _done, _of: None
+    ) -> None:
+        """Find what `attainable` says of texts, where it is not known yet, of several at once.
+
+        Args:
+            texts: of which long ones are left out.
+            told: called with how many texts were searched, and how many there are.
+        """
+        new = [text for text in texts if len(text.words) <= SEARCHED and text not in self.scales]
+        for start in range(0, len(new), TOGETHER):
+            group = new[start : start + TOGETHER]
+            wholes = self.ask([(text, np.ones((1, len(text.words)), dtype=bool)) for text in group])
+            labels = [int(whole[0].argmax()) for whole in wholes]
+
+            def ask(
+                sets: list[tuple[int, NDArray[np.bool_]]],
+                group: Sequence[Text] = group,
+                labels: Sequence[int] = labels,
+            ) -> list[NDArray[np.float64]]:
+                answers = self.ask([(group[number], kept) for number, kept in sets])
+                return [each[:, labels[number]] for each, (number, _) in zip(answers, sets, strict=True)]
+
+            def step(done: int, of: int, start: int = start, texts: int = len(group)) -> None:
+                told(start + texts * done // of, len(new))
+
+            found = ranges([len(text.words) for text in group], ask, step)
+            self.scales |= dict(zip(group, found, strict=True))
+            told(start + len(group), len(new))
 
     def probabilities(self, text: Text, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Probabilities of the classes for each set of kept words, (sets, classes)."""
