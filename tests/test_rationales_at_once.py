@@ -187,3 +187,50 @@ def test_the_best_order_alone_tells_how_far_its_search_is(tmp_path: Path) -> Non
     )
     assert told[0] == ("best order, deleting words one by one", 1, 7)
     assert ("best order, deleting words one by one", 7, 7) in told
+
+
+# --- LIME ---
+
+
+def problem_of(kind: str, words: int, random: np.random.Generator) -> tuple[Any, Any, Any]:
+    """Samples, labels and weights as LIME has them, of a classifier of which most words are a part."""
+    samples = 200
+    data = np.ones((samples, words))
+    for row in range(1, samples):
+        data[row, random.choice(words, random.integers(1, words + 1), replace=False)] = 0.0
+    x = data @ random.normal(size=words) + (data @ random.normal(size=words)) * (
+        data @ random.normal(size=words)
+    )
+    labels = 1 / (1 + np.exp(-x / 3))
+    if kind == "one column twice":
+        data[:, -1] = data[:, 0]
+    if kind == "words that do the same":
+        labels = 1 / (1 + np.exp(-data.sum(axis=1) / 3))
+    if kind == "nearly sure":
+        labels = (1 - 1e-5 * labels).astype(np.float32).astype(np.float64)
+    if kind == "always sure":
+        labels = np.ones(samples)
+    distances = 100 * (1 - np.sqrt(data.mean(axis=1)))
+    return data, labels, np.sqrt(np.exp(-(distances**2) / 25**2))
+
+
+@pytest.mark.filterwarnings("ignore:.*ill-conditioned")  # its own regressions, of columns that are alike
+@pytest.mark.parametrize(
+    "kind", ["random", "one column twice", "words that do the same", "nearly sure", "always sure"]
+)
+@pytest.mark.parametrize(("words", "most"), [(1, 2), (2, 2), (6, 4), (4, 6), (15, 6)])
+def test_lime_selects_the_words_that_its_package_selects(kind: str, words: int, most: int) -> None:
+    lime_base = pytest.importorskip("lime.lime_base", reason="needs the extra rationales")
+    theirs = lime_base.LimeBase(None, random_state=0).forward_selection
+    asked = []
+
+    def counted(*problem: Any) -> Any:
+        asked.append(problem)
+        return theirs(*problem)
+
+    seeds = 4 if words < 15 else 1
+    for seed in range(seeds):
+        problem = *problem_of(kind, words, np.random.default_rng(seed)), most
+        assert methods.selected(counted, *problem).tolist() == theirs(*problem).tolist()
+    assert kind != "random" or not asked, "the package is asked for ties alone"
+    assert kind != "always sure" or len(asked) == seeds

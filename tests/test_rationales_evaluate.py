@@ -609,7 +609,7 @@ def test_passages_that_touch_are_one_if_marked_and_several_if_given_so(planted: 
     assert given["iou_f1"] == pytest.approx(2 / 3), "one passage of two words matches one of the two"
 
 
-@pytest.mark.parametrize("words", [1, 3, 40])
+@pytest.mark.parametrize("words", [1, 3, 14, 40])
 def test_lime_is_that_of_its_package_over_positions(planted: Any, tokenizer: Any, words: int) -> None:
     from lime.lime_text import LimeTextExplainer
 

@@ -23,6 +23,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,8 @@ EXTRA = "rationales"
 POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
 BLANKOUT, ABSOLUTE = "blankout", "blankout-absolute"
 ORACLE = "oracle"
+# Differences of R² above this are no rounding error, if this part of each column and of the labels is left.
+CLEAR, COLUMN_LEFT, LABELS_LEFT = 1e-9, 1e-4, 1e-9
 TOGETHER = 32  # texts whose best orders are searched for at once
 CONTROLS = (RANDOM, ORACLE)
 ATTENTION = "attention"  # the mixing of a method that names none
@@ -264,7 +267,9 @@ class Scorer:
         with warnings.catch_warnings():
             # A text with more words than samples: its regression is held up by the ridge alone.
             warnings.filterwarnings("ignore", message=".*ill-conditioned")
-            _, weights, _, _ = explainer(random_state=drawn).base.explain_instance_with_data(
+            base = explainer(random_state=drawn).base
+            base.forward_selection = partial(selected, base.forward_selection)
+            _, weights, _, _ = base.explain_instance_with_data(
                 kept.astype(np.float64),
                 probabilities,
                 100 * (1 - cosine),
@@ -351,6 +356,48 @@ class Scorer:
             next(others) if len(text.words) > EXACT else self._every[text][_number(kept)]
             for text, kept in asked
         ]
+
+
+def selected(
+    theirs: Callable[..., NDArray[np.int64]],
+    data: NDArray[np.float64],
+    labels: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    most: int,
+) -> NDArray[np.int64]:
+    """The features that LIME's package selects, one after the other, without a regression for each.
+
+    The package adds the feature with which a weighted regression with an intercept has the greatest R². What
+    a feature adds to R² is (c · y)² / (c · c) / (y · y), of the part c of its column that those selected do
+    not explain, and of the labels y; both are centred, and products weighted.
+
+    Args:
+        theirs: the package's own selection, for what rounding could decide: features that add the same,
+            columns that the selected ones nearly explain, and labels that are nearly all the same.
+        data: (samples, features).
+        labels: (samples,).
+        weights: of the samples, (samples,).
+        most: features to select.
+    """
+    x, y = (each - np.average(each, axis=0, weights=weights) for each in (data, labels))
+    products, answers = x.T @ (weights[:, None] * x), x.T @ (weights * y)  # c · c of all pairs, and c · y
+    total, sizes = float(weights @ y**2), weights @ data**2
+    if total <= LABELS_LEFT * float(weights @ labels**2):
+        return theirs(data, labels, weights, most)
+    found, left = list[int](), list(range(data.shape[1]))
+    while left and len(found) < most:
+        own = products.diagonal()[left]
+        if (own <= COLUMN_LEFT * sizes[left]).any():
+            return theirs(data, labels, weights, most)
+        gains = answers[left] ** 2 / own / total
+        best, others = int(gains.argmax()), np.delete(gains, gains.argmax())
+        if (others > gains[best] - CLEAR).any():
+            return theirs(data, labels, weights, most)
+        found.append(left.pop(best))
+        column = products[:, found[-1]] / products[found[-1], found[-1]]
+        answers = answers - column * answers[found[-1]]
+        products = products - np.outer(column, products[found[-1]])
+    return np.array(found)
 
 
 def _all_sets(text: Text) -> NDArray[np.bool_]:
