@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from overt.judge.rationales import attainable, evaluate, methods
+from overt.judge.rationales.evaluation import _Judge
 from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.words import Text, WordClassifier
 from small_rationales import Planted, small_rationale
@@ -187,6 +188,22 @@ def test_the_best_order_alone_tells_how_far_its_search_is(tmp_path: Path) -> Non
     )
     assert told[0] == ("best order, deleting words one by one", 1, 7)
     assert ("best order, deleting words one by one", 7, 7) in told
+
+
+def test_sets_of_several_measures_are_read_once(tmp_path: Path) -> None:
+    classifier, texts = planted_texts(tmp_path)
+    rows: list[int] = []
+    classifier.model.register_forward_hook(lambda _model, _given, output: rows.append(len(output.logits)))
+    long = [text for text in texts if 12 < len(text.words) <= 30]  # of shorter ones, all sets are read
+    scorer = Scorer(classifier, 0.2)
+    judge = _Judge(scorer, long, None, None, (0.01, 0.05, 0.1, 0.2, 0.5), 6, "random", False)
+    scorer.search(long)
+    before = sum(rows)
+    random = np.random.default_rng(0)
+    values = [random.normal(size=len(text.words)) for text in long]
+    judge.judged("random", list(range(len(long))), values, lambda *_: None)
+    # All words, none, and those that are left as one after the other is deleted, from either end.
+    assert sum(rows) - before == sum(2 * len(text.words) for text in long)
 
 
 # --- LIME ---

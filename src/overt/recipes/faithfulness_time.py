@@ -154,7 +154,8 @@ def deleting_of(words: int, tokens: int, points: int) -> Work:
     """What the measures of a method take for a text; its calls are shared by many texts."""
     if words <= EXACT:  # all sets are known
         return Work(0.0, 0.0)
-    sets = 2 * (len(SHARES) + 1 + points) + (2 * words + 1 if words <= SEARCHED else 0)
+    # Those of the other measures are among those without one word after the other.
+    sets = 2 * words if words <= SEARCHED else 2 * (len(SHARES) + 1 + points)
     return Work(0.0, sets * tokens / 2)
 
 
