@@ -19,6 +19,7 @@ from overt.judge.rationales.methods import (
     ORACLE,
     POOLING,
     RANDOM,
+    TOGETHER,
     ZEROING,
     Scorer,
     over_maps,
@@ -145,7 +146,7 @@ def once_of(words: int, tokens: int) -> Work:
     if words <= EXACT:
         return Work(1.0, 2**words * tokens / 2)
     if words <= SEARCHED:
-        return Work(2.0 * words, BEAM * words * (words + 1) * tokens / 2)
+        return Work(words / TOGETHER, BEAM * words * (words + 1) * tokens / 2)
     return Work(0.0, 0.0)
 
 
@@ -153,7 +154,8 @@ def deleting_of(words: int, tokens: int, points: int) -> Work:
     """What the measures of a method take for a text; its calls are shared by many texts."""
     if words <= EXACT:  # all sets are known
         return Work(0.0, 0.0)
-    sets = 2 * (len(SHARES) + 1 + points) + (2 * words + 1 if words <= SEARCHED else 0)
+    # Those of the other measures are among those without one word after the other.
+    sets = 2 * words if words <= SEARCHED else 2 * (len(SHARES) + 1 + points)
     return Work(0.0, sets * tokens / 2)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     Kept: TypeAlias = NDArray[np.bool_]
 
 Predict: TypeAlias = "Callable[[Kept], Floats]"
+# Kept words, in bytes → sum of the probabilities on the way to them, these words, and the order of deletion.
+Beam: TypeAlias = "dict[bytes, tuple[float, Kept, tuple[int, ...]]]"
 Ties = Literal["random", "last"]
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the words, as ERASER has them
 EXACT, SEARCHED = 12, 30  # words up to which the best order is found exactly, and by a beam
 BEAM = 5
+SIGNS = (1.0, -1.0)  # of the beams that search for the lowest and for the highest sum
 LEAST = 1e-12  # probability in a logarithm
 
 
@@ -209,12 +212,54 @@ def attainable(words: int, predict: Predict) -> Attainable | None:
     _check.whole("words", words, 1)
     if words > SEARCHED:
         return None
-    full = float(asked(predict, np.ones((1, words), dtype=bool))[0])
-    if words > EXACT:
-        (lowest, order), (highest, _) = _beam(words, predict, 1.0), _beam(words, predict, -1.0)
-        return Attainable(full - highest, full - lowest, False, order)
-    deleted = (np.arange(2**words)[:, None] >> np.arange(words)) & 1 == 1
-    p = asked(predict, ~deleted)
+    return ranges([words], lambda sets: [asked(predict, kept) for _, kept in sets])[0]
+
+
+def ranges(
+    words: Sequence[int],
+    ask: Callable[[list[tuple[int, Kept]]], Sequence[Floats]],
+    told: Callable[[int, int], object] = lambda _done, _of: None,
+) -> list[Attainable]:
+    """As `attainable`, of several texts of up to 30 words, whose searches go on together.
+
+    Args:
+        words: of each text.
+        ask: numbers of texts, each with sets of kept words → probabilities of the sets of each.
+        told: called after each step with how many were taken, and how many there are.
+    """
+    short = [number for number, count in enumerate(words) if count <= EXACT]
+    long = [number for number, count in enumerate(words) if count > EXACT]
+    wholes = [(number, np.ones((1, words[number]), dtype=bool)) for number in long]
+    answers = ask([*((number, ~_all_deleted(words[number])) for number in short), *wholes])
+    found = {number: _exactly(p) for number, p in zip(short, answers, strict=False)}
+    full = {number: float(p[0]) for number, p in zip(long, answers[len(short) :], strict=True)}
+    beams = {number: [_start(words[number]) for _ in SIGNS] for number in long}
+    steps = max((words[number] for number in long), default=0)
+    for step in range(steps):
+        nexts = {number: _nexts(beams[number]) for number in long if step < words[number]}
+        sets = {
+            number: [kept for each in own for _, kept, _ in each.values()] for number, own in nexts.items()
+        }
+        answers = ask([(number, np.stack(each)) for number, each in sets.items()])
+        for (number, own), p in zip(nexts.items(), answers, strict=True):
+            beams[number] = _best(own, p)
+        told(step + 1, steps)
+    for number in long:
+        (lowest, _, order), (highest, _, _) = (next(iter(beam.values())) for beam in beams[number])
+        least, greatest = (full[number] - float(total / words[number]) for total in (highest, lowest))
+        found[number] = Attainable(least, greatest, False, order)
+    return [found[number] for number in range(len(words))]
+
+
+def _all_deleted(words: int) -> Kept:
+    """All sets of deleted words, (2^words, words); a set's number has the bits of the words deleted."""
+    found: Kept = (np.arange(2**words)[:, None] >> np.arange(words)) & 1 == 1
+    return found
+
+
+def _exactly(p: Floats) -> Attainable:
+    """The range by dynamic programming, from the probability of each set of `_all_deleted`."""
+    words = len(p).bit_length() - 1
     low, high = np.full(2**words, np.inf), np.full(2**words, -np.inf)
     low[0] = high[0] = 0.0
     last = np.zeros(2**words, dtype=np.int64)  # the word deleted last on the way to the lowest sum
@@ -228,15 +273,19 @@ def attainable(words: int, predict: Predict) -> Attainable | None:
     while state:
         backwards.append(int(last[state]))
         state ^= 1 << backwards[-1]
-    order = tuple(reversed(backwards))
+    order, full = tuple(reversed(backwards)), float(p[0])
     return Attainable(full - float(high[-1]) / words, full - float(low[-1]) / words, True, order)
 
 
-def _beam(words: int, predict: Predict, sign: float) -> tuple[float, tuple[int, ...]]:
-    """Mean probability along the order that a beam finds best, lowest for 1 and highest for −1, and it."""
-    beam: dict[bytes, tuple[float, Any, tuple[int, ...]]] = {b"": (0.0, np.ones(words, dtype=bool), ())}
-    for _ in range(words):
-        nexts: dict[bytes, tuple[float, Any, tuple[int, ...]]] = {}
+def _start(words: int) -> Beam:
+    return {b"": (0.0, np.ones(words, dtype=bool), ())}
+
+
+def _nexts(beams: Sequence[Beam]) -> list[Beam]:
+    """What each beam of `SIGNS` may go on to: without one more word. Sums are those before it."""
+    found = list[Beam]()
+    for sign, beam in zip(SIGNS, beams, strict=True):
+        nexts: Beam = {}
         for total, kept, gone in beam.values():
             for word in np.flatnonzero(kept):
                 after = kept.copy()
@@ -244,12 +293,17 @@ def _beam(words: int, predict: Predict, sign: float) -> tuple[float, tuple[int, 
                 key = after.tobytes()
                 if key not in nexts or sign * total < sign * nexts[key][0]:
                     nexts[key] = total, after, (*gone, int(word))
-        found = asked(predict, np.stack([kept for _, kept, _ in nexts.values()]))
-        rows = zip(nexts.items(), found, strict=True)
-        sums = {key: (total + p, kept, gone) for (key, (total, kept, gone)), p in rows}
-        beam = dict(sorted(sums.items(), key=lambda item: sign * item[1][0])[:BEAM])
-    total, _, order = next(iter(beam.values()))
-    return float(total / words), order
+        found.append(nexts)
+    return found
+
+
+def _best(nexts: Sequence[Beam], probabilities: Floats) -> list[Beam]:
+    """The best of what each beam may go on to, from the probabilities of all of it; the best one first."""
+    found, own = list[Beam](), iter(probabilities)
+    for sign, beam in zip(SIGNS, nexts, strict=True):
+        rows = [(key, (total + next(own), kept, gone)) for key, (total, kept, gone) in beam.items()]
+        found.append(dict(sorted(rows, key=lambda item: sign * item[1][0])[:BEAM]))
+    return found
 
 
 class Normalised(NamedTuple):

@@ -22,7 +22,6 @@ from overt.judge.intervals import Interval, interval_over
 from overt.judge.rationales.deleting import (
     SEARCHED,
     SHARES,
-    Attainable,
     Ties,
     aopc,
     chosen,
@@ -372,6 +371,8 @@ def evaluate(
             own, reason = given.get(method), ""
             values: dict[int, NDArray[np.float64]] = {}
             try:
+                if method == ORACLE:
+                    judge.search(method, numbers, tell)
                 for place, number in enumerate(numbers):
                     try:
                         values[number] = scorer.scores(method, read[number]) if own is None else own[number]
@@ -513,8 +514,10 @@ class _Judge:
             chosen(scores, self.share, self.ties, self.seed + number)
             for number, scores in zip(numbers, values, strict=True)
         ]
-        found = self._asked(method, numbers, values, picked, tell)
+        answers = self._asked(method, numbers, values, picked, tell)
         shares = len(self.shares)
+        count = 2 * (shares + 1 + self.points)
+        found = np.stack([each[:count] for each in answers])
         without, only, spans, points = np.split(found, (shares, 2 * shares, 2 * shares + 2), axis=1)
         curved = [curves_from(each[:, label]) for each, label in zip(points, labels, strict=True)]
         by_text = self._agreement(numbers, values, picked)
@@ -523,7 +526,7 @@ class _Judge:
             "sufficiency": aopc(full, only[rows, :, labels]),
             "log_odds": log_odds(full, without[rows, :, labels]),
             "between": np.array([each.between for each in curved]),
-            **self._scaled(method, numbers, values, tell),
+            **self._scaled(method, numbers, [each[count:] for each in answers], tell),
             **self._correlation(method, numbers, values, tell),
         }
         measures = {name: _mean(by_text[name]) if name in by_text else None for name in (*HUMAN, *FAITHFUL)}
@@ -551,15 +554,16 @@ class _Judge:
         values: Sequence[NDArray[np.float64]],
         picked: Sequence[NDArray[np.bool_]],
         tell: Tell,
-    ) -> NDArray[np.float64]:
-        """Probabilities of the classes from parts of each text, (texts, sets, classes).
+    ) -> list[NDArray[np.float64]]:
+        """Probabilities of the classes from parts of each text, (sets, classes) for each.
 
         The sets are those without the highest shares, these alone, the same for the words that are picked,
-        and those of both curves.
+        those of both curves and, unless a text is long, those of `one_by_one`. The last have most of the
+        others among them, and equal sets of a text are read once.
         """
         found: list[NDArray[np.float64]] = []
         words, total = f"{title_of(method)}, {DELETING}", len(numbers)
-        several = max(1, SETS // (2 * (len(self.shares) + 1 + self.points)))
+        several = max(1, SETS // (2 * (len(self.shares) + 1 + self.points + SEARCHED) + 1))
         for start in range(0, total, several):
             group = range(start, min(start + several, total))
             sets = []
@@ -567,38 +571,49 @@ class _Judge:
                 scores, seed = values[place], self.seed + numbers[place]
                 without, only = without_and_only(scores, self.shares, self.ties, seed)
                 own = np.stack([~picked[place], picked[place]])
-                kept = np.concatenate([without, only, own, curve_sets(scores, self.points, self.ties, seed)])
-                sets.append((self.read[numbers[place]], kept))
+                parts = [without, only, own, curve_sets(scores, self.points, self.ties, seed)]
+                if len(scores) <= SEARCHED:
+                    parts.append(one_by_one(scores, self.ties, seed))
+                sets.append((self.read[numbers[place]], np.concatenate(parts)))
 
             def told(done: int, of: int, group: range = group) -> None:
                 tell(words, group.start + len(group) * done // of, total)
 
             found += self.scorer.ask(sets, told)
-        return np.stack(found)
+        return found
+
+    def search(self, method: str, numbers: Sequence[int], tell: Tell) -> None:
+        """Find the best and the worst order of texts' words, where they are not known; this may take long."""
+        texts = [self.read[number] for number in numbers]
+        new = {
+            text: place
+            for place, text in enumerate(texts, start=1)
+            if len(text.words) <= SEARCHED and text not in self.scorer.scales
+        }
+
+        def told(done: int, _of: int) -> None:
+            if done:
+                tell(f"{title_of(method)}, {DELETING} one by one", list(new.values())[done - 1], len(texts))
+
+        self.scorer.search(list(new), told)
 
     def _scaled(
-        self, method: str, numbers: Sequence[int], values: Sequence[NDArray[np.float64]], tell: Tell
+        self, method: str, numbers: Sequence[int], answers: Sequence[NDArray[np.float64]], tell: Tell
     ) -> dict[str, NDArray[np.float64]]:
-        """Normalised measures; NaN for texts that are too long for them."""
+        """Normalised measures; NaN for texts that are too long for them.
+
+        Args:
+            method: whose scores.
+            numbers: of the texts.
+            answers: probabilities of the classes from the sets of `one_by_one`, (sets, classes) for each.
+            tell: how far it is.
+        """
         found = np.full((2, len(numbers)), np.nan)
-        places: list[int] = []
-        scales: list[Attainable] = []
-        asked: list[tuple[Text, NDArray[np.bool_]]] = []
-        for place, (number, scores) in enumerate(zip(numbers, values, strict=True)):
-            text = self.read[number]
-            known = text in self.scorer.scales or len(text.words) > SEARCHED
-            scale = self.scorer.attainable(text)
-            if not known:  # the best and the worst order were searched for, which may take long
-                tell(f"{title_of(method)}, {DELETING} one by one", place + 1, len(numbers))
+        self.search(method, numbers, tell)
+        for place, (number, answer) in enumerate(zip(numbers, answers, strict=True)):
+            scale = self.scorer.attainable(self.read[number])
             if scale is not None:
-                places.append(place)
-                scales.append(scale)
-                asked.append((text, one_by_one(scores, self.ties, self.seed + number)))
-        for start in range(0, len(asked), several := max(1, SETS // (2 * SEARCHED + 1))):
-            group = slice(start, start + several)
-            answers = self.scorer.ask(asked[group])
-            for place, scale, answer in zip(places[group], scales[group], answers, strict=True):
-                label = int(self.full[numbers[place]].argmax())
+                label = int(self.full[number].argmax())
                 found[:, place] = normalised_from(answer[:, label], scale)[:2]
         return {"normalised_comprehensiveness": found[0], "normalised_sufficiency": found[1]}
 
@@ -680,7 +695,7 @@ class _Telling:
             sys.stderr.write("\r" + " " * self.width + "\r")
 
     def _tell(self, words: str, done: int, total: int) -> None:
-        if not self.shown:
+        if not (self.shown and done):  # how long the rest takes is not known before any is done
             return
         now = time.monotonic()
         if words != self.words:

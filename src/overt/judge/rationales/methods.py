@@ -23,6 +23,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch import Tensor
 from overt import _check
 from overt._extras import need
 from overt._modes import evaluating
-from overt.judge.rationales.deleting import EXACT, SEARCHED, Attainable, attainable, count_of
+from overt.judge.rationales.deleting import EXACT, SEARCHED, Attainable, count_of, ranges
 from overt.judge.rationales.words import Coded, Text, WordClassifier
 from overt.tracing.inputs import prepare
 from overt.tracing.methods.method import Method, read_subject
@@ -48,6 +49,9 @@ EXTRA = "rationales"
 POOLING, ZEROING, LIME, RANDOM = "pooling", "value-zeroing", "lime", "random"
 BLANKOUT, ABSOLUTE = "blankout", "blankout-absolute"
 ORACLE = "oracle"
+# Differences of R² above this are no rounding error, if this part of each column and of the labels is left.
+CLEAR, COLUMN_LEFT, LABELS_LEFT = 1e-9, 1e-4, 1e-9
+TOGETHER = 32  # texts whose best orders are searched for at once
 CONTROLS = (RANDOM, ORACLE)
 ATTENTION = "attention"  # the mixing of a method that names none
 METHODS = (
@@ -107,7 +111,7 @@ class Scorer:
     ) -> None:
         self.classifier, self.share, self.seed, self.samples = classifier, share, seed, samples
         self.methods = tuple(methods)
-        self.scales: dict[Text, Attainable | None] = {}
+        self.scales: dict[Text, Attainable] = {}
         self.seconds: dict[str, list[float]] = {}  # of each text that a method has scored
         self._every: dict[Text, NDArray[np.float64]] = {}  # of all sets of words of a short text
         self._kept: dict[tuple[Text, str], tuple[NDArray[np.float64] | ValueError, float]] = {}
@@ -269,7 +273,9 @@ class Scorer:
         with warnings.catch_warnings():
             # A text with more words than samples: its regression is held up by the ridge alone.
             warnings.filterwarnings("ignore", message=".*ill-conditioned")
-            _, weights, _, _ = explainer(random_state=drawn).base.explain_instance_with_data(
+            base = explainer(random_state=drawn).base
+            base.forward_selection = partial(selected, base.forward_selection)
+            _, weights, _, _ = base.explain_instance_with_data(
                 kept.astype(np.float64),
                 probabilities,
                 100 * (1 - cosine),
@@ -298,13 +304,38 @@ class Scorer:
         """What any order of deleting a text's words attains; None for a long one."""
         if len(text.words) > SEARCHED:
             return None
-        if text not in self.scales:
-            whole = self.probabilities(text, np.ones((1, len(text.words)), dtype=bool))
-            label = int(whole[0].argmax())
-            self.scales[text] = attainable(
-                len(text.words), lambda kept: self.probabilities(text, kept)[:, label]
-            )
+        self.search([text])
         return self.scales[text]
+
+    def search(
+        self, texts: Sequence[Text], told: Callable[[int, int], object] = lambda _done, _of: None
+    ) -> None:
+        """Find what `attainable` says of texts, where it is not known yet, of several at once.
+
+        Args:
+            texts: of which long ones are left out.
+            told: called with how many texts were searched, and how many there are.
+        """
+        new = [text for text in texts if len(text.words) <= SEARCHED and text not in self.scales]
+        for start in range(0, len(new), TOGETHER):
+            group = new[start : start + TOGETHER]
+            wholes = self.ask([(text, np.ones((1, len(text.words)), dtype=bool)) for text in group])
+            labels = [int(whole[0].argmax()) for whole in wholes]
+
+            def ask(
+                sets: list[tuple[int, NDArray[np.bool_]]],
+                group: Sequence[Text] = group,
+                labels: Sequence[int] = labels,
+            ) -> list[NDArray[np.float64]]:
+                answers = self.ask([(group[number], kept) for number, kept in sets])
+                return [each[:, labels[number]] for each, (number, _) in zip(answers, sets, strict=True)]
+
+            def step(done: int, of: int, start: int = start, texts: int = len(group)) -> None:
+                told(start + texts * done // of, len(new))
+
+            found = ranges([len(text.words) for text in group], ask, step)
+            self.scales |= dict(zip(group, found, strict=True))
+            told(start + len(group), len(new))
 
     def probabilities(self, text: Text, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Probabilities of the classes for each set of kept words, (sets, classes)."""
@@ -331,6 +362,48 @@ class Scorer:
             next(others) if len(text.words) > EXACT else self._every[text][_number(kept)]
             for text, kept in asked
         ]
+
+
+def selected(
+    theirs: Callable[..., NDArray[np.int64]],
+    data: NDArray[np.float64],
+    labels: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    most: int,
+) -> NDArray[np.int64]:
+    """The features that LIME's package selects, one after the other, without a regression for each.
+
+    The package adds the feature with which a weighted regression with an intercept has the greatest R². What
+    a feature adds to R² is (c · y)² / (c · c) / (y · y), of the part c of its column that those selected do
+    not explain, and of the labels y; both are centred, and products weighted.
+
+    Args:
+        theirs: the package's own selection, for what rounding could decide: features that add the same,
+            columns that the selected ones nearly explain, and labels that are nearly all the same.
+        data: (samples, features).
+        labels: (samples,).
+        weights: of the samples, (samples,).
+        most: features to select.
+    """
+    x, y = (each - np.average(each, axis=0, weights=weights) for each in (data, labels))
+    products, answers = x.T @ (weights[:, None] * x), x.T @ (weights * y)  # c · c of all pairs, and c · y
+    total, sizes = float(weights @ y**2), weights @ data**2
+    if total <= LABELS_LEFT * float(weights @ labels**2):
+        return theirs(data, labels, weights, most)
+    found, left = list[int](), list(range(data.shape[1]))
+    while left and len(found) < most:
+        own = products.diagonal()[left]
+        if (own <= COLUMN_LEFT * sizes[left]).any():
+            return theirs(data, labels, weights, most)
+        gains = answers[left] ** 2 / own / total
+        best, others = int(gains.argmax()), np.delete(gains, gains.argmax())
+        if (others > gains[best] - CLEAR).any():
+            return theirs(data, labels, weights, most)
+        found.append(left.pop(best))
+        column = products[:, found[-1]] / products[found[-1], found[-1]]
+        answers = answers - column * answers[found[-1]]
+        products = products - np.outer(column, products[found[-1]])
+    return np.array(found)
 
 
 def _all_sets(text: Text) -> NDArray[np.bool_]:

@@ -71,6 +71,37 @@ class Text:
             np.concatenate([start[2], first[rest]]),
         )
 
+    @cached_property
+    def asked(self) -> Ints:
+        """Ids of all pieces of the query."""
+        return _flat(self.query)[0]
+
+    @cached_property
+    def ways(self) -> tuple[Ints, Ints]:
+        """Ids of the pieces of all words in all ways in which they are written, and when each is there.
+
+        When: a word's number, where it is kept; that plus the number of words, where it is kept and no word
+        is before it; and that plus twice their number, where it is kept and another is before it.
+        """
+        ids, when, words = list[int](), list[int](), len(self.words)
+        for word, (start, pieces) in enumerate(zip(self.starts, self.pieces, strict=True)):
+            ways = [(pieces, word)]
+            if start != pieces:
+                ways = [(start, word + words), (pieces, word + 2 * words)]
+            for written, number in ways:
+                ids += written
+                when += [number] * len(written)
+        return np.array(ids, dtype=np.int64), np.array(when, dtype=np.int64)
+
+    def stays(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which pieces of `ways` are there for each set of kept words, (sets, words) → (sets, pieces)."""
+        _, when = self.ways
+        if (when < len(self.words)).all():
+            return kept[:, when]
+        written = kept & np.array([len(pieces) > 0 for pieces in self.pieces])
+        first = written & (written.cumsum(axis=1) == 1)
+        return np.concatenate([kept, first, written & ~first], axis=1)[:, when]
+
 
 def _flat(words: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
     ids = np.array([number for pieces in words for number in pieces], dtype=np.int64)
@@ -83,6 +114,37 @@ class Coded(NamedTuple):
 
     arguments: dict[str, list[int]]
     places: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Arguments of a classifier for many texts, one after the other and without padding.
+
+    Attributes:
+        lengths: tokens of each, (rows,).
+        values: name of an argument → those of all tokens, (tokens of all rows,).
+    """
+
+    lengths: Ints
+    values: dict[str, Ints]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each begins, (rows,)."""
+        return self.lengths.cumsum() - self.lengths
+
+
+def _rows_of(rows: Sequence[Mapping[str, Any]]) -> _Rows:
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    return _Rows(lengths, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+
+
+def _joined(parts: Sequence[_Rows]) -> _Rows:
+    names = parts[0].values
+    return _Rows(
+        np.concatenate([part.lengths for part in parts]),
+        {name: np.concatenate([part.values[name] for part in parts]) for name in names},
+    )
 
 
 class _Around(NamedTuple):
@@ -251,28 +313,13 @@ class WordClassifier:
 
     def _coded(self, text: Text, kept: NDArray[np.bool_]) -> tuple[dict[str, Ints], Ints]:
         """As `code`, in arrays."""
-        ids, owners, first = text.kept(kept)
         if self.windowed:
-            from overt.models.rationale import windowed
-
-            config: Any = self.model.config
-            special = self.tokenizer
-            end = [special.sep_token_id]
-            asked, _, starts = _flat([end, *text.query, end] if text.query else [end])
-            *found, places = windowed(
-                np.concatenate([ids, asked]),
-                np.concatenate([first, starts]),
-                np.concatenate([owners, np.full(len(asked), -1)]),
-                special.cls_token_id,
-                special.sep_token_id,
-                special.pad_token_id,
-                config.window,
-            )
-            return dict(zip(("input_ids", "attention_mask", "words"), found, strict=True)), places
+            return next(self._windows(text, kept[None]))
+        ids, owners, _ = text.kept(kept)
         around = self._specials(bool(text.query))
         if not (len(ids) or around.before or around.between or around.after or text.query):
             around = around._replace(before=[self._nothing], types=([0], *around.types[1:]))
-        asked, _, _ = _flat(text.query)
+        asked = text.asked
         before, own, between, other, after = around.types
         tokens = np.concatenate([around.before, ids, around.between, asked, around.after]).astype(np.int64)
         types = [*before, *[own] * len(ids), *between, *[other] * len(asked), *after]
@@ -289,6 +336,49 @@ class WordClassifier:
         places[len(around.before) : len(around.before) + len(ids)] = owners
         return arguments, places
 
+    def _windows(self, text: Text, kept: NDArray[np.bool_]) -> Iterator[tuple[dict[str, Ints], Ints]]:
+        """What `_coded` gives for each set of kept words, (sets, words), of a classifier with windows."""
+        from overt.models.rationale import windowed
+
+        config: Any = self.model.config
+        special = self.tokenizer
+        special_ids = special.cls_token_id, special.sep_token_id, special.pad_token_id
+        end = [special.sep_token_id]
+        asked, _, starts = _flat([end, *text.query, end] if text.query else [end])
+        none = np.full(len(asked), -1)
+        for row in kept:
+            ids, owners, first = text.kept(row)
+            *found, places = windowed(
+                np.concatenate([ids, asked]),
+                np.concatenate([first, starts]),
+                np.concatenate([owners, none]),
+                *special_ids,
+                config.window,
+            )
+            yield dict(zip(("input_ids", "attention_mask", "words"), found, strict=True)), places
+
+    def _rows(self, text: Text, kept: NDArray[np.bool_]) -> _Rows:
+        """The arguments that `_coded` gives for each set of kept words, (sets, words), all at once."""
+        if self.windowed:
+            return _rows_of([arguments for arguments, _ in self._windows(text, kept)])
+        around, (ids, _) = self._specials(bool(text.query)), text.ways
+        before, own, between, other, after = around.types
+        tokens = [*around.before, *ids, *around.between, *text.asked, *around.after]
+        types = [*before, *[own] * len(ids), *between, *[other] * len(text.asked), *after]
+        stays = np.ones((len(kept), len(tokens)), dtype=bool)
+        stays[:, len(around.before) : len(around.before) + len(ids)] = text.stays(kept)
+        if len(tokens) == len(ids):  # nothing is around the words: what stands where none is left
+            tokens, types = [*tokens, self._nothing], [*types, own if text.query else 0]
+            stays = np.column_stack([stays, ~stays.any(axis=1)])
+
+        def laid(values: Sequence[int]) -> Ints:
+            return np.broadcast_to(np.array(values, dtype=np.int64), stays.shape)[stays]
+
+        arguments = {"input_ids": laid(tokens), "attention_mask": laid([1] * len(tokens))}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            arguments["token_type_ids"] = laid(types)
+        return _Rows(stays.sum(axis=1), arguments)
+
     @property
     def _nothing(self) -> int:
         """The token that stands for a text without words, where a tokenizer puts nothing around texts."""
@@ -297,14 +387,19 @@ class WordClassifier:
 
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Arguments of several texts, padded on the right, on the model's device."""
-        fills = {"input_ids": self.pad}
-        longest = max(len(row["input_ids"]) for row in rows)
+        return self._batch(_rows_of(rows), np.arange(len(rows)))
+
+    def _batch(self, rows: _Rows, chosen: Ints) -> dict[str, Tensor]:
+        """As `batch`, of the rows with these numbers."""
+        lengths, starts = rows.lengths[chosen, None], rows.starts[chosen, None]
+        columns = np.arange(lengths.max())
+        there = columns < lengths
+        places = (starts + columns)[there]
         device = device_of(self.model)
         found = {}
-        for name in rows[0]:
-            table = np.full((len(rows), longest), fills.get(name, 0), np.int64)
-            for place, row in enumerate(rows):
-                table[place, : len(row[name])] = row[name]
+        for name, values in rows.values.items():
+            table = np.full(there.shape, self.pad if name == "input_ids" else 0, np.int64)
+            table[there] = values[places]
             found[name] = torch.from_numpy(table).to(device)
         return found
 
@@ -348,42 +443,42 @@ class WordClassifier:
             asked: texts, and boolean (sets, words).
             told: called after each pass with how many sets were run, and how many there are.
         """
-        rows, places = list[dict[str, Any]](), list[Any]()
+        parts, places, count = list[_Rows](), list[Any](), 0
         for text, kept in asked:
             _, some, where = np.unique(
                 np.packbits(kept, axis=1), axis=0, return_index=True, return_inverse=True
             )
-            places.append(len(rows) + where.reshape(-1))
-            rows += [self._coded(text, kept[number])[0] for number in some]
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))
-        parts, start, link = [], 0, link_of(self.model.config, self.classes)
+            places.append(count + where.reshape(-1))
+            parts.append(self._rows(text, kept[some]))
+            count += len(some)
+        rows = _joined(parts)
+        order = rows.lengths.argsort(kind="stable")
+        lengths, most = rows.lengths[order].tolist(), self.at_once
+        answers, start, link = [], 0, link_of(self.model.config, self.classes)
         with self.quickly() as model:
-            while start < len(order):
+            while start < count:
                 # The longest of a batch decides its size, and comes last.
                 end = start + 1
-                while end < len(order) and (
-                    (end + 1 - start) * len(rows[order[end]]["input_ids"]) <= self.at_once
-                ):
+                while end < count and (end + 1 - start) * lengths[end] <= most:
                     end += 1
-                these = [rows[place] for place in order[start:end]]
-                parts.append(linked(self._logits(model, these).double(), link))
-                if not self._padded and len(these[0]["input_ids"]) < len(these[-1]["input_ids"]):
-                    self._check_padding(
-                        parts[-1][0], linked(self._logits(model, these[:1]).double(), link)[0]
-                    )
-                told(end, len(order))
+                these = order[start:end]
+                answers.append(linked(self._logits(model, self._batch(rows, these)).double(), link))
+                if not self._padded and lengths[start] < lengths[end - 1]:
+                    alone = self._logits(model, self._batch(rows, these[:1])).double()
+                    self._check_padding(answers[-1][0], linked(alone, link)[0])
+                told(end, count)
                 start = end
-        found = np.empty((len(rows), self.classes))
-        found[order] = torch.cat(parts).cpu().numpy()
+        found = np.empty((count, self.classes))
+        found[order] = torch.cat(answers).cpu().numpy()
         by_text = [found[where] for where in places]
         for (text, _), own in zip(asked, by_text, strict=True):
             if not np.isfinite(own).all():
                 raise ValueError(f"text {text.name}: the model's probabilities are not finite")
         return by_text
 
-    def _logits(self, model: nn.Module, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    def _logits(self, model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
         """The model's logits, (rows, classes)."""
-        output = model(**self.batch(rows))
+        output = model(**arguments)
         logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
         if logits is None:
             raise ValueError(
