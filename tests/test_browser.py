@@ -1006,7 +1006,7 @@ def test_a_missing_browser_is_installed(fresh: bool, tmp_path: Path) -> None:
 
 # --- Answers to a question about a picture ---
 
-LONG = [
+QUESTION = [
     "what",
     "shape",
     "is",
@@ -1033,9 +1033,9 @@ def answers(size: tuple[int, int]) -> str:
 
     weights = torch.arange(16.0).view(4, 4) / 120
     likely = [Likely("circle", 0.6, 0.1), Likely("square", 0.2, 0.05)]
-    words = torch.full((len(LONG),), 1 / len(LONG))
-    reply = Reply("Soft", "circle", 0.6, likely, 20, 0.001, LONG, words, weights, weights - 0.05, 20)
-    return answers_page(Image.new("RGB", size), " ".join(LONG), [reply, reply])
+    words = torch.full((len(QUESTION),), 1 / len(QUESTION))
+    reply = Reply("Soft", "circle", 0.6, likely, 20, 0.001, QUESTION, words, weights, weights - 0.05, 20)
+    return answers_page(Image.new("RGB", size), " ".join(QUESTION), [reply, reply])
 
 
 @pytest.mark.parametrize("size", [(900, 300), (300, 900), (400, 400)], ids=["wide", "tall", "square"])
@@ -1051,10 +1051,10 @@ def test_answers_fit_and_can_be_read_with_pictures_of_any_shape(
         assert each["width"] / each["height"] == pytest.approx(size[0] / size[1], rel=0.02)
         assert each["width"] >= 100 * min(1, size[0] / size[1])
         assert 0 <= each["x"] <= each["x"] + each["width"] <= width
-    words = shown.evaluate(BOXES, ".word")[: len(LONG)]
+    words = shown.evaluate(BOXES, ".word")[: len(QUESTION)]
     assert all(each["size"] >= 12 and each["x"] + each["width"] <= width for each in words)
     lines = {round(each["y"]) for each in words}
     assert len(lines) > 1, "a long question is broken into lines"
-    bars = shown.evaluate(BOXES, ".word svg")[: len(LONG)]
+    bars = shown.evaluate(BOXES, ".word svg")[: len(QUESTION)]
     for word, bar in zip(words, bars, strict=True):
         assert bar["width"] == pytest.approx(word["width"], abs=1), "each word has its own bar"

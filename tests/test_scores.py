@@ -82,7 +82,7 @@ def test_positions_in_an_image_are_part_of_the_logits_and_not_of_the_priors_keys
     layer = layer.double().train()
     x, chain = random_maps(2, 6, 8), overt.Chain(step=1)
     q, k, v = layer._project(x, x, x)
-    call = layer._call(q, k, v, None, None, None, False, 0)
+    call = layer._call(q, k, v, None, None, None, False, 0, chain)
     torch.testing.assert_close(call.scores(), q @ k.mT / 2.0 + position(q, 6), rtol=0, atol=1e-14)
     assert torch.equal(call.keys_of_prior, k)
     assert call.is_dot() is (name != "synthesizer")
