@@ -382,13 +382,18 @@ def test_the_table_is_filled_a_few_models_at_a_time(
         measure("two", "--rows", "agreement plain")
 
 
+def trial(place: Path, *extra: str) -> dict[str, Any]:
+    """The recipe's trial on one model; the same again goes on."""
+    options = ["--quick", "--workers", "1", "--rows", "agreement plain", *extra]
+    begin = {"out": place / "run", "results": place / "results", "device": "cpu"}
+    return reproduce.run("faithfulness", extra=options, **begin)
+
+
 def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del small
     monkeypatch.delenv("OVERT_DATA", raising=False)
-    only = ["--quick", "--workers", "1", "--rows", "agreement plain"]
-    begin = {"out": tmp_path / "run", "results": tmp_path / "results", "device": "cpu"}
     correlations = AfterShuffling.correlations
 
     def interrupted(self: Any, own: Any, *rest: Any, **named: Any) -> Any:
@@ -398,14 +403,14 @@ def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
 
     monkeypatch.setattr(AfterShuffling, "correlations", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reproduce.run("faithfulness", extra=only, **begin)
+        trial(tmp_path)
     folder = tmp_path / "run" / "quick" / "agreement-plain" / "seed-0"
     done = ["pooling", "raw", "rollout"]
     assert sorted(path.stem for path in (folder / "parts").iterdir()) == done
     weights = (folder / "model.safetensors").read_bytes()
     monkeypatch.setattr(AfterShuffling, "correlations", correlations)
     with pytest.raises(ValueError, match="lime_samples 100, but 20 was requested: delete it with --fresh"):
-        reproduce.run("faithfulness", extra=[*only, "--lime-samples", "20"], **begin)
+        trial(tmp_path, "--lime-samples", "20")
 
     asked: list[list[str]] = []
 
@@ -414,12 +419,11 @@ def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
         return evaluate(*arguments, **named)
 
     monkeypatch.setattr(faithfulness, "evaluate", spied)
-    found = reproduce.run("faithfulness", extra=only, **begin)
+    found = trial(tmp_path)
     assert asked == [[method for method in FEW if method not in done]]
     assert (folder / "model.safetensors").read_bytes() == weights, "the model is the same"
     assert not (folder / "parts").exists()
-    elsewhere = {"out": tmp_path / "other", "results": tmp_path / "others"}
-    whole = reproduce.run("faithfulness", extra=only, **{**begin, **elsewhere})
+    whole = trial(tmp_path / "other")
     assert asked[1] == list(FEW)
     assert json.dumps(found["config"]["cells"]) == json.dumps(whole["config"]["cells"])
     assert found["config"]["refused"] == whole["config"]["refused"]
@@ -430,8 +434,6 @@ def test_a_run_that_was_interrupted_after_its_last_method_goes_on(
 ) -> None:
     del small
     monkeypatch.delenv("OVERT_DATA", raising=False)
-    only = ["--quick", "--workers", "1", "--rows", "agreement plain"]
-    begin = {"out": tmp_path / "run", "results": tmp_path / "results", "device": "cpu"}
     accuracy_of = faithfulness.accuracy_of
 
     def interrupted(*_arguments: Any) -> Any:
@@ -439,10 +441,10 @@ def test_a_run_that_was_interrupted_after_its_last_method_goes_on(
 
     monkeypatch.setattr(faithfulness, "accuracy_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reproduce.run("faithfulness", extra=only, **begin)
+        trial(tmp_path)
     monkeypatch.setattr(faithfulness, "accuracy_of", accuracy_of)
     monkeypatch.setattr(faithfulness, "evaluate", interrupted)  # nothing is left to judge
-    found = reproduce.run("faithfulness", extra=only, **begin)
+    found = trial(tmp_path)
     assert set(found["config"]["cells"]["agreement plain"]["comprehensiveness"]) >= {"raw", "random"}
 
 
