@@ -426,6 +426,7 @@ def deviations(config: Mapping[str, Any]) -> list[str]:
         "gradient at 0.1, and gives the network some of its own words as the last one, where here it has "
         "always the true one)"
     )
+    found.append("the same images are in a batch in each epoch, and the order of the batches changes")
     if "features" not in config["regions"]:
         found.append("regions are of an encoder trained here, not of a detector; --features would take those")
     return found
