@@ -153,6 +153,17 @@ def test_tables_have_both_searches_floors_a_ceiling_and_published_numbers(result
     assert numbers["language only"]["parameters"] < numbers["soft"]["parameters"]
 
 
+@pytest.fixture
+def copied(result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The stored result, in a copy of its folder and of its runs, which is the current one."""
+    del result  # which wrote it
+    shutil.copytree(".", tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    stored = read_result(Path("results/bam-table-3.json"))
+    assert stored is not None
+    return stored
+
+
 def test_meteor_is_added_later_without_training(
     recipe: Any, result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,17 +180,13 @@ def test_meteor_is_added_later_without_training(
 
 
 def test_meteor_that_an_interrupted_command_found_is_not_looked_for_again(
-    recipe: Any, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Any, result: dict[str, Any], copied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(".", tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    stored = read_result(Path("results/bam-table-3.json"))
-    assert stored is not None
-    assert stored["per_seed"].keys() == result["per_seed"].keys()
-    for rows in stored["per_seed"].values():
+    assert copied["per_seed"].keys() == result["per_seed"].keys()
+    for rows in copied["per_seed"].values():
         for row in rows.values():
             row["greedy_meteor"] = row["beam_5_meteor"] = None
-    write_result(Path("results/bam-table-3.json"), stored)
+    write_result(Path("results/bam-table-3.json"), copied)
     for folder in Path("runs/scenes").glob("*/seed-0"):
         if folder.parent.name != "encoder":
             found = json.loads((folder / "result.json").read_text())
@@ -196,13 +203,9 @@ def test_meteor_that_an_interrupted_command_found_is_not_looked_for_again(
 
 
 def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
-    recipe: Any, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Any, result: dict[str, Any], copied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(".", tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    stored = read_result(Path("results/bam-table-3.json"))
-    assert stored is not None
-    for rows in stored["per_seed"].values():
+    for rows in copied["per_seed"].values():
         for row in rows.values():
             row |= {"greedy_meteor": None, "beam_5_meteor": None}
             row["run"]["settings"]["precision"] = "tf32"  # of a GPU
@@ -212,7 +215,7 @@ def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
         run["run"]["settings"]["precision"] = "tf32"
         run |= {"greedy_meteor": None, "beam_5_meteor": None}
         path.with_name("result.json").write_text(json.dumps(run))
-    Path("results/bam-table-3.json").write_text(json.dumps(stored))
+    Path("results/bam-table-3.json").write_text(json.dumps(copied))
     monkeypatch.setattr(caption_training, "train", None)
     monkeypatch.setattr(bam_captions.judge, "meteor", lambda said, _: Meteor(7.0 + len(said)))
     again = recipe("bam-table-3", "--meteor")
@@ -221,7 +224,7 @@ def test_meteor_is_added_where_the_runs_could_not_have_been_trained(
         assert row["greedy_meteor"] == row["beam_5_meteor"] == 7.0 + SIZES[2], name
         assert row["run"]["settings"]["precision"] == "tf32"
     assert again["config"] | {"floors": 0, "meteor": 0} == result["config"] | {"floors": 0, "meteor": 0}
-    assert again["commands"] == stored["commands"]
+    assert again["commands"] == copied["commands"]
     Path("results/bam-table-3.json").unlink()
     with pytest.raises(ValueError, match="--meteor adds to a stored result, and there is none"):
         recipe("bam-table-3", "--meteor")
