@@ -196,15 +196,22 @@ def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weigh
     monkeypatch.chdir(tmp_path)
     extra = ["--epochs", "1", "--lime-samples", "10", "--forms", form]
     arguments = {"seeds": 1, "device": "cpu", "extra": extra}
-    measure, seen = ea_rationales.judged, []
+    evaluate, seen = ea_rationales.evaluate, []
 
-    def judged(model: Any, shared: Any, task: Any, method: str, *others: Any) -> Any:
-        seen.append((method, {name: value.clone() for name, value in model.state_dict().items()}))
-        if method == "random" and len(seen) == 2:
-            raise KeyboardInterrupt
-        return measure(model, shared, task, method, *others)
+    def interrupted_once(
+        model: Any, tokenizer: Any, texts: Any, marked: Any, methods: Any, **how: Any
+    ) -> Any:
+        seen.append((list(methods), {name: value.clone() for name, value in model.state_dict().items()}))
+        keep, first = how.pop("done"), len(seen) == 1
 
-    monkeypatch.setattr(ea_rationales, "judged", judged)
+        def done(method: str, found: Any) -> None:
+            keep(method, found)
+            if first:
+                raise KeyboardInterrupt
+
+        return evaluate(model, tokenizer, texts, marked, methods, **how, done=done)
+
+    monkeypatch.setattr(ea_rationales, "evaluate", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
     folder = tmp_path / "runs" / "rationales" / "planted-reviews" / form / "seed-0"
@@ -217,17 +224,18 @@ def test_a_run_that_is_interrupted_while_it_measures_goes_on_with_the_same_weigh
     with monkeypatch.context() as patched:
         patched.setattr(rationale_training, "fit", train_again)
         numbers = reproduce.run("ea-table-8", **arguments)["per_seed"]["0"][form]  # type: ignore[arg-type]
-    assert [method for method, _ in seen] == ["pooling", "random", "random"]
-    for name, value in seen[1][1].items():
-        assert torch.equal(seen[2][1][name], value), name
+    assert [methods for methods, _ in seen] == [["pooling", "random"], ["random"]]
+    for name, value in seen[0][1].items():
+        assert torch.equal(seen[1][1][name], value), name
     assert set(numbers["methods"]) == {"pooling", "random"}
     assert numbers["updates"] == 2
+    assert 0 <= numbers["accuracy"] <= 1
     # Of a model that is trained anew, everything is measured anew.
     (folder / "result.json").unlink()
     (folder / "trained.json").unlink()
     (tmp_path / "runs" / "rationales" / "results" / "ea-table-8.json").unlink()
     reproduce.run("ea-table-8", **arguments)  # type: ignore[arg-type]
-    assert [method for method, _ in seen[3:]] == ["pooling", "random"]
+    assert [methods for methods, _ in seen[2:]] == [["pooling", "random"]]
 
 
 def test_progress_of_measuring_is_told_to_the_last_step(tmp_path: Path) -> None:

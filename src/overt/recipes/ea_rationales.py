@@ -6,21 +6,21 @@ they go by; people have marked words, too (ERASER). Do they agree, and does dele
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from overt._extras import need
+from overt._files import write_whole
 from overt._workers import Tell, Throttled
 from overt.data import eraser, planted
 from overt.data.files import data_folder
-from overt.judge.rationales.evaluation import DELETING, FAITHFUL, HUMAN, evaluate
-from overt.judge.rationales.evaluation import Tell as TellTexts
+from overt.judge.rationales.evaluation import DELETING, FAITHFUL, HUMAN, Rationales, evaluate
 from overt.judge.rationales.methods import EXTRA, LIME, METHODS, POOLING, SAMPLES, ZEROING, title_of
 from overt.judge.rationales.methods import RANDOM as CONTROL
 from overt.judge.rationales.words import WordClassifier
@@ -41,7 +41,7 @@ from overt.recipes._recipe import (
 )
 from overt.recipes._row_reports import gains_grid, mean_cell, notes_on_runs, report_of, values
 from overt.recipes._rows import Task, look_up, stored_result
-from overt.recipes._runs import check_weights, finish_run, load_tokenizer, measure_once, run_record
+from overt.recipes._runs import check_weights, finish_run, finite, load_tokenizer, run_record
 from overt.recipes._training import (
     be_quiet,
     hardware,
@@ -77,6 +77,7 @@ AT_ONCE = 64  # texts that a GPU reads in a third of the time of an update
 FAR = 0.01  # difference of a probability that float16 may make
 STAND_IN_SAMPLES = 200
 TEST = "test"
+PERFORMANCE = "performance.json"  # of a run, once all methods are judged
 STAND_IN = RationaleTraining(
     0, batch=16, learning_rate=2e-3, layers=0, hidden=32, window=32, dropout=0.1, patience=12
 )
@@ -281,17 +282,6 @@ def steps_of(task: Task, shared: Shared) -> dict[str, int]:
     return {method: round(sum(passes(method, shared)) / (3 * a_third)) + 1 for method in task.row.methods}
 
 
-def telling(told: Callable[[int], None], begun: int, steps: int, scoring: float) -> TellTexts:
-    """A function for `evaluate` that tells the steps of a method; its scores are a share of them."""
-
-    def tell(words: str, done: int, total: int) -> None:
-        part = done / total
-        share = scoring + (1 - scoring) * part if DELETING in words else scoring * part
-        told(begun + int(steps * share))
-
-    return tell
-
-
 def step_ms(task: Task, shared: Shared) -> float:
     """Milliseconds of an update, the fastest of four."""
     return min(
@@ -315,8 +305,8 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     row: RationaleRow = task.row
     told = Throttled(tell)
     if not (task.folder / rationale_training.TRAINED).is_file():
-        for method in row.methods:  # of an earlier training
-            (task.folder / f"{method}.json").unlink(missing_ok=True)
+        for name in (PERFORMANCE, *(f"{method}.json" for method in row.methods)):  # of an earlier training
+            (task.folder / name).unlink(missing_ok=True)
     model, numbers = rationale_training.train(
         task.folder,
         shared.reviews,
@@ -331,18 +321,19 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     told.rest(task.training.updates)  # also those that early stopping saved
     dtype, difference = products_of(model, shared)
     numbers |= {"methods": {}, "refused": {}, "half_difference": difference, "half": dtype is not None}
-    begun = task.training.updates
-    for method, steps in steps_of(task, shared).items():
-        scoring, deleting = passes(method, shared)
-        tell_method = telling(told, begun, steps, scoring / (scoring + deleting))
-        measure = partial(judged, model, shared, task, method, dtype, tell_method)
+    steps = steps_of(task, shared)
+    missing = [method for method in row.methods if not (task.folder / f"{method}.json").is_file()]
+    if not missing and not (task.folder / PERFORMANCE).is_file():  # interrupted in between
+        missing = [row.methods[-1]]
+    told.rest(task.training.updates + sum(steps[method] for method in row.methods if method not in missing))
+    if missing:
         with short_products(task.device):
-            found = measure_once(task.folder / f"{method}.json", measure)
-        begun += steps
-        told.rest(begun)
+            judge(model, shared, task, missing, dtype, told)
+    for method in row.methods:
+        found = json.loads((task.folder / f"{method}.json").read_text())
         numbers["methods"] |= found["methods"]
         numbers["refused"] |= found["refused"]
-        numbers |= found["performance"]
+    numbers |= json.loads((task.folder / PERFORMANCE).read_text())
     numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
     finish_run(task.folder, numbers)
     for name in (WEIGHTS, *([] if shared.keep_models else [rationale_training.MODEL])):
@@ -367,17 +358,55 @@ def products_of(model: Any, shared: Shared) -> tuple[torch.dtype | None, float |
     return torch.float16 if difference <= FAR else None, difference
 
 
-def judged(
-    model: Any, shared: Shared, task: Task, method: str, dtype: torch.dtype | None, tell: TellTexts
-) -> dict[str, Any]:
-    """A method's rationales of the test texts."""
-    examples = shared.reviews.splits[TEST]
+def judge(
+    model: Any,
+    shared: Shared,
+    task: Task,
+    methods: Sequence[str],
+    dtype: torch.dtype | None,
+    told: Throttled,
+) -> None:
+    """Judge methods by the test texts, store the numbers of each once they are there, and then performance.
+
+    Args:
+        model: the trained classifier.
+        shared: with the texts.
+        task: with the folder for the numbers.
+        methods: in the order in which they are judged.
+        dtype: of the products where words are deleted.
+        told: how far it is, in the steps of `steps_of`.
+    """
+    examples, steps = shared.reviews.splits[TEST], steps_of(task, shared)
+    begun, kept = told.told, list[str]()
+
+    def tell(words: str, done: int, total: int) -> None:
+        method = methods[len(kept)]
+        scores, deletions = passes(method, shared)
+        scoring, part = scores / (scores + deletions), done / total
+        share = scoring + (1 - scoring) * part if DELETING in words else scoring * part
+        told(begun + int(steps[method] * share))
+
+    def keep(method: str, found: Rationales | str) -> None:
+        nonlocal begun
+        numbers: dict[str, Any] = {"methods": {}, "refused": {}}
+        if isinstance(found, str):
+            numbers["refused"][method] = found
+        else:
+            numbers["methods"][method] = found.to_dict()
+            if method in EXPORTED and not shared.reviews.stand_in:
+                judged = [examples[number] for number in found.texts]
+                eraser.write_predictions(task.folder / f"{method}.jsonl", "movies", judged, found.predictions)
+        write_whole(task.folder / f"{method}.json", json.dumps(finite(numbers), indent=1))
+        kept.append(method)
+        begun += steps[method]
+        told.rest(begun)
+
     found = evaluate(
         model,
         shared.tokenizer,
         [example.words for example in examples],
         [example.evidence for example in examples],
-        [method],
+        methods,
         queries=[example.query for example in examples],
         labels=[example.label for example in examples],
         names=[example.name for example in examples],
@@ -388,10 +417,9 @@ def judged(
         seed=task.seed,
         dtype=dtype,
         progress=tell,
+        done=keep,
     )
-    if method in EXPORTED and method in found.methods and not shared.reviews.stand_in:
-        found.write(task.folder / f"{method}.jsonl", method, "movies", examples)
-    return found.to_dict()
+    write_whole(task.folder / PERFORMANCE, json.dumps(found.performance))
 
 
 # --- Report ---

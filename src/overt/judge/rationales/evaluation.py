@@ -109,6 +109,16 @@ class Rationales:
     by_text: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     seconds: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Means over texts and both curves, for JSON."""
+        return {
+            "texts": len(self.texts),
+            "seconds": self.seconds,
+            **self.measures,
+            "morf": self.morf.tolist(),
+            "lerf": self.lerf.tolist(),
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -143,16 +153,7 @@ class Evaluation:
             "share": self.share,
             "texts": self.texts,
             "refused": self.refused,
-            "methods": {
-                name: {
-                    "texts": len(found.texts),
-                    "seconds": found.seconds,
-                    **found.measures,
-                    "morf": found.morf.tolist(),
-                    "lerf": found.lerf.tolist(),
-                }
-                for name, found in self.methods.items()
-            },
+            "methods": {name: found.to_dict() for name, found in self.methods.items()},
         }
 
     def table(
