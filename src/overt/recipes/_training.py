@@ -23,6 +23,7 @@ from overt._extras import need
 from overt.data.batching import Collate, E, Example, batches
 from overt.mechanisms.chain import Chain
 from overt.models.agreement import AgreementClassifier
+from overt.recipes._cuda_graphs import GraphedLoss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -220,6 +221,8 @@ class Run:
             where a single process trains: the clocks of several would not agree.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
+        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`), with ready-made batches
+            and full precision alone; with several processes nothing changes.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -245,6 +248,7 @@ class Run:
         pause: float = 0.0,
         optimizer: torch.optim.Optimizer | None = None,
         schedule: torch.optim.lr_scheduler.LambdaLR | None = None,
+        graphs: bool = False,
         **arguments: Any,
     ) -> None:
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -255,6 +259,8 @@ class Run:
         self.progress = progress = progress_bar(console)
         task = progress.add_task(name, total=steps)
         seconds = self.seconds
+        graphed = graphs and torch_device(device).type == "cuda" and processes(device) == 1
+        replayed = GraphedLoss(model) if graphed else None
 
         class StepTimer(TrainerCallback):
             """Calls `on_step`, measures the time of each step and shows progress."""
@@ -297,6 +303,12 @@ class Run:
             def floating_point_ops(self, inputs: Any) -> int:
                 del inputs
                 return 0
+
+            def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+                if replayed is None:
+                    return super().training_step(model, inputs, num_items_in_batch)
+                model.train()
+                return replayed(self._prepare_inputs(inputs))
 
             def _get_train_sampler(self, train_dataset: Any = None) -> Any:
                 examples: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -424,6 +436,7 @@ def times(
     device: torch.device,
     updates: int,
     half: bool = False,
+    graphs: bool = False,
 ) -> list[float]:
     """Milliseconds of updates of a model, after one that is not timed; making a batch does not count.
 
@@ -434,14 +447,20 @@ def times(
         device: where the model is.
         updates: how many to time.
         half: whether to run in bfloat16 on a GPU.
+        graphs: whether to replay CUDA graphs on a GPU, as in `Run`.
     """
+    replayed = GraphedLoss(model) if graphs and device.type == "cuda" else None
     seconds = []
     for update in range(updates + 1):
         batch = batch_of(update)
         began = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=half and device.type == "cuda"):
-            loss = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
-        loss.backward()
+        inputs = {name: value.to(device) for name, value in batch.items()}
+        if replayed is not None:
+            replayed(inputs)
+        else:
+            with torch.autocast(device.type, torch.bfloat16, enabled=half and device.type == "cuda"):
+                loss = model(**inputs)["loss"]
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":

@@ -365,6 +365,7 @@ def train(
         weight_decay=0.0,
         max_grad_norm=training.clip,
         pause=PAUSE,
+        graphs=model.encoder is None,  # which would wait for the GPU to tell images apart
         **in_tf32(device),
     )
     numbers["parameters"] = sum(parameter.numel() for parameter in model.net.parameters())
@@ -393,7 +394,9 @@ def step_times(
     model = model_of(row, shared, training, seed).to(where).train()
     batches = Batches(texts_of(shared.data, "train", training.length), training.batch, seed)
     optimizer = torch.optim.Adam(model.parameters(), training.learning_rate)
-    return times(model, optimizer, lambda update: batches[update % len(batches), 0], where, updates)
+    # One batch, since each shape of a batch has a graph of its own, which takes a while to record.
+    graphs = model.encoder is None
+    return times(model, optimizer, lambda _: batches[0, 0], where, updates, graphs=graphs)
 
 
 @torch.no_grad()

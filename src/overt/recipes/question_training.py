@@ -223,6 +223,11 @@ class Answering(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("pixels", None if encoder is None else pixels, persistent=False)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether all updates are the same operations on the GPU: noise as published is made on the CPU."""
+        return self.encoder is None and not self.noise
+
     def at_update(self, update: int) -> None:
         """Set the number of finished updates, which addresses all noise.
 
@@ -389,6 +394,7 @@ def train(
         optimizer=optimizer,
         schedule=schedule,
         pause=PAUSE,
+        graphs=model.repeats,
         # Half precision would add to each product of such small matrices the conversion of both.
         bf16=False,
         **in_tf32(device),
@@ -412,7 +418,7 @@ def step_times(
     numbers = torch.arange(training.batch, device=where) % len(data.train)
     optimizer, _ = optimizer_of(model, training)
     with short_products(device):
-        return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates)
+        return times(model, optimizer, lambda _: {"numbers": numbers}, where, updates, graphs=model.repeats)
 
 
 # --- Measures ---
