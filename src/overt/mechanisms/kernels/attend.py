@@ -108,15 +108,10 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
 
-    def fitted(self, rows: int, columns: int) -> Tiles:
-        """Tiles no larger than a short sequence needs, with as many warps as have work."""
-        least_rows = min(self.rows, power_of_two(rows))
-        least_columns = min(self.columns, power_of_two(columns))
-        shrunk = self.rows * self.columns // (least_rows * least_columns)
-        return Tiles(least_rows, least_columns, max(1, self.warps // shrunk), self.stages)
-
 
 # By pass, the sizes that were the fastest on an H200: for narrow heads in half precision, and for others.
+# Short sequences leave most of a tile empty; but tiles of 16 × 16 with one warp, tried once, gave wrong
+# numbers on a GPU (Triton 3.6), and right ones in the interpreter.
 _SMALL = {
     "forward": Tiles(64, 128, 4, 3),
     "forward, map": Tiles(64, 64, 4, 3),
@@ -234,8 +229,8 @@ class Form(NamedTuple):
             "FAST": self.dtype != torch.float32 and not INTERPRETED,
         }
 
-    def tiles(self, name: str, width: int, rows: int, columns: int) -> Tiles:
-        """The tiles of a pass over so many queries and keys."""
-        half = _SMALL if width > 16 else _NARROW
-        whole = _LARGE if width > 64 or self.dtype == torch.float32 else half
-        return whole[name].fitted(rows, columns)
+    def tiles(self, name: str, width: int) -> Tiles:
+        """The tiles of a pass."""
+        if width > 64 or self.dtype == torch.float32:
+            return _LARGE[name]
+        return (_SMALL if width > 16 else _NARROW)[name]

@@ -397,7 +397,7 @@ def _ready(
     to_query, to_key = heads_last_strides(queried), heads_last_strides(valued)
     counts = heads, heads // key_heads, queries, keys
     flags = {**form.address(), **form.law(), **form.masks()}
-    tiles = form.tiles("queries", width, queries, keys)
+    tiles = form.tiles("queries", width)
     to_queries = Ready(
         attend_to_queries,
         (blocks(queries, tiles.rows), heads, batch),
@@ -406,7 +406,7 @@ def _ready(
         tiles.warps,
         tiles.stages,
     )
-    tiles = form.tiles("keys", width, queries, keys)
+    tiles = form.tiles("keys", width)
     whole = keys % tiles.columns == 0 and queries % tiles.rows == 0
     to_keys = Ready(
         attend_to_keys,

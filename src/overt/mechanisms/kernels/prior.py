@@ -29,8 +29,7 @@ from overt.mechanisms.kernels.noise import LN2, LOG2E, WEIBULL
 from overt.mechanisms.kernels.tiles import HIDDEN, rows_at
 from overt.mechanisms.special import LOG_GAMMA
 
-_BLOCK_K = 128  # keys of a tile for which the network is computed, at most
-_WARPS = 4  # of a program, at most
+_BLOCK_K = 128  # keys of a tile for which the network is computed
 _AT_ONCE = 1024  # keys of a tile of numbers, at most
 _GAMMA, _TERMS = tl.constexpr(LOG_GAMMA), tl.constexpr(len(LOG_GAMMA))
 
@@ -258,18 +257,8 @@ def prior_to_network(
     tl.store(to_key_at, to_k.to(to_key.dtype.element_ty), mask=inside)
 
 
-def _block(keys: int) -> int:
-    """Keys of a tile for which the network is computed."""
-    return min(_BLOCK_K, power_of_two(keys))
-
-
-def _warps(keys: int) -> int:
-    """As many as have work."""
-    return max(1, _WARPS * _block(keys) // _BLOCK_K)
-
-
-def _sizes(width: int, middle: int, keys: int) -> dict[str, int]:
-    return {"WIDTH": width, "BLOCK_WIDTH": power_of_two(width), "MIDDLE": middle, "BLOCK_K": _block(keys)}
+def _sizes(width: int, middle: int) -> dict[str, int]:
+    return {"WIDTH": width, "BLOCK_WIDTH": power_of_two(width), "MIDDLE": middle, "BLOCK_K": _BLOCK_K}
 
 
 @lru_cache(MOST)
@@ -284,7 +273,7 @@ def _forward_ready(
         (key_heads, batch, 1),
         (*key[:3], keys, key_heads),
         {
-            **_sizes(width, max(1, middle), keys),
+            **_sizes(width, max(1, middle)),
             "KL": family,
             "CONTEXTUAL": middle > 0,
             "OFFICIAL": official,
@@ -293,7 +282,6 @@ def _forward_ready(
             "CAUSAL": causal,
             "BLOCK": min(_AT_ONCE, power_of_two(keys)),
         },
-        _warps(keys),
     )
 
 
@@ -332,10 +320,10 @@ def _backward_ready(
     batch, key_heads, keys, width = keyed
     return Ready(
         prior_to_network,
-        (blocks(keys, _block(keys)), key_heads, batch),
+        (blocks(keys, _BLOCK_K), key_heads, batch),
         (*key[:3], *to_key[:3], queries, keys, key_heads, heads // key_heads),
         {
-            **_sizes(width, middle, keys),
+            **_sizes(width, middle),
             "KL": family,
             "OFFICIAL": official,
             "KNOWN": known,
@@ -343,7 +331,6 @@ def _backward_ready(
             "CAUSAL": causal,
             "BLOCK": min(_AT_ONCE, power_of_two(keys)),
         },
-        _warps(keys),
     )
 
 
