@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import overt
-from overt.models.rationale import RationaleClassifier, RationaleConfig, TwoWayLSTM, Windows, windows_of
+from overt.models.rationale import (
+    RationaleClassifier,
+    RationaleConfig,
+    TwoWayLSTM,
+    Windows,
+    different_rows,
+    windows_of,
+)
 from small_rationales import small_rationale
 
 DOCUMENT = [[4], [5, 6], [7], [8, 9], [10], [11]]
@@ -132,3 +141,19 @@ def test_bad_settings_and_inputs_are_named(model: Any) -> None:
     ids = torch.full((1, 12), 4)
     with pytest.raises(ValueError, match="input_ids must hold windows of 8 tokens, got 12 tokens"):
         model(ids, torch.ones_like(ids), torch.ones_like(ids))
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(-3, 3), min_size=4, max_size=4), min_size=1, max_size=12),
+    collide=st.booleans(),
+)
+def test_different_rows_are_those_of_torch_even_where_hashes_collide(
+    rows: list[list[int]], collide: bool
+) -> None:
+    table = torch.tensor(rows)
+    with pytest.MonkeyPatch.context() as patched:
+        if collide:
+            patched.setattr(torch, "randint", lambda *_, **__: torch.full((4,), -1))  # odd numbers of −1
+        found, place = different_rows(table)
+    assert torch.equal(found[place], table)
+    assert len(found) == len({tuple(row) for row in rows})

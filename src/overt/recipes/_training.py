@@ -221,8 +221,8 @@ class Run:
             where a single process trains: the clocks of several would not agree.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
-        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`), with ready-made batches
-            and full precision alone; with several processes nothing changes.
+        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`). Only with `in_order`, in
+            one process and without autocast.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -259,8 +259,11 @@ class Run:
         self.progress = progress = progress_bar(console)
         task = progress.add_task(name, total=steps)
         seconds = self.seconds
-        graphed = graphs and torch_device(device).type == "cuda" and processes(device) == 1
-        replayed = GraphedLoss(model) if graphed else None
+        replayed = None
+        if graphs and torch_device(device).type == "cuda" and processes(device) == 1:
+            if not in_order or arguments.get("bf16") or arguments.get("fp16"):
+                raise ValueError("graphs must be with in_order=True, and without bf16 and fp16")
+            replayed = GraphedLoss(model)
 
         class StepTimer(TrainerCallback):
             """Calls `on_step`, measures the time of each step and shows progress."""
