@@ -276,14 +276,32 @@ def test_dropout_drops_its_share_and_is_undone_in_the_mean() -> None:
 
 def test_dropout_goes_the_same_way_backwards() -> None:
     # out is linear in v, so its gradient shows the dropped weights that the forward pass used.
-    q, k = drawn((1, 2, 9, 16), 0, torch.float32), drawn((1, 2, 16, 16), 1, torch.float32)
-    v = torch.eye(16, device=DEVICE).expand(1, 2, 16, 16).contiguous().requires_grad_()
+    q, k = drawn((2, 2, 9, 16), 0, torch.float32), drawn((2, 2, 16, 16), 1, torch.float32)
+    v = torch.eye(16, device=DEVICE).expand(2, 2, 16, 16).contiguous().requires_grad_()
     layer = layer_of(overt.Bayesian(prior=None), 2, 2, 16)
     torch.manual_seed(0)
-    weights = attended(layer, q, k, v, 0.25, Seen(), overt.Chain(step=0), 0, 0.5)
-    to_out = drawn((1, 2, 9, 16), 2, torch.float32)
+    chain = overt.Chain(step=0, examples=torch.tensor([4, 4]))
+    weights = attended(layer, q, k, v, 0.25, Seen(), chain, 0, 0.5)
+    to_out = drawn((2, 2, 9, 16), 2, torch.float32)
     (to_value,) = torch.autograd.grad((weights * to_out).sum(), v)
     torch.testing.assert_close(to_value, weights.detach().mT @ to_out, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_of_one_example_drop_other_weights() -> None:
+    """They have the number of their example, by which noise goes, and are in the same pass."""
+    q, k = (
+        drawn((1, 2, 9, 16), number, torch.float32).expand(3, -1, -1, -1).contiguous() for number in (0, 1)
+    )
+    v = torch.eye(9, 16, device=DEVICE).expand(3, 2, 9, 16).contiguous()
+    layer = layer_of(overt.Bayesian(k=2.0, prior=None), 2, 2, 16)
+    torch.manual_seed(0)
+    chain = overt.Chain(step=0, examples=torch.tensor([4, 4, 4]), sample=torch.tensor([0, 0, 1]))
+    weights = attended(layer, q, k, v, 0.25, Seen(), chain, 0, 0.5)[..., :9]
+    dropped = weights == 0
+    assert not torch.equal(dropped[0], dropped[1])
+    assert not torch.equal(dropped[0], dropped[2])
+    both = ~dropped[0] & ~dropped[1]
+    torch.testing.assert_close(weights[0][both], weights[1][both], msg="the noise is the example's")
 
 
 @pytest.mark.slow

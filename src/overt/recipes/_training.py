@@ -221,8 +221,8 @@ class Run:
             where a single process trains: the clocks of several would not agree.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
-        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`). Only with `in_order`, in
-            one process and without autocast.
+        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`); only with `in_order`,
+            in one process, and without autocast.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
