@@ -126,6 +126,7 @@ bench: $(VENV)/.installed-bench $(VENV)/.installed-scale
 
 bench-gpu: $(if $(findstring $(BIN),$(GPU)),$(VENV)/.installed-test)
 	PYTHONPATH=src $(GPU) benchmarks/gpu.py
+	PYTHONPATH=src $(GPU) benchmarks/small_updates.py
 	PYTHONPATH=src $(GPU) benchmarks/vision.py --profile 14 --changes --report results/vision.md
 	PYTHONPATH=src $(GPU) benchmarks/long_trace.py --shape llama-8b --tokens 4096 8192 32768 131072 \
 		--ways trace eager --gradients 32768 --report results/long-traces.md

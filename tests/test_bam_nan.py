@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,22 @@ def test_a_run_that_ends_in_nan_is_noted_with_its_update(
 def test_a_sampled_kl_needs_weibull_weights_and_a_contextual_prior() -> None:
     with pytest.raises(ValueError, match="is for Weibull weights with a contextual prior"):
         SampledKL(prior="fixed")
+
+
+def test_the_guide_and_the_remark_say_what_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    stored = json.loads((root / "results" / "bam-nan.json").read_text())
+    (table,) = (table for table in stored["tables"] if table["title"] == "scenes")
+    rows = dict(table["rows"])
+    assert [cells[0] for cells in rows.values()] == ["0 of 3"] * 4
+    losses = [float(cells[table["columns"].index("validation loss")]) for cells in rows.values()]
+    assert max(losses) - min(losses) < 0.005
+    guide = " ".join((root / "docs" / "pictures.md").read_text().split())
+    scores, softmax, sampled = (list(rows.values())[place][5] for place in (1, 2, 3))
+    assert f"is {scores} times (around the scores) and {softmax} times (around their softmax)" in guide
+    assert f"that of a sampled KL {sampled} times" in guide
+    remark = " ".join((root / "results" / "bam-nan.remark.md").read_text().split())
+    at_start = [float(rows[name][5]) for name in list(rows)[1:3]]
+    of_best = [float(rows[name][8]) for name in list(rows)[1:3]]
+    assert f"{min(at_start):.0f} and {max(at_start):.0f} times the variance" in remark
+    assert f"{min(of_best):.0f} and {max(of_best):.0f} times in the best epoch" in remark

@@ -656,3 +656,29 @@ def test_published_gains_stand_beside_measured_ones() -> None:
     assert cells[-1] == "0.07"
     assert bam_questions.published_gains("PAvPU", "noise 1 sd")["published, VQA-v2"][WC] == 66.75
     assert TABLE_7.published["rows"][WC]["accuracy, noisy"][3] == 53.96
+
+
+def test_the_guide_says_what_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    guide = " ".join((root / "docs" / "pictures.md").read_text().split())
+
+    def tables(name: str) -> dict[str, dict[str, list[str]]]:
+        stored = json.loads((root / "results" / f"{name}.json").read_text())
+        return {table["title"]: dict(table["rows"]) for table in stored["tables"]}
+
+    shown = tables("bam-table-2")["scenes, clean"]
+    soft, blind, other = (shown[row][1].partition("±")[0] for row in (SOFT, QUESTION_ONLY, SHUFFLED))
+    assert f"soft attention has {soft} % right" in guide
+    assert f"question only {blind} % and shuffled images {other} %" in guide
+    found = tables("bam-table-2-daquar")
+    assert f"soft attention has {found['daquar, clean'][SOFT][1].partition('±')[0]} % right" in guide
+    gains = found["Differences with the same seed: accuracy, clean"]
+    remark = " ".join((root / "results" / "bam-table-2-daquar.remark.md").read_text().split())
+    for row in (QUESTION_ONLY, SHUFFLED):
+        _, mean, interval, *_ = gains[f"{row} − {SOFT}"]
+        low, high = (float(end.replace("−", "-")) for end in interval.split(" … "))
+        swapped = f"({-high:.2f} to {-low:.2f}".replace("-", "−")
+        assert swapped in guide
+        assert swapped in remark
+        assert mean.removeprefix("−") in guide
+    assert set(shown) == {SOFT, QUESTION_ONLY, SHUFFLED}, "the guide says which rows are measured"

@@ -631,7 +631,8 @@ def notes_of(outcome: Outcome) -> list[str]:
             [
                 "LF and LC are the paper's settings, and soft attention: with σ = 1e-9 their draws are its "
                 "weights to within rounding, and their KL, with σ = 1e9 of the prior, has no gradient to "
-                "speak of. Their differences to Soft are those of two trainings that round differently."
+                "speak of. Their differences to Soft are those of trainings that round differently and, on "
+                "GPUs, drop other weights."
             ]
             if any(row in rows for rows in outcome.per_seed.values() for row in ("LF", "LC"))
             else []

@@ -1,0 +1,101 @@
+"""Tiles of the attention kernels for short sequences: which are right, and how long each takes.
+
+One Bayesian attention with the published contextual prior, forward and backward, once with each choice of
+tile and warps for all passes. Outputs, KL and all gradients are compared with those of the definition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import overt
+from overt.mechanisms.kernels import attend, attend_backward, attend_forward
+from overt.mechanisms.kernels.attend import Tiles
+
+WC = overt.Bayesian.paper("WC", k=10.0, prior_beta=1e-6, d_mid=20)
+
+
+def found(attention: overt.MultiheadAttention, x: Tensor) -> list[Tensor]:
+    """Output, KL and all gradients of a pass."""
+    attention.zero_grad()
+    x = x.detach().requires_grad_()
+    chain = overt.Chain(step=torch.tensor(3, device=x.device))
+    out, _ = attention(x, x, x, need_weights=False, chain=chain)
+    kl = chain.kl()
+    (out.float().square().sum() + kl.sum()).backward()
+    gradients = [p.grad for p in attention.parameters() if p.grad is not None]
+    return [each.detach().clone() for each in (out, kl, x.grad, *gradients) if each is not None]
+
+
+def milliseconds(attention: overt.MultiheadAttention, x: Tensor, repeats: int) -> float:
+    """The median time of a pass, forward and backward."""
+    times = list[float]()
+    for _ in range(repeats):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begun.record()
+        found(attention, x)
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(float(begun.elapsed_time(ended)))
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 33])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[16, 32, 64], help="rows and columns of a tile"
+    )
+    parser.add_argument("--warps", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("tiles.py times kernels on a GPU, and torch finds none")
+    usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL")}
+
+    def use(tiles: Tiles | None) -> None:
+        for name, table in usual.items():
+            getattr(attend, name).update({part: tiles or own for part, own in table.items()})
+        attend_forward._ready.cache_clear()
+        attend_backward._ready.cache_clear()
+
+    for length in options.lengths:
+        torch.manual_seed(0)
+        attention = overt.MultiheadAttention(options.width, options.heads, batch_first=True, mechanisms=[WC])
+        attention = attention.to("cuda", getattr(torch, options.dtype)).train()
+        x = torch.randn(options.batch, length, options.width).to("cuda", getattr(torch, options.dtype))
+        with overt.naive():
+            wanted = found(attention, x)
+        table = Table("tile", "warps", "largest error", "ms", title=f"{length} tokens, {options.dtype}")
+        choices = [Tiles(r, r, w, 2) for r, w in itertools.product(options.sizes, options.warps)]
+        for tiles in (None, *choices):
+            use(tiles)
+            name = (
+                ["as shipped", ""] if tiles is None else [f"{tiles.rows} × {tiles.columns}", str(tiles.warps)]
+            )
+            try:
+                got = found(attention, x)
+                pairs = zip(got, wanted, strict=True)
+                error = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs)
+                cells = [f"{error:.1e}", f"{milliseconds(attention, x, options.repeats):.2f}"]
+            except Exception as problem:  # too much shared memory, or what the compiler refuses
+                cells = [type(problem).__name__, "–"]
+            table.add_row(*name, *cells)
+        use(None)
+        Console().print(table)
+    print(torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()
