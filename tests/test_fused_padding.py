@@ -273,7 +273,8 @@ def test_dropout_drops_plain_weights_and_goes_the_same_way_backwards(form: str) 
     # ones or none, and the gradient of values shows those of the backward pass.
     map, call, real = with_dropout(form)
     value = torch.eye(16, device=DEVICE).expand(3, 2, 16, 16).contiguous().requires_grad_()
-    used = by_kernels(map, replace(call, value=value), overt.Chain(step=0))
+    chain = overt.Chain(step=0, examples=torch.tensor([4, 4, 9]))  # the first two are samples of one example
+    used = by_kernels(map, replace(call, value=value), chain)
     to_out = drawn(*used.shape, seed=2)
     (to_value,) = torch.autograd.grad((used * to_out).sum(), value)
     torch.testing.assert_close(to_value, used.detach().mT @ to_out, rtol=1e-4, atol=1e-5)

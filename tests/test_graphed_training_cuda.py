@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from overt.data import scenes
 from overt.data.region_features import Regions
-from overt.recipes import _training, bam_captions, bam_nan, bam_questions, caption_training, question_training
+from overt.recipes import (
+    _training,
+    bam_captions,
+    bam_nan,
+    bam_questions,
+    caption_training,
+    question_training,
+    translation_training,
+    vision_training,
+)
 from overt.recipes._cuda_graphs import GraphedLoss
 from overt.recipes.caption_training import CaptionTraining, Shared
 from overt.recipes.question_training import QuestionTraining
@@ -44,17 +53,20 @@ SOURCE = Source(Path(), False, None, {}, 16)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().clone() for name, value in model.named_parameters()}
+    """And the buffers that are stored."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Plain(GraphedLoss):
-        """The same passes, without a graph."""
+    """As they are trained on a CPU."""
+    run = _training.Run
 
-        def __call__(self, inputs: Any) -> Tensor:
-            return self._run(inputs)
+    def plain(*arguments: Any, graphs: bool, **further: Any) -> Any:
+        assert graphs
+        return run(*arguments, **further)
 
-    monkeypatch.setattr(_training, "GraphedLoss", Plain)
+    for module in (vision_training, translation_training):
+        monkeypatch.setattr(module, "Run", plain)
 
 
 @pytest.mark.parametrize("name", ["Soft", "LC", "WC", "WC k=10", "shuffled images"])
@@ -66,7 +78,7 @@ def test_questions_are_learned_as_without_graphs(
     def trained(place: str) -> tuple[dict[str, Tensor], list[list[float]]]:
         row = bam_questions.ROWS[name]
         model, numbers = question_training.train(tmp_path / place, data, SOURCE, row, TRAINING, 3, "cuda")
-        return weights(model.net), numbers["curve"]
+        return weights(model), numbers["curve"]
 
     graphed, curve = trained("graphs")
     without_graphs(monkeypatch)
@@ -88,8 +100,11 @@ def test_captions_of_several_lengths_are_learned_as_without_graphs(
     def trained(place: str) -> tuple[dict[str, Tensor], list[float]]:
         row = bam_captions.fitted(rows[name], data)
         shared = Shared(data, SOURCE, None)
-        model, numbers = caption_training.train(tmp_path / place, shared, row, training, 3, "cuda")
-        return weights(model.net), numbers["valid_losses"]
+        made = [caption_training.model_of(row, shared, training, 3, bam_nan.Watched)]
+        model, numbers = caption_training.train(
+            tmp_path / place, shared, row, training, 3, "cuda", make=lambda *_: made.pop()
+        )
+        return weights(model), numbers["valid_losses"]
 
     graphed, losses = trained("graphs")
     without_graphs(monkeypatch)
@@ -115,3 +130,24 @@ def test_a_graph_draws_other_dropout_at_each_replay_and_adds_no_gradients_up() -
     found = [(float(run({"x": x})), net.layer.bias.grad.clone()) for _ in range(4)]  # type: ignore[union-attr]
     assert len({loss for loss, _ in found}) > 1
     assert all(torch.equal(gradient, torch.ones_like(gradient)) for _, gradient in found)
+
+
+def test_a_graph_leaves_stored_buffers_as_updates_alone_would() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            self.seen.add_(1.0)
+            return {"loss": self.layer(x).mean()}
+
+    net = Counting().cuda()
+    run = GraphedLoss(net)
+    for length in (2, 2, 3, 2):
+        run({"x": torch.ones(length, 4, device="cuda")})
+    assert float(net.seen) == 4.0
+    run.clear()
+    assert net.layer.weight.grad is None
+    assert not run.recorded

@@ -232,7 +232,8 @@ def test_updates_are_timed_with_the_products_of_training(
 ) -> None:
     source, before = stored(tmp_path / "regions", given), torch.get_float32_matmul_precision()
     monkeypatch.setattr(_training, "precision_of_products", lambda _: "tf32")
-    monkeypatch.setattr(question_training, "times", lambda *_: [torch.get_float32_matmul_precision()])
+    precision = torch.get_float32_matmul_precision
+    monkeypatch.setattr(question_training, "times", lambda *_, **__: [precision()])
     timed = question_training.step_times(data, source, ROWS[SOFT], TRAINING, 0, "cpu", 3)
     assert timed == ["high"]
     assert torch.get_float32_matmul_precision() == before != "high"
@@ -541,6 +542,7 @@ def test_bad_options_are_named(
     [
         ({"size": "hugh"}, "--size must be one of"),
         ({"learning_rate": "x"}, "--learning-rate must be a positive"),
+        ({"rows": "hugh"}, "--rows must be one of"),
     ],
 )
 def test_settings_of_the_network_are_refused_before_scenes_are_made(

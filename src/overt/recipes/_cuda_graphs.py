@@ -37,8 +37,8 @@ class GraphedLoss:
 
     One is recorded for each shape of a batch, when the first of them comes. What changes from update to
     update must be in tensors on the GPU, whose addresses stay: inputs, parameters, the number of the update.
-    The model must not wait for the GPU, nor keep anything of a pass but `overt_losses`. Dropout and noise are
-    drawn anew at each replay, as they would be without a graph.
+    The model must not wait for the GPU, nor keep anything of a pass but `overt_losses` and stored buffers.
+    Dropout and noise are drawn anew at each replay, as they would be without a graph.
 
     Args:
         model: in training mode, on a GPU; it takes a batch as keyword arguments and returns a dict with the
@@ -65,15 +65,24 @@ class GraphedLoss:
             setattr(module, LOSSES, losses)
         return found.loss
 
+    def clear(self) -> None:
+        """Give the graphs' memory back, and the gradients in it."""
+        self.recorded.clear()
+        self.model.zero_grad(set_to_none=True)
+
     def _record(self, inputs: Mapping[str, Tensor]) -> Recorded:
         own = {name: value.clone() for name, value in inputs.items()}
         drawn = torch.cuda.get_rng_state()
+        stored, parameters = self.model.state_dict(), {name for name, _ in self.model.named_parameters()}
+        buffers = [(value, value.clone()) for name, value in stored.items() if name not in parameters]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for _ in range(WARM_UP):
                 self._run(own)
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(drawn)
+        for buffer, before in buffers:
+            buffer.copy_(before)
         self.model.zero_grad(set_to_none=True)  # so that the backward pass writes, and does not add
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.recorded.values())).graph.pool() if self.recorded else None

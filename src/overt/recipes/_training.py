@@ -221,8 +221,8 @@ class Run:
             where a single process trains: the clocks of several would not agree.
         optimizer: of the model's parameters, in place of the Trainer's.
         schedule: of the optimizer's learning rate, in place of the Trainer's.
-        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`); only with `in_order`,
-            in one process, and without autocast.
+        graphs: on a GPU, replay each update's passes as a CUDA graph (`GraphedLoss`), unless several
+            processes train; only with `in_order`, and without autocast, `loss` and accumulated gradients.
         arguments: further arguments of the Hugging Face `TrainingArguments`.
     """
 
@@ -259,11 +259,14 @@ class Run:
         self.progress = progress = progress_bar(console)
         task = progress.add_task(name, total=steps)
         seconds = self.seconds
-        replayed = None
+        without = {"bf16", "fp16", "gradient_accumulation_steps", "label_smoothing_factor"}
+        if graphs and (not in_order or loss is not None or any(arguments.get(name) for name in without)):
+            raise ValueError(
+                f"graphs must be with in_order=True, without loss and {', '.join(sorted(without))}"
+            )
+        self.replayed = replayed = None
         if graphs and torch_device(device).type == "cuda" and processes(device) == 1:
-            if not in_order or arguments.get("bf16") or arguments.get("fp16"):
-                raise ValueError("graphs must be with in_order=True, and without bf16 and fp16")
-            replayed = GraphedLoss(model)
+            self.replayed = replayed = GraphedLoss(model)
 
         class StepTimer(TrainerCallback):
             """Calls `on_step`, measures the time of each step and shows progress."""
@@ -333,6 +336,8 @@ class Run:
             dataloader_pin_memory=False,
             **arguments,
         )
+        if in_order and training_arguments.n_gpu > 1:
+            training_arguments._n_gpu = 1  # a ready-made batch is one example, not to be spread over GPUs
         self.trainer: Trainer = (OrderedTrainer if in_order else Trainer)(
             model,
             training_arguments,
@@ -359,8 +364,12 @@ class Run:
             self._load(Path(last) / "model.safetensors")
             self.trainer.state = self.trainer.state.load_from_json(str(Path(last) / "trainer_state.json"))
         else:
-            with self.progress:
-                self.trainer.train(resume_from_checkpoint=last)
+            try:
+                with self.progress:
+                    self.trainer.train(resume_from_checkpoint=last)
+            finally:
+                if self.replayed is not None:
+                    self.replayed.clear()
 
     def _load(self, path: Path) -> None:
         """Load the weights of a checkpoint.
@@ -450,8 +459,10 @@ def times(
         device: where the model is.
         updates: how many to time.
         half: whether to run in bfloat16 on a GPU.
-        graphs: whether to replay CUDA graphs on a GPU, as in `Run`.
+        graphs: whether to replay CUDA graphs on a GPU, as in `Run`; not with `half`.
     """
+    if half and graphs:
+        raise ValueError("graphs must be without half")
     replayed = GraphedLoss(model) if graphs and device.type == "cuda" else None
     seconds = []
     for update in range(updates + 1):

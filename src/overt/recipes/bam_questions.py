@@ -303,9 +303,10 @@ def run(request: Request) -> Outcome:
     options = request.options
     way = options["noise"]
     _check.one_of("--noise", way, NOISE_WAYS)
-    # `plan` reads these, after the data are made, which takes a while.
+    # These are read once the data are made, which takes a while.
     _check.one_of("--size", options["size"], tuple(NETWORK_SIZES))
     rate_of(options["learning-rate"])
+    rows_of(options["rows"], ROWS, list(ROWS))
     data, pictures = data_of(request)
     if data.name == vqa.NAME:  # one such training keeps a GPU busy
         options = {**options, "workers": options["workers"] or 1}

@@ -102,7 +102,9 @@ class QuestionRow:
     def settings(self) -> dict[str, Any]:
         """The row as plain JSON."""
         mechanisms = [] if self.mechanism is None else [self.mechanism]
-        return {"mechanisms": settings_of(mechanisms), "sees": self.sees, "beside": self.beside}
+        settings = {"mechanisms": settings_of(mechanisms), "sees": self.sees, "beside": self.beside}
+        # Once, samples of a question in a pass dropped the same weights on a GPU: to be measured again.
+        return settings if self.mechanism is None else {**settings, "dropout": "each sample's own"}
 
     def mechanisms(self, per_epoch: int) -> list[Bayesian]:
         """The mechanisms for a loss that is a mean over the batch, and for λ by updates.

@@ -142,7 +142,7 @@ def attend_to_queries(
     if DROPOUT:
         drop_k0 = tl.load(drop_keys).to(tl.uint32)
         drop_k1 = tl.load(drop_keys + 1).to(tl.uint32)
-        drop_c3 = example.to(tl.uint32)  # not its number, which samples of it share
+        drop_place = example.to(tl.uint32) << 12  # beside the number, which samples of an example share
 
     to_query_sum = tl.zeros((BLOCK_Q, BLOCK_WIDTH), tl.float32)  # (block_q, width)
     stop = keys
@@ -189,7 +189,7 @@ def attend_to_queries(
         else:
             weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None])  # (block_q, block_k)
         if DROPOUT:
-            word = word_tile(drop_k0, drop_k1, c0, c1, c2, drop_c3, BLOCK_Q, BLOCK_K, False)
+            word = word_tile(drop_k0, drop_k1, c0, c1, c2 + drop_place, c3, BLOCK_Q, BLOCK_K, False)
             to_weights = tl.where(word >= drop_below.to(tl.uint32), to_weights * kept_gain, 0.0)
         parameter = seen.to(tl.float32)  # (block_k,)
         if KL != NO_KL:
@@ -284,7 +284,7 @@ def attend_to_keys(
     if DROPOUT:
         drop_k0 = tl.load(drop_keys).to(tl.uint32)
         drop_k1 = tl.load(drop_keys + 1).to(tl.uint32)
-        drop_c3 = example.to(tl.uint32)  # not its number, which samples of it share
+        drop_place = example.to(tl.uint32) << 12  # beside the number, which samples of an example share
 
     # Transposed, so that weights and gradients enter the products as they are.
     to_key_sum = tl.zeros((BLOCK_WIDTH, BLOCK_K), tl.float32)  # (width, block_k)
@@ -353,7 +353,7 @@ def attend_to_keys(
                 weights = tl.exp2(scores * (scale * LOG2E) - drawn_lse[:, None])  # (block_q, block_k)
             used = weights  # (block_q, block_k), after dropout
             if DROPOUT:
-                word = word_tile(drop_k0, drop_k1, c0, c1, c2, drop_c3, BLOCK_Q, BLOCK_K, False)
+                word = word_tile(drop_k0, drop_k1, c0, c1, c2 + drop_place, c3, BLOCK_Q, BLOCK_K, False)
                 kept = word >= drop_below.to(tl.uint32)
                 used = tl.where(kept, weights * kept_gain, 0.0)
                 to_weights = tl.where(kept, to_weights * kept_gain, 0.0)

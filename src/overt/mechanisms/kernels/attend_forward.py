@@ -148,7 +148,7 @@ def attend_forward(
     if DROPOUT:
         drop_k0 = tl.load(drop_keys).to(tl.uint32)
         drop_k1 = tl.load(drop_keys + 1).to(tl.uint32)
-        drop_c3 = example.to(tl.uint32)  # not its number, which samples of it share
+        drop_place = example.to(tl.uint32) << 12  # beside the number, which samples of an example share
 
     unit = scale * LOG2E  # of products, or of the map's cells, with scale 1
     top = tl.full((BLOCK_Q,), HIDDEN, tl.float32)  # largest score so far
@@ -222,7 +222,7 @@ def attend_forward(
             weights = tl.exp2(scores)  # (block_q, block_k)
         drawn_mass = drawn_mass * shrink + tl.sum(weights, 1)
         if DROPOUT:
-            word = word_tile(drop_k0, drop_k1, c0, c1, c2, drop_c3, BLOCK_Q, BLOCK_K, MAP)
+            word = word_tile(drop_k0, drop_k1, c0, c1, c2 + drop_place, c3, BLOCK_Q, BLOCK_K, MAP)
             weights = tl.where(word >= drop_below.to(tl.uint32), weights, 0.0)
         if WHOLE:
             v = tl.load(value_at + start * value_row_stride, mask=(dim < WIDTH)[None, :], other=0.0)

@@ -136,7 +136,7 @@ def attend_to_map(
     if DROPOUT:
         drop_k0 = tl.load(drop_keys).to(tl.uint32)
         drop_k1 = tl.load(drop_keys + 1).to(tl.uint32)
-        drop_c3 = example.to(tl.uint32)  # not its number, which samples of it share
+        drop_place = example.to(tl.uint32) << 12  # beside the number, which samples of an example share
 
     to_value_sum = tl.zeros((BLOCK_K, BLOCK_WIDTH), tl.float32)  # (block_k, width)
     to_parameter_sum = tl.zeros((BLOCK_K,), tl.float32)  # (block_k,)
@@ -180,7 +180,7 @@ def attend_to_map(
                 weights = tl.exp2(scores * LOG2E - drawn_lse[:, None])  # (block_q, block_k)
             used = weights  # (block_q, block_k), after dropout
             if DROPOUT:
-                word = word_tile(drop_k0, drop_k1, c0, c1, c2, drop_c3, BLOCK_Q, BLOCK_K, True)
+                word = word_tile(drop_k0, drop_k1, c0, c1, c2 + drop_place, c3, BLOCK_Q, BLOCK_K, True)
                 kept = word >= drop_below.to(tl.uint32)
                 used = tl.where(kept, weights * kept_gain, 0.0)
                 to_weights = tl.where(kept, to_weights * kept_gain, 0.0)
