@@ -26,7 +26,7 @@ from overt.cli import app
 from overt.data import agreement, linzen, sst2
 from overt.data import gap as gap_data
 from overt.data.sst2 import load_rows
-from overt.recipes import fine_tuning, flow_pronouns, flow_tables, reproduce
+from overt.recipes import _result_files, fine_tuning, flow_pronouns, flow_tables, reproduce
 from overt.recipes._recipe import (
     Grid,
     Option,
@@ -539,6 +539,38 @@ def test_what_runs_share_is_stored_once_and_read_in_its_place(tmp_path: Path) ->
     assert (before["per_seed"], before["commands"]) == (per_seed, ["x"])
     (tmp_path / "d.json").write_text(json.dumps(older | {"format": "overt reproduce 9"}))
     assert read_result(tmp_path / "d.json") is None
+
+
+def test_a_long_result_has_its_numbers_in_a_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"settings": {"row": {"name": "plain"}, "seed": 0}, "date": "2026-01-01"}
+    per_seed = {"0": {"plain": {"values": [number / 7 for number in range(500)], "run": run}}}
+    result = {"recipe": "ea-table-3", "commands": ["x"], "per_seed": per_seed, "notes": ["a note"]}
+    path, numbers = tmp_path / "a.json", tmp_path / "a.numbers.json.gz"
+    write_result(path, result)
+    assert not numbers.exists()
+    whole = read_result(path)
+    monkeypatch.setattr(_result_files, "MOST", 1000)
+    write_result(path, result)
+    assert len(path.read_bytes()) < 1000
+    assert json.loads(path.read_text())["per_seed"] == "a.numbers.json.gz"
+    found = read_result(path)
+    assert found == whole
+    assert found is not None
+    before = path.read_bytes(), numbers.read_bytes()
+    write_result(path, found)
+    assert (path.read_bytes(), numbers.read_bytes()) == before
+    numbers.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        FileNotFoundError, match=r"the numbers of .*a\.json must be in .*a\.numbers\.json\.gz"
+    ):
+        read_result(path)
+    (tmp_path / "elsewhere").rename(numbers)
+    monkeypatch.undo()
+    write_result(path, found)
+    assert not numbers.exists(), "and what was beside a long result goes once it is short"
+    assert read_result(path) == whole
 
 
 def test_a_result_that_is_not_there_or_of_another_recipe_is_not_told(tmp_path: Path) -> None:

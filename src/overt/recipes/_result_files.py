@@ -21,15 +21,32 @@ FORMAT = "overt reproduce 2"
 FORMATS = ("overt reproduce 1", FORMAT)  # that can be read
 DERIVED = ("mean", "spread")
 KEPT = ".json.gz"  # of numbers beside a result file
+MOST = 600 * 1024  # bytes of a result file; of a longer one, the numbers of the seeds are beside it
+NUMBERS = ".numbers.json.gz"  # where they are, after the result's name
 RUN, SETTINGS, SEED = "run", "settings", "seed"
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a result completely or not at all."""
+    """Write a result completely or not at all.
+
+    If it is long, the numbers of the seeds are in a compressed file beside it, whose name stands for them.
+    """
     kept = {name: value for name, value in result.items() if name not in ("format", *DERIVED)}
-    text = json.dumps({"format": FORMAT, **packed(finite(kept))}, indent=1, ensure_ascii=False)
-    rows = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\n *", " ", match[0]), text)  # one line per list
-    write_whole(path, rows + "\n")
+    whole = {"format": FORMAT, **packed(finite(kept))}
+    numbers, text = path.with_suffix(NUMBERS), _text_of(whole)
+    if len(text.encode()) > MOST:
+        _write_compressed(numbers, whole["per_seed"])
+        write_whole(path, _text_of({**whole, "per_seed": numbers.name}))
+    else:
+        write_whole(path, text)
+        numbers.unlink(missing_ok=True)
+
+
+def _text_of(result: dict[str, Any]) -> str:
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    return (
+        re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\n *", " ", match[0]), text) + "\n"
+    )  # a line per list
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
@@ -42,6 +59,8 @@ def read_result(path: Path) -> dict[str, Any] | None:
         return None
     if "commands" not in stored:  # of older files, which have one
         stored["commands"] = [stored.pop("command")]
+    if isinstance(stored.get("per_seed"), str):
+        stored["per_seed"] = _read_compressed(path.with_name(stored["per_seed"]), f"the numbers of {path}")
     return unpacked(stored)
 
 
@@ -109,19 +128,30 @@ def write_kept(folder: Path, kept: Mapping[str, Any]) -> None:
     """Write numbers that are too many for a result file, each into a compressed file of its own."""
     for name, numbers in kept.items():
         folder.mkdir(parents=True, exist_ok=True)
-        content = gzip.compress(json.dumps(finite(numbers), separators=(",", ":")).encode(), mtime=0)
-        path = folder / f"{name}{KEPT}"
-        if not path.is_file() or path.read_bytes() != content:
-            with written_whole(path) as part:
-                part.write_bytes(content)
+        _write_compressed(folder / f"{name}{KEPT}", finite(numbers))
 
 
 def read_kept(folder: Path) -> dict[str, Any]:
     """What `write_kept` has written, by name."""
-    kept = {}
-    for path in sorted(folder.glob(f"*{KEPT}")):
-        try:
-            kept[path.name.removesuffix(KEPT)] = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} must be JSON, gzipped: {error}") from None
-    return kept
+    found = sorted(folder.glob(f"*{KEPT}"))
+    return {path.name.removesuffix(KEPT): _read_compressed(path, path.name) for path in found}
+
+
+def _write_compressed(path: Path, numbers: Any) -> None:
+    """Write numbers to a file, unless it has them: then it stays as it is."""
+    content = gzip.compress(json.dumps(numbers, separators=(",", ":")).encode(), mtime=0)
+    if not path.is_file() or path.read_bytes() != content:
+        with written_whole(path) as part:
+            part.write_bytes(content)
+
+
+def _read_compressed(path: Path, what: str) -> Any:
+    """What `_write_compressed` has written."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{what} must be in {path}, which does not exist: restore it from where it is kept"
+        )
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} must be JSON, gzipped: {error}") from None
