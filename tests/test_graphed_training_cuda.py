@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "Run", plain)
 
 
+def check_both_ways(
+    trained: Callable[[str], tuple[dict[str, Tensor], list[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, buffers and losses of a training in a folder are the same with graphs and without."""
+    graphed, losses = trained("graphs")
+    without_graphs(monkeypatch)
+    plain, wanted = trained("plain")
+    assert losses == wanted
+    for name, value in plain.items():
+        assert torch.equal(graphed[name], value), name
+
+
 @pytest.mark.parametrize("name", ["Soft", "LC", "WC", "WC k=10", "shuffled images"])
 def test_questions_are_learned_as_without_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: scenes.Scenes, name: str
@@ -80,12 +93,7 @@ def test_questions_are_learned_as_without_graphs(
         model, numbers = question_training.train(tmp_path / place, data, SOURCE, row, TRAINING, 3, "cuda")
         return weights(model), numbers["curve"]
 
-    graphed, curve = trained("graphs")
-    without_graphs(monkeypatch)
-    plain, wanted = trained("plain")
-    assert curve == wanted
-    for parameter, value in plain.items():
-        assert torch.equal(graphed[parameter], value), parameter
+    check_both_ways(trained, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["soft", "hard", "BAM-WC", *list(bam_nan.ROWS)[1:]])
@@ -106,12 +114,7 @@ def test_captions_of_several_lengths_are_learned_as_without_graphs(
         )
         return weights(model), numbers["valid_losses"]
 
-    graphed, losses = trained("graphs")
-    without_graphs(monkeypatch)
-    plain, wanted = trained("plain")
-    assert losses == wanted
-    for parameter, value in plain.items():
-        assert torch.equal(graphed[parameter], value), parameter
+    check_both_ways(trained, monkeypatch)
 
 
 def test_a_graph_draws_other_dropout_at_each_replay_and_adds_no_gradients_up() -> None:
