@@ -567,6 +567,9 @@ def test_a_long_result_has_its_numbers_in_a_file_beside_it(
     ):
         read_result(path)
     (tmp_path / "elsewhere").rename(numbers)
+    path.write_bytes(before[0].replace(b"a.numbers", b"../a.numbers"))
+    with pytest.raises(ValueError, match=r"must have its numbers in a\.numbers\.json\.gz, got '\.\./a"):
+        read_result(path)
     monkeypatch.undo()
     write_result(path, found)
     assert not numbers.exists(), "and what was beside a long result goes once it is short"

@@ -247,8 +247,8 @@ class InParts(nn.Module):
 def different_rows(table: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of a table of whole numbers, (rows, columns), each once, and each row's place among them.
 
-    Sorting whole rows, as `torch.unique` does, takes a GPU long: while it read LIME's texts of a review, a
-    quarter of the time of all kernels. Here hashes are sorted; should different rows share one, rows are.
+    `torch.unique` sorts whole rows, which takes a GPU long. Here their hashes are sorted; should different
+    rows share one, rows are sorted after all.
     """
     odd = torch.randint(2**62, (table.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
     hashes, row = torch.unique((table * odd.to(table.device)).sum(dim=1), return_inverse=True)

@@ -60,7 +60,12 @@ def read_result(path: Path) -> dict[str, Any] | None:
     if "commands" not in stored:  # of older files, which have one
         stored["commands"] = [stored.pop("command")]
     if isinstance(stored.get("per_seed"), str):
-        stored["per_seed"] = _read_compressed(path.with_name(stored["per_seed"]), f"the numbers of {path}")
+        numbers = path.with_suffix(NUMBERS)
+        if stored["per_seed"] != numbers.name:
+            raise ValueError(
+                f"{path} must have its numbers in {numbers.name}, got {stored['per_seed'][:60]!r}"
+            )
+        stored["per_seed"] = _read_compressed(numbers, f"the numbers of {path}")
     return unpacked(stored)
 
 
