@@ -71,10 +71,13 @@ def main() -> None:
     )
     parser.add_argument("--warps", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--products", choices=["float32", "tf32"], default="float32", help="of float32")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("tiles.py times kernels on a GPU, and torch finds none")
+    if options.products == "tf32":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
     usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL")}
 
     def use(tiles: Tiles | None) -> None:

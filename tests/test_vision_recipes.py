@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from fresh import start_pair
+from overt.cli import app
 from overt.data import cifar100, image_folders, relations
 from overt.data.batching import Epochs
 from overt.data.image_folders import ImageFiles, ImageFolders
@@ -26,6 +29,7 @@ from overt.data.pictures import opened
 from overt.recipes import ea_vision, reproduce, vision_training
 from overt.recipes._result_files import read_result
 from overt.recipes._runs import earlier_result
+from overt.recipes._training import DivergedError
 from overt.recipes.vision_training import (
     Batches,
     ImageRow,
@@ -548,6 +552,51 @@ def test_a_diverged_training_ends_with_its_loss_and_update(
         ValueError, match=r"ResNet-34/seed-0: the training diverged: its loss is \w+ after \d"
     ):
         run(rows="AA-ResNet-34", epochs="15", **{"learning-rate": "1e30"})
+
+
+def test_a_table_goes_on_without_a_training_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes_in(tmp_path, monkeypatch)
+    options = ["--epochs", "1", "--workers", "1", "--results", "results", "--seeds", "2", "--device", "cpu"]
+    lost = "AA-ResNet-34, seed 1 (after 7 updates)"
+
+    def told(rows: str) -> str:
+        """How the command ends."""
+        return str(CliRunner().invoke(app, ["reproduce", "ea-table-1", "--rows", rows, *options]).exception)
+
+    def stored() -> tuple[dict[str, set[str]], list[str]]:
+        """The rows of each seed, and the notes on what has no numbers."""
+        result = read_result(Path("results/ea-table-1.json"))
+        assert result is not None
+        rows = {seed: set(rows) for seed, rows in result["per_seed"].items()}
+        return rows, [note for note in result["notes"] if lost in note]
+
+    train = vision_training.train
+
+    def diverging(folder: Path, data: Images, row: ImageRow, training: Any, seed: int, *rest: Any) -> Any:
+        if row.network == "aa-resnet-34" and seed == 1:
+            raise DivergedError("no number", 7)
+        return train(folder, data, row, training, seed, *rest)
+
+    monkeypatch.setattr(vision_training, "train", diverging)
+    assert f"ea-table-1 lacks {lost}: their loss was not finite" in told("ResNet-34,AA-ResNet-34")
+    both, one = {"ResNet-34", "AA-ResNet-34"}, {"ResNet-34"}
+    rows, notes = stored()
+    assert rows == {"0": both, "1": one}
+    assert len(notes) == 1
+    assert told("ResNet-34") == "None", "it was not asked for"
+    assert stored() == (rows, notes), "and is still said to be missing"
+    reproduce.retell("ea-table-1", Path("results"))
+    assert stored() == (rows, notes)
+    monkeypatch.setattr(vision_training, "train", train)
+    assert told("AA-ResNet-34") == "None"
+    assert stored() == ({"0": both, "1": both}, [])
+
+
+def test_an_error_of_a_diverged_training_reaches_another_process() -> None:
+    error = pickle.loads(pickle.dumps(DivergedError("no number", 7)))
+    assert (str(error), error.updates) == ("no number", 7)
 
 
 def test_settings_are_chosen_on_a_part_of_the_training_set(

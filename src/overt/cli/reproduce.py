@@ -40,6 +40,7 @@ def reproduce(
 ) -> None:
     """Measure a table or figure of a paper again, and record it next to the published numbers."""
     from overt.recipes import reproduce as recipes
+    from overt.recipes._rows import DIVERGED
 
     if name is None or list_recipes:
         recipes.show_list()
@@ -49,5 +50,10 @@ def reproduce(
         return
     with resumable(fresh):
         result = recipes.run(name, data, seeds, device, model, out, results, fresh, context.args)
+    if DIVERGED in result:
+        raise ValueError(
+            f"{name} lacks {recipes.losses_in_words(result[DIVERGED])}: their loss was not finite. "
+            "The others are in its tables"
+        )
     if "unmet" in result:  # all is written
         raise ValueError(f"{name} is not to be relied on, as this fails: {'; '.join(result['unmet'])}")

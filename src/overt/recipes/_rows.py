@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overt import _check
 from overt._workers import Perform, Tell, cores, side_by_side
 from overt.mechanisms.mechanism import Mechanism, as_dict
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes._runs import RESULT, earlier_result, finished, stored_numbers
-from overt.recipes._training import is_main_process, progress_bar, wait_for_everyone
+from overt.recipes._training import DivergedError, is_main_process, progress_bar, wait_for_everyone
 
 Numbers = dict[tuple[str, int], dict[str, Any]]
+DIVERGED = "diverged"  # an error message, in place of a training's numbers
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class Task:
     command: str = ""
 
 
+class Lost(NamedTuple):
+    """A training that diverged: a row, a seed, and after how many updates its loss was not finite."""
+
+    row: str
+    seed: int
+    updates: int
+
+
+def or_diverged(perform: Perform[Task, Any], task: Task, shared: Any, tell: Tell) -> dict[str, Any]:
+    """What `perform` returns; or, if the training diverged, how far it came and the message."""
+    try:
+        return perform(task, shared, tell)
+    except DivergedError as error:
+        return {DIVERGED: str(error), "updates": error.updates}
+
+
 @dataclass
 class Known:
     """What is known of the rows and seeds of a request, and what is not.
@@ -53,6 +71,7 @@ class Known:
         stored: how many numbers are from the earlier result file.
         shared: how many are from other recipes' result files.
         dropped: how many runs of the earlier result file have other settings, and are left out.
+        diverged: trainings that came to a loss that is not finite; they have no numbers.
     """
 
     numbers: Numbers = field(default_factory=dict)
@@ -60,17 +79,38 @@ class Known:
     stored: int = 0
     shared: int = 0
     dropped: int = 0
+    diverged: list[Lost] = field(default_factory=list)
 
     @property
     def measured(self) -> bool:
         """Whether some numbers are, or will be, from no result file."""
         return len(self.numbers) + len(self.tasks) > self.stored + self.shared
 
-    def fill(self, request: Request, shared: Any, perform: Perform[Task, Any], **how: Any) -> None:
-        """Say what is known, and train what is not; the arguments are those of `train_all`."""
+    def fill(
+        self, request: Request, shared: Any, perform: Perform[Task, Any], *, partly: bool = False, **how: Any
+    ) -> None:
+        """Say what is known, and train what is not.
+
+        Args:
+            request: of the run.
+            shared: what all trainings need.
+            perform: trains, measures and stores the numbers; a function of a module.
+            partly: whether the other trainings are of use without one that diverges. By default, or if there
+                are no others, that is an error, which ends them all.
+            how: further arguments of `train_all`.
+        """
         self._say(request)
-        if self.tasks:
-            self.numbers |= train_all(self.tasks, shared, request, perform, **how)
+        if not self.tasks:
+            return
+        by = partial(or_diverged, perform) if partly else perform
+        found = train_all(self.tasks, shared, request, by, **how)
+        messages = [numbers[DIVERGED] for numbers in found.values() if DIVERGED in numbers]
+        self.numbers |= {key: numbers for key, numbers in found.items() if DIVERGED not in numbers}
+        self.diverged += [
+            Lost(*key, numbers["updates"]) for key, numbers in found.items() if DIVERGED in numbers
+        ]
+        if messages and not self.numbers:
+            raise ValueError(messages[0])
 
     def _say(self, request: Request) -> None:
         console, from_files = request.console, self.stored + self.shared
@@ -95,6 +135,8 @@ class Known:
             for seed in sorted({seed for _, seed in numbers})
         }
         config = {**config, "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()})}
+        if self.diverged:
+            config[DIVERGED] = [lost._asdict() for lost in self.diverged]
         return Outcome(config, per_seed, stand_in, self.stored > 0, self.dropped > 0, self.measured)
 
 
@@ -238,8 +280,11 @@ def train_all(
 
         for task, result in _perform_all(tasks, shared, perform, workers, prepare, tell, together):
             numbers[task.name, task.seed] = result
-            text = f"{task.name}, seed {task.seed}: {line(result)}"
-            saved = 0 if tells_rest else task.training.updates - result["updates"]  # by early stopping
+            lost = DIVERGED in result
+            told = f"diverged after {result['updates']:,} updates" if lost else line(result)
+            text = f"{task.name}, seed {task.seed}: {told}"
+            # By early stopping, or as it diverged.
+            saved = 0 if tells_rest else task.training.updates - result["updates"]
             progress.update(bar, description=text, advance=saved)
             if not console.is_terminal:  # a log has no bar
                 console.print(f"{text}, {len(numbers)} of {len(tasks)}")

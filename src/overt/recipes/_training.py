@@ -196,6 +196,9 @@ class DivergedError(ValueError):
         super().__init__(message)
         self.updates = updates
 
+    def __reduce__(self) -> tuple[Any, ...]:  # another process may have raised it
+        return type(self), (str(self), self.updates)
+
 
 class Run:
     """The training of one model, which resumes from `folder`/checkpoints if it was interrupted.

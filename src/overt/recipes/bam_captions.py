@@ -190,6 +190,7 @@ def run_table_3(request: Request) -> Outcome:
         prepare=one_thread,
         together=False,
         alike=lambda task: (task.row.attention, bool(task.row.mechanisms)),
+        partly=True,
     )
     return scored(known, request, data, place, common)
 

@@ -31,6 +31,7 @@ from overt.recipes._training import (
     be_quiet,
     hardware,
     one_thread,
+    short_products,
     torch_device,
     versions,
 )
@@ -240,29 +241,33 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
     made: list[Watched] = []
     at_start: list[GradientNoise | None] = []
 
+    def noise() -> GradientNoise | None:
+        with short_products(task.device):  # as in training, whatever an earlier one has left behind
+            return gradient_noise(made[0], batch, DRAWS)
+
     def make(row: CaptionRow, shared: Shared, training: CaptionTraining, seed: int) -> Captioner:
         model = caption_training.model_of(row, shared, training, seed, Watched)
         assert isinstance(model, Watched)
         made.append(model.to(device))
-        at_start.append(gradient_noise(model, batch, DRAWS))
+        at_start.append(noise())
         return model
 
     numbers: dict[str, Any]
     try:
-        _, found = caption_training.train(
+        _, trained = caption_training.train(
             task.folder, shared, task.row.row, task.training, task.seed, task.device, told, make
         )
-        numbers = {"updates": found["updates"], "valid_loss": found["valid_loss"]}
+        numbers = {"updates": trained["updates"], "valid_loss": trained["valid_loss"]}
     except DivergedError as error:
         numbers = {"updates": error.updates, "valid_loss": None}
     told.rest(numbers["updates"])
     (model,) = made
     numbers["nan_at"] = int(model.broken) or None
     numbers["largest_loss"] = float(model.largest)
-    at_end = None if numbers["nan_at"] else gradient_noise(model, batch, DRAWS)
-    for when, noise in {"start": at_start[0], "end": at_end}.items():
-        numbers[f"variance_at_{when}"] = None if noise is None else noise.variance
-        numbers[f"mean_at_{when}"] = None if noise is None else noise.mean
+    at_end = None if numbers["nan_at"] else noise()
+    for when, found in {"start": at_start[0], "end": at_end}.items():
+        numbers[f"variance_at_{when}"] = None if found is None else found.variance
+        numbers[f"mean_at_{when}"] = None if found is None else found.mean
     numbers["run"] = run_record(task.settings, task.command, hardware(task.device), versions())
     finish_run(task.folder, numbers)
     shutil.rmtree(task.folder / WEIGHTS, ignore_errors=True)

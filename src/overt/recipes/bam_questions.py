@@ -360,6 +360,7 @@ def run(request: Request) -> Outcome:
         # A GPU compiles kernels for each family and prior first, which the trainings do side by side.
         alike=lambda task: task.row.mechanism is not None,
         rest=lambda task: len(conditions) * (SAMPLES + 1) * len(data.test) / 3 / task.training.batch,
+        partly=True,
     )
     config = {
         "data": data.describe(),

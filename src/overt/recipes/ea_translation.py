@@ -104,10 +104,10 @@ def small(row: Row) -> Row:
     return replace(row, size={"lite": "tiny", "base": "small"}[row.size])
 
 
-def train_rows(request: Request, rows: Sequence[str], default: Sequence[str]) -> Runs:
-    """Train rows of a table."""
+def train_rows(request: Request, rows: Sequence[str], default: Sequence[str], partly: bool = True) -> Runs:
+    """Train rows of a table; `partly` as for `Known.fill`."""
     chosen = {name: ROWS[name] for name in rows}
-    return run_rows(request, chosen, default, compared(rows), plan, small)
+    return run_rows(request, chosen, default, compared(rows), plan, small, partly)
 
 
 def compared(rows: Sequence[str]) -> dict[str, str]:
@@ -224,7 +224,7 @@ ROUNDS, TIMED = 5, 20  # rounds behind a median step time, and updates of each
 def run_figure_5(request: Request) -> Outcome:
     """Train Lite and EA-Lite, and time an update of each with nothing else running."""
     need("matplotlib", "view")
-    outcome, data = train_rows(request, IN_FIGURE_5, IN_FIGURE_5)
+    outcome, data = train_rows(request, IN_FIGURE_5, IN_FIGURE_5, partly=False)
     device, training = torch_device(request.device).type, Training(**outcome.config["training"])
     forms = {}
     for name in IN_FIGURE_5:

@@ -220,7 +220,7 @@ def run_rows(request: Request, names: Sequence[str], default: Sequence[str] | No
         default: those that are trained if none are named; all by default.
     """
     rows = {name: ROWS[name] for name in names}
-    return train_rows(request, rows, default or names)
+    return train_rows(request, rows, default or names, partly=True)
 
 
 def fitted(row: ImageRow, data: AnyImages) -> ImageRow:
@@ -277,6 +277,7 @@ def train_rows(
     default: Sequence[str],
     read: Callable[[Request], AnyImages] = data_of,
     trained_by: int | None = None,
+    partly: bool = False,
 ) -> Outcome:
     """Train the rows and seeds that neither a folder of a run nor a result file holds.
 
@@ -286,6 +287,7 @@ def train_rows(
         default: those that are trained if `--rows` names none.
         read: the request → its images.
         trained_by: number of processes that trained a network; by default as many as there are.
+        partly: as for `Known.fill`.
     """
     need("accelerate", "vision")
     count = processes(request.device)  # several, if started by `accelerate launch`
@@ -311,6 +313,7 @@ def train_rows(
         line=lambda numbers: f"top-1 {numbers['top1']:.2f} %",
         prepare=one_thread,
         together=count > 1,
+        partly=partly,
     )
     config = {
         "data": data.describe(),

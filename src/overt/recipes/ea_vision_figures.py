@@ -248,7 +248,7 @@ def run_figure_a1(request: Request) -> Outcome:
     need("matplotlib", "view")
     epochs = request.options["epochs"] or SWEEP_EPOCHS
     request = replace(request, options={**request.options, "epochs": epochs})
-    return ea_vision.train_rows(request, SWEEP, list(SWEEP), validation_of)
+    return ea_vision.train_rows(request, SWEEP, list(SWEEP), validation_of, partly=True)
 
 
 def validation_of(request: Request) -> AnyImages:

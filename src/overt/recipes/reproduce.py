@@ -40,6 +40,7 @@ from overt.recipes import (
 )
 from overt.recipes._recipe import Option, Outcome, Recipe, Report, Request
 from overt.recipes._result_files import read_kept, read_result, write_kept, write_result
+from overt.recipes._rows import DIVERGED
 from overt.recipes._tables import show
 from overt.recipes._training import hardware, is_main_process, torch_device, versions
 
@@ -139,7 +140,9 @@ def run(
     kept = read_kept(place.with_suffix("")) if earlier else {}
     request = replace(request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere, kept=kept)
     outcome = recipe.run(request)
-    report = recipe.report(outcome)
+    diverged = outcome.config.get(DIVERGED, [])
+    outcome = with_earlier_losses(outcome, earlier)
+    report = report_of(recipe, outcome)
     result = {
         "recipe": recipe.name,
         "title": recipe.title,
@@ -172,6 +175,8 @@ def run(
     if recipe.draw is not None:
         recipe.draw(outcome, path.with_suffix(".svg"))
     page = _write(path, result, report, console)
+    if diverged:
+        result[DIVERGED] = diverged  # of this command alone
     console.print(f"[dim]models and numbers of each seed in {request.out}; result in {path} and {page}[/dim]")
     return result
 
@@ -200,7 +205,7 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     if stored is None:
         raise ValueError(f"{path} must be a result of {recipe.name}")
     outcome = Outcome(stored["config"], _by_seed(stored))
-    report = recipe.report(outcome)
+    report = report_of(recipe, outcome)
     if recipe.draw is not None:
         recipe.draw(outcome, path.with_suffix(".svg"))
     result = stored | _tables_and_notes(report)
@@ -208,6 +213,38 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     page = _write(path, result, report, console)
     console.print(f"[dim]rewrote the tables and notes in {path} and {page}[/dim]")
     return result
+
+
+def with_earlier_losses(outcome: Outcome, earlier: Mapping[str, Any]) -> Outcome:
+    """An outcome that also says which of its rows' trainings diverged in earlier commands, and still lack."""
+    now = outcome.config.get(DIVERGED, [])
+    known = {(row, seed) for seed, rows in outcome.per_seed.items() for row in rows}
+    known |= {(lost["row"], lost["seed"]) for lost in now}
+    before = [
+        lost
+        for lost in earlier.get("config", {}).get(DIVERGED, [])
+        if (lost["row"], lost["seed"]) not in known and any(lost["row"] == row for row, _ in known)
+    ]
+    return replace(outcome, config={**outcome.config, DIVERGED: [*before, *now]}) if before else outcome
+
+
+def report_of(recipe: Recipe, outcome: Outcome) -> Report:
+    """A recipe's report, with a note on trainings that diverged."""
+    report, lost = recipe.report(outcome), outcome.config.get(DIVERGED, [])
+    if not lost:
+        return report
+    note = (
+        f"Without numbers, as their loss was not finite: {losses_in_words(lost)}. Means and intervals are "
+        "over the other seeds, which may flatter the row."
+    )
+    return replace(report, notes=[*report.notes, note])
+
+
+def losses_in_words(lost: Sequence[Mapping[str, Any]]) -> str:
+    """Trainings that diverged, one after the other."""
+    return "; ".join(
+        f"{each['row']}, seed {each['seed']} (after {each['updates']:,} updates)" for each in lost
+    )
 
 
 def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:

@@ -106,6 +106,7 @@ def run_rows(
     baselines: Mapping[str, str],
     plan: Callable[[Corpus, Mapping[str, Any]], Training | LstmTraining],
     small: Callable[[Any], Any],
+    partly: bool = True,
 ) -> Runs:
     """Train the rows and seeds that neither a folder of a run nor the earlier result file holds.
 
@@ -116,6 +117,7 @@ def run_rows(
         baselines: row → the row that it is compared with.
         plan: corpus and options → settings of the training.
         small: a row → its network for the stand-in.
+        partly: as for `Known.fill`.
     """
     need("sacrebleu", "translation")
     need("accelerate", "translation")
@@ -151,6 +153,7 @@ def run_rows(
         line=lambda numbers: f"BLEU {numbers['bleu']:.2f}",
         prepare=one_thread,
         together=processes(request.device) > 1,
+        partly=partly,
     )
     bootstrap(known.numbers, baselines, data, place)
     config = {

@@ -368,7 +368,9 @@ def run_forms(
         counts = dict.fromkeys(needed(plans), request.seeds)
         check_all_kept(plans, counts)
         request = replace(request, stored={}, elsewhere=())
-    known = fill(request, rows, counts, place=place, common=common)
+    # Models that are needed later must all be there.
+    partly = needed is None and not options.get("submission")
+    known = fill(request, rows, counts, place=place, common=common, partly=partly)
     finish(known.numbers, shared, place)
     if options.get("submission") and is_main_process():
         written = [rows[name] for name in counts if rows[name].task in labelled]
@@ -397,6 +399,7 @@ def fill_rows(
     common: Mapping[str, Any],
     shared: Shared,
     passes: Passes,
+    partly: bool = False,
 ) -> Known:
     """Look rows up, and train those that are asked for and nowhere to be found.
 
@@ -408,6 +411,7 @@ def fill_rows(
         common: settings that all runs share.
         shared: what all tasks need.
         passes: as for `run_forms`.
+        partly: as for `Known.fill`.
     """
     device = torch_device(request.device).type
 
@@ -427,6 +431,7 @@ def fill_rows(
         together=processes(request.device) > 1,
         alike=lambda task: (task.row.task, bool(task.row.mechanisms)),
         rest=rest,
+        partly=partly,
     )
     return known
 

@@ -110,8 +110,8 @@ class Tiles(NamedTuple):
 
 
 # By pass, the sizes that were the fastest on an H200: for narrow heads in half precision, and for others.
-# Short sequences leave most of a tile empty; but tiles of 16 × 16 with one warp, tried once, gave wrong
-# numbers on a GPU (Triton 3.6), and right ones in the interpreter. `benchmarks/tiles.py` tries others.
+# Short sequences leave most of a tile empty; but tiles of 16 × 16, tried with one warp and with four, fail
+# the tests on a GPU (Triton 3.6), and pass them in the interpreter. `benchmarks/tiles.py` tries others.
 _SMALL = {
     "forward": Tiles(64, 128, 4, 3),
     "forward, map": Tiles(64, 64, 4, 3),
