@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from overt.data import eraser, planted
 from overt.data.agreement import VOCABULARY, WORD_CLASSES, flipped, generate
 from overt.judge.rationales import evaluate, every_method
 from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.randomising import AfterShuffling
 from overt.judge.rationales.words import WordClassifier
-from overt.recipes import faithfulness, reproduce
+from overt.recipes import ea_rationales, faithfulness, rationale_training, reproduce
 from overt.recipes import faithfulness_report as report
 from overt.recipes import faithfulness_time as expected
 from overt.recipes._recipe import Outcome, Request
@@ -516,6 +518,69 @@ def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises(ValueError, match=r"--rows .* cannot be measured: it needs --language-model"):
         reproduce.run("faithfulness", extra=["--rows", "language model plain"], out=tmp_path)
+    with pytest.raises(ValueError, match=r"--rows SST-2 plain cannot be measured: .* has no train\.tsv"):
+        reproduce.run(
+            "faithfulness", data=tmp_path, model="a", extra=["--rows", "SST-2 plain"], out=tmp_path / "run"
+        )
+
+
+@pytest.mark.slow
+def test_classifiers_that_table_8_has_trained_are_judged_and_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviews = planted.planted_reviews({"train": 32, "val": 8, "test": 2})
+    monkeypatch.setattr(eraser, "load_movies", lambda _: reviews)
+    monkeypatch.setattr(ea_rationales, "METHODS", ("pooling", "random"))
+    monkeypatch.setattr(ea_rationales, "plan", lambda *_: replace(ea_rationales.STAND_IN, updates=2))
+    monkeypatch.setattr(faithfulness, "every_method", lambda: ("pooling", "random"))
+    (tmp_path / "data").mkdir()
+    encoder = rationale_training.small_encoder(tmp_path / "encoder", planted.vocabulary())
+    given: dict[str, Any] = {"data": tmp_path / "data", "model": encoder, "device": "cpu", "seeds": 1}
+    runs, results = tmp_path / "table-8", tmp_path / "results"
+    forms = ["--forms", "plain", "--lime-samples", "10"]
+    reproduce.run("ea-table-8", out=runs, results=results, extra=forms, **given)
+
+    def judged(place: str, *options: str, fresh: bool = False) -> dict[str, Any]:
+        extra = [
+            "--rows",
+            "movie reviews plain",
+            "--examples",
+            "2",
+            "--lime-samples",
+            "10",
+            "--workers",
+            "1",
+            *options,
+        ]
+        return reproduce.run(
+            "faithfulness", out=tmp_path / place, results=results, extra=extra, fresh=fresh, **given
+        )
+
+    by_itself = judged("alone")["per_seed"]["0"]
+
+    def train_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rationale_training, "fit", train_again)
+        taken = judged("taken", "--trained", str(runs), fresh=True)["per_seed"]["0"]
+    (means,), (wanted,) = ([numbers["means"] for numbers in rows.values()] for rows in (taken, by_itself))
+    assert means == wanted, "as if it had been trained here"
+    with pytest.raises(FileNotFoundError, match="must be a folder in which ea-table-8 has run"):
+        judged("none", "--trained", str(tmp_path / "data"), fresh=True)
+    place = runs / "movie-reviews" / "plain" / "seed-0"
+    settings = json.loads((place / "settings.json").read_text())
+    settings["training"]["updates"] = 3
+    (place / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"plain/seed-0 has training .*'updates': 3.*, but .*'updates': 2"):
+        judged("other", "--trained", str(runs), fresh=True)
+    with pytest.raises(ValueError, match="--trained is for movie reviews, which --quick does not read"):
+        judged("quick", "--trained", str(runs), "--quick")
+    shutil.rmtree(place / "model")
+    with monkeypatch.context() as patched:
+        patched.setattr(rationale_training, "fit", train_again)
+        with pytest.raises(AssertionError, match="trained again"):
+            judged("lacking", "--trained", str(runs), fresh=True)
 
 
 def test_the_guide_quotes_the_table_as_it_was_measured() -> None:

@@ -181,6 +181,14 @@ class Shared(NamedTuple):
         return bool(self.request.options["quick"])
 
 
+# Readers of data from the folder --data.
+READ: dict[str, Callable[[Path | None], Any]] = {
+    SENTIMENT: lambda folder: sst2.load_rows(folder, seed=0)[:2],
+    REVIEWS: lambda folder: Reviews(REVIEWS, eraser.load_movies(folder), eraser.CLASSES, False),
+}
+NOTHING: Mapping[str, Any] = {}
+
+
 def rows_of(quick: bool, most: int | None = None) -> dict[str, JudgedRow]:
     """All rows by name; those of a trial are a few of them, with few texts.
 
@@ -205,10 +213,12 @@ def run(request: Request) -> Outcome:
         need(module, EXTRA)
     be_quiet()
     quick = bool(request.options["quick"])
+    if quick and request.options["trained"] is not None:
+        raise ValueError("--trained is for movie reviews, which --quick does not read: leave out one of them")
     rows = rows_of(quick, request.options["examples"])
     # Texts' own numbers are too many for the result file: they are beside it, a file for each model.
     request = replace(request, stored=stored_by_text(request.kept, rows), elsewhere=())
-    absent = {} if quick else missing(request)
+    read, absent = ({}, {}) if quick else read_data(request)
     there = [name for name, row in rows.items() if row.data not in absent]
     chosen = listed("--rows", request.options["rows"], list(rows), there)
     for name in chosen:
@@ -216,7 +226,7 @@ def run(request: Request) -> Outcome:
             raise ValueError(f"--rows {name} cannot be measured: {absent[rows[name].data]}")
     for data, reason in absent.items():
         leave_out(request, data, reason)
-    shared = shared_by(request, {rows[name].data for name in there})
+    shared = shared_by(request, {rows[name].data for name in there}, read)
     known_rows = {name: replace(rows[name], source=source_of(rows[name], shared)) for name in there}
     device = torch_device(request.device).type
     place = request.out / ("quick" if quick else "full")
@@ -232,6 +242,7 @@ def run(request: Request) -> Outcome:
     known = look_up(
         request, known_rows, chosen, place, common, lambda row: training[row.data], device, counts
     )
+    adopt_all(known.tasks, shared, request)
     numbers = dict(known.numbers)
     for name, row in known_rows.items():  # finished by earlier commands
         for seed in range(counts[name]):
@@ -307,29 +318,38 @@ def stored_by_text(kept: Mapping[str, Any], rows: Iterable[str]) -> dict[int, di
     return stored
 
 
-def missing(request: Request) -> dict[str, str]:
-    """Data that cannot be judged → why."""
-    found: dict[str, str] = {}
-    if request.model is None:
-        found |= dict.fromkeys((SENTIMENT, REVIEWS), "it needs --model, a pretrained encoder")
-    if data_folder(request.data) is None:
-        found |= dict.fromkeys((SENTIMENT, REVIEWS), "it needs --data, a folder with its files")
+def read_data(request: Request) -> tuple[dict[str, Any], dict[str, str]]:
+    """What classifiers are trained on, as far as it is there, and why other rows cannot be judged."""
+    found: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    for data, read in READ.items():
+        if data_folder(request.data) is None:
+            absent[data] = "it needs --data, a folder with its files"
+        elif request.model is None:
+            absent[data] = "it needs --model, a pretrained encoder"
+        else:
+            try:
+                found[data] = read(request.data)
+            except FileNotFoundError as error:
+                absent[data] = str(error)
     if request.options["language-model"] is None:
-        found[LANGUAGE] = "it needs --language-model, a causal language model"
-    return found
+        absent[LANGUAGE] = "it needs --language-model, a causal language model"
+    return found, absent
 
 
-def shared_by(request: Request, data: set[str]) -> Shared:
-    """Read what the rows of these data need."""
+def shared_by(request: Request, data: set[str], read: Mapping[str, Any] = NOTHING) -> Shared:
+    """What the rows of these data need.
+
+    Args:
+        request: of the run.
+        data: of the rows.
+        read: as `read_data` found them.
+    """
     quick = bool(request.options["quick"])
-    reviews, sentences, model = None, None, request.model
+    reviews, sentences, model = read.get(REVIEWS), read.get(SENTIMENT), request.model
     if quick and REVIEWS in data:
         reviews = Reviews("planted reviews", planted.planted_reviews(), eraser.CLASSES, True)
         model = rationale_training.small_encoder(request.out / "encoder", planted.vocabulary())
-    elif REVIEWS in data:
-        reviews = Reviews(REVIEWS, eraser.load_movies(request.data), eraser.CLASSES, False)
-    if SENTIMENT in data:
-        sentences = sst2.load_rows(request.data, seed=0)[:2]
     if not quick and data & {SENTIMENT, REVIEWS}:
         model = pretrained(request)
         check_weights(request.out, model, request.fresh)
@@ -390,6 +410,43 @@ def half_differences(by_row: Mapping[str, Mapping[int, dict[str, Any]]]) -> dict
         for name, by_seed in by_row.items()
     }
     return {name: max(values) for name, values in found.items() if values}
+
+
+def adopt_all(tasks: Sequence[Task], shared: Shared, request: Request) -> None:
+    """Take the classifiers of movie reviews that ea-table-8 has trained, rather than train the same again."""
+    if request.options["trained"] is None:
+        return
+    runs, wanting = Path(request.options["trained"]), [task for task in tasks if task.row.data == REVIEWS]
+    wanting = [task for task in wanting if not is_trained(task)]
+    found = [
+        faithfulness_models.run_of_table_8(
+            runs,
+            task.row.form,
+            task.seed,
+            {
+                "data": task.row.source["data"],
+                "model": task.row.source["model"],
+                "training": task.row.source["training"],
+                "mechanisms": settings_of(task.row.mechanisms),
+                "seed": task.seed,
+            },
+        )
+        for task in wanting
+    ]
+    there = sum(run is not None for run in found)
+    if there:
+        assert shared.model is not None
+        check_weights(runs, shared.model, fresh=False)
+    for task, run in zip(wanting, found, strict=True):
+        if run is not None:
+            shutil.rmtree(task.folder / PARTS, ignore_errors=True)  # of an earlier training
+            faithfulness_models.adopt(run, task.folder)
+    request.console.print(
+        f"{there} of {counted(len(wanting), 'classifier')} of movie reviews that are to be trained come from "
+        f"{runs}",
+        markup=False,
+        highlight=False,
+    )
 
 
 # --- Measure ---
@@ -895,6 +952,11 @@ FAITHFULNESS = Recipe(
         "examples": Option("texts of each model, instead of 300 to 360 (100 movie reviews)", least=2),
         "steps": Option("updates of each training, instead of the usual numbers", least=1),
         "lime-samples": Option(f"texts that LIME asks about, for each text; {SAMPLES} by default", least=10),
+        "trained": Option(
+            "folder of ea-table-8's runs, whose classifiers of movie reviews are judged rather than trained "
+            "again",
+            moves=False,
+        ),
         "language-model": Option("a causal language model, a folder or a name on the hub", moves=False),
         "workers": WORKERS,
     },

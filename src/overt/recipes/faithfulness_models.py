@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,18 @@ from overt.data.batching import batches, pad_batch
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.agreement import AgreementClassifier
 from overt.models.folders import WEIGHTS, load_weights
+from overt.recipes._rows import folder_name
+from overt.recipes._runs import read_settings
 from overt.recipes._training import times
+from overt.recipes.ea_rationales import MOVIES_NAME
 from overt.recipes.grammar_training import BATCH, LEARNING_RATE, train_on_grammar
+from overt.recipes.rationale_training import MODEL, TRAINED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LONGEST = 32  # tokens
+OF_TABLE_8 = Path(folder_name(MOVIES_NAME))  # where a folder of ea-table-8's runs has those on movie reviews
 # Verbs that follow a subject, with a space before them.
 VERBS = ((" is", " was", " has"), (" are", " were", " have"))
 
@@ -146,3 +152,35 @@ def load_verb_number(path: str) -> tuple[VerbNumber, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = first
     return VerbNumber(model, tokenizer).eval(), tokenizer
+
+
+def run_of_table_8(runs: Path, form: str, seed: int, wanted: Mapping[str, Any]) -> Path | None:
+    """The run of ea-table-8 whose classifier of movie reviews is there; None if it was not trained or kept.
+
+    Args:
+        runs: folder of ea-table-8's runs.
+        form: of the attention.
+        seed: of the training.
+        wanted: settings that a run must have.
+    """
+    place = runs / OF_TABLE_8
+    if not place.is_dir():
+        raise FileNotFoundError(
+            f"--trained {runs} must be a folder in which ea-table-8 has run: it has no {OF_TABLE_8}"
+        )
+    run = place / folder_name(form) / f"seed-{seed}"
+    if not ((run / TRAINED).is_file() and (run / MODEL / WEIGHTS).is_file()):
+        return None
+    settings = read_settings(run) or {}
+    found = {**settings, "mechanisms": settings.get("row", {}).get("mechanisms")}
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ValueError(f"--trained {run} has {name} {found.get(name)}, but {value} is judged here")
+    return run
+
+
+def adopt(run: Path, folder: Path) -> None:
+    """Copy the classifier that a run of ea-table-8 has trained to the folder of another run."""
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    shutil.copytree(run / MODEL, folder / MODEL)
+    shutil.copy(run / TRAINED, folder / TRAINED)  # the last, as it says that the model is there
