@@ -1,7 +1,8 @@
 """Tiles of the attention kernels for short sequences: which are right, and how long each takes.
 
 One Bayesian attention with the published contextual prior, forward and backward, once with each choice of
-tile and warps for all passes. Outputs, KL and all gradients are compared with those of the definition.
+tile and warps for all passes, over sequences that are padded to one length. Outputs, KL and all gradients are
+compared with those of the definition.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ WC = overt.Bayesian.paper("WC", k=10.0, prior_beta=1e-6, d_mid=20)
 def passes(attention: overt.MultiheadAttention, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Output and KL of a forward pass, after its backward pass."""
     chain = overt.Chain(step=step)
-    out, _ = attention(x, x, x, need_weights=False, chain=chain)
+    tokens = torch.arange(x.shape[1], device=x.device)
+    padding = tokens >= x.shape[1] - torch.arange(x.shape[0], device=x.device)[:, None] % x.shape[1]
+    out, _ = attention(x, x, x, need_weights=False, key_padding_mask=padding, chain=chain)
     kl = chain.kl()
     (out.float().square().sum() + kl.sum()).backward()
     return out, kl
@@ -38,6 +41,13 @@ def found(attention: overt.MultiheadAttention, x: Tensor) -> list[Tensor]:
     out, kl = passes(attention, x, torch.tensor(3, device=x.device))
     gradients = [p.grad for p in attention.parameters() if p.grad is not None]
     return [each.detach().clone() for each in (out, kl, x.grad, *gradients) if each is not None]
+
+
+def fitted(part: str, tiles: Tiles) -> Tiles:
+    """Tiles for a pass, which sums over at least 32 of its rows or columns."""
+    if part == "keys":
+        return tiles._replace(rows=max(32, tiles.rows))
+    return tiles._replace(columns=max(32, tiles.columns))
 
 
 def milliseconds(attention: overt.MultiheadAttention, x: Tensor, repeats: int) -> float:
@@ -66,9 +76,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[16, 32, 64], help="rows and columns of a tile"
-    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 32, 64], help="of a tile")
     parser.add_argument("--warps", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--products", choices=["float32", "tf32"], default="float32", help="of float32")
@@ -82,7 +90,9 @@ def main() -> None:
 
     def use(tiles: Tiles | None) -> None:
         for name, table in usual.items():
-            getattr(attend, name).update({part: tiles or own for part, own in table.items()})
+            getattr(attend, name).update(
+                {part: fitted(part, tiles) if tiles else own for part, own in table.items()}
+            )
         attend_forward._ready.cache_clear()
         attend_backward._ready.cache_clear()
 
@@ -99,7 +109,9 @@ def main() -> None:
         for tiles in (None, *choices):
             use(tiles)
             name = (
-                ["as shipped", ""] if tiles is None else [f"{tiles.rows} × {tiles.columns}", str(tiles.warps)]
+                ["as shipped", ""]
+                if tiles is None
+                else ["{} × {}".format(*fitted("forward", tiles)), str(tiles.warps)]
             )
             try:
                 got = found(attention, x)

@@ -3,6 +3,8 @@
 The fused forms run on a CPU with a launch that compiles each kernel for a GPU in place of running it, for
 exactly the argument kinds (types, alignment, constants) that it would have there.
 
+Products that the compiler is known to get wrong are refused (`check_products`).
+
 With `--digest`, a digest of each kernel's PTX follows, of its instructions alone: names, line numbers and
 comments are left out. A change of names or of layout in the source leaves digests as they are. `--dtype` and
 `--variant` choose among types and masks, `--architecture` the GPU, whose shared memory kernels must fit.
@@ -54,6 +56,23 @@ shared: dict[str, int] = {}  # most bytes that a kernel wants
 digests: dict[str, list[str]] = {}
 
 
+PRODUCT = re.compile(
+    r"tt\.dot .*: tensor<\d+x(\d+)x\w+, #ttg\.dot_op<\{opIdx = 0, parent = #\w+, kWidth = (\d+)\}>> \* "
+)
+
+
+def check_products(name: str, ttgir: str) -> None:
+    """Refuse products of tensor cores over fewer terms than four threads hold side by side.
+
+    How many terms a thread holds (kWidth) follows from the narrowest numbers that were read on the way to
+    them: with a mask's bytes, and words that were joined, it is 8. Of fewer than 4 · 8 terms the compiler
+    (Triton 3.6 and 3.7) then reads some for two threads, and others for none. Attention in tiles of 16 × 16
+    fails the GPU's tests for that.
+    """
+    for terms, width in PRODUCT.findall(ttgir):
+        assert int(terms) >= 4 * int(width), f"{name}: a product over {terms} terms, {width} to a thread"
+
+
 def instructions(ptx: str, name: str) -> str:
     """PTX without a kernel's name, line numbers, debugging sections and comments."""
     ptx = re.sub(r"^\s*\.section\s+\.debug_\w+\s*\{.*?^\s*\}", "", ptx, flags=re.MULTILINE | re.DOTALL)
@@ -91,6 +110,7 @@ def compile_only(
     assert wanted <= SHARED[architecture], f"{kernel.__name__} wants {wanted} bytes, {fixed}"
     shared[kernel.__name__] = max(wanted, shared.get(kernel.__name__, 0))
     compiled[kernel.__name__] = compiled.get(kernel.__name__, 0) + 1
+    check_products(kernel.__name__, made.asm["ttgir"])
     text = f"{instructions(made.asm['ptx'], kernel.__name__)}\n{made.metadata.shared} {ready.options}"
     found = digests.setdefault(kernel.__name__, [])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

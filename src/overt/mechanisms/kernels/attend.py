@@ -110,8 +110,9 @@ class Tiles(NamedTuple):
 
 
 # By pass, the sizes that were the fastest on an H200: for narrow heads in half precision, and for others.
-# Short sequences leave most of a tile empty; but tiles of 16 × 16, tried with one warp and with four, fail
-# the tests on a GPU (Triton 3.6), and pass them in the interpreter. `benchmarks/tiles.py` tries others.
+# Short sequences leave most of a tile empty. But sums of fewer than 32 products are compiled wrongly where
+# masks are read (Triton 3.6 and 3.7, `check_products` of tests/compile_kernels.py): the forward pass and that
+# to queries need 32 columns, the one to keys 32 rows. `benchmarks/tiles.py` tries such tiles.
 _SMALL = {
     "forward": Tiles(64, 128, 4, 3),
     "forward, map": Tiles(64, 64, 4, 3),
